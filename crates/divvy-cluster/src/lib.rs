@@ -1,0 +1,1 @@
+//! Kubernetes objects to and from the model; the index of pods and nodes; watches

@@ -1,0 +1,1 @@
+//! CDI specs and what surrounds a container: text in, text out

@@ -1,0 +1,1 @@
+//! GPU drivers behind a small trait; the probe and its protocol

@@ -1,0 +1,182 @@
+use serde::{Deserialize, Serialize};
+
+use crate::{Error, MemoryUnit, MiB};
+
+/// What a node's agent found: node annotation [`crate::names::INVENTORY`].
+///
+/// It carries what gpushare's two resources leave out: each GPU's own size, model, health and unit.
+/// GPUs are in NVML's order (by PCI bus id).
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Inventory {
+    /// Format version, 1.
+    pub v: u32,
+    /// Version of the agent that wrote it.
+    pub agent: String,
+    /// Driver version, `550.54.15`.
+    pub driver: String,
+    /// MiB in one unit of gpu-mem.
+    #[serde(rename = "unitMiB")]
+    pub unit: MemoryUnit,
+    /// The GPUs, those that failed or were lost among them.
+    pub gpus: Vec<Gpu>,
+}
+
+/// One GPU of an [`Inventory`].
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Gpu {
+    /// NVML's UUID, `GPU-…`: the only name that survives reboots and renumbering.
+    pub uuid: String,
+    /// `gpu`, or `mig` for an instance of one.
+    #[serde(default = "kind_gpu")]
+    pub kind: String,
+    /// UUID of the GPU that a MIG instance belongs to.
+    #[serde(default)]
+    pub parent: Option<String>,
+    /// NVML index: position in PCI order.
+    pub index: u32,
+    /// Minor number: `/dev/nvidia<minor>`.
+    pub minor: u32,
+    /// PCI bus id, `0000:81:00.0`.
+    #[serde(default)]
+    pub pci: String,
+    /// Product name.
+    #[serde(default)]
+    pub model: String,
+    /// CUDA compute capability, `8.0`; empty if unknown.
+    #[serde(default)]
+    pub cc: String,
+    /// Streaming multiprocessors; 0 if unknown.
+    #[serde(default)]
+    pub sms: u32,
+    /// Highest SM clock in MHz; 0 if unknown.
+    #[serde(default, rename = "clockMHz")]
+    pub clock_mhz: u32,
+    /// Memory in all, in MiB.
+    #[serde(rename = "totalMiB")]
+    pub total: MiB,
+    /// Kept back from sharing (`--reserve-memory`), in MiB.
+    #[serde(default, rename = "reserveMiB")]
+    pub reserve: MiB,
+    /// Units that the GPU offers: (total − reserve) / unit, rounded down.
+    pub units: u64,
+    /// Held by containers whose pod object is gone, in MiB; not to be given again yet.
+    #[serde(default, rename = "heldMiB")]
+    pub held: MiB,
+    /// NUMA node, if the platform says.
+    #[serde(default)]
+    pub numa: Option<u32>,
+    /// Whether work may be placed on it.
+    pub health: Health,
+    /// Why not, `XID 79`.
+    #[serde(default)]
+    pub reason: Option<String>,
+    /// Connections to other GPUs of the node.
+    #[serde(default)]
+    pub links: Vec<Link>,
+}
+
+fn kind_gpu() -> String {
+    "gpu".to_owned()
+}
+
+/// Whether a GPU may get work.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Health {
+    /// Usable.
+    #[default]
+    Ok,
+    /// Present, but broken ("XID 79").
+    Failed,
+    /// Known from before, not there any more.
+    Lost,
+}
+
+/// A connection: `["GPU-…","nvlink",12]`; kind `nvlink`, `single-switch`, `multi-switch`, `host-bridge`, `node`,
+/// `system`; the number is that of NVLinks, else 0.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Link(pub String, pub String, pub u32);
+
+impl Inventory {
+    /// Reads the annotation. Refuses duplicate UUIDs and more units than a GPU's memory holds, since
+    /// both would let memory be promised twice.
+    pub fn parse(text: &str) -> Result<Inventory, Error> {
+        const WHAT: &str = "inventory (node annotation divvy.dev/inventory)";
+        let inventory: Inventory = crate::parse_versioned(WHAT, text)?;
+        for (i, gpu) in inventory.gpus.iter().enumerate() {
+            if inventory.gpus[..i].iter().any(|other| other.uuid == gpu.uuid) {
+                return Err(Error::invalid(WHAT, format!("GPU {} is there twice", gpu.uuid)));
+            }
+            match inventory.unit.memory(gpu.units) {
+                Some(offered) if offered <= gpu.total => {}
+                _ => {
+                    return Err(Error::invalid(
+                        WHAT,
+                        format!("GPU {} offers {} units of {} but has {}", gpu.uuid, gpu.units, inventory.unit, gpu.total),
+                    ));
+                }
+            }
+        }
+        Ok(inventory)
+    }
+
+    /// The annotation's text: one line of JSON.
+    pub fn to_json(&self) -> String {
+        serde_json::to_string(self).expect("an inventory has only string keys and numbers")
+    }
+
+    /// Units of all GPUs, whatever their health: what the node's capacity of gpu-mem must be
+    /// for the inventory to be valid.
+    pub fn total_units(&self) -> u64 {
+        self.gpus.iter().fold(0, |sum, gpu| sum.saturating_add(gpu.units))
+    }
+
+    /// The GPU with this UUID.
+    pub fn gpu(&self, uuid: &str) -> Option<&Gpu> {
+        self.gpus.iter().find(|gpu| gpu.uuid == uuid)
+    }
+}
+
+impl Gpu {
+    /// Memory that may be shared: the units' worth, without what pods without an object still hold.
+    pub fn shareable(&self, unit: MemoryUnit) -> MiB {
+        unit.memory(self.units).unwrap_or(MiB::ZERO).saturating_sub(self.held)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TEXT: &str = r#"{"v":1,"agent":"0.1.0","driver":"550.54.15","unitMiB":1024,"gpus":[{"uuid":"GPU-1","kind":"gpu","parent":null,"index":0,"minor":0,"pci":"0000:81:00.0","model":"NVIDIA A100-SXM4-40GB","cc":"8.0","sms":108,"clockMHz":1410,"totalMiB":40960,"reserveMiB":0,"units":40,"heldMiB":0,"numa":0,"health":"ok","reason":null,"links":[["GPU-2","nvlink",12]]}]}"#;
+
+    #[test]
+    fn the_documented_form_is_read_and_written_to_the_byte() {
+        let inventory = Inventory::parse(TEXT).expect("documented form");
+        assert_eq!(inventory.to_json(), TEXT);
+        assert_eq!(inventory.total_units(), 40);
+    }
+
+    #[test]
+    fn unknown_fields_are_ignored_and_an_unknown_version_is_refused() {
+        let newer = TEXT.replacen("\"driver\"", "\"future\":{\"a\":[1]},\"driver\"", 1);
+        assert!(Inventory::parse(&newer).is_ok());
+        let error = Inventory::parse(&TEXT.replacen("\"v\":1", "\"v\":2", 1)).expect_err("version 2").to_string();
+        assert_eq!(
+            error,
+            "inventory (node annotation divvy.dev/inventory) has version 2; this Divvy reads version 1 (is another component newer?)"
+        );
+    }
+
+    #[test]
+    fn memory_that_is_not_there_is_not_believed() {
+        for (from, to) in [("\"units\":40", "\"units\":41"), ("\"units\":40", "\"units\":18446744073709551615")] {
+            assert!(Inventory::parse(&TEXT.replacen(from, to, 1)).is_err(), "{to}");
+        }
+        assert!(Inventory::parse(&TEXT.replacen("\"unitMiB\":1024", "\"unitMiB\":0", 1)).is_err());
+        assert!(Inventory::parse("").is_err());
+        assert!(Inventory::parse("null").is_err());
+    }
+}

@@ -1,0 +1,45 @@
+//! The values that flow between Divvy's programs, and their text forms.
+//!
+//! Nothing here does I/O, reads a clock or draws a random number: every function is a function of its
+//! arguments. The wire formats are those that DESIGN.md section 15 (ours) and the gpushare
+//! projects (theirs) fix; ARCHITECTURE.md says which program writes which.
+//!
+//! All formats of ours carry `"v":1`. Unknown fields are ignored, an unknown `v` is refused.
+
+#![forbid(unsafe_code)]
+
+mod allocation;
+mod device_id;
+mod error;
+mod grant;
+mod inventory;
+pub mod legacy;
+pub mod machine;
+mod memory;
+pub mod names;
+mod pod;
+mod quantity;
+mod request;
+
+pub use allocation::{Allocation, ContainerShare, GpuShare};
+pub use device_id::DeviceId;
+pub use error::Error;
+pub use grant::{GrantRecord, cdi_device_name};
+pub use inventory::{Gpu, Health, Inventory, Link};
+pub use memory::{MemoryUnit, MiB};
+pub use pod::{Held, Phase, Pod, PodKey};
+pub use quantity::{parse_quantity, quantity_milli, quantity_value};
+pub use request::{ContainerKind, ContainerRequest, PodRequest};
+
+/// Parses one of our JSON formats: checks `"v":1` before anything else is looked at.
+fn parse_versioned<T: serde::de::DeserializeOwned>(what: &'static str, text: &str) -> Result<T, Error> {
+    #[derive(serde::Deserialize)]
+    struct Version {
+        v: serde_json::Value,
+    }
+    let version: Version = serde_json::from_str(text).map_err(|source| Error::json(what, &source))?;
+    if version.v != serde_json::json!(1) {
+        return Err(Error::Version { what, found: version.v.to_string() });
+    }
+    serde_json::from_str(text).map_err(|source| Error::json(what, &source))
+}

@@ -1,0 +1,34 @@
+//! Names that other programs depend on: resources, annotations, variables.
+
+/// Extended resource of shared GPU memory, in units (gpushare).
+pub const GPU_MEM: &str = "aliyun.com/gpu-mem";
+/// Extended resource that counts a node's GPUs (gpushare). Asking for it has no effect.
+pub const GPU_COUNT: &str = "aliyun.com/gpu-count";
+
+/// Node annotation: what the agent found ([`crate::Inventory`]).
+pub const INVENTORY: &str = "divvy.dev/inventory";
+/// Pod annotation, carried by the Binding: what the extender decided ([`crate::Allocation`]).
+pub const ALLOCATION: &str = "divvy.dev/allocation";
+
+/// gpushare: decimal index of the pod's GPU. Annotation and container variable.
+pub const ALIYUN_IDX: &str = "ALIYUN_COM_GPU_MEM_IDX";
+/// gpushare: units of one GPU. Annotation and container variable.
+pub const ALIYUN_DEV: &str = "ALIYUN_COM_GPU_MEM_DEV";
+/// gpushare: annotation: the pod's units; container variable: the container's units.
+pub const ALIYUN_POD: &str = "ALIYUN_COM_GPU_MEM_POD";
+/// gpushare: container variable, the container's units.
+pub const ALIYUN_CONTAINER: &str = "ALIYUN_COM_GPU_MEM_CONTAINER";
+/// gpushare: annotation `"false"` at bind, `"true"` once the old plugin allocated.
+pub const ALIYUN_ASSIGNED: &str = "ALIYUN_COM_GPU_MEM_ASSIGNED";
+/// gpushare: annotation, Unix time of the bind in nanoseconds.
+pub const ALIYUN_ASSUME_TIME: &str = "ALIYUN_COM_GPU_MEM_ASSUME_TIME";
+/// gpushare 2.0: annotation `{"<container>":{"<gpu>":<units>}}`; `kubectl inspect gpushare` reads it.
+pub const GPUSHARE_ALLOCATION: &str = "scheduler.framework.gpushare.allocation";
+
+/// Variable by which NVIDIA's runtime chooses GPUs; a grant sets it to [`VISIBLE_NONE`].
+pub const VISIBLE_DEVICES: &str = "NVIDIA_VISIBLE_DEVICES";
+/// `void`: NVIDIA's runtime leaves the container alone (research/container-toolkit.md).
+pub const VISIBLE_NONE: &str = "void";
+
+/// CDI kind of a grant (DESIGN.md section 15).
+pub const CDI_KIND: &str = "divvy.dev/grant";

@@ -1,0 +1,1 @@
+//! A libnvidia-ml.so for tests, driven by a machine description

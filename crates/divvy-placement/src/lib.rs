@@ -1,0 +1,1 @@
+//! The ledger of allocations per node, feasibility, choice and explanation: pure functions

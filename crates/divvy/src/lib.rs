@@ -1,0 +1,1 @@
+//! The divvy program: grammar, wiring, printing
