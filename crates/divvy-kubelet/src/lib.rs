@@ -1,1 +1,5 @@
-//! The kubelet's device plugin API v1beta1, its checkpoint and podresources; knows nothing of GPUs
+//! The kubelet's device plugin API v1beta1 from the plugin's side, its checkpoint and podresources.
+//!
+//! Stands alone: knows nothing of GPUs.
+
+pub mod api;
