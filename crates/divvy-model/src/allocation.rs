@@ -62,11 +62,17 @@ impl Allocation {
                     Some(pod) => {
                         return Err(Error::invalid(
                             WHAT,
-                            format!("container {container} has {} of GPU {}, its pod only {}", share.memory, share.uuid, pod.memory),
+                            format!(
+                                "container {container} has {} of GPU {}, its pod only {}",
+                                share.memory, share.uuid, pod.memory
+                            ),
                         ));
                     }
                     None => {
-                        return Err(Error::invalid(WHAT, format!("container {container} has GPU {}, which its pod has not", share.uuid)));
+                        return Err(Error::invalid(
+                            WHAT,
+                            format!("container {container} has GPU {}, which its pod has not", share.uuid),
+                        ));
                     }
                 }
             }
@@ -111,7 +117,10 @@ mod tests {
             r#"{"v":1,"gpus":[{"uuid":"a","memMiB":1}],"containers":{"c":[{"uuid":"a","memMiB":2}]}}"#,
         ] {
             let error = Allocation::parse(text).expect_err(text).to_string();
-            assert!(error.starts_with("allocation (pod annotation divvy.dev/allocation)"), "{error}");
+            assert!(
+                error.starts_with("allocation (pod annotation divvy.dev/allocation)"),
+                "{error}"
+            );
         }
     }
 }

@@ -87,7 +87,17 @@ mod tests {
 
     #[test]
     fn foreign_ids_are_refused() {
-        for text in ["", "GPU-1", "GPU-1-_-3", "::m1", "GPU-1::m", "GPU-1::m-1", "GPU-1::m07", "GPU-1::x", "GPU-1::m4294967296"] {
+        for text in [
+            "",
+            "GPU-1",
+            "GPU-1-_-3",
+            "::m1",
+            "GPU-1::m",
+            "GPU-1::m-1",
+            "GPU-1::m07",
+            "GPU-1::x",
+            "GPU-1::m4294967296",
+        ] {
             assert!(text.parse::<DeviceId>().is_err(), "{text}");
         }
     }

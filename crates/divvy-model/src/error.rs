@@ -31,7 +31,10 @@ pub enum Error {
 
 impl Error {
     pub(crate) fn json(what: &'static str, source: &serde_json::Error) -> Self {
-        Error::Json { what, text: source.to_string() }
+        Error::Json {
+            what,
+            text: source.to_string(),
+        }
     }
 
     pub(crate) fn invalid(what: &'static str, text: impl Into<String>) -> Self {

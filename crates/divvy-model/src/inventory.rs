@@ -114,7 +114,10 @@ impl Inventory {
                 _ => {
                     return Err(Error::invalid(
                         WHAT,
-                        format!("GPU {} offers {} units of {} but has {}", gpu.uuid, gpu.units, inventory.unit, gpu.total),
+                        format!(
+                            "GPU {} offers {} units of {} but has {}",
+                            gpu.uuid, gpu.units, inventory.unit, gpu.total
+                        ),
                     ));
                 }
             }
@@ -163,7 +166,9 @@ mod tests {
     fn unknown_fields_are_ignored_and_an_unknown_version_is_refused() {
         let newer = TEXT.replacen("\"driver\"", "\"future\":{\"a\":[1]},\"driver\"", 1);
         assert!(Inventory::parse(&newer).is_ok());
-        let error = Inventory::parse(&TEXT.replacen("\"v\":1", "\"v\":2", 1)).expect_err("version 2").to_string();
+        let error = Inventory::parse(&TEXT.replacen("\"v\":1", "\"v\":2", 1))
+            .expect_err("version 2")
+            .to_string();
         assert_eq!(
             error,
             "inventory (node annotation divvy.dev/inventory) has version 2; this Divvy reads version 1 (is another component newer?)"
@@ -172,7 +177,10 @@ mod tests {
 
     #[test]
     fn memory_that_is_not_there_is_not_believed() {
-        for (from, to) in [("\"units\":40", "\"units\":41"), ("\"units\":40", "\"units\":18446744073709551615")] {
+        for (from, to) in [
+            ("\"units\":40", "\"units\":41"),
+            ("\"units\":40", "\"units\":18446744073709551615"),
+        ] {
             assert!(Inventory::parse(&TEXT.replacen(from, to, 1)).is_err(), "{to}");
         }
         assert!(Inventory::parse(&TEXT.replacen("\"unitMiB\":1024", "\"unitMiB\":0", 1)).is_err());

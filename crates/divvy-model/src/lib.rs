@@ -39,7 +39,10 @@ fn parse_versioned<T: serde::de::DeserializeOwned>(what: &'static str, text: &st
     }
     let version: Version = serde_json::from_str(text).map_err(|source| Error::json(what, &source))?;
     if version.v != serde_json::json!(1) {
-        return Err(Error::Version { what, found: version.v.to_string() });
+        return Err(Error::Version {
+            what,
+            found: version.v.to_string(),
+        });
     }
     serde_json::from_str(text).map_err(|source| Error::json(what, &source))
 }

@@ -144,7 +144,18 @@ mod tests {
 
     #[test]
     fn a_wrong_unit_is_refused_with_an_example() {
-        for text in ["", "gib", "GB", "0MiB", "-1MiB", "+1MiB", " MiB", "1.5GiB", "99999999999999999999MiB", "18446744073709551615GiB"] {
+        for text in [
+            "",
+            "gib",
+            "GB",
+            "0MiB",
+            "-1MiB",
+            "+1MiB",
+            " MiB",
+            "1.5GiB",
+            "99999999999999999999MiB",
+            "18446744073709551615GiB",
+        ] {
             let error = text.parse::<MemoryUnit>().expect_err(text).to_string();
             assert!(error.contains("256MiB"), "{error}");
         }
@@ -152,7 +163,14 @@ mod tests {
 
     #[test]
     fn gib_floors_as_gpushare_does() {
-        for (mib, units) in [(16384, 16), (15109, 14), (11019, 10), (24564, 23), (81559, 79), (143_771, 140)] {
+        for (mib, units) in [
+            (16384, 16),
+            (15109, 14),
+            (11019, 10),
+            (24564, 23),
+            (81559, 79),
+            (143_771, 140),
+        ] {
             assert_eq!(MemoryUnit::GIB.units_in(MiB(mib)), units);
         }
     }

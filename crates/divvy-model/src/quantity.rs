@@ -50,7 +50,9 @@ fn scaled(text: &str, thousandths: u32) -> Result<u64, Error> {
         "Pi" => (50, 0),
         "Ei" => (60, 0),
         exponent => {
-            let digits = exponent.strip_prefix(['e', 'E']).ok_or_else(|| wrong("has an unknown suffix"))?;
+            let digits = exponent
+                .strip_prefix(['e', 'E'])
+                .ok_or_else(|| wrong("has an unknown suffix"))?;
             // i32 parsing takes a sign; the bound keeps the arithmetic below small.
             match digits.parse::<i32>() {
                 Ok(value) if (-40..=40).contains(&value) => (0, value),
@@ -66,7 +68,11 @@ fn scaled(text: &str, thousandths: u32) -> Result<u64, Error> {
     if digits.len() > 30 {
         return Err(overflow());
     }
-    let mut value: u128 = if digits.is_empty() { 0 } else { digits.parse().map_err(|_| overflow())? };
+    let mut value: u128 = if digits.is_empty() {
+        0
+    } else {
+        digits.parse().map_err(|_| overflow())?
+    };
     value = value.checked_mul(1u128 << binary).ok_or_else(overflow)?;
     let fraction_len = i32::try_from(fraction.len()).map_err(|_| overflow())?;
     let mut exponent = decimal - fraction_len + i32::try_from(thousandths).unwrap_or(0);
@@ -83,7 +89,10 @@ fn scaled(text: &str, thousandths: u32) -> Result<u64, Error> {
     if inexact {
         value += 1;
     }
-    u64::try_from(value).ok().filter(|value| *value <= i64::MAX as u64).ok_or_else(overflow)
+    u64::try_from(value)
+        .ok()
+        .filter(|value| *value <= i64::MAX as u64)
+        .ok_or_else(overflow)
 }
 
 #[cfg(test)]
@@ -119,7 +128,21 @@ mod tests {
 
     #[test]
     fn wrong_quantities_are_refused() {
-        for text in ["", "-1", "x", "1 Gi", "1gi", "1.2.3", "e3", "1e", "1e999", "1KiB", "9223372036854775808", "99999999999999999999999999999999999", "10Ei"] {
+        for text in [
+            "",
+            "-1",
+            "x",
+            "1 Gi",
+            "1gi",
+            "1.2.3",
+            "e3",
+            "1e",
+            "1e999",
+            "1KiB",
+            "9223372036854775808",
+            "99999999999999999999999999999999999",
+            "10Ei",
+        ] {
             assert!(quantity_value(text).is_err(), "{text}");
         }
     }

@@ -1,0 +1,146 @@
+use std::collections::BTreeSet;
+
+use hmac::{Hmac, KeyInit, Mac};
+use serde::{Deserialize, Serialize};
+use sha2::Sha256;
+
+use crate::{ContainerShare, Error, GpuShare, MemoryUnit, PodKey};
+
+/// A grant: this container may start on these GPUs. The file `<state-dir>/grants/<pod uid>_<container>.json`.
+///
+/// Written before the CDI spec, which is its projection, and removed only when the pod is gone or ended
+/// *and* its cgroup is empty (DESIGN.md section 8).
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct GrantRecord {
+    /// Format version, 1.
+    pub v: u32,
+    /// The pod's namespace.
+    pub namespace: String,
+    /// The pod's name.
+    pub name: String,
+    /// The pod's UID.
+    pub uid: String,
+    /// The container's name.
+    pub container: String,
+    /// Device name of the CDI spec, without the kind.
+    pub cdi: String,
+    /// MiB in one unit when the grant was made; the container's variables are in this unit.
+    #[serde(rename = "unitMiB")]
+    pub unit: MemoryUnit,
+    /// The pod's effective total per GPU, as in the allocation: what the GPU's memory is booked with, once per pod.
+    pub gpus: Vec<GpuShare>,
+    /// What this container may use.
+    pub container_gpus: Vec<ContainerShare>,
+    /// `/proc/sys/kernel/random/boot_id` when the grant was made.
+    pub boot_id: String,
+}
+
+impl GrantRecord {
+    /// The file's name, `<pod uid>_<container>.json`. Neither part can hold `_` or `/` (a UID is hex and dashes, a
+    /// container's name a DNS label), so the name is unambiguous; other names are refused by [`GrantRecord::parse`].
+    pub fn file_name(&self) -> String {
+        format!("{}_{}.json", self.uid, self.container)
+    }
+
+    /// Reads a record.
+    pub fn parse(text: &str) -> Result<GrantRecord, Error> {
+        const WHAT: &str = "grant record";
+        let record: GrantRecord = crate::parse_versioned(WHAT, text)?;
+        let plain = |text: &str| !text.is_empty() && text.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-' || b == b'.');
+        for (field, value) in [("uid", &record.uid), ("container", &record.container), ("cdi", &record.cdi)] {
+            if !plain(value) || value.starts_with('.') {
+                return Err(Error::invalid(WHAT, format!("{field} is {value:?}, which is no name")));
+            }
+        }
+        Ok(record)
+    }
+
+    /// The file's text, one line of JSON and a newline.
+    pub fn to_json(&self) -> String {
+        let mut text = serde_json::to_string(self).expect("a record has only string keys and numbers");
+        text.push('\n');
+        text
+    }
+
+    /// Namespace and name of the pod.
+    pub fn pod(&self) -> PodKey {
+        PodKey {
+            namespace: self.namespace.clone(),
+            name: self.name.clone(),
+        }
+    }
+}
+
+/// The CDI device name of a set of device ids: the first 32 hex digits of
+/// HMAC-SHA256(node key, resource 0x00 sorted ids joined by ","). Nobody without the node's key can name another
+/// container's grant.
+pub fn cdi_device_name<'a>(key: &[u8], resource: &str, ids: impl IntoIterator<Item = &'a str>) -> String {
+    let mut mac = Hmac::<Sha256>::new_from_slice(key).expect("HMAC takes a key of any length");
+    mac.update(resource.as_bytes());
+    mac.update(&[0]);
+    for (i, id) in ids.into_iter().collect::<BTreeSet<_>>().into_iter().enumerate() {
+        if i > 0 {
+            mac.update(b",");
+        }
+        mac.update(id.as_bytes());
+    }
+    let mut name = String::with_capacity(32);
+    for byte in &mac.finalize().into_bytes()[..16] {
+        name.push(char::from_digit(u32::from(byte >> 4), 16).expect("four bits"));
+        name.push(char::from_digit(u32::from(byte & 15), 16).expect("four bits"));
+    }
+    name
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::MiB;
+
+    #[test]
+    fn a_device_name_depends_on_key_resource_and_ids_but_not_on_their_order() {
+        let name = cdi_device_name(b"key", "aliyun.com/gpu-mem", ["b", "a"]);
+        // printf 'aliyun.com/gpu-mem\0a,b' | openssl dgst -sha256 -hmac key
+        assert_eq!(name.len(), 32);
+        assert_eq!(name, cdi_device_name(b"key", "aliyun.com/gpu-mem", ["a", "b"]));
+        assert_ne!(name, cdi_device_name(b"other", "aliyun.com/gpu-mem", ["a", "b"]));
+        assert_ne!(name, cdi_device_name(b"key", "aliyun.com/gpu-count", ["a", "b"]));
+        assert_ne!(name, cdi_device_name(b"key", "aliyun.com/gpu-mem", ["a"]));
+    }
+
+    #[test]
+    fn a_record_survives_its_file_and_names_that_leave_the_directory_are_refused() {
+        let record = GrantRecord {
+            v: 1,
+            namespace: "default".into(),
+            name: "p".into(),
+            uid: "0b1f-2".into(),
+            container: "main".into(),
+            cdi: "00ff".into(),
+            unit: MemoryUnit::GIB,
+            gpus: vec![GpuShare {
+                uuid: "GPU-1".into(),
+                memory: MiB(3072),
+                cores: 0,
+                whole: false,
+            }],
+            container_gpus: vec![ContainerShare {
+                uuid: "GPU-1".into(),
+                memory: MiB(3072),
+                cores: 0,
+            }],
+            boot_id: "b".into(),
+        };
+        assert_eq!(GrantRecord::parse(&record.to_json()).expect("own text"), record);
+        assert_eq!(record.file_name(), "0b1f-2_main.json");
+        for bad in ["../x", "", "a/b", ".."] {
+            let text = GrantRecord {
+                container: bad.into(),
+                ..record.clone()
+            }
+            .to_json();
+            assert!(GrantRecord::parse(&text).is_err(), "{bad}");
+        }
+    }
+}

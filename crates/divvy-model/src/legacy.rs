@@ -1,0 +1,126 @@
+//! gpushare's pod annotations (research/gpushare.md section 1.2), written beside ours so that either half of the
+//! old stack can read what we did, and read where ours are absent.
+
+use std::collections::BTreeMap;
+
+use crate::{Error, names};
+
+/// What gpushare's annotations say of a pod.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LegacyAllocation {
+    /// GPU index → units, in ascending order of index. From `ALIYUN_COM_GPU_MEM_IDX` and `…_POD`, or summed over
+    /// containers from `scheduler.framework.gpushare.allocation`, which takes precedence.
+    pub gpus: BTreeMap<u32, u64>,
+}
+
+impl LegacyAllocation {
+    /// Reads the annotations. `Ok(None)`: there are none, or the pod is marked as not placed (negative index).
+    pub fn from_annotations(annotations: &BTreeMap<String, String>) -> Result<Option<LegacyAllocation>, Error> {
+        if let Some(text) = annotations.get(names::GPUSHARE_ALLOCATION)
+            && let Some(gpus) = parse_allocation(text)
+        {
+            return Ok(Some(LegacyAllocation { gpus }));
+        }
+        let Some(index) = annotations.get(names::ALIYUN_IDX) else {
+            return Ok(None);
+        };
+        if index.starts_with('-') {
+            return Ok(None);
+        }
+        let number = |key: &'static str, text: &str| {
+            text.parse::<u64>()
+                .map_err(|_| Error::invalid(key, format!("{text:?} is not a whole number")))
+        };
+        let index = number(names::ALIYUN_IDX, index)?;
+        let index =
+            u32::try_from(index).map_err(|_| Error::invalid(names::ALIYUN_IDX, format!("{index} is not a GPU's index")))?;
+        let Some(units) = annotations.get(names::ALIYUN_POD) else {
+            return Err(Error::invalid(names::ALIYUN_POD, "missing beside ALIYUN_COM_GPU_MEM_IDX"));
+        };
+        Ok(Some(LegacyAllocation {
+            gpus: BTreeMap::from([(index, number(names::ALIYUN_POD, units)?)]),
+        }))
+    }
+}
+
+/// `{"<container>":{"<gpu>":<units>}}` summed over containers; `None` if it is not that, or empty
+/// (the old `inspect` ignores it then, too).
+pub fn parse_allocation(text: &str) -> Option<BTreeMap<u32, u64>> {
+    let containers: BTreeMap<String, BTreeMap<String, u64>> = serde_json::from_str(text).ok()?;
+    let mut gpus = BTreeMap::new();
+    for (index, units) in containers.values().flatten() {
+        let sum: &mut u64 = gpus.entry(index.parse::<u32>().ok()?).or_default();
+        *sum = sum.checked_add(*units)?;
+    }
+    (!gpus.is_empty()).then_some(gpus)
+}
+
+/// The five annotations that gpushare's extender writes at bind for a pod on one GPU.
+///
+/// `units_per_gpu` is what the old plugin calls DEV: the units of the chosen GPU; `assume_time_ns` is Unix time in
+/// nanoseconds.
+pub fn bind_annotations(index: u32, units_per_gpu: u64, pod_units: u64, assume_time_ns: u64) -> BTreeMap<String, String> {
+    BTreeMap::from([
+        (names::ALIYUN_ASSIGNED.to_owned(), "false".to_owned()),
+        (names::ALIYUN_ASSUME_TIME.to_owned(), assume_time_ns.to_string()),
+        (names::ALIYUN_DEV.to_owned(), units_per_gpu.to_string()),
+        (names::ALIYUN_IDX.to_owned(), index.to_string()),
+        (names::ALIYUN_POD.to_owned(), pod_units.to_string()),
+    ])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(annotations: &[(&str, &str)], expected: Result<Option<&[(u32, u64)]>, &str>) {
+        let annotations = annotations.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect();
+        let found = LegacyAllocation::from_annotations(&annotations)
+            .map(|found| found.map(|legacy| legacy.gpus.into_iter().collect::<Vec<_>>()))
+            .map_err(|error| error.to_string());
+        assert_eq!(found, expected.map(|gpus| gpus.map(<[_]>::to_vec)).map_err(str::to_owned));
+    }
+
+    #[test]
+    fn gpushares_annotations_are_read_as_gpushare_reads_them() {
+        check(&[], Ok(None));
+        check(&[(names::ALIYUN_IDX, "1"), (names::ALIYUN_POD, "3")], Ok(Some(&[(1, 3)])));
+        check(&[(names::ALIYUN_IDX, "-1"), (names::ALIYUN_POD, "3")], Ok(None));
+        check(
+            &[
+                (names::ALIYUN_IDX, "1"),
+                (names::ALIYUN_POD, "3"),
+                (names::GPUSHARE_ALLOCATION, r#"{"0":{"0":3,"1":3},"1":{"1":2}}"#),
+            ],
+            Ok(Some(&[(0, 3), (1, 5)])),
+        );
+        check(
+            &[
+                (names::ALIYUN_IDX, "1"),
+                (names::ALIYUN_POD, "3"),
+                (names::GPUSHARE_ALLOCATION, "garbage"),
+            ],
+            Ok(Some(&[(1, 3)])),
+        );
+    }
+
+    #[test]
+    fn garbage_is_an_error_and_not_gpu_zero() {
+        check(
+            &[(names::ALIYUN_IDX, "x"), (names::ALIYUN_POD, "3")],
+            Err("ALIYUN_COM_GPU_MEM_IDX: \"x\" is not a whole number"),
+        );
+        check(
+            &[(names::ALIYUN_IDX, "0"), (names::ALIYUN_POD, "18446744073709551616")],
+            Err("ALIYUN_COM_GPU_MEM_POD: \"18446744073709551616\" is not a whole number"),
+        );
+        check(
+            &[(names::ALIYUN_IDX, "0")],
+            Err("ALIYUN_COM_GPU_MEM_POD: missing beside ALIYUN_COM_GPU_MEM_IDX"),
+        );
+        check(
+            &[(names::ALIYUN_IDX, "4294967296"), (names::ALIYUN_POD, "1")],
+            Err("ALIYUN_COM_GPU_MEM_IDX: 4294967296 is not a GPU's index"),
+        );
+    }
+}

@@ -1,0 +1,114 @@
+use serde::{Deserialize, Serialize};
+
+/// When a container of a pod runs, as far as its requests go.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ContainerKind {
+    /// An init container that ends before the next one starts.
+    Init,
+    /// An init container with `restartPolicy: Always`: runs on beside the others (KEP-753).
+    Sidecar,
+    /// An ordinary container.
+    App,
+}
+
+/// What one container asks for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ContainerRequest {
+    /// The container's name.
+    pub name: String,
+    /// When it runs.
+    pub kind: ContainerKind,
+    /// `aliyun.com/gpu-mem`, in units.
+    pub units: u64,
+    /// `aliyun.com/gpu-count`; has no effect on what the container gets.
+    pub gpu_count: u64,
+}
+
+/// What a pod asks for: its containers in the order in which the kubelet admits them, init containers
+/// in spec order first, then the others.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct PodRequest {
+    /// All containers, those that ask for nothing among them.
+    pub containers: Vec<ContainerRequest>,
+}
+
+impl PodRequest {
+    /// Whether any container asks for shared GPU memory.
+    pub fn wants_memory(&self) -> bool {
+        self.containers.iter().any(|container| container.units > 0)
+    }
+
+    /// The containers that ask for shared GPU memory, in the kubelet's order.
+    pub fn memory_containers(&self) -> impl Iterator<Item = &ContainerRequest> {
+        self.containers.iter().filter(|container| container.units > 0)
+    }
+
+    /// The pod's effective request of gpu-mem in units, by Kubernetes' formula; `None` on overflow.
+    pub fn effective_units(&self) -> Option<u64> {
+        self.effective(|container| container.units)
+    }
+
+    /// Kubernetes' formula for a pod's effective request of one resource (`PodRequests` in
+    /// component-helpers `resource/helpers.go`, KEP-753): sidecars run from their place in the order
+    /// on, so an init container runs beside those *before* it, and the app containers beside all:
+    /// `max(Σ app + Σ sidecars, max over init i (request i + Σ sidecars before i))`. `None` on overflow.
+    pub fn effective(&self, request: impl Fn(&ContainerRequest) -> u64) -> Option<u64> {
+        let mut sidecars: u64 = 0;
+        let mut init_peak: u64 = 0;
+        let mut apps: u64 = 0;
+        for container in &self.containers {
+            let units = request(container);
+            match container.kind {
+                ContainerKind::Init => init_peak = init_peak.max(sidecars.checked_add(units)?),
+                ContainerKind::Sidecar => {
+                    sidecars = sidecars.checked_add(units)?;
+                    init_peak = init_peak.max(sidecars);
+                }
+                ContainerKind::App => apps = apps.checked_add(units)?,
+            }
+        }
+        Some(init_peak.max(apps.checked_add(sidecars)?))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::ContainerKind::{App, Init, Sidecar};
+    use super::*;
+
+    fn check(containers: &[(ContainerKind, u64)], expected: Option<u64>) {
+        let containers = containers
+            .iter()
+            .enumerate()
+            .map(|(i, (kind, units))| ContainerRequest {
+                name: format!("c{i}"),
+                kind: *kind,
+                units: *units,
+                gpu_count: 0,
+            })
+            .collect();
+        let request = PodRequest { containers };
+        assert_eq!(request.effective_units(), expected, "{request:?}");
+    }
+
+    #[test]
+    fn the_effective_request_is_that_of_kubernetes() {
+        check(&[], Some(0));
+        check(&[(App, 3), (App, 5)], Some(8));
+        check(&[(Init, 4), (App, 1)], Some(4));
+        check(&[(Init, 1), (App, 4)], Some(4));
+        check(&[(Init, 4), (Init, 6), (App, 5)], Some(6));
+        check(&[(Sidecar, 2), (App, 3)], Some(5));
+        // The order counts: an init container runs beside the sidecars that were started before it.
+        check(&[(Sidecar, 2), (Init, 4), (App, 1)], Some(6));
+        check(&[(Init, 4), (Sidecar, 2), (App, 1)], Some(4));
+        check(&[(Init, 2), (Sidecar, 1), (App, 3), (App, 1)], Some(5));
+    }
+
+    #[test]
+    fn an_overflowing_request_has_no_size() {
+        check(&[(App, u64::MAX), (App, 1)], None);
+        check(&[(Sidecar, u64::MAX), (Init, 1), (App, 0)], None);
+    }
+}
