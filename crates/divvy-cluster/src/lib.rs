@@ -1,1 +1,22 @@
-//! Kubernetes objects to and from the model; the index of pods and nodes; watches
+//! Kubernetes objects to and from the model.
+//!
+//! - [`client`]: which cluster, from flags and kubeconfig files
+//! - [`objects`]: the slim forms in which pods and nodes are read: only the fields that Divvy looks at
+//! - [`convert`]: slim objects to values of `divvy-model`
+//! - [`watch`]: a list and its changes, for ever
+//! - [`index`]: pods and nodes to the ledger; no I/O
+//! - [`events`]: what users see in `kubectl describe`
+//!
+//! No other crate names a Kubernetes type of its own.
+
+#![forbid(unsafe_code)]
+
+pub mod client;
+pub mod convert;
+mod error;
+pub mod events;
+pub mod index;
+pub mod objects;
+pub mod watch;
+
+pub use error::{Error, in_words};

@@ -82,7 +82,7 @@ fn scaled(text: &str, thousandths: u32) -> Result<u64, Error> {
     }
     let mut inexact = false;
     while exponent < 0 && value > 0 {
-        inexact |= value % 10 != 0;
+        inexact |= !value.is_multiple_of(10);
         value /= 10;
         exponent += 1;
     }

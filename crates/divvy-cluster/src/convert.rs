@@ -1,0 +1,237 @@
+//! Slim Kubernetes objects to values of the model.
+
+use std::collections::BTreeMap;
+
+use divvy_model::{
+    ContainerKind, ContainerRequest, Held, Inventory, Node, Phase, Pod, PodRequest, names, quantity_milli, quantity_value,
+};
+
+use crate::objects::{Amount, Container, NodeObject, PodObject};
+
+/// A pod. The error names the container and resource whose quantity cannot be read: such a pod must be refused in words,
+/// not taken for one that asks for nothing.
+pub fn pod(object: &PodObject) -> Result<Pod, divvy_model::Error> {
+    let meta = &object.metadata;
+    let status = object.status.clone().unwrap_or_default();
+    let request = request(object)?;
+    let cpu: Vec<u64> = amounts(object, "cpu", quantity_milli)?;
+    let memory: Vec<u64> = amounts(object, "memory", quantity_value)?;
+    let running = status
+        .init_container_statuses
+        .iter()
+        .chain(&status.container_statuses)
+        .any(|c| c.state.running.is_some());
+    Ok(Pod {
+        uid: meta.uid.clone().unwrap_or_default(),
+        namespace: meta.namespace.clone().unwrap_or_default(),
+        name: meta.name.clone().unwrap_or_default(),
+        node: object.spec.node_name.clone().filter(|name| !name.is_empty()),
+        phase: phase(status.phase.as_deref()),
+        deleting: meta.deletion_timestamp.is_some(),
+        container_running: running,
+        cpu_milli: effective(&request, &cpu).saturating_add(overhead(object, "cpu", quantity_milli)?),
+        memory_bytes: effective(&request, &memory).saturating_add(overhead(object, "memory", quantity_value)?),
+        held: meta.annotations.as_ref().map(Held::from_annotations).unwrap_or_default(),
+        request,
+    })
+}
+
+/// A node. Quantities that cannot be read count as zero: an API server validates a node's status, and a node with a capacity
+/// that nobody can read offers nothing.
+pub fn node(object: &NodeObject) -> Node {
+    let meta = &object.metadata;
+    let status = object.status.clone().unwrap_or_default();
+    let value =
+        |map: &BTreeMap<String, Amount>, key: &str| map.get(key).and_then(|amount| quantity_value(&amount.0).ok()).unwrap_or(0);
+    let inventory = meta
+        .annotations
+        .as_ref()
+        .and_then(|annotations| annotations.get(names::INVENTORY));
+    Node {
+        uid: meta.uid.clone().unwrap_or_default(),
+        name: meta.name.clone().unwrap_or_default(),
+        address: status
+            .addresses
+            .iter()
+            .find(|address| address.kind == "InternalIP")
+            .map(|address| address.address.clone()),
+        capacity_units: value(&status.capacity, names::GPU_MEM),
+        capacity_gpus: value(&status.capacity, names::GPU_COUNT),
+        allocatable_units: value(&status.allocatable, names::GPU_MEM),
+        allocatable_gpus: value(&status.allocatable, names::GPU_COUNT),
+        cpu_milli: status
+            .allocatable
+            .get("cpu")
+            .and_then(|amount| quantity_milli(&amount.0).ok())
+            .unwrap_or(0),
+        memory_bytes: value(&status.allocatable, "memory"),
+        pods: value(&status.allocatable, "pods"),
+        unschedulable: object.spec.unschedulable,
+        inventory: inventory.map(|text| Inventory::parse(text)),
+    }
+}
+
+/// What a pod asks for, containers in the kubelet's order.
+pub fn request(object: &PodObject) -> Result<PodRequest, divvy_model::Error> {
+    let units: Vec<u64> = amounts(object, names::GPU_MEM, quantity_value)?;
+    let counts: Vec<u64> = amounts(object, names::GPU_COUNT, quantity_value)?;
+    let containers = in_order(object)
+        .zip(units.into_iter().zip(counts))
+        .map(|((kind, container), (units, gpu_count))| ContainerRequest {
+            name: container.name.clone(),
+            kind,
+            units,
+            gpu_count,
+        })
+        .collect();
+    Ok(PodRequest { containers })
+}
+
+fn in_order(object: &PodObject) -> impl Iterator<Item = (ContainerKind, &Container)> {
+    let init = object
+        .spec
+        .init_containers
+        .iter()
+        .map(|container| match container.restart_policy.as_deref() {
+            Some("Always") => (ContainerKind::Sidecar, container),
+            _ => (ContainerKind::Init, container),
+        });
+    init.chain(object.spec.containers.iter().map(|container| (ContainerKind::App, container)))
+}
+
+/// One resource's request per container, in order; a limit alone is a request, as the API server defaults it.
+fn amounts(
+    object: &PodObject,
+    resource: &'static str,
+    read: impl Fn(&str) -> Result<u64, divvy_model::Error>,
+) -> Result<Vec<u64>, divvy_model::Error> {
+    in_order(object)
+        .map(|(_, container)| {
+            let found = container
+                .resources
+                .requests
+                .get(resource)
+                .or_else(|| container.resources.limits.get(resource));
+            match found {
+                None => Ok(0),
+                Some(amount) => read(&amount.0).map_err(|error| divvy_model::Error::Invalid {
+                    what: resource,
+                    text: format!(
+                        "of container {} of pod {}: {error}",
+                        container.name,
+                        object.metadata.name.as_deref().unwrap_or("?")
+                    ),
+                }),
+            }
+        })
+        .collect()
+}
+
+fn overhead(
+    object: &PodObject,
+    resource: &str,
+    read: impl Fn(&str) -> Result<u64, divvy_model::Error>,
+) -> Result<u64, divvy_model::Error> {
+    object.spec.overhead.get(resource).map_or(Ok(0), |amount| read(&amount.0))
+}
+
+/// Kubernetes' formula over the containers' own amounts, which lie in the same order as the request's containers.
+fn effective(request: &PodRequest, amounts: &[u64]) -> u64 {
+    let containers = request
+        .containers
+        .iter()
+        .zip(amounts)
+        .map(|(container, amount)| ContainerRequest {
+            units: *amount,
+            ..container.clone()
+        })
+        .collect();
+    PodRequest { containers }.effective_units().unwrap_or(u64::MAX)
+}
+
+fn phase(text: Option<&str>) -> Phase {
+    match text {
+        Some("Running") => Phase::Running,
+        Some("Succeeded") => Phase::Succeeded,
+        Some("Failed") => Phase::Failed,
+        Some("Unknown") => Phase::Unknown,
+        _ => Phase::Pending,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn pod_of(value: serde_json::Value) -> Result<Pod, divvy_model::Error> {
+        pod(&serde_json::from_value(value).expect("a pod"))
+    }
+
+    #[test]
+    fn containers_come_in_the_kubelets_order_with_their_kinds() {
+        let pod = pod_of(json!({
+            "metadata": {"name": "p", "namespace": "ns", "uid": "u", "deletionTimestamp": "2026-01-01T00:00:00Z"},
+            "spec": {
+                "nodeName": "n1",
+                "initContainers": [
+                    {"name": "i", "resources": {"limits": {"aliyun.com/gpu-mem": "2"}}},
+                    {"name": "s", "restartPolicy": "Always", "resources": {"limits": {"aliyun.com/gpu-mem": 1}}}
+                ],
+                "containers": [
+                    {"name": "a", "resources": {"limits": {"aliyun.com/gpu-mem": "3", "cpu": "1500m"}, "requests": {"cpu": "250m"}}},
+                    {"name": "b", "resources": null}
+                ]
+            },
+            "status": {"phase": "Failed", "containerStatuses": [{"name": "a", "state": {"running": {"startedAt": "x"}}}]}
+        }))
+        .expect("readable");
+        let kinds: Vec<_> = pod
+            .request
+            .containers
+            .iter()
+            .map(|c| (c.name.as_str(), c.kind, c.units))
+            .collect();
+        assert_eq!(
+            kinds,
+            [
+                ("i", ContainerKind::Init, 2),
+                ("s", ContainerKind::Sidecar, 1),
+                ("a", ContainerKind::App, 3),
+                ("b", ContainerKind::App, 0)
+            ]
+        );
+        assert_eq!(pod.request.effective_units(), Some(4));
+        assert_eq!(pod.cpu_milli, 250);
+        assert!(pod.deleting);
+        assert!(!pod.ended(), "a container still runs, whatever the phase says");
+    }
+
+    #[test]
+    fn a_quantity_that_cannot_be_read_is_an_error_with_its_place() {
+        let error = pod_of(json!({"metadata": {"name": "p"}, "spec": {"containers": [
+            {"name": "a", "resources": {"limits": {"aliyun.com/gpu-mem": "3 GiB"}}}]}}))
+        .expect_err("wrong quantity")
+        .to_string();
+        assert_eq!(
+            error,
+            "aliyun.com/gpu-mem: of container a of pod p: quantity: \"3 GiB\" has an unknown suffix"
+        );
+    }
+
+    #[test]
+    fn a_node_with_a_broken_inventory_says_so() {
+        let node = node(
+            &serde_json::from_value(json!({
+                "metadata": {"name": "n1", "annotations": {"divvy.dev/inventory": "{}"}},
+                "spec": {},
+                "status": {"capacity": {"aliyun.com/gpu-mem": "16", "cpu": "4"}, "allocatable": {"cpu": "3500m", "memory": "1Ki"},
+                           "addresses": [{"type": "Hostname", "address": "h"}, {"type": "InternalIP", "address": "10.0.0.1"}]}
+            }))
+            .expect("a node"),
+        );
+        assert_eq!((node.capacity_units, node.cpu_milli, node.memory_bytes), (16, 3500, 1024));
+        assert_eq!(node.address.as_deref(), Some("10.0.0.1"));
+        assert!(matches!(node.inventory, Some(Err(_))));
+    }
+}

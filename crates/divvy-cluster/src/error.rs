@@ -1,0 +1,66 @@
+use std::path::PathBuf;
+
+/// What can go wrong between Divvy and an API server.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// A kubeconfig file was named and is not there.
+    #[error("there is no kubeconfig file at {path}; name one with --kubeconfig or KUBECONFIG")]
+    KubeconfigMissing {
+        /// The path that was looked at.
+        path: PathBuf,
+    },
+    /// A kubeconfig file could not be used.
+    #[error("the kubeconfig {origin} cannot be used: {text}")]
+    Kubeconfig {
+        /// Where it came from.
+        origin: String,
+        /// What is wrong with it.
+        text: String,
+    },
+    /// Neither a kubeconfig nor a pod's service account.
+    #[error(
+        "no cluster to talk to: KUBECONFIG is not set, ~/.kube/config is not there, and this is not a pod ({text}); name a file with --kubeconfig"
+    )]
+    NoCluster {
+        /// Why the in-cluster configuration could not be used.
+        text: String,
+    },
+    /// The API server refused or did not answer.
+    #[error("{what}: {}", in_words(source))]
+    Api {
+        /// What was tried.
+        what: String,
+        /// The answer.
+        #[source]
+        source: Box<kube::Error>,
+    },
+}
+
+impl Error {
+    /// Wraps a client error with what was tried.
+    pub fn api(what: impl Into<String>, source: kube::Error) -> Error {
+        Error::Api {
+            what: what.into(),
+            source: Box::new(source),
+        }
+    }
+}
+
+/// A client error as a user can use it: the server's own message where there is one.
+pub fn in_words(error: &kube::Error) -> String {
+    match error {
+        kube::Error::Api(status) => format!("{} ({} {})", status.message, status.code, status.reason),
+        other => {
+            let mut text = other.to_string();
+            let mut source = std::error::Error::source(other);
+            while let Some(cause) = source {
+                let cause_text = cause.to_string();
+                if !text.contains(&cause_text) {
+                    text = format!("{text}: {cause_text}");
+                }
+                source = cause.source();
+            }
+            text
+        }
+    }
+}

@@ -1,0 +1,205 @@
+//! Pods and nodes with only the fields that Divvy reads. Everything else is skipped while it is parsed, so that a
+//! cluster of 50,000 pods costs what we use of it.
+
+use std::collections::BTreeMap;
+
+use kube::core::{ApiResource, Object};
+use serde::{Deserialize, Deserializer, Serialize};
+
+/// A pod.
+pub type PodObject = Object<PodSpec, PodStatus>;
+/// A node.
+pub type NodeObject = Object<NodeSpec, NodeStatus>;
+
+/// How to ask for [`PodObject`]s.
+pub fn pods() -> ApiResource {
+    ApiResource::erase::<k8s_openapi::api::core::v1::Pod>(&())
+}
+
+/// How to ask for [`NodeObject`]s.
+pub fn nodes() -> ApiResource {
+    ApiResource::erase::<k8s_openapi::api::core::v1::Node>(&())
+}
+
+/// `spec` of a pod.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct PodSpec {
+    /// The node it is bound to.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub node_name: Option<String>,
+    /// Its init containers, in order.
+    #[serde(deserialize_with = "null_is_default")]
+    pub init_containers: Vec<Container>,
+    /// Its containers.
+    #[serde(deserialize_with = "null_is_default")]
+    pub containers: Vec<Container>,
+    /// `spec.overhead` of a RuntimeClass.
+    #[serde(deserialize_with = "null_is_default")]
+    pub overhead: BTreeMap<String, Amount>,
+}
+
+/// A container of a pod.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Container {
+    /// Its name.
+    pub name: String,
+    /// `Always` makes an init container a sidecar.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub restart_policy: Option<String>,
+    /// What it asks for.
+    #[serde(deserialize_with = "null_is_default")]
+    pub resources: Resources,
+}
+
+/// `resources` of a container.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Resources {
+    /// Limits by resource name.
+    #[serde(deserialize_with = "null_is_default")]
+    pub limits: BTreeMap<String, Amount>,
+    /// Requests by resource name.
+    #[serde(deserialize_with = "null_is_default")]
+    pub requests: BTreeMap<String, Amount>,
+}
+
+/// A Quantity as it was written: a string, or a number as hand-written JSON has it.
+#[derive(Debug, Clone, Serialize, PartialEq, Eq)]
+#[serde(transparent)]
+pub struct Amount(pub String);
+
+impl<'de> Deserialize<'de> for Amount {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        #[derive(Deserialize)]
+        #[serde(untagged)]
+        enum Either {
+            Text(String),
+            Number(serde_json::Number),
+        }
+        Ok(Amount(match Either::deserialize(deserializer)? {
+            Either::Text(text) => text,
+            Either::Number(number) => number.to_string(),
+        }))
+    }
+}
+
+/// `status` of a pod.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct PodStatus {
+    /// Its phase.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub phase: Option<String>,
+    /// Why it is not scheduled, among others.
+    #[serde(deserialize_with = "null_is_default")]
+    pub conditions: Vec<Condition>,
+    /// States of its init containers.
+    #[serde(deserialize_with = "null_is_default")]
+    pub init_container_statuses: Vec<ContainerStatus>,
+    /// States of its containers.
+    #[serde(deserialize_with = "null_is_default")]
+    pub container_statuses: Vec<ContainerStatus>,
+    /// Why it failed, `UnexpectedAdmissionError`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+    /// The same in words.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub message: Option<String>,
+}
+
+/// A condition of a pod or node.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Condition {
+    /// `PodScheduled`, `Ready`, …
+    #[serde(rename = "type")]
+    pub kind: String,
+    /// `True`, `False`, `Unknown`.
+    pub status: String,
+    /// One word.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+    /// In words.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub message: Option<String>,
+}
+
+/// The status of one container.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ContainerStatus {
+    /// The container's name.
+    pub name: String,
+    /// What it does now.
+    #[serde(deserialize_with = "null_is_default")]
+    pub state: ContainerState,
+}
+
+/// One of the three is set.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ContainerState {
+    /// It runs.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub running: Option<Running>,
+    /// It waits, and why.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub waiting: Option<Waiting>,
+}
+
+/// That a container runs; since when is not read.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+pub struct Running {}
+
+/// Why a container waits.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Waiting {
+    /// `CreateContainerConfigError`, …
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+    /// In words.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub message: Option<String>,
+}
+
+/// `spec` of a node.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct NodeSpec {
+    /// Cordoned.
+    pub unschedulable: bool,
+}
+
+/// `status` of a node.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct NodeStatus {
+    /// In all.
+    #[serde(deserialize_with = "null_is_default")]
+    pub capacity: BTreeMap<String, Amount>,
+    /// For pods.
+    #[serde(deserialize_with = "null_is_default")]
+    pub allocatable: BTreeMap<String, Amount>,
+    /// How to reach it.
+    #[serde(deserialize_with = "null_is_default")]
+    pub addresses: Vec<Address>,
+}
+
+/// An address of a node.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Address {
+    /// `InternalIP`, `Hostname`, …
+    #[serde(rename = "type")]
+    pub kind: String,
+    /// The address.
+    pub address: String,
+}
+
+/// Go writes nil slices and maps as `null`.
+fn null_is_default<'de, D: Deserializer<'de>, T: Default + Deserialize<'de>>(deserializer: D) -> Result<T, D::Error> {
+    Ok(Option::deserialize(deserializer)?.unwrap_or_default())
+}

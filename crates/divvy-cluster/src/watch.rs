@@ -1,0 +1,67 @@
+//! A list and its changes, for ever: kube-rs' watcher with its back-off, folded into three kinds of change.
+
+use std::fmt::Debug;
+
+use futures::{Stream, StreamExt};
+use kube::api::Api;
+use kube::runtime::{WatchStreamExt, watcher};
+
+use crate::objects::{self, NodeObject, PodObject};
+
+/// A change of what is watched.
+#[derive(Debug, Clone)]
+pub enum Change<T> {
+    /// This object is there, in this state.
+    Apply(T),
+    /// This object is gone; its last state.
+    Delete(T),
+    /// Exactly these objects are there: the first list, or one after a watch that could not be resumed (410). What is not
+    /// among them is gone.
+    Reset(Vec<T>),
+    /// The watch broke and is being taken up again; nothing changed. The text says why.
+    Interrupted(String),
+}
+
+/// All pods of the cluster, or those that a field selector such as `spec.nodeName=n1` names.
+pub fn pods(client: kube::Client, field_selector: Option<&str>) -> impl Stream<Item = Change<PodObject>> + Send + 'static {
+    changes(Api::all_with(client, &objects::pods()), field_selector)
+}
+
+/// All nodes, or those that a field selector such as `metadata.name=n1` names.
+pub fn nodes(client: kube::Client, field_selector: Option<&str>) -> impl Stream<Item = Change<NodeObject>> + Send + 'static {
+    changes(Api::all_with(client, &objects::nodes()), field_selector)
+}
+
+fn changes<K>(api: Api<K>, field_selector: Option<&str>) -> impl Stream<Item = Change<K>> + Send + 'static
+where
+    K: kube::Resource + Clone + Debug + serde::de::DeserializeOwned + Send + 'static,
+{
+    // The default list asks for the most recent state (a quorum read): an old one could show memory as
+    // free that is taken (research/reliability.md R13).
+    let mut config = watcher::Config::default();
+    if let Some(selector) = field_selector {
+        config = config.fields(selector);
+    }
+    let mut listed: Vec<K> = Vec::new();
+    watcher(api, config).default_backoff().filter_map(move |event| {
+        let change = match event {
+            Ok(watcher::Event::Apply(object)) => Some(Change::Apply(object)),
+            Ok(watcher::Event::Delete(object)) => Some(Change::Delete(object)),
+            Ok(watcher::Event::Init) => {
+                listed.clear();
+                None
+            }
+            Ok(watcher::Event::InitApply(object)) => {
+                listed.push(object);
+                None
+            }
+            Ok(watcher::Event::InitDone) => Some(Change::Reset(std::mem::take(&mut listed))),
+            Err(error) => {
+                let text = error.to_string();
+                tracing::warn!(%text, "watch interrupted; taking it up again");
+                Some(Change::Interrupted(text))
+            }
+        };
+        futures::future::ready(change)
+    })
+}
