@@ -1,1 +1,7 @@
-//! CDI specs and what surrounds a container: text in, text out
+//! CDI specs and what surrounds a container: text in, text out.
+//!
+//! No file is opened here; the callers decide where a text comes from and where it goes.
+
+#![forbid(unsafe_code)]
+
+pub mod cdi;
