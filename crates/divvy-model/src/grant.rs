@@ -23,8 +23,9 @@ pub struct GrantRecord {
     pub uid: String,
     /// The container's name.
     pub container: String,
-    /// Device name of the CDI spec, without the kind.
-    pub cdi: String,
+    /// Device name of the CDI spec, without the kind; `None` if the kubelet's recorded answer names no CDI device of ours (it was
+    /// another plugin's): the record then only books the memory.
+    pub cdi: Option<String>,
     /// MiB in one unit when the grant was made; the container's variables are in this unit.
     #[serde(rename = "unitMiB")]
     pub unit: MemoryUnit,
@@ -48,7 +49,11 @@ impl GrantRecord {
         const WHAT: &str = "grant record";
         let record: GrantRecord = crate::parse_versioned(WHAT, text)?;
         let plain = |text: &str| !text.is_empty() && text.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-' || b == b'.');
-        for (field, value) in [("uid", &record.uid), ("container", &record.container), ("cdi", &record.cdi)] {
+        let cdi = record.cdi.as_ref().map(|cdi| ("cdi", cdi));
+        for (field, value) in [("uid", &record.uid), ("container", &record.container)]
+            .into_iter()
+            .chain(cdi)
+        {
             if !plain(value) || value.starts_with('.') {
                 return Err(Error::invalid(WHAT, format!("{field} is {value:?}, which is no name")));
             }
@@ -117,7 +122,7 @@ mod tests {
             name: "p".into(),
             uid: "0b1f-2".into(),
             container: "main".into(),
-            cdi: "00ff".into(),
+            cdi: Some("00ff".into()),
             unit: MemoryUnit::GIB,
             gpus: vec![GpuShare {
                 uuid: "GPU-1".into(),
