@@ -1,0 +1,400 @@
+//! Finding GPUs and reading what they are.
+
+use std::ffi::{c_char, c_int, c_uint, c_ulong};
+use std::mem::size_of;
+
+use nvml_wrapper_sys::bindings as ffi;
+
+use super::{
+    INSUFFICIENT_SIZE, INVALID_ARGUMENT, NOT_FOUND, NOT_SUPPORTED, answer, device_call, field, get_text, handle_of, machine_call,
+    put, put_text,
+};
+use crate::machine::Pci;
+use crate::sim::sim;
+
+const MIB: u64 = 1 << 20;
+const VERSION_MISMATCH: ffi::nvmlReturn_t = ffi::nvmlReturn_enum_NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
+
+/// Lost GPUs count, as they do until the driver is loaded anew.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn nvmlDeviceGetCount_v2(count: *mut c_uint) -> ffi::nvmlReturn_t {
+    answer(|| {
+        machine_call(|machine| {
+            // SAFETY: the caller's out parameter.
+            unsafe { put(count, machine.cards.len() as c_uint) }
+        })
+    })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn nvmlDeviceGetCount(count: *mut c_uint) -> ffi::nvmlReturn_t {
+    // SAFETY: the same contract.
+    unsafe { nvmlDeviceGetCount_v2(count) }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn nvmlDeviceGetHandleByIndex_v2(index: c_uint, device: *mut ffi::nvmlDevice_t) -> ffi::nvmlReturn_t {
+    answer(|| {
+        sim().call(|inner, machine| {
+            inner.present(machine, index as usize)?;
+            // SAFETY: the caller's out parameter.
+            unsafe { put(device, handle_of(index as usize)) }
+        })
+    })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn nvmlDeviceGetHandleByIndex(index: c_uint, device: *mut ffi::nvmlDevice_t) -> ffi::nvmlReturn_t {
+    // SAFETY: the same contract.
+    unsafe { nvmlDeviceGetHandleByIndex_v2(index, device) }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn nvmlDeviceGetHandleByUUID(uuid: *const c_char, device: *mut ffi::nvmlDevice_t) -> ffi::nvmlReturn_t {
+    answer(|| {
+        // SAFETY: the caller's string.
+        let uuid = unsafe { get_text(uuid) }?;
+        sim().call(|inner, machine| {
+            let index = machine.cards.iter().position(|card| card.uuid == uuid).ok_or(NOT_FOUND)?;
+            inner.present(machine, index)?;
+            // SAFETY: the caller's out parameter.
+            unsafe { put(device, handle_of(index)) }
+        })
+    })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn nvmlDeviceGetHandleByPciBusId_v2(
+    bus_id: *const c_char,
+    device: *mut ffi::nvmlDevice_t,
+) -> ffi::nvmlReturn_t {
+    answer(|| {
+        // SAFETY: the caller's string.
+        let pci = Pci::parse(unsafe { get_text(bus_id) }?).ok_or(INVALID_ARGUMENT)?;
+        sim().call(|inner, machine| {
+            let index = machine.cards.iter().position(|card| card.pci == pci).ok_or(NOT_FOUND)?;
+            inner.present(machine, index)?;
+            // SAFETY: the caller's out parameter.
+            unsafe { put(device, handle_of(index)) }
+        })
+    })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn nvmlDeviceGetHandleByPciBusId(bus_id: *const c_char, device: *mut ffi::nvmlDevice_t) -> ffi::nvmlReturn_t {
+    // SAFETY: the same contract.
+    unsafe { nvmlDeviceGetHandleByPciBusId_v2(bus_id, device) }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn nvmlDeviceGetName(device: ffi::nvmlDevice_t, name: *mut c_char, length: c_uint) -> ffi::nvmlReturn_t {
+    answer(|| {
+        device_call(device, |_, card, _| {
+            // SAFETY: the caller's buffer has `length` bytes.
+            unsafe { put_text(name, length, &card.described.model) }
+        })
+    })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn nvmlDeviceGetUUID(device: ffi::nvmlDevice_t, uuid: *mut c_char, length: c_uint) -> ffi::nvmlReturn_t {
+    answer(|| {
+        device_call(device, |_, card, _| {
+            // SAFETY: the caller's buffer has `length` bytes.
+            unsafe { put_text(uuid, length, &card.uuid) }
+        })
+    })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn nvmlDeviceGetIndex(device: ffi::nvmlDevice_t, index: *mut c_uint) -> ffi::nvmlReturn_t {
+    answer(|| {
+        device_call(device, |_, _, own| {
+            // SAFETY: the caller's out parameter.
+            unsafe { put(index, own as c_uint) }
+        })
+    })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn nvmlDeviceGetMinorNumber(device: ffi::nvmlDevice_t, minor: *mut c_uint) -> ffi::nvmlReturn_t {
+    answer(|| {
+        device_call(device, |_, card, _| {
+            // SAFETY: the caller's out parameter.
+            unsafe { put(minor, card.minor) }
+        })
+    })
+}
+
+/// NVML's two forms of a bus id: a domain of four digits in the legacy field, of eight in the other.
+pub(super) fn pci_info(pci: Pci) -> ffi::nvmlPciInfo_t {
+    let place = format!("{:02X}:{:02X}.0", pci.bus, pci.device);
+    ffi::nvmlPciInfo_t {
+        busIdLegacy: field(&format!("{:04X}:{place}", pci.domain)),
+        domain: pci.domain,
+        bus: pci.bus,
+        device: pci.device,
+        // Made up; the vendor (lower half) is NVIDIA.
+        pciDeviceId: 0x2000_10DE,
+        pciSubSystemId: 0x2000_10DE,
+        busId: field(&format!("{:08X}:{place}", pci.domain)),
+    }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn nvmlDeviceGetPciInfo_v3(device: ffi::nvmlDevice_t, pci: *mut ffi::nvmlPciInfo_t) -> ffi::nvmlReturn_t {
+    answer(|| {
+        device_call(device, |_, card, _| {
+            // SAFETY: the caller's out parameter.
+            unsafe { put(pci, pci_info(card.pci)) }
+        })
+    })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn nvmlDeviceGetMemoryInfo(device: ffi::nvmlDevice_t, memory: *mut ffi::nvmlMemory_t) -> ffi::nvmlReturn_t {
+    answer(|| {
+        device_call(device, |inner, card, index| {
+            let used: u64 = inner.processes(card, index).values().sum();
+            let (total, used) = (card.described.memory_mib.saturating_mul(MIB), used.saturating_mul(MIB));
+            let free = total.saturating_sub(used);
+            // SAFETY: the caller's out parameter.
+            unsafe { put(memory, ffi::nvmlMemory_t { total, free, used }) }
+        })
+    })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn nvmlDeviceGetMemoryInfo_v2(
+    device: ffi::nvmlDevice_t,
+    memory: *mut ffi::nvmlMemory_v2_t,
+) -> ffi::nvmlReturn_t {
+    answer(|| {
+        if memory.is_null() {
+            return Err(INVALID_ARGUMENT);
+        }
+        // NVML_STRUCT_VERSION(Memory, 2): the size, and the version in the upper byte.
+        let expected = size_of::<ffi::nvmlMemory_v2_t>() as c_uint | 2 << 24;
+        // SAFETY: not null; the caller filled in the version, as the API demands.
+        let version = unsafe { (*memory).version };
+        if version != expected {
+            return Err(VERSION_MISMATCH);
+        }
+        device_call(device, |inner, card, index| {
+            let used: u64 = inner.processes(card, index).values().sum();
+            let (total, used) = (card.described.memory_mib.saturating_mul(MIB), used.saturating_mul(MIB));
+            let info = ffi::nvmlMemory_v2_t {
+                version,
+                total,
+                reserved: 0,
+                free: total.saturating_sub(used),
+                used,
+            };
+            // SAFETY: the caller's out parameter.
+            unsafe { put(memory, info) }
+        })
+    })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn nvmlDeviceGetCudaComputeCapability(
+    device: ffi::nvmlDevice_t,
+    major: *mut c_int,
+    minor: *mut c_int,
+) -> ffi::nvmlReturn_t {
+    answer(|| {
+        device_call(device, |_, card, _| {
+            // SAFETY: the caller's out parameters.
+            unsafe {
+                put(major, card.cc.0 as c_int)?;
+                put(minor, card.cc.1 as c_int)
+            }
+        })
+    })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn nvmlDeviceGetNumGpuCores(device: ffi::nvmlDevice_t, cores: *mut c_uint) -> ffi::nvmlReturn_t {
+    answer(|| {
+        device_call(device, |_, card, _| {
+            // SAFETY: the caller's out parameter.
+            unsafe { put(cores, card.cores()) }
+        })
+    })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn nvmlDeviceGetArchitecture(device: ffi::nvmlDevice_t, architecture: *mut c_uint) -> ffi::nvmlReturn_t {
+    answer(|| {
+        device_call(device, |_, card, _| {
+            // SAFETY: the caller's out parameter.
+            unsafe { put(architecture, card.architecture()) }
+        })
+    })
+}
+
+/// All clocks but that of the memory (type 2) are the SMs'.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn nvmlDeviceGetMaxClockInfo(
+    device: ffi::nvmlDevice_t,
+    kind: ffi::nvmlClockType_t,
+    clock: *mut c_uint,
+) -> ffi::nvmlReturn_t {
+    answer(|| {
+        device_call(device, |_, card, _| match kind {
+            // SAFETY: the caller's out parameter.
+            0 | 1 | 3 => unsafe { put(clock, card.described.clock_mhz) },
+            2 => Err(NOT_SUPPORTED),
+            _ => Err(INVALID_ARGUMENT),
+        })
+    })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn nvmlDeviceGetTemperature(
+    device: ffi::nvmlDevice_t,
+    sensor: ffi::nvmlTemperatureSensors_t,
+    celsius: *mut c_uint,
+) -> ffi::nvmlReturn_t {
+    answer(|| {
+        device_call(device, |inner, card, index| match sensor {
+            // SAFETY: the caller's out parameter.
+            0 => unsafe { put(celsius, inner.temperature(card, index)) },
+            _ => Err(INVALID_ARGUMENT),
+        })
+    })
+}
+
+/// Every process has its share of the memory's bandwidth; the description has none, so it is 0.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn nvmlDeviceGetUtilizationRates(
+    device: ffi::nvmlDevice_t,
+    rates: *mut ffi::nvmlUtilization_t,
+) -> ffi::nvmlReturn_t {
+    answer(|| {
+        device_call(device, |inner, card, index| {
+            let gpu = inner.utilization(card, index);
+            // SAFETY: the caller's out parameter.
+            unsafe { put(rates, ffi::nvmlUtilization_t { gpu, memory: 0 }) }
+        })
+    })
+}
+
+/// Only of GPUs that are NUMA nodes themselves (Grace); see [`nvmlDeviceGetMemoryAffinity`] for where a card is.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn nvmlDeviceGetNumaNodeId(device: ffi::nvmlDevice_t, _node: *mut c_uint) -> ffi::nvmlReturn_t {
+    answer(|| device_call(device, |_, _, _| Err(NOT_SUPPORTED)))
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn nvmlDeviceGetMemoryAffinity(
+    device: ffi::nvmlDevice_t,
+    size: c_uint,
+    nodes: *mut c_ulong,
+    _scope: ffi::nvmlAffinityScope_t,
+) -> ffi::nvmlReturn_t {
+    answer(|| {
+        device_call(device, |_, card, _| {
+            let node = card.described.numa.ok_or(NOT_SUPPORTED)?;
+            let word = (node / c_ulong::BITS) as usize;
+            if nodes.is_null() {
+                return Err(INVALID_ARGUMENT);
+            }
+            if word >= size as usize {
+                return Err(INSUFFICIENT_SIZE);
+            }
+            for i in 0..size as usize {
+                let bits = if i == word { 1 << (node % c_ulong::BITS) } else { 0 };
+                // SAFETY: the caller's array has `size` words.
+                unsafe { nodes.add(i).write(bits) };
+            }
+            Ok(())
+        })
+    })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn nvmlDeviceGetPersistenceMode(
+    device: ffi::nvmlDevice_t,
+    mode: *mut ffi::nvmlEnableState_t,
+) -> ffi::nvmlReturn_t {
+    answer(|| {
+        device_call(device, |_, _, _| {
+            // SAFETY: the caller's out parameter.
+            unsafe { put(mode, ffi::nvmlEnableState_enum_NVML_FEATURE_ENABLED) }
+        })
+    })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn nvmlDeviceGetComputeMode(device: ffi::nvmlDevice_t, mode: *mut ffi::nvmlComputeMode_t) -> ffi::nvmlReturn_t {
+    answer(|| {
+        device_call(device, |_, _, _| {
+            // SAFETY: the caller's out parameter.
+            unsafe { put(mode, ffi::nvmlComputeMode_enum_NVML_COMPUTEMODE_DEFAULT) }
+        })
+    })
+}
+
+/// No described GPU can be divided.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn nvmlDeviceGetMigMode(
+    device: ffi::nvmlDevice_t,
+    _current: *mut c_uint,
+    _pending: *mut c_uint,
+) -> ffi::nvmlReturn_t {
+    answer(|| device_call(device, |_, _, _| Err(NOT_SUPPORTED)))
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn nvmlDeviceGetMaxMigDeviceCount(device: ffi::nvmlDevice_t, count: *mut c_uint) -> ffi::nvmlReturn_t {
+    answer(|| {
+        device_call(device, |_, _, _| {
+            // SAFETY: the caller's out parameter.
+            unsafe { put(count, 0) }
+        })
+    })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn nvmlDeviceIsMigDeviceHandle(device: ffi::nvmlDevice_t, is_mig: *mut c_uint) -> ffi::nvmlReturn_t {
+    answer(|| {
+        device_call(device, |_, _, _| {
+            // SAFETY: the caller's out parameter.
+            unsafe { put(is_mig, 0) }
+        })
+    })
+}
+
+/// Of MIG devices only, on a driver too.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn nvmlDeviceGetAttributes_v2(
+    device: ffi::nvmlDevice_t,
+    _attributes: *mut ffi::nvmlDeviceAttributes_t,
+) -> ffi::nvmlReturn_t {
+    answer(|| device_call(device, |_, _, _| Err(NOT_SUPPORTED)))
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn nvmlDeviceGetAddressingMode(
+    device: ffi::nvmlDevice_t,
+    _mode: *mut ffi::nvmlDeviceAddressingMode_t,
+) -> ffi::nvmlReturn_t {
+    answer(|| device_call(device, |_, _, _| Err(NOT_SUPPORTED)))
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn nvmlDeviceGetGpuFabricInfo(
+    device: ffi::nvmlDevice_t,
+    _info: *mut ffi::nvmlGpuFabricInfo_t,
+) -> ffi::nvmlReturn_t {
+    answer(|| device_call(device, |_, _, _| Err(NOT_SUPPORTED)))
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn nvmlDeviceGetGpuFabricInfoV(
+    device: ffi::nvmlDevice_t,
+    _info: *mut ffi::nvmlGpuFabricInfoV_t,
+) -> ffi::nvmlReturn_t {
+    answer(|| device_call(device, |_, _, _| Err(NOT_SUPPORTED)))
+}

@@ -1,0 +1,86 @@
+//! Event sets.
+
+use std::ffi::{c_uint, c_ulonglong};
+use std::time::Duration;
+
+use nvml_wrapper_sys::bindings as ffi;
+
+use super::{INVALID_ARGUMENT, NOT_SUPPORTED, answer, device_call, handle_of, index_of, put};
+use crate::sim::{Event, sim};
+
+/// SingleBitEcc, DoubleBitEcc and XidCritical: what NVIDIA's plugin asks for. Only XIDs ever happen here.
+const SUPPORTED: c_ulonglong = 1 | 2 | 8;
+const XID_CRITICAL: c_ulonglong = 8;
+/// "No MIG instance": what a driver reports for an event of the whole GPU.
+const NONE: c_uint = c_uint::MAX;
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn nvmlEventSetCreate(set: *mut ffi::nvmlEventSet_t) -> ffi::nvmlReturn_t {
+    answer(|| {
+        sim().call(|inner, _| {
+            if set.is_null() {
+                return Err(INVALID_ARGUMENT);
+            }
+            let handle = std::ptr::without_provenance_mut(inner.create_set());
+            // SAFETY: the caller's out parameter.
+            unsafe { put(set, handle) }
+        })
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn nvmlEventSetFree(set: ffi::nvmlEventSet_t) -> ffi::nvmlReturn_t {
+    answer(|| sim().call(|inner, _| inner.free_set(set.addr())))
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn nvmlDeviceGetSupportedEventTypes(device: ffi::nvmlDevice_t, types: *mut c_ulonglong) -> ffi::nvmlReturn_t {
+    answer(|| {
+        device_call(device, |_, _, _| {
+            // SAFETY: the caller's out parameter.
+            unsafe { put(types, SUPPORTED) }
+        })
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn nvmlDeviceRegisterEvents(
+    device: ffi::nvmlDevice_t,
+    types: c_ulonglong,
+    set: ffi::nvmlEventSet_t,
+) -> ffi::nvmlReturn_t {
+    answer(|| {
+        let index = index_of(device)?;
+        sim().call(|inner, machine| {
+            inner.present(machine, index)?;
+            if types & !SUPPORTED != 0 {
+                return Err(NOT_SUPPORTED);
+            }
+            inner.register(set.addr(), index)
+        })
+    })
+}
+
+/// Waits for at most `timeout` ms. The event of a lost GPU is delivered too.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn nvmlEventSetWait_v2(
+    set: ffi::nvmlEventSet_t,
+    data: *mut ffi::nvmlEventData_t,
+    timeout: c_uint,
+) -> ffi::nvmlReturn_t {
+    answer(|| {
+        if data.is_null() {
+            return Err(INVALID_ARGUMENT);
+        }
+        let Event { gpu, xid } = sim().wait(set.addr(), Duration::from_millis(timeout.into()))?;
+        let event = ffi::nvmlEventData_t {
+            device: handle_of(gpu),
+            eventType: XID_CRITICAL,
+            eventData: xid,
+            gpuInstanceId: NONE,
+            computeInstanceId: NONE,
+        };
+        // SAFETY: the caller's out parameter.
+        unsafe { put(data, event) }
+    })
+}

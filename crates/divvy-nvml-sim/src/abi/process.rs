@@ -1,0 +1,135 @@
+//! Processes on a GPU, in NVML's three layouts.
+
+use std::ffi::c_uint;
+
+use nvml_wrapper_sys::bindings as ffi;
+
+use super::{INSUFFICIENT_SIZE, INVALID_ARGUMENT, answer, device_call};
+
+const MIB: u64 = 1 << 20;
+/// "No MIG instance".
+const NONE: c_uint = c_uint::MAX;
+
+/// The API's protocol: `count` says how many fit and afterwards how many there are.
+///
+/// # Safety
+/// `count` is null or valid, and `to` is null or has room for `*count` values.
+unsafe fn put_list<T>(count: *mut c_uint, to: *mut T, list: Vec<T>) -> Result<(), ffi::nvmlReturn_t> {
+    if count.is_null() {
+        return Err(INVALID_ARGUMENT);
+    }
+    // SAFETY: not null, valid by this function's contract.
+    let room = unsafe { count.replace(list.len() as c_uint) } as usize;
+    if list.len() > room {
+        return Err(INSUFFICIENT_SIZE);
+    }
+    if to.is_null() && !list.is_empty() {
+        return Err(INVALID_ARGUMENT);
+    }
+    for (i, value) in list.into_iter().enumerate() {
+        // SAFETY: `i` is below the room that this function's contract promises.
+        unsafe { to.add(i).write(value) };
+    }
+    Ok(())
+}
+
+fn compute<T>(device: ffi::nvmlDevice_t, layout: impl Fn(u32, u64) -> T) -> Result<Vec<T>, ffi::nvmlReturn_t> {
+    device_call(device, |inner, card, index| {
+        let processes = inner.processes(card, index);
+        Ok(processes
+            .into_iter()
+            .map(|(pid, used)| layout(pid, used.saturating_mul(MIB)))
+            .collect())
+    })
+}
+
+fn v1(pid: u32, used: u64) -> ffi::nvmlProcessInfo_v1_t {
+    ffi::nvmlProcessInfo_v1_t {
+        pid,
+        usedGpuMemory: used,
+    }
+}
+
+fn v2(pid: u32, used: u64) -> ffi::nvmlProcessInfo_v2_t {
+    ffi::nvmlProcessInfo_v2_t {
+        pid,
+        usedGpuMemory: used,
+        gpuInstanceId: NONE,
+        computeInstanceId: NONE,
+    }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn nvmlDeviceGetComputeRunningProcesses(
+    device: ffi::nvmlDevice_t,
+    count: *mut c_uint,
+    infos: *mut ffi::nvmlProcessInfo_v1_t,
+) -> ffi::nvmlReturn_t {
+    // SAFETY: the caller's count and array.
+    answer(|| unsafe { put_list(count, infos, compute(device, v1)?) })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn nvmlDeviceGetComputeRunningProcesses_v2(
+    device: ffi::nvmlDevice_t,
+    count: *mut c_uint,
+    infos: *mut ffi::nvmlProcessInfo_v2_t,
+) -> ffi::nvmlReturn_t {
+    // SAFETY: the caller's count and array.
+    answer(|| unsafe { put_list(count, infos, compute(device, v2)?) })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn nvmlDeviceGetComputeRunningProcesses_v3(
+    device: ffi::nvmlDevice_t,
+    count: *mut c_uint,
+    infos: *mut ffi::nvmlProcessInfo_t,
+) -> ffi::nvmlReturn_t {
+    // SAFETY: the caller's count and array.
+    answer(|| unsafe { put_list(count, infos, compute(device, v2)?) })
+}
+
+/// All described processes compute; none draws.
+fn none<T>(device: ffi::nvmlDevice_t) -> Result<Vec<T>, ffi::nvmlReturn_t> {
+    device_call(device, |_, _, _| Ok(Vec::new()))
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn nvmlDeviceGetGraphicsRunningProcesses(
+    device: ffi::nvmlDevice_t,
+    count: *mut c_uint,
+    infos: *mut ffi::nvmlProcessInfo_v1_t,
+) -> ffi::nvmlReturn_t {
+    // SAFETY: the caller's count and array.
+    answer(|| unsafe { put_list(count, infos, none(device)?) })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn nvmlDeviceGetGraphicsRunningProcesses_v2(
+    device: ffi::nvmlDevice_t,
+    count: *mut c_uint,
+    infos: *mut ffi::nvmlProcessInfo_v2_t,
+) -> ffi::nvmlReturn_t {
+    // SAFETY: the caller's count and array.
+    answer(|| unsafe { put_list(count, infos, none(device)?) })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn nvmlDeviceGetGraphicsRunningProcesses_v3(
+    device: ffi::nvmlDevice_t,
+    count: *mut c_uint,
+    infos: *mut ffi::nvmlProcessInfo_t,
+) -> ffi::nvmlReturn_t {
+    // SAFETY: the caller's count and array.
+    answer(|| unsafe { put_list(count, infos, none(device)?) })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn nvmlDeviceGetMPSComputeRunningProcesses_v3(
+    device: ffi::nvmlDevice_t,
+    count: *mut c_uint,
+    infos: *mut ffi::nvmlProcessInfo_t,
+) -> ffi::nvmlReturn_t {
+    // SAFETY: the caller's count and array.
+    answer(|| unsafe { put_list(count, infos, none(device)?) })
+}

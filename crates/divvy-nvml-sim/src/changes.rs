@@ -1,0 +1,64 @@
+//! What was changed at run time, and the file that keeps it.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+/// Changes to the described machine. Absent fields mean "as described".
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub(crate) struct Changes {
+    /// What nvmlInit returns; 0 is success.
+    pub(crate) init_error: u32,
+    /// Calls block until this time, in ms since 1970; wall clock, because it must outlive the process.
+    pub(crate) hang_until_ms: u64,
+    /// By GPU index.
+    pub(crate) gpus: BTreeMap<u32, GpuChanges>,
+}
+
+/// Changes to one GPU.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub(crate) struct GpuChanges {
+    /// Fallen off the bus.
+    pub(crate) lost: bool,
+    /// Memory in MiB by process; 0 is a described process that ended.
+    pub(crate) processes: BTreeMap<u32, u64>,
+    /// In °C.
+    pub(crate) temperature: Option<u32>,
+    /// In percent.
+    pub(crate) utilization: Option<u32>,
+}
+
+/// Which version of the file was read: inode and time of change. A replaced file has another inode.
+pub(crate) type Stamp = (u64, i64, i64);
+
+/// `<control>.state`.
+pub(crate) fn state_file(control: &Path) -> PathBuf {
+    let mut name = control.as_os_str().to_owned();
+    name.push(".state");
+    PathBuf::from(name)
+}
+
+/// The file's stamp, `None` if there is no file.
+pub(crate) fn stamp(path: &Path) -> Option<Stamp> {
+    let data = fs::metadata(path).ok()?;
+    Some((data.ino(), data.mtime(), data.mtime_nsec()))
+}
+
+/// Reads the file.
+pub(crate) fn read(path: &Path) -> io::Result<Changes> {
+    serde_json::from_slice(&fs::read(path)?).map_err(io::Error::other)
+}
+
+/// Replaces the file: a reader sees the old or the new one, whole.
+pub(crate) fn write(path: &Path, changes: &Changes) -> io::Result<()> {
+    let mut temporary = path.as_os_str().to_owned();
+    temporary.push(format!(".{}", std::process::id()));
+    fs::write(&temporary, serde_json::to_vec(changes).map_err(io::Error::other)?)?;
+    fs::rename(&temporary, path)
+}

@@ -1,0 +1,151 @@
+//! The control socket: changes at run time, one line of JSON each.
+
+use std::fs;
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::Duration;
+
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use crate::changes::{Changes, GpuChanges};
+use crate::machine::Machine;
+use crate::sim::{complain, now_ms, sim};
+
+const MAX_LINE: u64 = 64 * 1024;
+
+#[derive(Debug, Deserialize)]
+#[serde(tag = "op", rename_all = "lowercase", deny_unknown_fields)]
+enum Request {
+    Xid { gpu: u32, xid: u64 },
+    Lost { gpu: u32, lost: bool },
+    Memory { gpu: u32, pid: u32, used_mib: u64 },
+    Temperature { gpu: u32, celsius: u32 },
+    Utilization { gpu: u32, percent: u32 },
+    Init { error: u32 },
+    Hang { seconds: u64 },
+    State {},
+}
+
+/// Listens at `path` in a thread of its own, as soon as no other process does.
+pub(crate) fn start(path: PathBuf) -> io::Result<()> {
+    // The usual case, nobody else listens: clients can connect once nvmlInit returned.
+    let first = bind(&path)?;
+    let name = "nvml-sim-control".to_owned();
+    thread::Builder::new()
+        .name(name)
+        .spawn(move || listen(&path, first))
+        .map(drop)
+}
+
+fn listen(path: &Path, first: Option<UnixListener>) {
+    let listener = match first {
+        Some(listener) => listener,
+        None => loop {
+            thread::sleep(Duration::from_millis(100));
+            match bind(path) {
+                Ok(Some(listener)) => break listener,
+                Ok(None) => {}
+                Err(error) => return complain(&format!("control socket {}: {error}", path.display())),
+            }
+        },
+    };
+    for stream in listener.incoming() {
+        let serving = stream.and_then(|stream| thread::Builder::new().spawn(move || serve(&stream)));
+        if let Err(error) = serving {
+            complain(&format!("control socket {}: {error}", path.display()));
+            thread::sleep(Duration::from_millis(100));
+        }
+    }
+}
+
+/// The listener, or `None` if somebody alive has it. A socket file that nobody listens at is removed.
+fn bind(path: &Path) -> io::Result<Option<UnixListener>> {
+    match UnixListener::bind(path) {
+        Err(error) if error.kind() == io::ErrorKind::AddrInUse => {}
+        other => return other.map(Some),
+    }
+    match UnixStream::connect(path) {
+        Ok(_) => return Ok(None),
+        Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => fs::remove_file(path)?,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+        Err(error) => return Err(error),
+    }
+    match UnixListener::bind(path) {
+        // Another process was faster.
+        Err(error) if error.kind() == io::ErrorKind::AddrInUse => Ok(None),
+        other => other.map(Some),
+    }
+}
+
+fn serve(stream: &UnixStream) {
+    let mut lines = BufReader::new(stream);
+    loop {
+        let mut line = Vec::new();
+        match (&mut lines).take(MAX_LINE).read_until(b'\n', &mut line) {
+            Ok(1..) if line.ends_with(b"\n") => {}
+            // The end, a line that is too long, or a broken connection.
+            _ => return,
+        }
+        let answer = serde_json::from_slice(&line)
+            .map_err(|error| error.to_string())
+            .and_then(perform);
+        let mut text = answer.unwrap_or_else(|error| json!({ "err": error })).to_string();
+        text.push('\n');
+        if (&mut &*stream).write_all(text.as_bytes()).is_err() {
+            return;
+        }
+    }
+}
+
+fn perform(request: Request) -> Result<Value, String> {
+    match request {
+        Request::Xid { gpu, xid } => {
+            let delivered = sim().xid(gpu as usize, xid)?;
+            return Ok(json!({ "ok": true, "delivered": delivered }));
+        }
+        Request::State {} => {
+            let (changes, machine) = sim().state()?;
+            let uuids: Vec<_> = machine.cards.iter().map(|card| &card.uuid).collect();
+            return Ok(json!({ "ok": true, "state": { "node": machine.name, "uuids": uuids, "changes": changes } }));
+        }
+        Request::Lost { gpu, lost } => change_gpu(gpu, |gpu| gpu.lost = lost)?,
+        Request::Memory { gpu, pid, used_mib } => sim().change(|changes, machine| {
+            let total = machine.cards.get(gpu as usize).map_or(0, |card| card.described.memory_mib);
+            if used_mib > total {
+                return Err(format!("GPU {gpu} has {total} MiB, less than {used_mib}"));
+            }
+            this_gpu(changes, machine, gpu)?.processes.insert(pid, used_mib);
+            Ok(())
+        })?,
+        Request::Temperature { gpu, celsius } => change_gpu(gpu, |gpu| gpu.temperature = Some(celsius))?,
+        Request::Utilization { gpu, percent } => change_gpu(gpu, |gpu| gpu.utilization = Some(percent.min(100)))?,
+        Request::Init { error } => sim().change(|changes, _| {
+            changes.init_error = error;
+            Ok(())
+        })?,
+        Request::Hang { seconds } => sim().change(|changes, _| {
+            let until = now_ms().saturating_add(seconds.saturating_mul(1000));
+            changes.hang_until_ms = if seconds == 0 { 0 } else { until };
+            Ok(())
+        })?,
+    }
+    Ok(json!({ "ok": true }))
+}
+
+fn change_gpu(gpu: u32, edit: impl FnOnce(&mut GpuChanges)) -> Result<(), String> {
+    sim().change(|changes, machine| {
+        edit(this_gpu(changes, machine, gpu)?);
+        Ok(())
+    })
+}
+
+fn this_gpu<'c>(changes: &'c mut Changes, machine: &Machine, gpu: u32) -> Result<&'c mut GpuChanges, String> {
+    let count = machine.cards.len();
+    if gpu as usize >= count {
+        return Err(format!("there is no GPU {gpu}; the machine has {count}"));
+    }
+    Ok(changes.gpus.entry(gpu).or_default())
+}

@@ -1,0 +1,200 @@
+//! The described machine in NVML's terms.
+
+use std::path::Path;
+
+use divvy_model::machine::{MachineGpu, MachineNode, Machines};
+
+/// One node of the description.
+#[derive(Debug)]
+pub(crate) struct Machine {
+    pub(crate) name: String,
+    /// Driver version, `550.54.15`.
+    pub(crate) driver: String,
+    pub(crate) cards: Vec<Card>,
+}
+
+/// One GPU.
+#[derive(Debug)]
+pub(crate) struct Card {
+    pub(crate) uuid: String,
+    pub(crate) minor: u32,
+    pub(crate) pci: Pci,
+    /// Compute capability.
+    pub(crate) cc: (u32, u32),
+    pub(crate) described: MachineGpu,
+    /// Index of the GPU at the other end, link by link.
+    pub(crate) nvlinks: Vec<usize>,
+}
+
+/// A place on the PCI bus.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Pci {
+    pub(crate) domain: u32,
+    pub(crate) bus: u32,
+    pub(crate) device: u32,
+}
+
+impl Pci {
+    /// Reads `0000:81:00.0`, with a domain of four or eight digits or none.
+    pub(crate) fn parse(text: &str) -> Option<Pci> {
+        let text = text.strip_suffix(".0").unwrap_or(text);
+        let parts: Vec<u32> = text
+            .split(':')
+            .map(|part| u32::from_str_radix(part, 16))
+            .collect::<Result<_, _>>()
+            .ok()?;
+        match parts[..] {
+            [domain, bus, device] if bus < 256 && device < 32 => Some(Pci { domain, bus, device }),
+            [bus, device] if bus < 256 && device < 32 => Some(Pci { domain: 0, bus, device }),
+            _ => None,
+        }
+    }
+}
+
+impl Machine {
+    /// Reads the description and picks the node.
+    pub(crate) fn load(path: &Path, node: Option<&str>) -> Result<Machine, String> {
+        let text = std::fs::read_to_string(path).map_err(|error| format!("{}: {error}", path.display()))?;
+        let machines = Machines::parse(&text).map_err(|error| format!("{}: {error}", path.display()))?;
+        let node = match node {
+            Some(name) => machines
+                .node(name)
+                .ok_or_else(|| format!("{}: no node is named {name}", path.display()))?,
+            None => machines
+                .nodes
+                .first()
+                .ok_or_else(|| format!("{}: no node is described", path.display()))?,
+        };
+        Machine::of(node)
+    }
+
+    fn of(node: &MachineNode) -> Result<Machine, String> {
+        let mut cards = Vec::with_capacity(node.gpus.len());
+        for (index, described) in node.gpus.iter().enumerate() {
+            let pci = node.gpu_pci(index);
+            let cc = described
+                .cc
+                .split_once('.')
+                .and_then(|(major, minor)| Some((major.parse().ok()?, minor.parse().ok()?)));
+            cards.push(Card {
+                uuid: node.gpu_uuid(index),
+                minor: node.gpu_minor(index),
+                pci: Pci::parse(&pci).ok_or_else(|| format!("GPU {index} of {}: {pci:?} is not a PCI bus id", node.name))?,
+                cc: cc.ok_or_else(|| format!("GPU {index} of {}: cc {:?} is not like \"8.0\"", node.name, described.cc))?,
+                described: described.clone(),
+                nvlinks: Vec::new(),
+            });
+        }
+        let mut machine = Machine {
+            name: node.name.clone(),
+            driver: node.driver.clone(),
+            cards,
+        };
+        for index in 0..machine.cards.len() {
+            machine.cards[index].nvlinks = machine.nvlinks_of(index);
+        }
+        Ok(machine)
+    }
+
+    /// Connections between two GPUs; it is enough that one of the two describes them.
+    fn links(&self, a: usize, b: usize) -> impl Iterator<Item = (&str, u32)> {
+        let of = |from: usize, to: usize| {
+            let links = &self.cards[from].described.links;
+            links
+                .iter()
+                .filter(move |(other, ..)| *other as usize == to)
+                .map(|(_, kind, count)| (kind.as_str(), *count))
+        };
+        let own: Vec<_> = of(a, b).collect();
+        let theirs: Vec<_> = of(b, a)
+            .filter(|(kind, _)| !own.iter().any(|(known, _)| known == kind))
+            .collect();
+        own.into_iter().chain(theirs)
+    }
+
+    fn nvlinks_of(&self, index: usize) -> Vec<usize> {
+        let peers = (0..self.cards.len()).filter(|peer| *peer != index);
+        peers
+            .flat_map(|peer| {
+                let count = self
+                    .links(index, peer)
+                    .find(|(kind, _)| *kind == "nvlink")
+                    .map_or(0, |(_, count)| count);
+                std::iter::repeat_n(peer, count as usize)
+            })
+            .collect()
+    }
+
+    /// `nvmlGpuTopologyLevel_t` of the nearest common ancestor. A pair that is not described shares its NUMA node's
+    /// bus, or crosses the sockets' link when the nodes differ.
+    pub(crate) fn common_ancestor(&self, a: usize, b: usize) -> u32 {
+        let level = |kind: &str| match kind {
+            "same-board" => Some(0),
+            "single-switch" => Some(10),
+            "multi-switch" => Some(20),
+            "host-bridge" => Some(30),
+            "node" => Some(40),
+            "system" => Some(50),
+            _ => None,
+        };
+        if a == b {
+            return 0;
+        }
+        let described = self.links(a, b).find_map(|(kind, _)| level(kind));
+        let same_node = self.cards[a].described.numa == self.cards[b].described.numa;
+        described.unwrap_or(if same_node { 40 } else { 50 })
+    }
+
+    /// CUDA version of the driver as NVML writes it, 12040 for 12.4 (NVIDIA's compatibility table).
+    pub(crate) fn cuda_version(&self) -> i32 {
+        let major: u32 = self.driver.split('.').next().and_then(|part| part.parse().ok()).unwrap_or(0);
+        const TABLE: [(u32, i32); 12] = [
+            (580, 13000),
+            (575, 12090),
+            (570, 12080),
+            (565, 12070),
+            (560, 12060),
+            (555, 12050),
+            (550, 12040),
+            (545, 12030),
+            (535, 12020),
+            (525, 12000),
+            (510, 11060),
+            (450, 11000),
+        ];
+        TABLE
+            .iter()
+            .find(|(driver, _)| major >= *driver)
+            .map_or(10000, |(_, cuda)| *cuda)
+    }
+}
+
+impl Card {
+    /// FP32 lanes: SMs times lanes of one SM (CUDA C Programming Guide, "Arithmetic Instructions").
+    pub(crate) fn cores(&self) -> u32 {
+        let lanes = match self.cc {
+            (3, _) => 192,
+            (5, _) | (6, 1..) | (8, 1..) | (9.., _) => 128,
+            (2, 0) => 32,
+            (2, _) => 48,
+            _ => 64,
+        };
+        self.described.sms.saturating_mul(lanes)
+    }
+
+    /// `nvmlDeviceArchitecture_t`.
+    pub(crate) fn architecture(&self) -> u32 {
+        match self.cc {
+            (3, _) => 2,
+            (5, _) => 3,
+            (6, _) => 4,
+            (7, 5) => 6,
+            (7, _) => 5,
+            (8, 9) => 8,
+            (8, _) => 7,
+            (9, _) => 9,
+            (10.., _) => 10,
+            _ => u32::MAX,
+        }
+    }
+}

@@ -1,0 +1,343 @@
+//! The one simulated driver of this process: reference count, changes, event sets, and the gate that every call passes.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::env;
+use std::io::Write;
+use std::path::PathBuf;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use nvml_wrapper_sys::bindings as ffi;
+
+use crate::changes::{self, Changes, Stamp};
+use crate::control;
+use crate::machine::{Card, Machine};
+
+/// An `nvmlReturn_t` that is not success.
+pub(crate) type Code = ffi::nvmlReturn_t;
+
+static SIM: Sim = Sim {
+    inner: Mutex::new(Inner::new()),
+    changed: Condvar::new(),
+};
+
+/// The process's simulator.
+pub(crate) fn sim() -> &'static Sim {
+    &SIM
+}
+
+#[derive(Debug)]
+pub(crate) struct Sim {
+    inner: Mutex<Inner>,
+    /// Signalled when an event was queued or a change was made.
+    changed: Condvar,
+}
+
+#[derive(Debug)]
+pub(crate) struct Inner {
+    /// nvmlInit calls without their nvmlShutdown.
+    references: u32,
+    configured: bool,
+    machine: Option<Arc<Machine>>,
+    changes: Changes,
+    /// File that keeps the changes, with the stamp of what was read.
+    state: Option<(PathBuf, Option<Stamp>)>,
+    sets: BTreeMap<usize, EventSet>,
+    last_set: usize,
+}
+
+#[derive(Debug, Default)]
+struct EventSet {
+    gpus: BTreeSet<usize>,
+    queue: VecDeque<Event>,
+}
+
+/// A critical XID of one GPU.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Event {
+    pub(crate) gpu: usize,
+    pub(crate) xid: u64,
+}
+
+impl Sim {
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        // A panic in one call (it is caught in `abi`) leaves values that are whole.
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Blocks while the driver hangs.
+    fn gate(&self) -> MutexGuard<'_, Inner> {
+        let mut inner = self.lock();
+        loop {
+            inner.refresh();
+            let left = inner.changes.hang_until_ms.saturating_sub(now_ms());
+            if left == 0 {
+                return inner;
+            }
+            // Another process may end the hang by way of the file.
+            let wait = Duration::from_millis(left.min(100));
+            inner = self
+                .changed
+                .wait_timeout(inner, wait)
+                .unwrap_or_else(PoisonError::into_inner)
+                .0;
+        }
+    }
+
+    /// nvmlInit.
+    pub(crate) fn init(&self) -> Result<(), Code> {
+        self.lock().configure();
+        let mut inner = self.gate();
+        if inner.changes.init_error != 0 {
+            return Err(inner.changes.init_error);
+        }
+        if inner.references == 0 {
+            inner.machine = Some(Arc::new(load_machine().map_err(|text| {
+                complain(&text);
+                ffi::nvmlReturn_enum_NVML_ERROR_DRIVER_NOT_LOADED
+            })?));
+        }
+        inner.references += 1;
+        Ok(())
+    }
+
+    /// nvmlShutdown.
+    pub(crate) fn shutdown(&self) -> Result<(), Code> {
+        let mut inner = self.gate();
+        if inner.references == 0 {
+            return Err(ffi::nvmlReturn_enum_NVML_ERROR_UNINITIALIZED);
+        }
+        inner.references -= 1;
+        if inner.references == 0 {
+            inner.sets.clear();
+            inner.machine = None;
+        }
+        Ok(())
+    }
+
+    /// Any other call.
+    pub(crate) fn call<T>(&self, work: impl FnOnce(&mut Inner, &Machine) -> Result<T, Code>) -> Result<T, Code> {
+        let mut inner = self.gate();
+        let machine = inner.machine()?;
+        work(&mut inner, &machine)
+    }
+
+    /// nvmlEventSetWait.
+    pub(crate) fn wait(&self, set: usize, timeout: Duration) -> Result<Event, Code> {
+        let deadline = Instant::now() + timeout;
+        let mut inner = self.gate();
+        loop {
+            inner.machine()?;
+            let queue = &mut inner.set(set)?.queue;
+            if let Some(event) = queue.pop_front() {
+                return Ok(event);
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(ffi::nvmlReturn_enum_NVML_ERROR_TIMEOUT);
+            }
+            drop(self.changed.wait_timeout(inner, left).unwrap_or_else(PoisonError::into_inner));
+            inner = self.gate();
+        }
+    }
+
+    /// Changes the state and keeps it; what cannot be kept is not changed.
+    pub(crate) fn change(&self, edit: impl FnOnce(&mut Changes, &Machine) -> Result<(), String>) -> Result<(), String> {
+        let mut inner = self.lock();
+        inner.refresh();
+        let machine = inner.described()?;
+        let mut next = inner.changes.clone();
+        edit(&mut next, &machine)?;
+        if let Some((path, stamp)) = &mut inner.state {
+            changes::write(path, &next).map_err(|error| format!("{}: {error}", path.display()))?;
+            *stamp = changes::stamp(path);
+        }
+        inner.changes = next;
+        drop(inner);
+        self.changed.notify_all();
+        Ok(())
+    }
+
+    /// Queues an XID; how many event sets got it.
+    pub(crate) fn xid(&self, gpu: usize, xid: u64) -> Result<usize, String> {
+        let mut inner = self.lock();
+        let count = inner.described()?.cards.len();
+        if gpu >= count {
+            return Err(format!("there is no GPU {gpu}; the machine has {count}"));
+        }
+        let mut delivered = 0;
+        for set in inner.sets.values_mut().filter(|set| set.gpus.contains(&gpu)) {
+            set.queue.push_back(Event { gpu, xid });
+            delivered += 1;
+        }
+        drop(inner);
+        self.changed.notify_all();
+        Ok(delivered)
+    }
+
+    /// The changes, and the machine that they change.
+    pub(crate) fn state(&self) -> Result<(Changes, Arc<Machine>), String> {
+        let mut inner = self.lock();
+        inner.refresh();
+        Ok((inner.changes.clone(), inner.described()?))
+    }
+}
+
+impl Inner {
+    const fn new() -> Inner {
+        Inner {
+            references: 0,
+            configured: false,
+            machine: None,
+            changes: Changes {
+                init_error: 0,
+                hang_until_ms: 0,
+                gpus: BTreeMap::new(),
+            },
+            state: None,
+            sets: BTreeMap::new(),
+            last_set: 0,
+        }
+    }
+
+    /// Reads the environment, once in a process.
+    fn configure(&mut self) {
+        if std::mem::replace(&mut self.configured, true) {
+            return;
+        }
+        self.changes.init_error = env_number("DIVVY_NVML_SIM_INIT_ERROR").try_into().unwrap_or(u32::MAX);
+        let hang = env_number("DIVVY_NVML_SIM_HANG");
+        if hang > 0 {
+            self.changes.hang_until_ms = now_ms().saturating_add(hang.saturating_mul(1000));
+        }
+        let Some(path) = env::var_os("DIVVY_NVML_SIM_CONTROL").map(PathBuf::from) else {
+            return;
+        };
+        self.state = Some((changes::state_file(&path), None));
+        self.refresh();
+        if let Err(error) = control::start(path) {
+            complain(&format!("no control socket: {error}"));
+        }
+    }
+
+    /// Reads the state file again if somebody replaced it.
+    fn refresh(&mut self) {
+        let Some((path, known)) = &mut self.state else { return };
+        let stamp = changes::stamp(path);
+        if stamp.is_none() || stamp == *known {
+            return;
+        }
+        *known = stamp;
+        match changes::read(path) {
+            Ok(changes) => self.changes = changes,
+            Err(error) => complain(&format!("{}: {error}", path.display())),
+        }
+    }
+
+    fn machine(&self) -> Result<Arc<Machine>, Code> {
+        self.machine.clone().ok_or(ffi::nvmlReturn_enum_NVML_ERROR_UNINITIALIZED)
+    }
+
+    /// The machine, whether or not NVML is initialised.
+    fn described(&self) -> Result<Arc<Machine>, String> {
+        match &self.machine {
+            Some(machine) => Ok(machine.clone()),
+            None => load_machine().map(Arc::new),
+        }
+    }
+
+    /// The GPU of a handle, unless it is lost.
+    pub(crate) fn present<'m>(&self, machine: &'m Machine, index: usize) -> Result<&'m Card, Code> {
+        let card = machine
+            .cards
+            .get(index)
+            .ok_or(ffi::nvmlReturn_enum_NVML_ERROR_INVALID_ARGUMENT)?;
+        match self.gpu(index).is_some_and(|changes| changes.lost) {
+            true => Err(ffi::nvmlReturn_enum_NVML_ERROR_GPU_IS_LOST),
+            false => Ok(card),
+        }
+    }
+
+    fn gpu(&self, index: usize) -> Option<&changes::GpuChanges> {
+        self.changes.gpus.get(&u32::try_from(index).ok()?)
+    }
+
+    /// Processes on the GPU: number and MiB, by number.
+    pub(crate) fn processes(&self, card: &Card, index: usize) -> BTreeMap<u32, u64> {
+        let mut processes: BTreeMap<u32, u64> = card.described.processes.iter().map(|p| (p.pid, p.used_mib)).collect();
+        if let Some(changes) = self.gpu(index) {
+            processes.extend(&changes.processes);
+            processes.retain(|pid, used| *used > 0 || !changes.processes.contains_key(pid));
+        }
+        processes
+    }
+
+    /// Temperature in °C.
+    pub(crate) fn temperature(&self, card: &Card, index: usize) -> u32 {
+        self.gpu(index)
+            .and_then(|changes| changes.temperature)
+            .unwrap_or(card.described.temperature)
+    }
+
+    /// Utilisation in percent.
+    pub(crate) fn utilization(&self, card: &Card, index: usize) -> u32 {
+        self.gpu(index)
+            .and_then(|changes| changes.utilization)
+            .unwrap_or(card.described.utilization)
+    }
+
+    /// A new, empty event set.
+    pub(crate) fn create_set(&mut self) -> usize {
+        self.last_set += 1;
+        self.sets.insert(self.last_set, EventSet::default());
+        self.last_set
+    }
+
+    /// Forgets a set.
+    pub(crate) fn free_set(&mut self, set: usize) -> Result<(), Code> {
+        let known = self.sets.remove(&set).is_some();
+        if known {
+            Ok(())
+        } else {
+            Err(ffi::nvmlReturn_enum_NVML_ERROR_INVALID_ARGUMENT)
+        }
+    }
+
+    /// Adds a GPU to a set.
+    pub(crate) fn register(&mut self, set: usize, gpu: usize) -> Result<(), Code> {
+        self.set(set)?.gpus.insert(gpu);
+        Ok(())
+    }
+
+    fn set(&mut self, set: usize) -> Result<&mut EventSet, Code> {
+        self.sets
+            .get_mut(&set)
+            .ok_or(ffi::nvmlReturn_enum_NVML_ERROR_INVALID_ARGUMENT)
+    }
+}
+
+/// Milliseconds since 1970.
+pub(crate) fn now_ms() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    since.as_millis().try_into().unwrap_or(u64::MAX)
+}
+
+fn env_number(name: &str) -> u64 {
+    let Some(text) = env::var_os(name) else { return 0 };
+    text.to_str().and_then(|text| text.trim().parse().ok()).unwrap_or_else(|| {
+        complain(&format!("{name} is {text:?}, not a number; taken as 0"));
+        0
+    })
+}
+
+fn load_machine() -> Result<Machine, String> {
+    let path = env::var_os("DIVVY_NVML_SIM").ok_or("DIVVY_NVML_SIM is not set; it names the machine description")?;
+    let node = env::var("DIVVY_NVML_SIM_NODE").ok();
+    Machine::load(&PathBuf::from(path), node.as_deref())
+}
+
+/// NVML has no channel for texts; a wrong description must not look like a missing driver to whoever wrote it.
+pub(crate) fn complain(text: &str) {
+    // Nobody is left to tell when standard error is gone.
+    let _ = writeln!(std::io::stderr().lock(), "divvy-nvml-sim: {text}");
+}
