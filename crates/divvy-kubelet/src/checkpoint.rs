@@ -1,0 +1,278 @@
+//! The kubelet's own record of which container holds which device: `kubelet_internal_checkpoint`.
+//!
+//! It is the only place that gives the pod's **UID** and the container for a set of ids, ordinary init containers included.
+//! In `Allocate` the container that is being admitted is not in it yet; in `PreStartContainer` it is.
+//!
+//! The kubelet replaces the file by rename, once per admitted container and per `ListAndWatch` message. The format is no
+//! contract; it is that of `pkg/kubelet/cm/devicemanager/checkpoint` (two forms: since Kubernetes 1.20 `DeviceIDs` is a map
+//! from NUMA node to ids, before it was a list), and it is read as what it is, outside input.
+//!
+//! **The checksum is not verified.** The kubelet hashes (FNV-1a, 32 bits) the text that a Go library prints for its
+//! structs in memory, pointers followed and type names included; to recompute it is to re-implement that printer for the
+//! kubelet's version at hand. What a checksum would find, a torn or damaged file, shows in the JSON, in base64 and in
+//! protobuf; whoever uses an entry checks it against the ids at hand anyway.
+
+mod json;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read as _};
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::Path;
+use std::time::Duration;
+
+use crate::plugin::Answer;
+use crate::{Error, Result};
+
+/// The file's name in the device plugin directory.
+pub const FILE_NAME: &str = "kubelet_internal_checkpoint";
+
+/// The most bytes that are read.
+pub const SIZE_LIMIT: u64 = 16 << 20;
+
+/// The file is replaced by rename, so that half of one should never be seen; if it is, the next moment it is whole.
+const READS: u32 = 3;
+const BETWEEN_READS: Duration = Duration::from_millis(5);
+
+/// The kubelet's record at one moment.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Checkpoint {
+    /// In the file's order.
+    pub entries: Vec<Entry>,
+    /// Healthy devices of each resource.
+    pub registered: BTreeMap<String, Vec<String>>,
+    /// Entries that were left out because their answer cannot be decoded, in words. The kubelet leaves them out too.
+    pub skipped: Vec<String>,
+}
+
+/// The devices of one resource in one container.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Entry {
+    /// UID of the pod.
+    pub pod_uid: String,
+    /// Name of the container, or init container, in the pod.
+    pub container: String,
+    /// For example `vendor.example/memory`.
+    pub resource: String,
+    /// Ids of the devices.
+    pub ids: BTreeSet<String>,
+    /// NUMA nodes of those ids that have one.
+    pub numa: BTreeMap<String, i64>,
+    /// What the plugin answered to `Allocate`; the kubelet uses it at each start of the container.
+    pub answer: Answer,
+}
+
+impl Entry {
+    /// The CDI names in the plugin's answer.
+    pub fn cdi_devices(&self) -> &[String] {
+        &self.answer.cdi_devices
+    }
+}
+
+impl Checkpoint {
+    /// Reads the checkpoint in this device plugin directory. `None`: there is none, as on a node where no kubelet has run.
+    ///
+    /// Blocks: on the file, and for at most 10 ms where it must be read again because it was not whole.
+    ///
+    /// # Errors
+    /// The file cannot be read, is not a plain file (links are not followed), has more than [`SIZE_LIMIT`] bytes, or is no
+    /// checkpoint after the third look.
+    pub fn read(directory: &Path) -> Result<Option<Self>> {
+        let path = directory.join(FILE_NAME);
+        let mut reads = 1;
+        loop {
+            let Some(text) = read_capped(&path)? else { return Ok(None) };
+            match json::parse(&text) {
+                Ok(checkpoint) => return Ok(Some(checkpoint)),
+                Err(reason) if reads == READS => return Err(Error::Malformed { path, reason }),
+                Err(_) => {
+                    reads += 1;
+                    std::thread::sleep(BETWEEN_READS);
+                }
+            }
+        }
+    }
+
+    /// Reads a checkpoint's text.
+    ///
+    /// # Errors
+    /// What is wrong with it, and where.
+    pub fn parse(text: &[u8]) -> Result<Self, String> {
+        json::parse(text)
+    }
+
+    /// The file's text, in the form that kubelets since 1.20 write.
+    ///
+    /// For simulated kubelets: `Checksum` is FNV-1a (32 bits) over the JSON text of `Data`, which a real kubelet would not
+    /// accept (see the module's words on checksums). [`Checkpoint::skipped`] is not written.
+    pub fn to_text(&self) -> String {
+        json::print(self)
+    }
+
+    /// The entries that hold exactly these ids of this resource. More than one is possible: an app container may be given
+    /// the ids of its pod's finished init container, and kubernetes#137534 hands ids out twice.
+    pub fn find_by_ids(&self, resource: &str, ids: &BTreeSet<String>) -> Vec<&Entry> {
+        self.entries
+            .iter()
+            .filter(|entry| entry.resource == resource && entry.ids == *ids)
+            .collect()
+    }
+}
+
+fn read_capped(path: &Path) -> Result<Option<Vec<u8>>> {
+    let unreadable = |source: io::Error| Error::Unreadable {
+        path: path.to_owned(),
+        source,
+    };
+    // Without O_NONBLOCK the opening of a FIFO would wait for a writer.
+    let flags = (rustix::fs::OFlags::NOFOLLOW | rustix::fs::OFlags::NONBLOCK).bits();
+    let file = match OpenOptions::new().read(true).custom_flags(flags.cast_signed()).open(path) {
+        Ok(file) => file,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(error) if error.raw_os_error() == Some(rustix::io::Errno::LOOP.raw_os_error()) => {
+            return Err(Error::NotAFile { path: path.to_owned() });
+        }
+        Err(error) => return Err(unreadable(error)),
+    };
+    if !file.metadata().map_err(unreadable)?.is_file() {
+        return Err(Error::NotAFile { path: path.to_owned() });
+    }
+    let mut text = Vec::new();
+    File::take(file, SIZE_LIMIT + 1).read_to_end(&mut text).map_err(unreadable)?;
+    if text.len() as u64 > SIZE_LIMIT {
+        return Err(Error::TooLarge {
+            path: path.to_owned(),
+            limit: SIZE_LIMIT,
+        });
+    }
+    Ok(Some(text))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sample() -> Checkpoint {
+        let entry = |container: &str, ids: &[(&str, Option<i64>)], cdi: &[&str]| Entry {
+            pod_uid: "0f0c2a4e-5a0b-4b43-9d3e-1d6d2f0a7c11".into(),
+            container: container.into(),
+            resource: "vendor.example/memory".into(),
+            ids: ids.iter().map(|(id, _)| (*id).into()).collect(),
+            numa: ids
+                .iter()
+                .filter_map(|(id, node)| node.map(|node| ((*id).into(), node)))
+                .collect(),
+            answer: Answer {
+                cdi_devices: cdi.iter().map(|name| (*name).into()).collect(),
+                ..Answer::default()
+            },
+        };
+        Checkpoint {
+            entries: vec![
+                entry(
+                    "main",
+                    &[("a::1", Some(0)), ("a::2", Some(0)), ("b::1", Some(1))],
+                    &["vendor.example/class=x"],
+                ),
+                entry("side", &[("c::1", None)], &[]),
+            ],
+            registered: BTreeMap::from([("vendor.example/memory".into(), vec!["a::1".into(), "a::2".into()])]),
+            skipped: Vec::new(),
+        }
+    }
+
+    fn write(text: &[u8]) -> tempfile::TempDir {
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        std::fs::write(dir.path().join(FILE_NAME), text).expect("written");
+        dir
+    }
+
+    #[test]
+    fn what_is_written_is_read_again() -> Result<()> {
+        let dir = write(sample().to_text().as_bytes());
+        assert_eq!(Checkpoint::read(dir.path())?, Some(sample()));
+        Ok(())
+    }
+
+    #[test]
+    fn a_missing_file_is_none_and_not_an_error() -> Result<()> {
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        assert_eq!(Checkpoint::read(dir.path())?, None);
+        assert_eq!(Checkpoint::read(&dir.path().join("nowhere"))?, None);
+        Ok(())
+    }
+
+    #[test]
+    fn ids_are_found_as_a_set_and_only_for_their_resource() {
+        let checkpoint = sample();
+        let set = |ids: &[&str]| ids.iter().map(|id| (*id).to_owned()).collect::<BTreeSet<_>>();
+        let found = |resource: &str, ids: &[&str]| {
+            checkpoint
+                .find_by_ids(resource, &set(ids))
+                .iter()
+                .map(|entry| entry.container.as_str())
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(found("vendor.example/memory", &["b::1", "a::2", "a::1"]), ["main"]);
+        assert_eq!(found("vendor.example/memory", &["c::1"]), ["side"]);
+        assert!(
+            found("vendor.example/memory", &["a::1"]).is_empty(),
+            "a subset is not the set"
+        );
+        assert!(found("vendor.example/other", &["c::1"]).is_empty());
+        assert_eq!(checkpoint.entries[0].cdi_devices(), ["vendor.example/class=x"]);
+    }
+
+    #[test]
+    fn what_is_not_a_checkpoint_is_refused_with_the_path() {
+        let whole = sample().to_text();
+        for text in ["", "{", "[]", "null", "{\"Data\":1}", &whole[..whole.len() / 2]] {
+            let dir = write(text.as_bytes());
+            let error = Checkpoint::read(dir.path()).expect_err("not a checkpoint");
+            assert!(
+                matches!(error, Error::Malformed { .. }) && error.to_string().contains(FILE_NAME),
+                "{text}: {error}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_file_torn_at_the_first_look_is_read_again() -> Result<()> {
+        let whole = sample().to_text();
+        let dir = write(whole[..40].as_bytes());
+        let path = dir.path().join(FILE_NAME);
+        let writer = std::thread::spawn(move || {
+            let next = path.with_extension("tmp");
+            std::fs::write(&next, whole).and_then(|()| std::fs::rename(&next, &path))
+        });
+        // The writer may be late by more than the reader waits: then the reader says so, and is asked again.
+        let deadline = std::time::Instant::now() + Duration::from_secs(5);
+        let read = loop {
+            match Checkpoint::read(dir.path()) {
+                Err(Error::Malformed { .. }) if std::time::Instant::now() < deadline => {}
+                other => break other?,
+            }
+        };
+        writer.join().expect("no panic").expect("written");
+        assert_eq!(read, Some(sample()));
+        Ok(())
+    }
+
+    #[test]
+    fn links_directories_fifos_and_huge_files_are_not_read() {
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        let path = dir.path().join(FILE_NAME);
+        std::fs::write(dir.path().join("secret"), sample().to_text()).expect("written");
+        std::os::unix::fs::symlink(dir.path().join("secret"), &path).expect("linked");
+        assert!(matches!(Checkpoint::read(dir.path()), Err(Error::NotAFile { .. })));
+        std::fs::remove_file(&path).expect("removed");
+        std::fs::create_dir(&path).expect("made");
+        assert!(matches!(Checkpoint::read(dir.path()), Err(Error::NotAFile { .. })));
+        std::fs::remove_dir(&path).expect("removed");
+        rustix::fs::mknodat(rustix::fs::CWD, &path, rustix::fs::FileType::Fifo, rustix::fs::Mode::RUSR, 0).expect("made");
+        assert!(matches!(Checkpoint::read(dir.path()), Err(Error::NotAFile { .. })));
+        std::fs::remove_file(&path).expect("removed");
+        File::create(&path).and_then(|file| file.set_len(50 << 20)).expect("made");
+        assert!(matches!(Checkpoint::read(dir.path()), Err(Error::TooLarge { .. })));
+    }
+}

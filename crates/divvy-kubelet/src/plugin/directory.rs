@@ -1,0 +1,194 @@
+//! What is in the kubelet's directory, and when to look again.
+
+use std::fs::{self, Metadata};
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, UNIX_EPOCH};
+
+use notify::event::{EventKind, ModifyKind};
+use notify::{RecommendedWatcher, RecursiveMode, Watcher as _};
+use tokio::sync::Notify;
+use tokio::time::{Instant, Interval, MissedTickBehavior};
+use tracing::{debug, warn};
+
+use crate::api::KUBELET_SOCKET;
+
+/// Tells a file from another one that has its name, also when the inode is used again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Identity {
+    device: u64,
+    inode: u64,
+    /// Nanoseconds since 1970.
+    born: u128,
+}
+
+impl Identity {
+    pub(super) fn of_file(metadata: &Metadata) -> Self {
+        let changed =
+            || u128::from(metadata.ctime().unsigned_abs()) * 1_000_000_000 + u128::from(metadata.ctime_nsec().unsigned_abs());
+        // The time of the last change is second choice: a chmod makes another file of it, and one needless registration.
+        let born = metadata.created().ok().and_then(|time| time.duration_since(UNIX_EPOCH).ok());
+        Self {
+            device: metadata.dev(),
+            inode: metadata.ino(),
+            born: born.map_or_else(changed, |since| since.as_nanos()),
+        }
+    }
+
+    /// `None`: nothing that we can see is there.
+    pub(super) fn at(path: &Path) -> Option<Self> {
+        fs::metadata(path).ok().map(|metadata| Self::of_file(&metadata))
+    }
+}
+
+/// Calls attention to changes in the directory: by inotify, and, because inotify can overflow, may not be had, and loses a
+/// directory that is replaced, by a look at it every now and then.
+#[derive(Debug)]
+pub(super) struct Directory {
+    path: PathBuf,
+    kubelet: PathBuf,
+    changed: Arc<Notify>,
+    tick: Interval,
+    watcher: Option<(RecommendedWatcher, Identity)>,
+    retry_watch: Instant,
+    warned: bool,
+}
+
+/// Between attempts to get an inotify instance when the machine has none left.
+const RETRY_WATCH: Duration = Duration::from_secs(30);
+
+impl Directory {
+    pub(super) fn new(path: &Path, look_every: Duration) -> Self {
+        let mut tick = tokio::time::interval(look_every);
+        tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut directory = Self {
+            path: path.to_owned(),
+            kubelet: path.join(KUBELET_SOCKET),
+            changed: Arc::new(Notify::new()),
+            tick,
+            watcher: None,
+            retry_watch: Instant::now(),
+            warned: false,
+        };
+        directory.keep_watching();
+        directory
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    pub(super) fn kubelet_path(&self) -> &Path {
+        &self.kubelet
+    }
+
+    /// The kubelet's socket as it is now.
+    pub(super) fn kubelet(&self) -> Option<Identity> {
+        Identity::at(&self.kubelet)
+    }
+
+    /// Returns when it is time to look again; nothing need have changed. May be dropped and called again at any time.
+    pub(super) async fn changed(&mut self) {
+        tokio::select! {
+            () = self.changed.notified() => {}
+            _ = self.tick.tick() => {}
+        }
+        self.keep_watching();
+    }
+
+    /// Makes sure that the watch is on the directory that is there now.
+    fn keep_watching(&mut self) {
+        let Some(now) = Identity::at(&self.path) else {
+            self.watcher = None;
+            return;
+        };
+        match &self.watcher {
+            Some((_, watched)) if *watched == now => return,
+            None if Instant::now() < self.retry_watch => return,
+            _ => self.watcher = None,
+        }
+        match watch(&self.path, Arc::clone(&self.changed)) {
+            Ok(watcher) => self.watcher = Some((watcher, now)),
+            Err(error) => {
+                let look_every = self.tick.period();
+                self.retry_watch = Instant::now() + RETRY_WATCH;
+                if !std::mem::replace(&mut self.warned, true) {
+                    warn!(%error, "cannot watch {} with inotify; looking at it every {look_every:?} instead", self.path.display());
+                }
+            }
+        }
+    }
+}
+
+fn watch(path: &Path, changed: Arc<Notify>) -> notify::Result<RecommendedWatcher> {
+    let mut watcher = notify::recommended_watcher(move |event: notify::Result<notify::Event>| match event {
+        // Contents and attributes are nothing to us, and the kubelet writes its checkpoint here all the time.
+        Ok(event) if !event.need_rescan() && !concerns_names(event.kind) => {}
+        Ok(_) => changed.notify_one(),
+        Err(error) => {
+            debug!(%error, "inotify");
+            changed.notify_one();
+        }
+    })?;
+    watcher.watch(path, RecursiveMode::NonRecursive)?;
+    Ok(watcher)
+}
+
+fn concerns_names(kind: EventKind) -> bool {
+    match kind {
+        EventKind::Create(_) | EventKind::Remove(_) | EventKind::Modify(ModifyKind::Name(_)) => true,
+        EventKind::Any | EventKind::Other | EventKind::Modify(_) | EventKind::Access(_) => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::net::UnixListener;
+
+    #[test]
+    fn a_file_made_anew_is_another_one_and_an_untouched_one_is_not() -> std::io::Result<()> {
+        let dir = tempfile::tempdir()?;
+        let path = dir.path().join("s");
+        assert_eq!(Identity::at(&path), None);
+        drop(UnixListener::bind(&path)?);
+        let first = Identity::at(&path);
+        fs::rename(&path, dir.path().join("t"))?;
+        fs::rename(dir.path().join("t"), &path)?;
+        assert!(first.is_some());
+        if fs::metadata(&path)?.created().is_ok() {
+            assert_eq!(Identity::at(&path), first);
+        }
+        fs::remove_file(&path)?;
+        // File times have the resolution of the kernel's tick, so an inode that is used again needs another tick.
+        std::thread::sleep(Duration::from_millis(20));
+        drop(UnixListener::bind(&path)?);
+        assert_ne!(Identity::at(&path), first);
+        Ok(())
+    }
+
+    #[tokio::test]
+    async fn a_new_name_is_noticed_at_once_and_a_replaced_directory_is_watched_again() -> std::io::Result<()> {
+        let parent = tempfile::tempdir()?;
+        let path = parent.path().join("d");
+        fs::create_dir(&path)?;
+        let mut directory = Directory::new(&path, Duration::from_secs(3600));
+        directory.tick.reset();
+        let soon = Duration::from_secs(5);
+        fs::write(path.join("a"), "")?;
+        tokio::time::timeout(soon, directory.changed()).await.expect("noticed");
+        fs::remove_dir_all(&path)?;
+        fs::create_dir(&path)?;
+        // Events of the removal, until the watch has moved to the new directory.
+        let new = Identity::at(&path);
+        while directory.watcher.as_ref().map(|(_, watched)| *watched) != new {
+            tokio::time::timeout(soon, directory.changed()).await.expect("noticed");
+        }
+        fs::write(path.join("b"), "")?;
+        tokio::time::timeout(soon, directory.changed())
+            .await
+            .expect("noticed in the new directory");
+        Ok(())
+    }
+}

@@ -1,0 +1,392 @@
+//! Keeps a plugin registered: waits for the kubelet, serves, registers, watches, and starts again.
+
+use std::io::ErrorKind;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep_until, timeout};
+use tokio_util::sync::CancellationToken;
+use tonic::transport::Channel;
+use tracing::{debug, info, warn};
+
+use super::backoff::Backoff;
+use super::directory::{Directory, Identity};
+use super::lock::Lock;
+use super::service::Streams;
+use super::session::{Session, is_free};
+use super::socket::Names;
+use super::{Plugin, Settings, Status};
+use crate::Result;
+use crate::api::v1beta1::RegisterRequest;
+use crate::api::v1beta1::registration_client::RegistrationClient;
+use crate::api::{VERSION, connect};
+
+/// How long calls in flight hold up a *new* registration. A kubelet that restarted has dropped its calls anyhow.
+const GRACE_BETWEEN: Duration = Duration::from_millis(300);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Serves one [`Plugin`] and keeps it registered with the kubelet.
+#[derive(Debug)]
+pub struct PluginServer<P> {
+    plugin: Arc<P>,
+    settings: Settings,
+    stop: CancellationToken,
+    status: watch::Sender<Status>,
+    directory: Directory,
+    names: Names,
+    lock: Option<Lock>,
+    backoff: Backoff,
+    /// Not before then, unless the kubelet makes its socket anew.
+    next_attempt: Instant,
+    last_tried: Option<Identity>,
+    last_complaint: Option<String>,
+}
+
+impl<P: Plugin> PluginServer<P> {
+    /// Runs until `stop` is cancelled, then ends streams at once, gives calls in flight [`Timing::grace`], removes its socket
+    /// and returns. Must be called within a Tokio runtime; at most one `ListAndWatch` stream is open at any time, also
+    /// across processes (a lock file `<prefix>.lock` in the directory makes a second process wait for the first).
+    ///
+    /// `status` always holds the current [`Status`].
+    ///
+    /// # Errors
+    /// Only for settings that can never work ([`Error::PathTooLong`], [`Error::SocketPrefix`]). Everything else is tried
+    /// again for ever, is logged, and is in the status.
+    ///
+    /// [`Timing::grace`]: super::Timing::grace
+    /// [`Error::PathTooLong`]: crate::Error::PathTooLong
+    /// [`Error::SocketPrefix`]: crate::Error::SocketPrefix
+    pub async fn run(plugin: Arc<P>, settings: Settings, stop: CancellationToken, status: watch::Sender<Status>) -> Result<()> {
+        let names = Names::new(&settings.device_plugin_dir, &settings.socket_prefix)?;
+        let timing = settings.timing;
+        let server = Self {
+            directory: Directory::new(&settings.device_plugin_dir, timing.look_every),
+            names,
+            lock: None,
+            backoff: Backoff::new(timing.retry_first, timing.retry_max),
+            next_attempt: Instant::now(),
+            last_tried: None,
+            last_complaint: None,
+            plugin,
+            settings,
+            stop,
+            status,
+        };
+        server.keep_registered().await;
+        Ok(())
+    }
+
+    async fn keep_registered(mut self) {
+        while let Some(kubelet) = self.wait_for_turn().await {
+            match self.attempt(kubelet).await {
+                Ok(Ended { why: Why::Stopped, .. }) => break,
+                Ok(ended) => {
+                    if ended.was_settled {
+                        self.backoff.reset();
+                    }
+                    self.complain(ended.why.to_text());
+                }
+                Err(complaint) => self.complain(complaint),
+            }
+            // Also after the end of a good stream: the kubelet may not have noticed yet, and when it does it disconnects
+            // whoever is registered then.
+            self.next_attempt = Instant::now() + self.backoff.take();
+        }
+    }
+
+    /// Waits until `kubelet.sock` is there and either is another than the last time, or the wait is over. `None`: stopped.
+    async fn wait_for_turn(&mut self) -> Option<Identity> {
+        loop {
+            if self.stop.is_cancelled() {
+                return None;
+            }
+            let there = self.directory.kubelet();
+            match there {
+                None => self.complain(self.missing_text()),
+                Some(kubelet) if self.last_tried != there => {
+                    self.backoff.reset();
+                    self.last_tried = there;
+                    return Some(kubelet);
+                }
+                Some(kubelet) if Instant::now() >= self.next_attempt => return Some(kubelet),
+                Some(_) => {}
+            }
+            tokio::select! {
+                () = self.stop.cancelled() => return None,
+                () = self.directory.changed() => {}
+                () = sleep_until(self.next_attempt), if there.is_some() => {}
+            }
+        }
+    }
+
+    fn missing_text(&self) -> String {
+        let (directory, socket) = (self.directory.path(), self.directory.kubelet_path());
+        match socket.metadata() {
+            Err(error) if error.kind() != ErrorKind::NotFound => {
+                format!("cannot see the kubelet's socket {}: {error}; trying again", socket.display())
+            }
+            _ if directory.is_dir() => format!(
+                "the kubelet's socket {} is not there: the kubelet is not running, or has another directory; waiting for it",
+                socket.display()
+            ),
+            _ => format!(
+                "the kubelet's directory {} is not there: is it mounted, and has a kubelet ever run here? waiting for it",
+                directory.display()
+            ),
+        }
+    }
+
+    /// From taking the lock to the end of the last stream. An error is what stood in the way before anything was served.
+    async fn attempt(&mut self, kubelet: Identity) -> Result<Ended, String> {
+        self.take_lock()?;
+        let kubelet_path = self.directory.kubelet_path().to_owned();
+        let connected = tokio::select! {
+            () = self.stop.cancelled() => return Ok(Ended::stopped()),
+            connected = connect(&kubelet_path, CONNECT_TIMEOUT) => connected,
+        };
+        let channel = connected.map_err(|error| {
+            format!(
+                "the kubelet does not listen on {}: {}; trying again",
+                kubelet_path.display(),
+                innermost(&error)
+            )
+        })?;
+        let socket = self.new_socket();
+        let mut session = Session::listen(Arc::clone(&self.plugin), socket.clone())
+            .map_err(|error| format!("cannot listen on {}: {error}; trying again", socket.display()))?;
+        let ended = self.hold(&mut session, channel, kubelet).await;
+        let grace = if matches!(ended.why, Why::Stopped) {
+            self.settings.timing.grace
+        } else {
+            GRACE_BETWEEN
+        };
+        self.set_status(|status| status.registered = false);
+        session.close(grace.min(self.settings.timing.grace)).await;
+        self.set_status(|status| status.open_streams = 0);
+        Ok(ended)
+    }
+
+    fn take_lock(&mut self) -> Result<(), String> {
+        if self.lock.as_ref().is_some_and(Lock::is_in_place) {
+            return Ok(());
+        }
+        self.lock = None;
+        let path = self.directory.path().join(format!("{}.lock", self.settings.socket_prefix));
+        match Lock::try_acquire(&path) {
+            Ok(Some(lock)) => self.lock = Some(lock),
+            Ok(None) => {
+                // No growing waits: it is our own kind, and draining takes it two seconds.
+                self.backoff.reset();
+                let resource = self.plugin.resource_name();
+                return Err(format!(
+                    "another process still serves {resource} here (it holds {}); waiting for its end",
+                    path.display()
+                ));
+            }
+            Err(error) => return Err(format!("cannot lock {}: {error}; trying again", path.display())),
+        }
+        match self.names.remove_stale(self.directory.path()) {
+            Ok(removed) => removed
+                .iter()
+                .for_each(|path| info!("removed the stale socket {}", path.display())),
+            Err(error) => warn!(%error, "cannot look for stale sockets in {}", self.directory.path().display()),
+        }
+        Ok(())
+    }
+
+    fn new_socket(&mut self) -> PathBuf {
+        loop {
+            let now = SystemTime::now()
+                .duration_since(UNIX_EPOCH)
+                .map_or(0, |since| since.as_millis());
+            let path = self.directory.path().join(self.names.next(u64::try_from(now).unwrap_or(0)));
+            if is_free(&path) {
+                return path;
+            }
+        }
+    }
+
+    /// Registers, and returns when this session is of no more use.
+    async fn hold(&mut self, session: &mut Session, channel: Channel, kubelet: Identity) -> Ended {
+        let started = Instant::now();
+        let timing = self.settings.timing;
+        let request = RegisterRequest {
+            version: VERSION.to_owned(),
+            endpoint: session.endpoint(),
+            resource_name: self.plugin.resource_name().to_owned(),
+            options: Some(self.plugin.options().into()),
+        };
+        let mut client = RegistrationClient::new(channel);
+        let register = timeout(timing.register_timeout, client.register(request));
+        tokio::pin!(register);
+        let mut registered_at: Option<Instant> = None;
+        let mut stream_since: Option<Instant> = None;
+        let why = loop {
+            let streams = session.streams();
+            if streams.opened > 0 && stream_since.is_none() {
+                stream_since = Some(Instant::now());
+            }
+            self.set_status(|status| {
+                status.open_streams = streams.open;
+                if streams.open > 0 {
+                    status.last_error = None;
+                }
+            });
+            let facts = Facts {
+                kubelet_then: kubelet,
+                kubelet_now: self.directory.kubelet(),
+                serving: session.is_serving() && session.is_in_place(),
+                streams,
+                registered_for: registered_at.map(|at| at.elapsed()),
+            };
+            if let Some(why) = verdict(&facts, timing.first_stream) {
+                break why;
+            }
+            let first_stream_by = registered_at
+                .filter(|_| streams.opened == 0)
+                .map(|at| at + timing.first_stream);
+            tokio::select! {
+                biased;
+                () = self.stop.cancelled() => break Why::Stopped,
+                answer = &mut register, if registered_at.is_none() => match answer {
+                    Ok(Ok(_)) => {
+                        registered_at = Some(Instant::now());
+                        self.registered(session, started.elapsed());
+                    }
+                    Ok(Err(status)) => break Why::Refused(status.message().to_owned()),
+                    Err(_) => break Why::NoAnswer(timing.register_timeout),
+                },
+                () = session.changed(), if session.is_serving() => {}
+                () = self.directory.changed() => {}
+                () = sleep_until(first_stream_by.unwrap_or(started)), if first_stream_by.is_some() => {}
+            }
+        };
+        let was_settled = stream_since.is_some_and(|since| since.elapsed() >= timing.settled);
+        Ended { why, was_settled }
+    }
+
+    fn registered(&mut self, session: &Session, took: Duration) {
+        info!(
+            "registered {} with the kubelet as {} ({} ms)",
+            self.plugin.resource_name(),
+            session.endpoint(),
+            took.as_millis()
+        );
+        self.last_complaint = None;
+        self.set_status(|status| {
+            status.registered = true;
+            status.registrations += 1;
+        });
+    }
+
+    /// Says what is in the way: once per text, however often it is tried again.
+    fn complain(&mut self, text: String) {
+        if self.last_complaint.as_ref() == Some(&text) {
+            debug!("{}: {text}", self.plugin.resource_name());
+            return;
+        }
+        warn!("{}: {text}", self.plugin.resource_name());
+        self.set_status(|status| status.last_error = Some(text.clone()));
+        self.last_complaint = Some(text);
+    }
+
+    fn set_status(&self, change: impl FnOnce(&mut Status)) {
+        self.status.send_if_modified(|status| {
+            let before = status.clone();
+            change(status);
+            if status.registered != before.registered {
+                status.since = std::time::Instant::now();
+            }
+            *status != before
+        });
+    }
+}
+
+/// The end of a session.
+#[derive(Debug)]
+struct Ended {
+    why: Why,
+    /// It went well for long enough to call the next trouble a new one.
+    was_settled: bool,
+}
+
+impl Ended {
+    fn stopped() -> Self {
+        Self {
+            why: Why::Stopped,
+            was_settled: false,
+        }
+    }
+}
+
+/// Why a session is of no more use.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Why {
+    Stopped,
+    KubeletReplaced,
+    SocketLost,
+    StreamEnded,
+    NeverListened(Duration),
+    Refused(String),
+    NoAnswer(Duration),
+}
+
+impl Why {
+    fn to_text(&self) -> String {
+        match self {
+            Self::Stopped => "stopped".to_owned(),
+            Self::KubeletReplaced => "the kubelet has made its socket anew; registering again".to_owned(),
+            Self::SocketLost => {
+                "our socket was removed, as a kubelet does when it starts; listening and registering again".to_owned()
+            }
+            Self::StreamEnded => "the kubelet no longer listens to our devices; registering again".to_owned(),
+            Self::NeverListened(after) => {
+                format!("the kubelet took the registration, but did not ask for our devices within {after:?}; registering again")
+            }
+            Self::Refused(text) => format!("the kubelet refused the registration: {text}; trying again"),
+            Self::NoAnswer(after) => format!("the kubelet did not answer the registration within {after:?}; trying again"),
+        }
+    }
+}
+
+/// What is known of a session at one moment.
+#[derive(Debug, Clone, Copy)]
+struct Facts {
+    /// The `kubelet.sock` at which the session began.
+    kubelet_then: Identity,
+    kubelet_now: Option<Identity>,
+    /// Our server runs, and our socket is in the directory.
+    serving: bool,
+    streams: Streams,
+    /// Since the kubelet took the registration.
+    registered_for: Option<Duration>,
+}
+
+/// Whether a session has ended. A `kubelet.sock` that is gone is no reason: as long as the stream is open the kubelet is
+/// there, and when it ends we shall see that.
+fn verdict(facts: &Facts, first_stream: Duration) -> Option<Why> {
+    if facts.kubelet_now.is_some_and(|now| now != facts.kubelet_then) {
+        return Some(Why::KubeletReplaced);
+    }
+    if !facts.serving {
+        return Some(Why::SocketLost);
+    }
+    if facts.streams.opened > 0 {
+        return (facts.streams.open == 0).then_some(Why::StreamEnded);
+    }
+    facts
+        .registered_for
+        .filter(|since| *since >= first_stream)
+        .map(|_| Why::NeverListened(first_stream))
+}
+
+/// The cause that a person understands is the last in the chain ("Connection refused", not "transport error").
+fn innermost(error: &dyn std::error::Error) -> String {
+    let mut innermost = error;
+    while let Some(source) = innermost.source() {
+        innermost = source;
+    }
+    innermost.to_string()
+}

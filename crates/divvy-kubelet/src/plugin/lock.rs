@@ -1,0 +1,75 @@
+//! One process per resource: two plugins of one resource would take the registration from each other for ever.
+//!
+//! During a rolling update the old process may still be draining when the new one starts. The lock is the kernel's, so a
+//! killed process leaves none behind. The kubelet, which removes sockets when it starts, leaves plain files alone.
+
+use std::fs::{File, OpenOptions, TryLockError};
+use std::io;
+use std::path::{Path, PathBuf};
+
+use super::directory::Identity;
+
+#[derive(Debug)]
+pub(super) struct Lock {
+    path: PathBuf,
+    identity: Identity,
+    /// Holds the lock for as long as it is open.
+    _file: File,
+}
+
+impl Lock {
+    /// `None`: another process holds it.
+    pub(super) fn try_acquire(path: &Path) -> io::Result<Option<Self>> {
+        let file = OpenOptions::new().create(true).truncate(false).write(true).open(path)?;
+        match file.try_lock() {
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => return Ok(None),
+            Err(TryLockError::Error(error)) => return Err(error),
+        }
+        // The holder before us removes the file when it ends: what is locked may no longer be what is there.
+        let identity = Identity::of_file(&file.metadata()?);
+        if Identity::at(path) != Some(identity) {
+            return Ok(None);
+        }
+        Ok(Some(Self {
+            path: path.to_owned(),
+            identity,
+            _file: file,
+        }))
+    }
+
+    /// Whether the file that is locked is still the one in the directory (which may have been replaced).
+    pub(super) fn is_in_place(&self) -> bool {
+        Identity::at(&self.path) == Some(self.identity)
+    }
+}
+
+impl Drop for Lock {
+    fn drop(&mut self) {
+        if self.is_in_place() {
+            // An empty file that stays behind does no harm.
+            let _ = std::fs::remove_file(&self.path);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_second_holder_waits_for_the_first_and_the_last_one_removes_the_file() -> io::Result<()> {
+        let dir = tempfile::tempdir()?;
+        let path = dir.path().join("x.lock");
+        let first = Lock::try_acquire(&path)?;
+        assert!(first.is_some());
+        assert!(Lock::try_acquire(&path)?.is_none());
+        drop(first);
+        assert!(!path.exists());
+        let second = Lock::try_acquire(&path)?.expect("free again");
+        assert!(second.is_in_place());
+        std::fs::remove_file(&path)?;
+        assert!(!second.is_in_place());
+        Ok(())
+    }
+}

@@ -1,0 +1,263 @@
+//! The gRPC face of a [`Plugin`].
+
+use std::collections::BTreeSet;
+use std::pin::Pin;
+use std::sync::Arc;
+
+use futures::Stream;
+use prost::Message as _;
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+use tonic::{Request, Response, Status};
+use tracing::{error, warn};
+
+use super::{Device, Options, Plugin};
+use crate::api::{KUBELET_MESSAGE_LIMIT, v1beta1};
+
+/// `ListAndWatch` streams of one listener.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Streams {
+    /// Ever opened.
+    pub(super) opened: u64,
+    /// Open now: never more than one.
+    pub(super) open: usize,
+}
+
+/// Ends the parts of a server one after the other.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Ending {
+    /// No more connections and streams; calls in flight go on.
+    pub(super) streams: CancellationToken,
+    /// Calls in flight fail with a sentence.
+    pub(super) calls: CancellationToken,
+    /// Connections are cut: their other ends do not take part in closing.
+    pub(super) connections: CancellationToken,
+}
+
+#[derive(Debug)]
+pub(super) struct Service<P> {
+    pub(super) plugin: Arc<P>,
+    pub(super) streams: Arc<watch::Sender<Streams>>,
+    pub(super) ending: Ending,
+}
+
+impl From<Options> for v1beta1::DevicePluginOptions {
+    fn from(options: Options) -> Self {
+        Self {
+            pre_start_required: options.pre_start_required,
+            get_preferred_allocation_available: options.preferred_allocation,
+        }
+    }
+}
+
+#[tonic::async_trait]
+impl<P: Plugin> v1beta1::device_plugin_server::DevicePlugin for Service<P> {
+    type ListAndWatchStream = Pin<Box<dyn Stream<Item = Result<v1beta1::ListAndWatchResponse, Status>> + Send>>;
+
+    async fn get_device_plugin_options(
+        &self,
+        _: Request<v1beta1::Empty>,
+    ) -> Result<Response<v1beta1::DevicePluginOptions>, Status> {
+        Ok(Response::new(self.plugin.options().into()))
+    }
+
+    async fn list_and_watch(&self, _: Request<v1beta1::Empty>) -> Result<Response<Self::ListAndWatchStream>, Status> {
+        let Some(open) = OpenStream::new(&self.streams) else {
+            let text = format!(
+                "{} is already being listened to; a second stream would end the first",
+                self.plugin.resource_name()
+            );
+            warn!("refused a ListAndWatch: {text}");
+            return Err(Status::already_exists(text));
+        };
+        let list = List {
+            resource: self.plugin.resource_name().to_owned(),
+            devices: self.plugin.devices(),
+            sent: None,
+            end: self.ending.streams.clone(),
+            _open: open,
+        };
+        Ok(Response::new(Box::pin(futures::stream::unfold(list, List::next))))
+    }
+
+    async fn get_preferred_allocation(
+        &self,
+        request: Request<v1beta1::PreferredAllocationRequest>,
+    ) -> Result<Response<v1beta1::PreferredAllocationResponse>, Status> {
+        let container_responses = request
+            .into_inner()
+            .container_requests
+            .iter()
+            .map(|asked| {
+                let size = usize::try_from(asked.allocation_size).unwrap_or(0);
+                let device_ids = self
+                    .plugin
+                    .preferred(&asked.available_device_ids, &asked.must_include_device_ids, size);
+                v1beta1::ContainerPreferredAllocationResponse { device_ids }
+            })
+            .collect();
+        Ok(Response::new(v1beta1::PreferredAllocationResponse { container_responses }))
+    }
+
+    async fn allocate(&self, request: Request<v1beta1::AllocateRequest>) -> Result<Response<v1beta1::AllocateResponse>, Status> {
+        let mut container_responses = Vec::new();
+        for asked in &request.get_ref().container_requests {
+            container_responses.push(self.plugin.allocate(&asked.devices_ids)?.into());
+        }
+        Ok(Response::new(v1beta1::AllocateResponse { container_responses }))
+    }
+
+    async fn pre_start_container(
+        &self,
+        request: Request<v1beta1::PreStartContainerRequest>,
+    ) -> Result<Response<v1beta1::PreStartContainerResponse>, Status> {
+        tokio::select! {
+            biased;
+            done = self.plugin.pre_start(request.into_inner().devices_ids) => done?,
+            () = self.ending.calls.cancelled() => {
+                let text = format!("the device plugin for {} is ending; the container's start will be tried again", self.plugin.resource_name());
+                return Err(Status::unavailable(text));
+            }
+        }
+        Ok(Response::new(v1beta1::PreStartContainerResponse {}))
+    }
+}
+
+/// Counts a stream for as long as it exists.
+struct OpenStream(Arc<watch::Sender<Streams>>);
+
+impl OpenStream {
+    /// `None`: there is one already.
+    fn new(streams: &Arc<watch::Sender<Streams>>) -> Option<Self> {
+        streams
+            .send_if_modified(|streams| {
+                let free = streams.open == 0;
+                if free {
+                    *streams = Streams {
+                        opened: streams.opened + 1,
+                        open: 1,
+                    };
+                }
+                free
+            })
+            .then(|| Self(Arc::clone(streams)))
+    }
+}
+
+impl Drop for OpenStream {
+    fn drop(&mut self) {
+        self.0.send_modify(|streams| streams.open -= 1);
+    }
+}
+
+/// One `ListAndWatch` stream.
+struct List {
+    resource: String,
+    devices: watch::Receiver<Arc<Vec<Device>>>,
+    sent: Option<Arc<Vec<Device>>>,
+    end: CancellationToken,
+    _open: OpenStream,
+}
+
+impl List {
+    /// The next list that differs from the last one sent: each message makes the kubelet rewrite its checkpoint.
+    async fn next(mut self) -> Option<(Result<v1beta1::ListAndWatchResponse, Status>, Self)> {
+        loop {
+            if self.end.is_cancelled() {
+                return None;
+            }
+            let now = Arc::clone(&self.devices.borrow_and_update());
+            if self.sent.as_ref().is_none_or(|sent| !same_devices(sent, &now)) {
+                let message = v1beta1::ListAndWatchResponse {
+                    devices: now.iter().map(to_wire).collect(),
+                };
+                let bytes = message.encoded_len();
+                let count = now.len();
+                self.sent = Some(now);
+                if bytes > KUBELET_MESSAGE_LIMIT {
+                    let text = format!(
+                        "the list of {count} devices of {} takes {bytes} bytes, but the kubelet accepts at most {KUBELET_MESSAGE_LIMIT}: \
+                         make the units larger, so that there are fewer devices",
+                        self.resource
+                    );
+                    error!("{text}");
+                    return Some((Err(Status::resource_exhausted(text)), self));
+                }
+                return Some((Ok(message), self));
+            }
+            tokio::select! {
+                () = self.end.cancelled() => return None,
+                changed = self.devices.changed() => {
+                    if changed.is_err() {
+                        // Nobody will change the list any more, but it stays true.
+                        self.end.cancelled().await;
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Whether two lists say the same, in whatever order.
+fn same_devices(one: &Arc<Vec<Device>>, other: &Arc<Vec<Device>>) -> bool {
+    if Arc::ptr_eq(one, other) || one == other {
+        return true;
+    }
+    let set = |list: &Arc<Vec<Device>>| list.iter().cloned().collect::<BTreeSet<Device>>();
+    set(one) == set(other)
+}
+
+fn to_wire(device: &Device) -> v1beta1::Device {
+    v1beta1::Device {
+        id: device.id.clone(),
+        health: if device.healthy { "Healthy" } else { "Unhealthy" }.to_owned(),
+        topology: device.numa.map(|id| v1beta1::TopologyInfo {
+            nodes: vec![v1beta1::NumaNode { id }],
+        }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lists_are_compared_by_content_and_not_by_order() {
+        let device = |id: &str, healthy| Device {
+            id: id.into(),
+            healthy,
+            numa: Some(0),
+        };
+        let list =
+            |devices: &[(&str, bool)]| Arc::new(devices.iter().map(|(id, healthy)| device(id, *healthy)).collect::<Vec<_>>());
+        let one = list(&[("a", true), ("b", false)]);
+        assert!(same_devices(&one, &list(&[("b", false), ("a", true)])));
+        assert!(!same_devices(&one, &list(&[("b", true), ("a", true)])));
+        assert!(!same_devices(&one, &list(&[("a", true)])));
+        assert!(!same_devices(
+            &one,
+            &Arc::new(vec![
+                Device {
+                    numa: None,
+                    ..device("a", true)
+                },
+                device("b", false)
+            ])
+        ));
+    }
+
+    #[test]
+    fn four_thousand_ninety_six_ids_fit_into_a_quarter_of_what_the_kubelet_accepts() {
+        let devices = (0..4096)
+            .map(|slot| {
+                to_wire(&Device {
+                    id: format!("GPU-01234567-89ab-cdef-0123-456789abcdef::m{slot}"),
+                    healthy: true,
+                    numa: Some(1),
+                })
+            })
+            .collect();
+        let bytes = v1beta1::ListAndWatchResponse { devices }.encoded_len();
+        assert!(bytes < 1 << 20 && bytes < KUBELET_MESSAGE_LIMIT / 4, "{bytes}");
+    }
+}

@@ -1,0 +1,223 @@
+//! One listener: from binding the socket to the end of its last connection.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::{UnixListener, UnixStream};
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
+use tonic::transport::Server;
+use tonic::transport::server::Connected;
+use tracing::{debug, warn};
+
+use super::Plugin;
+use super::directory::Identity;
+use super::service::{Ending, Service, Streams};
+use crate::api::MESSAGE_LIMIT;
+use crate::api::v1beta1::device_plugin_server::DevicePluginServer;
+
+/// Of the grace of calls in flight, the part kept for their answers to get out once they were told to end.
+const FOR_ANSWERS: u32 = 10;
+
+#[derive(Debug)]
+pub(super) struct Session {
+    socket: PathBuf,
+    identity: Identity,
+    ending: Ending,
+    streams: watch::Receiver<Streams>,
+    server: JoinHandle<Result<(), tonic::transport::Error>>,
+}
+
+impl Session {
+    /// Listens, and serves from now on.
+    pub(super) fn listen<P: Plugin>(plugin: Arc<P>, socket: PathBuf) -> io::Result<Self> {
+        let listener = UnixListener::bind(&socket)?;
+        let identity = Identity::at(&socket).ok_or_else(|| io::Error::other("the socket was removed as soon as it was made"))?;
+        let ending = Ending::default();
+        let streams = Arc::new(watch::Sender::new(Streams::default()));
+        let watched = streams.subscribe();
+        let service = DevicePluginServer::new(Service {
+            plugin,
+            streams,
+            ending: ending.clone(),
+        })
+        .max_decoding_message_size(MESSAGE_LIMIT)
+        .max_encoding_message_size(MESSAGE_LIMIT);
+        let incoming = incoming(listener, ending.connections.clone());
+        let server = tokio::spawn(Server::builder().serve_with_incoming_shutdown(
+            service,
+            incoming,
+            ending.streams.clone().cancelled_owned(),
+        ));
+        Ok(Self {
+            socket,
+            identity,
+            ending,
+            streams: watched,
+            server,
+        })
+    }
+
+    /// The name to register.
+    pub(super) fn endpoint(&self) -> String {
+        self.socket
+            .file_name()
+            .map(|name| name.to_string_lossy().into_owned())
+            .unwrap_or_default()
+    }
+
+    /// Whether our socket is still what has our name in the directory.
+    pub(super) fn is_in_place(&self) -> bool {
+        Identity::at(&self.socket) == Some(self.identity)
+    }
+
+    pub(super) fn streams(&self) -> Streams {
+        *self.streams.borrow()
+    }
+
+    /// Returns when a stream was opened or has ended, or when the server has.
+    pub(super) async fn changed(&mut self) {
+        if self.streams.changed().await.is_err() {
+            // The server is gone with its sender; `is_serving` says so.
+            debug!("the server of {} has ended", self.socket.display());
+        }
+    }
+
+    pub(super) fn is_serving(&self) -> bool {
+        !self.server.is_finished()
+    }
+
+    /// Ends streams at once, gives calls in flight their time, and returns when nothing of this listener is left.
+    pub(super) async fn close(mut self, grace: Duration) {
+        self.remove_socket();
+        self.ending.streams.cancel();
+        let for_answers = grace / FOR_ANSWERS;
+        if tokio::time::timeout(grace - for_answers, &mut self.server).await.is_ok() {
+            return self.wait_for_streams().await;
+        }
+        self.ending.calls.cancel();
+        if tokio::time::timeout(for_answers, &mut self.server).await.is_ok() {
+            return self.wait_for_streams().await;
+        }
+        self.ending.connections.cancel();
+        if let Err(error) = (&mut self.server).await {
+            warn!(%error, "the server of {} did not end well", self.socket.display());
+        }
+        self.wait_for_streams().await;
+    }
+
+    /// Streams run in tasks of their own, which end right after their connection.
+    async fn wait_for_streams(&mut self) {
+        // An error: all senders are gone, and the streams with them.
+        let _ = self.streams.wait_for(|streams| streams.open == 0).await;
+    }
+
+    fn remove_socket(&self) {
+        if !self.is_in_place() {
+            return;
+        }
+        if let Err(error) = std::fs::remove_file(&self.socket)
+            && error.kind() != io::ErrorKind::NotFound
+        {
+            warn!(%error, "cannot remove our socket {}", self.socket.display());
+        }
+    }
+}
+
+impl Drop for Session {
+    /// Also when [`PluginServer::run`](super::PluginServer::run) is dropped rather than told to stop.
+    fn drop(&mut self) {
+        self.remove_socket();
+        self.ending.streams.cancel();
+        self.ending.calls.cancel();
+        self.ending.connections.cancel();
+    }
+}
+
+fn incoming(listener: UnixListener, cut: CancellationToken) -> impl futures::Stream<Item = io::Result<Connection>> {
+    futures::stream::unfold((listener, cut), |(listener, cut)| async {
+        loop {
+            match listener.accept().await {
+                Ok((stream, _)) => {
+                    let connection = Connection {
+                        stream,
+                        cut: Box::pin(cut.clone().cancelled_owned()),
+                    };
+                    return Some((Ok(connection), (listener, cut)));
+                }
+                Err(error) => {
+                    // Out of file descriptors, most likely: the connection waits, and so do we.
+                    warn!(%error, "cannot accept a connection from the kubelet");
+                    tokio::time::sleep(Duration::from_millis(100)).await;
+                }
+            }
+        }
+    })
+}
+
+/// A connection that can be cut: a peer that is stopped, or does not read, cannot keep it open.
+struct Connection {
+    stream: UnixStream,
+    cut: Pin<Box<WaitForCancellationFutureOwned>>,
+}
+
+impl Connection {
+    fn check(&mut self, context: &mut Context<'_>) -> io::Result<()> {
+        match self.cut.as_mut().poll(context) {
+            Poll::Ready(()) => Err(io::Error::new(io::ErrorKind::ConnectionAborted, "the plugin is ending")),
+            Poll::Pending => Ok(()),
+        }
+    }
+}
+
+impl Connected for Connection {
+    type ConnectInfo = ();
+
+    fn connect_info(&self) -> Self::ConnectInfo {}
+}
+
+impl AsyncRead for Connection {
+    fn poll_read(mut self: Pin<&mut Self>, context: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        self.check(context)?;
+        Pin::new(&mut self.stream).poll_read(context, buffer)
+    }
+}
+
+impl AsyncWrite for Connection {
+    fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        self.check(context)?;
+        Pin::new(&mut self.stream).poll_write(context, bytes)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        slices: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        self.check(context)?;
+        Pin::new(&mut self.stream).poll_write_vectored(context, slices)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(context)
+    }
+}
+
+/// For a name to be unused it must not be there as anything.
+pub(super) fn is_free(path: &Path) -> bool {
+    std::fs::symlink_metadata(path).is_err()
+}

@@ -1,0 +1,147 @@
+//! Names of our sockets, and the sockets that earlier processes left behind.
+
+use std::fs;
+use std::io;
+use std::os::unix::ffi::OsStrExt as _;
+use std::os::unix::fs::FileTypeExt as _;
+use std::path::{Path, PathBuf};
+
+use crate::api::KUBELET_SOCKET;
+use crate::{Error, Result};
+
+/// `sockaddr_un.sun_path` has 108 bytes, the NUL included.
+const MAX_PATH: usize = 107;
+const SUFFIX: usize = 6;
+const DIGITS: &[u8; 36] = b"0123456789abcdefghijklmnopqrstuvwxyz";
+
+/// Gives every socket another name: a new process, or a new listener, is never mistaken for the one before it.
+#[derive(Debug)]
+pub(super) struct Names {
+    prefix: String,
+    last: u64,
+}
+
+impl Names {
+    /// Refuses a prefix that is no file name, and paths that no socket can have.
+    pub(super) fn new(directory: &Path, prefix: &str) -> Result<Self> {
+        let plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.');
+        if prefix.is_empty() || !prefix.bytes().all(plain) {
+            return Err(Error::SocketPrefix {
+                prefix: prefix.to_owned(),
+            });
+        }
+        let names = Self {
+            prefix: prefix.to_owned(),
+            last: 0,
+        };
+        for path in [directory.join(names.with_suffix(0)), directory.join(KUBELET_SOCKET)] {
+            let bytes = path.as_os_str().as_bytes().len();
+            if bytes > MAX_PATH {
+                return Err(Error::PathTooLong { path, bytes });
+            }
+        }
+        Ok(names)
+    }
+
+    /// The name for a socket made at this time (milliseconds since 1970); never one that was given before, and in the next
+    /// 25 days none of an earlier process.
+    pub(super) fn next(&mut self, now: u64) -> String {
+        self.last = now.max(self.last + 1);
+        self.with_suffix(self.last)
+    }
+
+    fn with_suffix(&self, mut number: u64) -> String {
+        let mut suffix = [0_u8; SUFFIX];
+        for place in suffix.iter_mut().rev() {
+            *place = DIGITS[(number % 36) as usize];
+            number /= 36;
+        }
+        format!("{}-{}.sock", self.prefix, String::from_utf8_lossy(&suffix))
+    }
+
+    fn is_ours(&self, name: &str) -> bool {
+        name.strip_prefix(&self.prefix)
+            .and_then(|rest| rest.strip_prefix('-'))
+            .and_then(|rest| rest.strip_suffix(".sock"))
+            .is_some_and(|suffix| suffix.len() == SUFFIX && suffix.bytes().all(|byte| DIGITS.contains(&byte)))
+    }
+
+    /// Removes the sockets of processes that were killed. Call it only while no other process uses this prefix.
+    pub(super) fn remove_stale(&self, directory: &Path) -> io::Result<Vec<PathBuf>> {
+        let mut removed = Vec::new();
+        for entry in fs::read_dir(directory)? {
+            let entry = entry?;
+            if entry.file_name().to_str().is_some_and(|name| self.is_ours(name)) && entry.file_type()?.is_socket() {
+                match fs::remove_file(entry.path()) {
+                    Ok(()) => removed.push(entry.path()),
+                    // The kubelet removes sockets too.
+                    Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                    Err(error) => return Err(error),
+                }
+            }
+        }
+        removed.sort();
+        Ok(removed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::net::UnixListener;
+
+    #[test]
+    fn names_never_repeat_even_if_the_clock_stands_still_or_goes_back() -> Result<()> {
+        let mut names = Names::new(Path::new("/d"), "p")?;
+        let given = [names.next(1_795_253_400_000), names.next(1_795_253_400_000), names.next(5)];
+        assert_eq!(given[0].len(), "p-abcdef.sock".len());
+        assert!(
+            given[0] != given[1] && given[1] != given[2] && given[0] != given[2],
+            "{given:?}"
+        );
+        Ok(())
+    }
+
+    #[test]
+    fn a_path_too_long_for_a_socket_is_refused_with_its_length() {
+        // prefix-xxxxxx.sock: 18 bytes after the directory and its slash.
+        let fits = format!("/{}", "d".repeat(MAX_PATH - 20));
+        assert!(Names::new(Path::new(&fits), "prefix").is_ok());
+        let text = Names::new(Path::new(&format!("{fits}d")), "prefix")
+            .expect_err("one byte too long")
+            .to_string();
+        assert!(text.contains("has 108 bytes") && text.contains("at most 107"), "{text}");
+        // A short prefix does not help where kubelet.sock itself does not fit.
+        assert!(Names::new(Path::new(&format!("/{}", "d".repeat(200))), "p").is_err());
+    }
+
+    #[test]
+    fn a_prefix_that_is_no_file_name_is_refused() {
+        for prefix in ["", "a/b", "a b", "ü"] {
+            assert!(Names::new(Path::new("/d"), prefix).is_err(), "{prefix:?}");
+        }
+    }
+
+    #[test]
+    fn only_stale_sockets_of_this_very_prefix_are_removed() -> std::result::Result<(), Box<dyn std::error::Error>> {
+        let dir = tempfile::tempdir()?;
+        for name in [
+            "mem-abc123.sock",
+            "mem-000000.sock",
+            "mem-x-abc123.sock",
+            "mem.sock",
+            "kubelet.sock",
+            "other-abc123.sock",
+        ] {
+            drop(UnixListener::bind(dir.path().join(name))?);
+        }
+        fs::write(dir.path().join("mem-abc124.sock"), "a plain file")?;
+        let removed = Names::new(dir.path(), "mem")?.remove_stale(dir.path())?;
+        assert_eq!(
+            removed,
+            [dir.path().join("mem-000000.sock"), dir.path().join("mem-abc123.sock")]
+        );
+        assert_eq!(fs::read_dir(dir.path())?.count(), 5);
+        Ok(())
+    }
+}
