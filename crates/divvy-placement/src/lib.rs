@@ -1,1 +1,24 @@
-//! The ledger of allocations per node, feasibility, choice and explanation: pure functions
+//! Who has what on which GPU, and where there is room: pure functions of values.
+//!
+//! - [`NodeState`]: one node's GPUs as its inventory or its capacity describes them
+//! - [`Ledger`]: nodes, pods and allocations in flight, updated event by event; what each GPU has left
+//! - [`Ask`], [`Choice`], [`Refusal`]: does it fit, on which GPU, and why not
+//! - [`NodeReport`]: a refusal in full, for `divvy why`, events and error messages
+//! - [`Anomaly`]: what in the ledger should not be
+//!
+//! Nothing here does I/O, reads a clock or draws a random number. All amounts are integers (MiB); sums saturate towards
+//! "taken", differences towards "nothing free", so that no input can make memory appear.
+
+#![forbid(unsafe_code)]
+
+mod anomaly;
+mod choose;
+mod explain;
+mod ledger;
+mod node;
+
+pub use anomaly::Anomaly;
+pub use choose::{Ask, Choice, Refusal};
+pub use explain::{GpuReport, Hint, Holder, HolderKind, NodeReport, PodReport, PodShare};
+pub use ledger::{Ledger, NodeView, Reservation, Standing};
+pub use node::{GpuState, NodeState, Source, Unusable};

@@ -1,0 +1,177 @@
+use std::collections::BTreeMap;
+use std::fmt;
+
+use divvy_model::legacy::LegacyAllocation;
+use divvy_model::{Allocation, ContainerShare, GpuShare, Health, Held, MemoryUnit, MiB, PodRequest};
+
+use crate::{Ledger, NodeView, Source, Unusable};
+
+/// What a pod asks for, as far as placement goes: memory on one GPU.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Ask {
+    /// Units of gpu-mem, by Kubernetes' effective formula.
+    pub units: u64,
+    /// The same in MiB; `None` if that is more than can be counted.
+    pub memory: Option<MiB>,
+}
+
+impl Ask {
+    /// This many units in a cluster with this unit.
+    pub fn new(units: u64, unit: MemoryUnit) -> Ask {
+        Ask {
+            units,
+            memory: unit.memory(units),
+        }
+    }
+
+    /// What a pod asks for. More than can be counted is `u64::MAX` units, which fit nowhere.
+    pub fn of(request: &PodRequest, unit: MemoryUnit) -> Ask {
+        Ask::new(request.effective_units().unwrap_or(u64::MAX), unit)
+    }
+}
+
+impl fmt::Display for Ask {
+    /// `3 units (3072 MiB)`
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let s = if self.units == 1 { "" } else { "s" };
+        match self.memory {
+            Some(memory) => write!(f, "{} unit{s} ({memory})", self.units),
+            None => write!(f, "{} unit{s} (more memory than can be counted)", self.units),
+        }
+    }
+}
+
+/// A GPU that was chosen.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Choice {
+    /// The node.
+    pub node: String,
+    /// The GPU's UUID, where it is known.
+    pub uuid: Option<String>,
+    /// Its index.
+    pub index: u32,
+    /// Units that it offers in all.
+    pub gpu_units: u64,
+    /// Units that the pod gets.
+    pub units: u64,
+    /// The same in MiB.
+    pub memory: MiB,
+}
+
+/// Why a node does not take a pod.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Refusal {
+    /// There is no such node, or it has not been seen yet.
+    UnknownNode,
+    /// The node's GPUs are offered to nobody.
+    Unusable(Unusable),
+    /// No single GPU has that much left.
+    NoGpuFits,
+    /// The request is larger than any number of MiB that can be written.
+    Uncountable(Ask),
+}
+
+impl Refusal {
+    /// The text for the extender's `FailedNodes`: gpushare's own two sentences where gpushare would refuse, to the letter,
+    /// since people and tools look for them.
+    pub fn filter_message(&self, node: &str) -> String {
+        match self {
+            Refusal::UnknownNode => format!("node {node:?} not found"),
+            Refusal::Unusable(Unusable::NotShared) => format!("The node {node} is not for GPU share, need skip"),
+            Refusal::NoGpuFits => "Insufficient GPU Memory in one device".to_owned(),
+            Refusal::Unusable(why) => format!("node {node} is not offered: {why}"),
+            Refusal::Uncountable(ask) => format!("the pod asks for {ask}"),
+        }
+    }
+}
+
+impl Ledger {
+    /// Whether a pod may go to a node, for filter: advisory, nothing is reserved. `uid` is the asking pod's: what is
+    /// already reserved or bound for it on this node is its own, and fits.
+    ///
+    /// A pod that asks for no memory fits every node that there is.
+    pub fn fits(&self, node: &str, ask: &Ask, uid: &str) -> Result<(), Refusal> {
+        let view = self.known(node)?;
+        if ask.units == 0 || self.reservation(uid, node).is_some() || self.bound_to(uid) == Some(node) {
+            return Ok(());
+        }
+        best_fit(&view, ask).map(|_| ())
+    }
+
+    /// Chooses the GPU of a node: the one with the least left that is enough, of equals the lowest index; as
+    /// gpushare does (research/gpushare.md 3.4). A GPU that failed or is lost is never chosen.
+    pub fn choose(&self, node: &str, ask: &Ask) -> Result<Choice, Refusal> {
+        let view = self.known(node)?;
+        let (position, memory) = best_fit(&view, ask)?;
+        let gpu = view
+            .state()
+            .and_then(|state| state.gpus.get(position))
+            .ok_or(Refusal::NoGpuFits)?;
+        Ok(Choice {
+            node: node.to_owned(),
+            uuid: gpu.uuid.clone(),
+            index: gpu.index,
+            gpu_units: gpu.units,
+            units: ask.units,
+            memory,
+        })
+    }
+
+    fn known<'a>(&'a self, node: &str) -> Result<NodeView<'a>, Refusal> {
+        self.node(node)
+            .filter(|view| view.state().is_some())
+            .ok_or(Refusal::UnknownNode)
+    }
+}
+
+fn best_fit(view: &NodeView<'_>, ask: &Ask) -> Result<(usize, MiB), Refusal> {
+    let state = view.state().ok_or(Refusal::UnknownNode)?;
+    if let Source::Unusable(why) = &state.source {
+        return Err(Refusal::Unusable(why.clone()));
+    }
+    let memory = ask.memory.ok_or(Refusal::Uncountable(*ask))?;
+    state
+        .gpus
+        .iter()
+        .enumerate()
+        .filter(|(_, gpu)| gpu.health == Health::Ok)
+        .map(|(position, gpu)| (view.free(position), gpu.index, position))
+        .filter(|(free, _, _)| *free >= memory)
+        .min()
+        .map(|(_, _, position)| (position, memory))
+        .ok_or(Refusal::NoGpuFits)
+}
+
+impl Choice {
+    /// What is to be written on the pod. On a node that is known only by gpushare's capacities the GPU has no name but its
+    /// index, so gpushare's form is all that can be said truthfully; either side can resolve that later.
+    pub fn held(&self, request: &PodRequest, unit: MemoryUnit) -> Held {
+        let Some(uuid) = &self.uuid else {
+            return Held::Legacy(LegacyAllocation {
+                gpus: BTreeMap::from([(self.index, self.units)]),
+            });
+        };
+        let containers = request
+            .memory_containers()
+            .map(|container| {
+                let share = ContainerShare {
+                    uuid: uuid.clone(),
+                    // Not more than the pod's, which was countable.
+                    memory: unit.memory(container.units).unwrap_or(self.memory),
+                    cores: 0,
+                };
+                (container.name.clone(), vec![share])
+            })
+            .collect();
+        Held::Allocation(Allocation {
+            v: 1,
+            gpus: vec![GpuShare {
+                uuid: uuid.clone(),
+                memory: self.memory,
+                cores: 0,
+                whole: false,
+            }],
+            containers,
+        })
+    }
+}

@@ -1,0 +1,445 @@
+use std::fmt;
+
+use divvy_model::{Health, MemoryUnit, MiB, Pod, PodKey};
+
+use crate::{Ask, Ledger, NodeView, Refusal, Source};
+
+/// What one node has to say to one request: every number that the decision was made from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NodeReport {
+    /// The node.
+    pub node: String,
+    /// What was asked.
+    pub ask: Ask,
+    /// The decision; on success the index of the GPU that would be chosen now, or `None` for a pod without GPU.
+    pub verdict: Result<Option<u32>, Refusal>,
+    /// What the node's GPUs were read from; `None` if the node is not known.
+    pub source: Option<Source>,
+    /// The unit in which the cluster counts.
+    pub unit: MemoryUnit,
+    /// The GPUs in ascending order of index.
+    pub gpus: Vec<GpuReport>,
+    /// What would change the answer, most helpful first; empty where it fits.
+    pub hints: Vec<Hint>,
+}
+
+/// One GPU of a [`NodeReport`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct GpuReport {
+    /// NVML's UUID, where it is known.
+    pub uuid: Option<String>,
+    /// Its index.
+    pub index: u32,
+    /// Product name; empty if unknown.
+    pub model: String,
+    /// What it offers in all.
+    pub capacity: MiB,
+    /// What is left, whatever its health.
+    pub free: MiB,
+    /// Held by containers whose pod object is gone.
+    pub held: MiB,
+    /// Whether work may be placed on it.
+    pub health: Health,
+    /// Why not, `XID 79`.
+    pub reason: Option<String>,
+    /// Whether the request fits here.
+    pub fits: bool,
+    /// Who holds the rest, largest share first, then by name.
+    pub holders: Vec<Holder>,
+}
+
+/// A pod with a share of a GPU.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Holder {
+    /// The pod.
+    pub pod: PodKey,
+    /// Its UID.
+    pub uid: String,
+    /// Its share.
+    pub memory: MiB,
+    /// What it is about.
+    pub kind: HolderKind,
+}
+
+/// Why a pod holds memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum HolderKind {
+    /// It is bound here.
+    Bound,
+    /// It is being deleted; its containers have not ended yet.
+    Deleting,
+    /// It is being bound.
+    Reserved,
+}
+
+/// What would make room.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Hint {
+    /// A pod that is being deleted makes room when its containers have ended.
+    Ending {
+        /// GPU index.
+        index: u32,
+        /// The pod.
+        pod: PodKey,
+        /// Its share.
+        memory: MiB,
+    },
+    /// Containers of pods that are gone make room when they have ended.
+    Leftover {
+        /// GPU index.
+        index: u32,
+        /// What they hold.
+        memory: MiB,
+    },
+    /// A GPU that is not offered now has room.
+    Recovery {
+        /// GPU index.
+        index: u32,
+        /// Failed or lost.
+        health: Health,
+        /// Why, `XID 79`.
+        reason: Option<String>,
+        /// What it has left.
+        free: MiB,
+    },
+    /// The end of this one pod would make room; the one with the least memory is named.
+    Holder {
+        /// GPU index.
+        index: u32,
+        /// The pod.
+        pod: PodKey,
+        /// Its share.
+        memory: MiB,
+    },
+    /// This many units would fit now.
+    AskLess {
+        /// Units.
+        units: u64,
+        /// The same in MiB.
+        memory: MiB,
+    },
+    /// No GPU of the node is that large, even empty.
+    TooLarge {
+        /// Units of the node's largest GPU.
+        units: u64,
+        /// The same in MiB.
+        memory: MiB,
+    },
+}
+
+impl fmt::Display for Hint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Hint::Ending { index, pod, memory } => write!(
+                f,
+                "pod {pod} is being deleted and still holds {memory} of GPU {index}: there is room when its containers have ended"
+            ),
+            Hint::Leftover { index, memory } => write!(
+                f,
+                "containers of deleted pods still hold {memory} of GPU {index}: there is room when they have ended"
+            ),
+            Hint::Recovery {
+                index,
+                health,
+                reason,
+                free,
+            } => write!(
+                f,
+                "GPU {index} {}, with {free} free: there is room when it is back",
+                unwell(*health, reason.as_deref())
+            ),
+            Hint::Holder { index, pod, memory } => {
+                write!(f, "GPU {index} has room when pod {pod} ({memory}) ends or is deleted")
+            }
+            Hint::AskLess { units, memory } => write!(f, "a request of at most {units} ({memory}) fits now"),
+            Hint::TooLarge { units, memory } => write!(
+                f,
+                "no GPU of this node is that large, even empty: the largest has {units} units ({memory})"
+            ),
+        }
+    }
+}
+
+fn unwell(health: Health, reason: Option<&str>) -> String {
+    let word = match health {
+        Health::Ok => return "is well".to_owned(),
+        Health::Failed => "failed",
+        Health::Lost => "is lost",
+    };
+    reason.map_or_else(|| word.to_owned(), |reason| format!("{word} ({reason})"))
+}
+
+impl fmt::Display for GpuReport {
+    /// `GPU 1 has 4096 of 16384 MiB free`, `GPU 2 failed (XID 79)`
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.health == Health::Ok {
+            write!(f, "GPU {} has {} of {} free", self.index, self.free.0, self.capacity)
+        } else {
+            write!(f, "GPU {} {}", self.index, unwell(self.health, self.reason.as_deref()))
+        }
+    }
+}
+
+impl fmt::Display for Holder {
+    /// `default/a 10240 MiB`, `default/b 4096 MiB (being deleted)`
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}", self.pod, self.memory)?;
+        match self.kind {
+            HolderKind::Bound => Ok(()),
+            HolderKind::Deleting => f.write_str(" (being deleted)"),
+            HolderKind::Reserved => f.write_str(" (being bound)"),
+        }
+    }
+}
+
+impl fmt::Display for NodeReport {
+    /// The answer in one line: `node n1 has no GPU with 8 units (8192 MiB) free: GPU 0 has …, GPU 1 has …`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let node = &self.node;
+        match &self.verdict {
+            Ok(Some(index)) => write!(f, "node {node} has room for {} on GPU {index}", self.ask),
+            Ok(None) => write!(f, "node {node} has room: no GPU memory was asked for"),
+            Err(Refusal::UnknownNode) => write!(f, "node {node} is not known"),
+            Err(Refusal::Unusable(why)) => write!(f, "node {node} is not offered: {why}"),
+            Err(Refusal::Uncountable(ask)) => write!(f, "{ask} is not a request that any GPU could meet"),
+            Err(Refusal::NoGpuFits) => {
+                write!(f, "node {node} has no GPU with {} free: ", self.ask)?;
+                for (i, gpu) in self.gpus.iter().enumerate() {
+                    write!(f, "{}{gpu}", if i == 0 { "" } else { ", " })?;
+                }
+                Ok(())
+            }
+        }
+    }
+}
+
+impl GpuReport {
+    /// What would be left if this holder ended; not `free` plus its share, since a GPU may be overcommitted.
+    fn room_without(&self, holder: &Holder) -> MiB {
+        self.holders
+            .iter()
+            .filter(|other| other.uid != holder.uid)
+            .fold(self.capacity.saturating_sub(self.held), |left, other| {
+                left.saturating_sub(other.memory)
+            })
+    }
+}
+
+impl NodeReport {
+    /// The most that is free on one GPU that is offered.
+    pub fn largest_free(&self) -> MiB {
+        let offered = !matches!(self.source, None | Some(Source::Unusable(_)));
+        self.gpus
+            .iter()
+            .filter(|gpu| offered && gpu.health == Health::Ok)
+            .map(|gpu| gpu.free)
+            .max()
+            .unwrap_or(MiB::ZERO)
+    }
+
+    /// What is free on all GPUs that are offered: the sum by which kube-scheduler itself judges.
+    pub fn sum_free(&self) -> MiB {
+        let offered = !matches!(self.source, None | Some(Source::Unusable(_)));
+        self.gpus
+            .iter()
+            .filter(|gpu| offered && gpu.health == Health::Ok)
+            .fold(MiB::ZERO, |sum, gpu| sum.saturating_add(gpu.free))
+    }
+}
+
+/// Where a bound pod is and what it holds there.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PodReport {
+    /// Its node.
+    pub node: String,
+    /// Its shares; empty if it holds nothing that can be read.
+    pub shares: Vec<PodShare>,
+}
+
+/// A bound pod's share of a GPU.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PodShare {
+    /// UUID, or index where only that is written, as the pod's annotations name the GPU.
+    pub gpu: String,
+    /// UUID, index and product of the node's GPU; `None` if the node has no such GPU.
+    pub known: Option<(Option<String>, u32, String)>,
+    /// Its memory there.
+    pub memory: MiB,
+}
+
+impl Ledger {
+    /// Explains what a node says to a request.
+    pub fn explain(&self, node: &str, ask: &Ask) -> NodeReport {
+        let verdict = match self.choose(node, ask) {
+            Err(refusal) if refusal == Refusal::UnknownNode || ask.units > 0 => Err(refusal),
+            Ok(choice) if ask.units > 0 => Ok(Some(choice.index)),
+            _ => Ok(None),
+        };
+        let view = self.node(node).filter(|view| view.state().is_some());
+        let gpus = view.map(|view| reports(&view, ask)).unwrap_or_default();
+        let hints = match &verdict {
+            Err(Refusal::NoGpuFits) => hints(&gpus, ask, self.unit()),
+            _ => Vec::new(),
+        };
+        NodeReport {
+            node: node.to_owned(),
+            ask: *ask,
+            verdict,
+            source: view.and_then(|view| view.state()).map(|state| state.source.clone()),
+            unit: self.unit(),
+            gpus,
+            hints,
+        }
+    }
+
+    /// Explains what every node says to a request, by name of the node.
+    pub fn explain_all(&self, ask: &Ask) -> Vec<NodeReport> {
+        self.nodes()
+            .filter(|view| view.state().is_some())
+            .map(|view| self.explain(view.name(), ask))
+            .collect()
+    }
+
+    /// Where a pod is bound and what it holds there. `None` while it is not bound.
+    pub fn whereabouts(&self, pod: &Pod) -> Option<PodReport> {
+        let node = pod.node.clone()?;
+        let shares = self
+            .node(&node)
+            .and_then(|view| view.state())
+            .map(|state| {
+                self.parts(state, &pod.held)
+                    .into_iter()
+                    .map(|part| PodShare {
+                        known: part
+                            .position
+                            .and_then(|position| state.gpus.get(position))
+                            .map(|gpu| (gpu.uuid.clone(), gpu.index, gpu.model.clone())),
+                        gpu: part.gpu,
+                        memory: part.memory,
+                    })
+                    .collect()
+            })
+            .unwrap_or_default();
+        Some(PodReport { node, shares })
+    }
+}
+
+impl NodeView<'_> {
+    /// Who holds what of the GPU at this position, largest share first, then by name. Shares of GPUs that the node does not
+    /// have are not among them (see [`crate::Anomaly`]).
+    pub fn holders(&self, position: usize) -> Vec<Holder> {
+        let Some(state) = self.state() else {
+            return Vec::new();
+        };
+        let share = |held| {
+            self.ledger
+                .parts(state, held)
+                .into_iter()
+                .filter(|part| part.position == Some(position))
+                .fold(MiB::ZERO, |sum, part| sum.saturating_add(part.memory))
+        };
+        let bound = self.pods().map(|pod| Holder {
+            pod: pod.key(),
+            uid: pod.uid.clone(),
+            memory: share(&pod.held),
+            kind: if pod.deleting {
+                HolderKind::Deleting
+            } else {
+                HolderKind::Bound
+            },
+        });
+        let reserved = self.reserved().map(|(uid, reservation)| Holder {
+            pod: reservation.pod.clone(),
+            uid: uid.to_owned(),
+            memory: share(&reservation.held),
+            kind: HolderKind::Reserved,
+        });
+        let mut holders: Vec<Holder> = bound.chain(reserved).filter(|holder| holder.memory > MiB::ZERO).collect();
+        holders.sort_by(|a, b| (b.memory, &a.pod, &a.uid).cmp(&(a.memory, &b.pod, &b.uid)));
+        holders
+    }
+}
+
+fn reports(view: &NodeView<'_>, ask: &Ask) -> Vec<GpuReport> {
+    let gpus = view.state().map(|state| state.gpus.as_slice()).unwrap_or_default();
+    gpus.iter()
+        .enumerate()
+        .map(|(position, gpu)| {
+            let free = view.free(position);
+            GpuReport {
+                uuid: gpu.uuid.clone(),
+                index: gpu.index,
+                model: gpu.model.clone(),
+                capacity: gpu.capacity,
+                free,
+                held: gpu.held,
+                health: gpu.health,
+                reason: gpu.reason.clone(),
+                fits: gpu.health == Health::Ok && ask.memory.is_some_and(|memory| free >= memory),
+                holders: view.holders(position),
+            }
+        })
+        .collect()
+}
+
+fn hints(gpus: &[GpuReport], ask: &Ask, unit: MemoryUnit) -> Vec<Hint> {
+    let Some(memory) = ask.memory else {
+        return Vec::new();
+    };
+    let mut hints = Vec::new();
+    let well = || gpus.iter().filter(|gpu| gpu.health == Health::Ok);
+    for gpu in well() {
+        if let Some(holder) = gpu
+            .holders
+            .iter()
+            .filter(|holder| holder.kind == HolderKind::Deleting && gpu.room_without(holder) >= memory)
+            .min_by_key(|holder| holder.memory)
+        {
+            hints.push(Hint::Ending {
+                index: gpu.index,
+                pod: holder.pod.clone(),
+                memory: holder.memory,
+            });
+        }
+        if gpu.held > MiB::ZERO && gpu.free.saturating_add(gpu.held) >= memory {
+            hints.push(Hint::Leftover {
+                index: gpu.index,
+                memory: gpu.held,
+            });
+        }
+    }
+    for gpu in gpus.iter().filter(|gpu| gpu.health != Health::Ok && gpu.free >= memory) {
+        hints.push(Hint::Recovery {
+            index: gpu.index,
+            health: gpu.health,
+            reason: gpu.reason.clone(),
+            free: gpu.free,
+        });
+    }
+    let smallest = well()
+        .flat_map(|gpu| gpu.holders.iter().map(move |holder| (gpu, holder)))
+        .filter(|(gpu, holder)| holder.kind == HolderKind::Bound && gpu.room_without(holder) >= memory)
+        .min_by_key(|(gpu, holder)| (holder.memory, gpu.index));
+    if let Some((gpu, holder)) = smallest {
+        hints.push(Hint::Holder {
+            index: gpu.index,
+            pod: holder.pod.clone(),
+            memory: holder.memory,
+        });
+    }
+    let largest = gpus.iter().map(|gpu| gpu.capacity).max().unwrap_or(MiB::ZERO);
+    if largest < memory {
+        hints.push(Hint::TooLarge {
+            units: unit.units_in(largest),
+            memory: largest,
+        });
+    }
+    let free = well().map(|gpu| gpu.free).max().unwrap_or(MiB::ZERO);
+    if unit.units_in(free) > 0 {
+        hints.push(Hint::AskLess {
+            units: unit.units_in(free),
+            memory: free,
+        });
+    }
+    hints
+}

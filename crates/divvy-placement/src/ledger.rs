@@ -1,0 +1,512 @@
+use std::collections::{BTreeMap, BTreeSet};
+
+use divvy_model::{Held, MemoryUnit, MiB, Node, Pod, PodKey};
+
+use crate::NodeState;
+
+/// Nodes, pods and the allocations that are being written, and what each GPU has left.
+///
+/// Updated in place, event by event. Nothing is counted by differences: what a node's GPUs have left is counted anew from
+/// the pods that are known for it whenever one of them changes, so that a missed, repeated or merged event cannot leave
+/// anything behind (research/reliability.md R14). Pods are keyed by UID (R7).
+///
+/// A pod holds what its annotations say from its binding until [`Pod::ended`] or until its object is gone; that deletion was
+/// asked for frees nothing (R5). What containers of vanished pods still hold is in the inventory (`heldMiB`).
+#[derive(Debug, Clone)]
+pub struct Ledger {
+    unit: MemoryUnit,
+    pods: BTreeMap<String, Pod>,
+    uids: BTreeMap<PodKey, String>,
+    nodes: BTreeMap<String, Entry>,
+    /// UID → node → what is being written. More than one node only while the outcome of a bind is unknown.
+    reservations: BTreeMap<String, BTreeMap<String, Reservation>>,
+    /// Nodes whose count is out of date within one update.
+    dirty: BTreeSet<String>,
+    last_version: u64,
+}
+
+/// All that is known under one node's name.
+#[derive(Debug, Clone, Default)]
+struct Entry {
+    state: Option<NodeState>,
+    pods: BTreeSet<String>,
+    reserved: BTreeSet<String>,
+    usage: Usage,
+    version: u64,
+}
+
+/// What is taken on a node.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Usage {
+    /// Per GPU, in the order of [`NodeState::gpus`].
+    pub(crate) gpus: Vec<MiB>,
+    /// Allocated on GPUs of a node whose GPUs' UUIDs are not known, so that it may be on any of them.
+    pub(crate) anywhere: MiB,
+    pub(crate) cpu_milli: u64,
+    pub(crate) memory_bytes: u64,
+    pub(crate) pods: u64,
+}
+
+/// An allocation that was promised to a pod and is not seen in its annotations yet.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Reservation {
+    /// The pod.
+    pub pod: PodKey,
+    /// What is being written on it.
+    pub held: Held,
+    /// How far the write is.
+    pub standing: Standing,
+    /// When it was last written, by the caller's clock in nanoseconds; the ledger does not look at it.
+    pub since_ns: u64,
+}
+
+/// How far the write of a reservation is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Standing {
+    /// Sent, no answer yet.
+    InFlight,
+    /// Done; the pod's own event has not come yet.
+    Bound,
+    /// No answer came; it may have been done or may be done yet.
+    Doubt,
+}
+
+/// A share of a node's GPU that somebody holds: position in [`NodeState::gpus`], or `None` when there is no such GPU.
+pub(crate) struct Part {
+    pub(crate) position: Option<usize>,
+    /// UUID or index as it is written.
+    pub(crate) gpu: String,
+    pub(crate) memory: MiB,
+}
+
+impl Ledger {
+    /// An empty ledger of a cluster that counts gpu-mem in this unit.
+    pub fn new(unit: MemoryUnit) -> Ledger {
+        Ledger {
+            unit,
+            pods: BTreeMap::new(),
+            uids: BTreeMap::new(),
+            nodes: BTreeMap::new(),
+            reservations: BTreeMap::new(),
+            dirty: BTreeSet::new(),
+            last_version: 0,
+        }
+    }
+
+    /// The cluster's unit of gpu-mem.
+    pub fn unit(&self) -> MemoryUnit {
+        self.unit
+    }
+
+    /// The node, with what is taken on it; also one that is known only because pods say they are on it.
+    pub fn node<'a>(&'a self, name: &str) -> Option<NodeView<'a>> {
+        let (name, entry) = self.nodes.get_key_value(name)?;
+        Some(NodeView {
+            ledger: self,
+            name,
+            entry,
+        })
+    }
+
+    /// All nodes by name.
+    pub fn nodes(&self) -> impl Iterator<Item = NodeView<'_>> {
+        self.nodes.iter().map(|(name, entry)| NodeView {
+            ledger: self,
+            name,
+            entry,
+        })
+    }
+
+    /// The pod with this UID.
+    pub fn pod(&self, uid: &str) -> Option<&Pod> {
+        self.pods.get(uid)
+    }
+
+    /// The pod that has this name now.
+    pub fn pod_named(&self, key: &PodKey) -> Option<&Pod> {
+        self.uids.get(key).and_then(|uid| self.pods.get(uid))
+    }
+
+    /// All pods, by UID.
+    pub fn pods(&self) -> impl Iterator<Item = &Pod> {
+        self.pods.values()
+    }
+
+    /// A pod is there, in this state. False if nothing changed. A pod without a UID cannot be told from others and is left
+    /// out (no API server sends one).
+    ///
+    /// A pod that has a node confirms or refutes all its reservations: a binding is final. Another pod under the same
+    /// name ends the earlier one, since names are unique.
+    pub fn apply_pod(&mut self, pod: Pod) -> bool {
+        let changed = self.link_pod(pod);
+        self.settle();
+        changed
+    }
+
+    /// The pod with this UID is gone, and its reservations with it.
+    pub fn delete_pod(&mut self, uid: &str) -> bool {
+        let changed = self.unlink_pod(uid);
+        self.settle();
+        changed
+    }
+
+    /// Exactly these pods are there. Those known before and not among them are gone; reservations of pods never seen
+    /// stay, since such a pod may be younger than the list.
+    pub fn replace_pods(&mut self, pods: impl IntoIterator<Item = Pod>) {
+        let mut gone: BTreeSet<String> = self.pods.keys().cloned().collect();
+        for pod in pods {
+            gone.remove(&pod.uid);
+            self.link_pod(pod);
+        }
+        for uid in gone {
+            self.unlink_pod(&uid);
+        }
+        self.settle();
+    }
+
+    /// A node is there, in this state. False if nothing changed that matters here.
+    pub fn apply_node(&mut self, node: &Node) -> bool {
+        let state = NodeState::read(node, self.unit);
+        let entry = self.nodes.entry(node.name.clone()).or_default();
+        if entry.state.as_ref() == Some(&state) {
+            return false;
+        }
+        entry.state = Some(state);
+        self.dirty.insert(node.name.clone());
+        self.settle();
+        true
+    }
+
+    /// The node is gone. Pods that say they are on it stay known: they count again when a node of this name appears.
+    pub fn delete_node(&mut self, name: &str) -> bool {
+        let Some(entry) = self.nodes.get_mut(name) else {
+            return false;
+        };
+        let known = entry.state.take().is_some();
+        self.dirty.insert(name.to_owned());
+        self.settle();
+        known
+    }
+
+    /// Exactly these nodes are there.
+    pub fn replace_nodes<'a>(&mut self, nodes: impl IntoIterator<Item = &'a Node>) {
+        let mut gone: BTreeSet<String> = self.nodes.keys().cloned().collect();
+        for node in nodes {
+            gone.remove(&node.name);
+            self.apply_node(node);
+        }
+        for name in gone {
+            self.delete_node(&name);
+        }
+    }
+
+    /// Books what is about to be written on a pod, or changes how far that is. Ignored for a pod that is known to be bound:
+    /// what it holds is known better then.
+    pub fn reserve(&mut self, uid: &str, node: &str, reservation: Reservation) {
+        if self.pods.get(uid).is_some_and(|pod| pod.node.is_some()) {
+            return;
+        }
+        self.nodes.entry(node.to_owned()).or_default().reserved.insert(uid.to_owned());
+        self.reservations
+            .entry(uid.to_owned())
+            .or_default()
+            .insert(node.to_owned(), reservation);
+        self.dirty.insert(node.to_owned());
+        self.settle();
+    }
+
+    /// Notes how far the write of a reservation is, if there still is one.
+    pub fn set_standing(&mut self, uid: &str, node: &str, standing: Standing, since_ns: u64) {
+        if let Some(reservation) = self.reservations.get_mut(uid).and_then(|nodes| nodes.get_mut(node)) {
+            reservation.standing = standing;
+            reservation.since_ns = since_ns;
+        }
+    }
+
+    /// Gives a reservation back. False if there was none.
+    pub fn release(&mut self, uid: &str, node: &str) -> bool {
+        let released = self.unreserve(uid, node);
+        self.settle();
+        released
+    }
+
+    /// What is being written on this pod for this node.
+    pub fn reservation(&self, uid: &str, node: &str) -> Option<&Reservation> {
+        self.reservations.get(uid)?.get(node)
+    }
+
+    /// All reservations as (UID, node, reservation).
+    pub fn reservations(&self) -> impl Iterator<Item = (&str, &str, &Reservation)> {
+        self.reservations.iter().flat_map(|(uid, nodes)| {
+            nodes
+                .iter()
+                .map(move |(node, reservation)| (uid.as_str(), node.as_str(), reservation))
+        })
+    }
+
+    /// The node to which this pod is known to be bound, by its own event or by an answer that came before that.
+    pub fn bound_to(&self, uid: &str) -> Option<&str> {
+        if let Some(node) = self.pods.get(uid).and_then(|pod| pod.node.as_deref()) {
+            return Some(node);
+        }
+        self.reservations
+            .get(uid)?
+            .iter()
+            .find(|(_, reservation)| reservation.standing == Standing::Bound)
+            .map(|(node, _)| node.as_str())
+    }
+
+    fn link_pod(&mut self, pod: Pod) -> bool {
+        if pod.uid.is_empty() {
+            return false;
+        }
+        let key = pod.key();
+        if let Some(other) = self.uids.get(&key).filter(|uid| **uid != pod.uid).cloned() {
+            self.unlink_pod(&other);
+        }
+        if let Some(known) = self.pods.get(&pod.uid) {
+            if *known == pod {
+                return false;
+            }
+            if let Some(node) = known.node.clone().filter(|_| known.node != pod.node) {
+                self.leave(&node, &pod.uid);
+            }
+        }
+        if let Some(node) = &pod.node {
+            self.nodes.entry(node.clone()).or_default().pods.insert(pod.uid.clone());
+            self.dirty.insert(node.clone());
+            self.unreserve_all(&pod.uid);
+        }
+        // A reservation counts the pod's CPU and memory, too.
+        for node in self.reservations.get(&pod.uid).into_iter().flat_map(BTreeMap::keys) {
+            self.dirty.insert(node.clone());
+        }
+        self.uids.insert(key, pod.uid.clone());
+        self.pods.insert(pod.uid.clone(), pod);
+        true
+    }
+
+    fn unlink_pod(&mut self, uid: &str) -> bool {
+        self.unreserve_all(uid);
+        let Some(pod) = self.pods.remove(uid) else {
+            return false;
+        };
+        if let Some(node) = &pod.node {
+            self.leave(node, uid);
+        }
+        let key = pod.key();
+        if self.uids.get(&key).is_some_and(|named| named == uid) {
+            self.uids.remove(&key);
+        }
+        true
+    }
+
+    fn leave(&mut self, node: &str, uid: &str) {
+        if let Some(entry) = self.nodes.get_mut(node) {
+            entry.pods.remove(uid);
+            self.dirty.insert(node.to_owned());
+        }
+    }
+
+    fn unreserve_all(&mut self, uid: &str) {
+        let nodes: Vec<String> = self
+            .reservations
+            .get(uid)
+            .map(|nodes| nodes.keys().cloned().collect())
+            .unwrap_or_default();
+        for node in nodes {
+            self.unreserve(uid, &node);
+        }
+    }
+
+    fn unreserve(&mut self, uid: &str, node: &str) -> bool {
+        let Some(nodes) = self.reservations.get_mut(uid) else {
+            return false;
+        };
+        let released = nodes.remove(node).is_some();
+        if nodes.is_empty() {
+            self.reservations.remove(uid);
+        }
+        if let Some(entry) = self.nodes.get_mut(node) {
+            entry.reserved.remove(uid);
+            self.dirty.insert(node.to_owned());
+        }
+        released
+    }
+
+    /// Counts the nodes anew that something changed on, and forgets those of which nothing is left.
+    fn settle(&mut self) {
+        for name in std::mem::take(&mut self.dirty) {
+            let Some(entry) = self.nodes.get(&name) else {
+                continue;
+            };
+            if entry.state.is_none() && entry.pods.is_empty() && entry.reserved.is_empty() {
+                self.nodes.remove(&name);
+                continue;
+            }
+            let usage = self.count(&name, entry);
+            self.last_version += 1;
+            let version = self.last_version;
+            if let Some(entry) = self.nodes.get_mut(&name) {
+                entry.usage = usage;
+                entry.version = version;
+            }
+        }
+    }
+
+    fn count(&self, name: &str, entry: &Entry) -> Usage {
+        let mut usage = Usage {
+            gpus: vec![MiB::ZERO; entry.state.as_ref().map_or(0, |state| state.gpus.len())],
+            ..Usage::default()
+        };
+        for uid in &entry.pods {
+            if let Some(pod) = self.pods.get(uid).filter(|pod| !pod.ended()) {
+                usage.add_pod(pod);
+                self.book(&mut usage, entry.state.as_ref(), &pod.held);
+            }
+        }
+        for uid in &entry.reserved {
+            if let Some(pod) = self.pods.get(uid) {
+                usage.add_pod(pod);
+            }
+            if let Some(reservation) = self.reservation(uid, name) {
+                self.book(&mut usage, entry.state.as_ref(), &reservation.held);
+            }
+        }
+        usage
+    }
+
+    fn book(&self, usage: &mut Usage, state: Option<&NodeState>, held: &Held) {
+        let Some(state) = state else {
+            return;
+        };
+        for part in self.parts(state, held) {
+            match part.position.and_then(|position| usage.gpus.get_mut(position)) {
+                Some(used) => *used = used.saturating_add(part.memory),
+                // On a node whose UUIDs are not known it may be any GPU. Where they are known, the GPU is not there
+                // any more, and what was on it takes nothing from the others.
+                None if state.gpus.iter().all(|gpu| gpu.uuid.is_none()) && matches!(held, Held::Allocation(_)) => {
+                    usage.anywhere = usage.anywhere.saturating_add(part.memory);
+                }
+                None => {}
+            }
+        }
+    }
+
+    /// What is held, resolved against a node's GPUs.
+    pub(crate) fn parts(&self, state: &NodeState, held: &Held) -> Vec<Part> {
+        match held {
+            Held::Nothing | Held::Unreadable(_) => Vec::new(),
+            Held::Allocation(allocation) => allocation
+                .gpus
+                .iter()
+                .map(|share| {
+                    let position = state.by_uuid(&share.uuid);
+                    let whole = position.and_then(|position| state.gpus.get(position)).filter(|_| share.whole);
+                    Part {
+                        position,
+                        gpu: share.uuid.clone(),
+                        memory: whole.map_or(share.memory, |gpu| share.memory.max(gpu.capacity)),
+                    }
+                })
+                .collect(),
+            Held::Legacy(legacy) => legacy
+                .gpus
+                .iter()
+                .map(|(index, units)| Part {
+                    position: state.by_index(*index),
+                    gpu: index.to_string(),
+                    memory: self.unit.memory(*units).unwrap_or(MiB(u64::MAX)),
+                })
+                .collect(),
+        }
+    }
+}
+
+impl Usage {
+    fn add_pod(&mut self, pod: &Pod) {
+        self.pods = self.pods.saturating_add(1);
+        self.cpu_milli = self.cpu_milli.saturating_add(pod.cpu_milli);
+        self.memory_bytes = self.memory_bytes.saturating_add(pod.memory_bytes);
+    }
+}
+
+/// A node as the ledger sees it.
+#[derive(Debug, Clone, Copy)]
+pub struct NodeView<'a> {
+    pub(crate) ledger: &'a Ledger,
+    name: &'a str,
+    entry: &'a Entry,
+}
+
+impl<'a> NodeView<'a> {
+    /// The node's name.
+    pub fn name(&self) -> &'a str {
+        self.name
+    }
+
+    /// The node; `None` while only pods that say they are on it are known.
+    pub fn state(&self) -> Option<&'a NodeState> {
+        self.entry.state.as_ref()
+    }
+
+    /// Rises with every change of this node, its pods or its reservations; never repeats within one ledger.
+    pub fn version(&self) -> u64 {
+        self.entry.version
+    }
+
+    /// Allocated on the GPU at this position of [`NodeState::gpus`], by pods and reservations.
+    pub fn used(&self, position: usize) -> MiB {
+        self.entry.usage.gpus.get(position).copied().unwrap_or(MiB::ZERO)
+    }
+
+    /// Left on the GPU at this position, whatever its health; zero, never less, when more is allocated than there is.
+    pub fn free(&self, position: usize) -> MiB {
+        let Some(gpu) = self.entry.state.as_ref().and_then(|state| state.gpus.get(position)) else {
+            return MiB::ZERO;
+        };
+        gpu.capacity
+            .saturating_sub(gpu.held)
+            .saturating_sub(self.used(position))
+            .saturating_sub(self.entry.usage.anywhere)
+    }
+
+    /// Memory promised beyond what the node's GPUs have, in all. Not zero only when a capacity shrank under its pods or
+    /// somebody else wrote allocations.
+    pub fn overcommitted(&self) -> MiB {
+        let Some(state) = &self.entry.state else {
+            return MiB::ZERO;
+        };
+        state
+            .gpus
+            .iter()
+            .enumerate()
+            .map(|(position, gpu)| self.used(position).saturating_add(gpu.held).saturating_sub(gpu.capacity))
+            .fold(MiB::ZERO, MiB::saturating_add)
+    }
+
+    /// Requested CPU in thousandths of a core, main memory in bytes and number of the node's pods that have not ended.
+    pub fn requested(&self) -> (u64, u64, u64) {
+        let usage = &self.entry.usage;
+        (usage.cpu_milli, usage.memory_bytes, usage.pods)
+    }
+
+    /// The pods bound here that have not ended, by UID.
+    pub fn pods(&self) -> impl Iterator<Item = &'a Pod> {
+        let ledger = self.ledger;
+        self.entry
+            .pods
+            .iter()
+            .filter_map(|uid| ledger.pods.get(uid))
+            .filter(|pod| !pod.ended())
+    }
+
+    /// The reservations here, by UID.
+    pub fn reserved(&self) -> impl Iterator<Item = (&'a str, &'a Reservation)> {
+        let (ledger, name) = (self.ledger, self.name);
+        self.entry
+            .reserved
+            .iter()
+            .filter_map(move |uid| Some((uid.as_str(), ledger.reservation(uid, name)?)))
+    }
+}

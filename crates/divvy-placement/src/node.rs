@@ -1,0 +1,230 @@
+use std::fmt;
+
+use divvy_model::{Error, Health, Inventory, MemoryUnit, MiB, Node};
+
+/// What is known of one node: its GPUs, and whether and from what they may be offered.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NodeState {
+    /// The node's name.
+    pub name: String,
+    /// The node object's UID; another one under the same name is another node.
+    pub uid: String,
+    /// What the GPUs below were read from, and whether they may be offered.
+    pub source: Source,
+    /// The GPUs in ascending order of index, those that failed or cannot be offered among them.
+    pub gpus: Vec<GpuState>,
+    /// Allocatable CPU in thousandths of a core.
+    pub cpu_milli: u64,
+    /// Allocatable main memory in bytes.
+    pub memory_bytes: u64,
+    /// Allocatable pods.
+    pub pods: u64,
+    /// Cordoned. For policies and reports; whether a cordoned node takes pods is kube-scheduler's decision.
+    pub unschedulable: bool,
+}
+
+/// One GPU of a node.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct GpuState {
+    /// NVML's UUID; `None` on a node that is known only by gpushare's two capacities, where the index is the only name.
+    pub uuid: Option<String>,
+    /// NVML index.
+    pub index: u32,
+    /// Product name; empty if unknown.
+    pub model: String,
+    /// Units that it offers in all (what gpushare calls DEV).
+    pub units: u64,
+    /// Memory that it offers in all: the units' worth.
+    pub capacity: MiB,
+    /// Held by containers whose pod object is gone; not to be given again yet.
+    pub held: MiB,
+    /// Whether work may be placed on it.
+    pub health: Health,
+    /// Why not, `XID 79`.
+    pub reason: Option<String>,
+}
+
+/// Where a node's GPUs were read from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Source {
+    /// A valid annotation `divvy.dev/inventory`: each GPU by its own size.
+    Inventory,
+    /// Capacity of gpu-mem divided by gpu-count, as gpushare reads a node.
+    Division,
+    /// The node is offered to nobody.
+    Unusable(Unusable),
+}
+
+/// Why a node's GPUs are not offered.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Unusable {
+    /// The node has no capacity of gpu-mem.
+    NotShared,
+    /// The inventory counts in another unit than the cluster.
+    OtherUnit {
+        /// The inventory's unit.
+        node: MemoryUnit,
+        /// The cluster's.
+        cluster: MemoryUnit,
+    },
+    /// The inventory's units are not the node's capacity: the kubelet has not caught up yet, or another
+    /// plugin took the node over.
+    UnitsDiffer {
+        /// Units of all GPUs of the inventory.
+        inventory: u64,
+        /// The node's capacity of gpu-mem.
+        capacity: u64,
+    },
+    /// The inventory cannot be read.
+    Unreadable(Error),
+    /// No inventory, and the capacity cannot be divided evenly among the GPUs that the node says it has.
+    Uneven {
+        /// The node's capacity of gpu-mem.
+        units: u64,
+        /// The node's capacity of gpu-count.
+        gpus: u64,
+    },
+}
+
+impl fmt::Display for Unusable {
+    /// What is wrong and what to do, to be read after "node n1: ".
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Unusable::NotShared => f.write_str("it offers no aliyun.com/gpu-mem (does the Divvy agent run there?)"),
+            Unusable::OtherUnit { node, cluster } => write!(
+                f,
+                "its agent counts memory in {node}, the cluster in {cluster}; give both the same --memory-unit"
+            ),
+            Unusable::UnitsDiffer { inventory, capacity } => write!(
+                f,
+                "its inventory lists {inventory} units of gpu-mem but the node's capacity is {capacity}; \
+                 this passes when the kubelet has caught up with the agent, else another device plugin advertises gpu-mem there"
+            ),
+            Unusable::Unreadable(error) => write!(f, "{error}"),
+            Unusable::Uneven { units, gpus } => write!(
+                f,
+                "it has no annotation divvy.dev/inventory, and its {units} units of gpu-mem cannot be divided evenly among {gpus} GPUs"
+            ),
+        }
+    }
+}
+
+/// More GPUs than any node has: a `gpu-count` above it is a mistake, and must not cost memory here.
+const MOST_GPUS: u64 = 4096;
+
+impl NodeState {
+    /// Reads a node (DESIGN.md section 8, "Inventory"): its inventory while that adds up to the capacity,
+    /// else gpushare's division where it can be trusted.
+    ///
+    /// When an inventory does not add up, the division is trusted only if it names as many GPUs, and no GPU is taken
+    /// for larger than the inventory says: so a node that Aliyun's plugin took over goes on, and none is overcommitted
+    /// while the kubelet has not caught up with a change.
+    pub fn read(node: &Node, unit: MemoryUnit) -> NodeState {
+        let (source, gpus) = match &node.inventory {
+            None => read_division(node, unit),
+            Some(Ok(inventory)) => read_inventory(node, inventory, unit),
+            Some(Err(_)) if node.capacity_units == 0 => (Source::Unusable(Unusable::NotShared), Vec::new()),
+            Some(Err(error)) => (Source::Unusable(Unusable::Unreadable(error.clone())), Vec::new()),
+        };
+        NodeState {
+            name: node.name.clone(),
+            uid: node.uid.clone(),
+            source,
+            gpus,
+            cpu_milli: node.cpu_milli,
+            memory_bytes: node.memory_bytes,
+            pods: node.pods,
+            unschedulable: node.unschedulable,
+        }
+    }
+
+    /// Position in [`NodeState::gpus`] of the GPU with this UUID.
+    pub fn by_uuid(&self, uuid: &str) -> Option<usize> {
+        self.gpus.iter().position(|gpu| gpu.uuid.as_deref() == Some(uuid))
+    }
+
+    /// Position in [`NodeState::gpus`] of the GPU with this index.
+    pub fn by_index(&self, index: u32) -> Option<usize> {
+        self.gpus.iter().position(|gpu| gpu.index == index)
+    }
+}
+
+fn read_division(node: &Node, unit: MemoryUnit) -> (Source, Vec<GpuState>) {
+    match divided(node) {
+        Ok(each) => {
+            // `divided` bounds the count.
+            let count = u32::try_from(node.capacity_gpus).unwrap_or(0);
+            let gpus = (0..count)
+                .map(|index| GpuState {
+                    uuid: None,
+                    index,
+                    model: String::new(),
+                    units: each,
+                    capacity: unit.memory(each).unwrap_or(MiB::ZERO),
+                    held: MiB::ZERO,
+                    health: Health::Ok,
+                    reason: None,
+                })
+                .collect();
+            (Source::Division, gpus)
+        }
+        Err(why) => (Source::Unusable(why), Vec::new()),
+    }
+}
+
+fn read_inventory(node: &Node, inventory: &Inventory, unit: MemoryUnit) -> (Source, Vec<GpuState>) {
+    let mut gpus: Vec<GpuState> = inventory
+        .gpus
+        .iter()
+        .map(|gpu| GpuState {
+            uuid: Some(gpu.uuid.clone()),
+            index: gpu.index,
+            model: gpu.model.clone(),
+            units: gpu.units,
+            capacity: inventory.unit.memory(gpu.units).unwrap_or(MiB::ZERO),
+            held: gpu.held,
+            health: gpu.health,
+            reason: gpu.reason.clone(),
+        })
+        .collect();
+    gpus.sort_by(|a, b| (a.index, &a.uuid).cmp(&(b.index, &b.uuid)));
+    let inventory_units = inventory.total_units();
+    let source = if node.capacity_units == 0 {
+        Source::Unusable(Unusable::NotShared)
+    } else if inventory.unit != unit {
+        Source::Unusable(Unusable::OtherUnit {
+            node: inventory.unit,
+            cluster: unit,
+        })
+    } else if inventory_units == node.capacity_units {
+        Source::Inventory
+    } else {
+        match divided(node) {
+            Ok(each) if usize::try_from(node.capacity_gpus) == Ok(gpus.len()) => {
+                for gpu in &mut gpus {
+                    gpu.units = gpu.units.min(each);
+                    gpu.capacity = unit.memory(gpu.units).unwrap_or(MiB::ZERO);
+                }
+                Source::Division
+            }
+            _ => Source::Unusable(Unusable::UnitsDiffer {
+                inventory: inventory_units,
+                capacity: node.capacity_units,
+            }),
+        }
+    };
+    (source, gpus)
+}
+
+/// Units per GPU by gpushare's division. It must come out even, as it does on every node that gpushare's plugin serves: a
+/// remainder means GPUs of different sizes, and an average would promise the small ones too much.
+fn divided(node: &Node) -> Result<u64, Unusable> {
+    let (units, gpus) = (node.capacity_units, node.capacity_gpus);
+    if units == 0 {
+        return Err(Unusable::NotShared);
+    }
+    if gpus == 0 || gpus > MOST_GPUS || units % gpus != 0 {
+        return Err(Unusable::Uneven { units, gpus });
+    }
+    Ok(units / gpus)
+}

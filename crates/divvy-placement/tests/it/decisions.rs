@@ -1,0 +1,332 @@
+//! Fit, choice and explanation. Case numbers are those of research/gpushare.md section 8.
+
+use divvy_model::{ContainerKind, Health, Held, MemoryUnit, MiB, Phase};
+use divvy_placement::{Ask, Hint, HolderKind, Ledger, Refusal, Source, Unusable};
+
+use crate::fixture::*;
+
+const INSUFFICIENT: &str = "Insufficient GPU Memory in one device";
+
+#[test]
+fn filter_answers_in_gpushares_words() {
+    let ledger = fixture();
+    for (node, units, answer) in [
+        // Case 1
+        ("n1", 8, ""),
+        ("n2", 8, INSUFFICIENT),
+        ("n3", 8, "The node n3 is not for GPU share, need skip"),
+        ("n4", 8, ""),
+        // Case 2: the sum of what is free would do, no GPU does.
+        ("n1", 13, INSUFFICIENT),
+        // Case 3: exact fit.
+        ("n1", 12, ""),
+        // Case 6
+        ("nx", 8, "node \"nx\" not found"),
+    ] {
+        assert_eq!(filter(&ledger, node, units), answer, "{units} on {node}");
+    }
+}
+
+#[test]
+fn only_the_node_with_a_gpu_that_has_room_fits() {
+    // Case 4, gpushare's designs.md.
+    let mib = MemoryUnit::MIB;
+    let mut ledger = Ledger::new(mib);
+    for (node, used) in [("N1", [16276, 12207]), ("N2", [12207, 12207]), ("N3", [8138, 16276])] {
+        ledger.apply_node(&gpushare_node(node, 2 * 16276, 2));
+        for (index, units) in used.into_iter().enumerate() {
+            ledger.apply_pod(gpushare_pod(&format!("{node}-{index}"), node, index as u32, units));
+        }
+    }
+    let fits: Vec<_> = ["N1", "N2", "N3"]
+        .into_iter()
+        .filter(|node| ledger.fits(node, &Ask::new(8138, mib), "u").is_ok())
+        .collect();
+    assert_eq!(fits, ["N3"]);
+}
+
+#[test]
+fn a_pods_containers_share_one_gpu() {
+    // Case 7
+    let asked = Ask::of(&request(&[5, 5, 0]), GIB);
+    assert_eq!(asked.units, 10);
+    assert_eq!(fixture().choose("n1", &asked).expect("fits").index, 1);
+}
+
+#[test]
+fn the_smallest_gpu_that_is_enough_is_chosen_and_of_equals_the_first() {
+    // Case 14, designs.md
+    let mib = MemoryUnit::MIB;
+    let mut ledger = Ledger::new(mib);
+    ledger.apply_node(&gpushare_node("n", 4 * 16276, 4));
+    for (index, free) in [12207, 8138, 4069, 16276].into_iter().enumerate() {
+        ledger.apply_pod(gpushare_pod(&format!("p{index}"), "n", index as u32, 16276 - free));
+    }
+    assert_eq!(ledger.choose("n", &Ask::new(8138, mib)).expect("fits").index, 1);
+    // Case 15
+    assert_eq!(fixture().choose("n1", &ask(6)).expect("fits").index, 0);
+    assert_eq!(fixture().choose("n4", &ask(3)).expect("fits").index, 0);
+}
+
+#[test]
+fn a_finished_pod_holds_nothing_and_a_deleting_one_everything() {
+    let mut ledger = fixture();
+    let mut c = gpushare_pod("c", "n2", 0, 16);
+    c.deleting = true;
+    ledger.apply_pod(c.clone());
+    assert_eq!(filter(&ledger, "n2", 16), INSUFFICIENT, "its containers may still run (R5)");
+    c.phase = Phase::Failed;
+    c.container_running = true;
+    ledger.apply_pod(c.clone());
+    assert_eq!(
+        filter(&ledger, "n2", 16),
+        INSUFFICIENT,
+        "a container runs whatever the phase says"
+    );
+    // Case 9
+    c.phase = Phase::Succeeded;
+    c.container_running = false;
+    ledger.apply_pod(c);
+    assert_eq!(filter(&ledger, "n2", 16), "");
+}
+
+#[test]
+fn each_gpu_counts_by_its_own_size() {
+    // Case 25: mixed nodes, which gpushare takes for equal.
+    let mut ledger = Ledger::new(GIB);
+    ledger.apply_node(&divvy_node("mixed", &[40, 40, 14]));
+    assert_eq!(free(&ledger, "mixed"), [40, 40, 14]);
+    assert_eq!(ledger.choose("mixed", &ask(14)).expect("fits").index, 2);
+    assert_eq!(ledger.choose("mixed", &ask(15)).expect("fits").index, 0);
+    assert_eq!(ledger.choose("mixed", &ask(41)), Err(Refusal::NoGpuFits));
+    ledger.apply_pod(divvy_pod("p", "mixed", 1, 30));
+    assert_eq!(ledger.choose("mixed", &ask(15)).expect("fits").index, 0);
+    assert_eq!(ledger.choose("mixed", &ask(3)).expect("fits").index, 1);
+    // gpushare's index names the same GPU.
+    ledger.apply_pod(gpushare_pod("old", "mixed", 1, 10));
+    assert_eq!(free(&ledger, "mixed"), [40, 0, 14]);
+}
+
+#[test]
+fn a_gpu_that_failed_is_not_offered_and_its_neighbours_are_used_to_the_last_unit() {
+    // Case 8, with health from the inventory.
+    let mut ledger = Ledger::new(GIB);
+    let mut node = divvy_node("n1", &[16, 16]);
+    for (health, reason) in [(Health::Failed, Some("XID 79")), (Health::Lost, None)] {
+        edit_gpu(&mut node, 1, |gpu| {
+            gpu.health = health;
+            gpu.reason = reason.map(str::to_owned);
+        });
+        ledger.apply_node(&node);
+        ledger.apply_pod(divvy_pod("p", "n1", 0, 10));
+        assert_eq!(filter(&ledger, "n1", 8), INSUFFICIENT);
+        assert_eq!(ledger.choose("n1", &ask(6)).expect("fits").index, 0);
+        let report = ledger.explain("n1", &ask(8));
+        assert!(
+            report
+                .hints
+                .iter()
+                .any(|hint| matches!(hint, Hint::Recovery { index: 1, .. })),
+            "{report:?}"
+        );
+    }
+    edit_gpu(&mut node, 1, |gpu| gpu.health = Health::Ok);
+    ledger.apply_node(&node);
+    assert_eq!(filter(&ledger, "n1", 8), "", "it came back");
+}
+
+#[test]
+fn what_pods_without_an_object_hold_is_not_offered() {
+    let mut ledger = Ledger::new(GIB);
+    let mut node = divvy_node("n1", &[16]);
+    edit_gpu(&mut node, 0, |gpu| gpu.held = MiB(10 * 1024));
+    ledger.apply_node(&node);
+    assert_eq!(free(&ledger, "n1"), [6]);
+    let hints = ledger.explain("n1", &ask(8)).hints;
+    assert_eq!(
+        hints.first().map(ToString::to_string).as_deref(),
+        Some("containers of deleted pods still hold 10240 MiB of GPU 0: there is room when they have ended")
+    );
+}
+
+#[test]
+fn an_inventory_counts_only_while_it_adds_up() {
+    let read = |node: &divvy_model::Node| {
+        let mut ledger = Ledger::new(GIB);
+        ledger.apply_node(node);
+        let view = ledger.node(&node.name).expect("applied");
+        let source = view.state().expect("applied").source.clone();
+        (source, free(&ledger, &node.name), filter(&ledger, &node.name, 1))
+    };
+    let mut node = divvy_node("n", &[40, 14]);
+    assert_eq!(read(&node), (Source::Inventory, vec![40, 14], String::new()));
+
+    node.capacity_units = 16;
+    node.capacity_gpus = 1;
+    let (source, _, answer) = read(&node);
+    assert_eq!(
+        source,
+        Source::Unusable(Unusable::UnitsDiffer {
+            inventory: 54,
+            capacity: 16
+        })
+    );
+    assert!(
+        answer.starts_with("node n is not offered: its inventory lists 54 units"),
+        "{answer}"
+    );
+
+    // Aliyun's plugin took the node over: its division counts, and the small GPU is still small.
+    node.capacity_units = 80;
+    node.capacity_gpus = 2;
+    assert_eq!(read(&node), (Source::Division, vec![40, 14], String::new()));
+
+    // The resource is not registered yet, or not any more.
+    node.capacity_units = 0;
+    assert_eq!(read(&node).2, "The node n is not for GPU share, need skip");
+
+    let mut other = divvy_node("n", &[16]);
+    if let Some(Ok(inventory)) = &mut other.inventory {
+        inventory.unit = MemoryUnit::MIB;
+        inventory.gpus[0].units = 16384;
+    }
+    other.capacity_units = 16384;
+    let (_, _, answer) = read(&other);
+    assert_eq!(
+        answer,
+        "node n is not offered: its agent counts memory in MiB, the cluster in GiB; give both the same --memory-unit"
+    );
+
+    let mut broken = divvy_node("n", &[16]);
+    broken.inventory = Some(divvy_model::Inventory::parse("{}"));
+    let (_, _, answer) = read(&broken);
+    assert!(
+        answer.starts_with("node n is not offered: inventory (node annotation"),
+        "{answer}"
+    );
+}
+
+#[test]
+fn a_capacity_that_does_not_divide_is_refused_and_not_averaged() {
+    for (units, gpus) in [(95, 3), (16, 0), (1 << 40, 1 << 40), (u64::MAX, 2)] {
+        let mut ledger = Ledger::new(GIB);
+        ledger.apply_node(&gpushare_node("n", units, gpus));
+        let answer = filter(&ledger, "n", 1);
+        assert!(answer.contains("cannot be divided evenly"), "{units}/{gpus}: {answer}");
+    }
+}
+
+#[test]
+fn nothing_asked_fits_everywhere_and_too_much_nowhere() {
+    let ledger = fixture();
+    for node in ["n1", "n2", "n3", "n4"] {
+        assert_eq!(filter(&ledger, node, 0), "");
+    }
+    assert_eq!(filter(&ledger, "nx", 0), "node \"nx\" not found");
+    assert_eq!(
+        filter(&ledger, "n4", u64::MAX),
+        "the pod asks for 18446744073709551615 units (more memory than can be counted)"
+    );
+    assert_eq!(
+        filter(&ledger, "n4", 10_000_000_000),
+        INSUFFICIENT,
+        "10G units, as users write"
+    );
+}
+
+#[test]
+fn overcommitment_leaves_nothing_free_and_is_reported() {
+    // gpushare's unsigned subtraction made such a GPU look endless (research/gpushare.md section 6, 13).
+    let mut ledger = fixture();
+    ledger.apply_pod(gpushare_pod("greedy", "n1", 0, u64::MAX));
+    ledger.apply_pod(gpushare_pod("ghost", "n1", 7, 3));
+    let mut unreadable = gpushare_pod("garbage", "n1", 0, 3);
+    unreadable.held = Held::Unreadable(divvy_model::Allocation::parse("x").expect_err("garbage"));
+    ledger.apply_pod(unreadable);
+    let mut past = gpushare_pod("past", "n1", 0, 3);
+    past.held = Held::Nothing;
+    ledger.apply_pod(past);
+    assert_eq!(free(&ledger, "n1"), [0, 12]);
+    let found: Vec<String> = ledger.anomalies().iter().map(ToString::to_string).collect();
+    assert_eq!(found.len(), 4, "{found:#?}");
+    for (text, part) in found.iter().zip([
+        "GPU 0 of node n1 has 16384 MiB to give but",
+        "what pod default/garbage holds on node n1 cannot be read",
+        "pod default/ghost holds 3072 MiB of GPU 7, which is not among",
+        "pod default/past asks for 3 units of GPU memory but was bound to node n1 past the extender",
+    ]) {
+        assert!(text.contains(part), "{text}");
+    }
+    assert!(ledger.node("n1").expect("known").overcommitted() > MiB::ZERO);
+}
+
+#[test]
+fn an_allocation_by_uuid_counts_on_every_gpu_of_a_node_that_lost_its_inventory() {
+    let mut ledger = Ledger::new(GIB);
+    ledger.apply_node(&divvy_node("n", &[16, 16]));
+    ledger.apply_pod(divvy_pod("p", "n", 1, 10));
+    assert_eq!(free(&ledger, "n"), [16, 6]);
+    ledger.apply_node(&gpushare_node("n", 32, 2));
+    assert_eq!(free(&ledger, "n"), [6, 6], "it may be on either");
+    ledger.apply_node(&divvy_node("n", &[16, 16]));
+    assert_eq!(free(&ledger, "n"), [16, 6]);
+}
+
+#[test]
+fn what_is_written_names_the_gpu_as_well_as_it_is_known() {
+    let mut ledger = Ledger::new(GIB);
+    ledger.apply_node(&divvy_node("ours", &[16]));
+    ledger.apply_node(&gpushare_node("theirs", 16, 1));
+    let mut asked = request(&[5, 0]);
+    asked.containers[1].units = 8;
+    asked.containers[1].kind = ContainerKind::Init;
+    asked.containers.reverse();
+    let total = Ask::of(&asked, GIB);
+    assert_eq!(total.units, 8);
+    let Held::Allocation(ours) = ledger.choose("ours", &total).expect("fits").held(&asked, GIB) else {
+        panic!("a node with an inventory knows its GPUs by UUID");
+    };
+    assert_eq!(
+        ours.to_json(),
+        r#"{"v":1,"gpus":[{"uuid":"GPU-ours-0","memMiB":8192,"cores":0,"whole":false}],"containers":{"c0":[{"uuid":"GPU-ours-0","memMiB":5120,"cores":0}],"c1":[{"uuid":"GPU-ours-0","memMiB":8192,"cores":0}]}}"#
+    );
+    assert_eq!(divvy_model::Allocation::parse(&ours.to_json()).expect("our own form"), ours);
+    let Held::Legacy(theirs) = ledger.choose("theirs", &total).expect("fits").held(&asked, GIB) else {
+        panic!("a node without an inventory knows its GPUs by index only");
+    };
+    assert_eq!(theirs.gpus.into_iter().collect::<Vec<_>>(), [(0, 8)]);
+}
+
+#[test]
+fn a_refusal_says_what_is_in_the_way_and_what_would_help() {
+    let mut ledger = fixture();
+    let mut b = gpushare_pod("b", "n1", 1, 4);
+    b.deleting = true;
+    ledger.apply_pod(b);
+    let report = ledger.explain("n1", &ask(13));
+    assert_eq!(
+        report.to_string(),
+        "node n1 has no GPU with 13 units (13312 MiB) free: GPU 0 has 6144 of 16384 MiB free, GPU 1 has 12288 of 16384 MiB free"
+    );
+    assert_eq!(report.largest_free(), MiB(12288));
+    assert_eq!(report.sum_free(), MiB(18432), "kube-scheduler would have let it in");
+    assert_eq!(report.gpus[0].holders[0].to_string(), "default/a 10240 MiB");
+    assert_eq!(report.gpus[1].holders[0].kind, HolderKind::Deleting);
+    let hints: Vec<String> = report.hints.iter().map(ToString::to_string).collect();
+    assert_eq!(
+        hints,
+        [
+            "pod default/b is being deleted and still holds 4096 MiB of GPU 1: there is room when its containers have ended",
+            "GPU 0 has room when pod default/a (10240 MiB) ends or is deleted",
+            "a request of at most 12 (12288 MiB) fits now",
+        ]
+    );
+    let hints: Vec<String> = ledger.explain("n1", &ask(17)).hints.iter().map(ToString::to_string).collect();
+    assert_eq!(
+        hints[0],
+        "no GPU of this node is that large, even empty: the largest has 16 units (16384 MiB)"
+    );
+    assert_eq!(ledger.explain("n4", &ask(16)).verdict, Ok(Some(0)));
+    assert_eq!(ledger.explain("nx", &ask(1)).to_string(), "node nx is not known");
+    assert_eq!(ledger.explain_all(&ask(1)).len(), 4);
+}

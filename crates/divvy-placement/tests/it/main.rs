@@ -1,0 +1,6 @@
+//! The ledger and the decisions on it, from outside.
+
+mod decisions;
+mod events;
+mod fixture;
+mod recount;

@@ -1,0 +1,270 @@
+//! Random events against a naive recount from the final objects.
+
+use std::collections::BTreeMap;
+
+use divvy_model::{Health, Held, Node, Phase, Pod};
+use divvy_placement::{Ledger, Reservation, Standing};
+use proptest::prelude::*;
+
+use crate::fixture::*;
+
+#[derive(Debug, Clone)]
+enum Event {
+    Pod(Pod),
+    DeletePod(String),
+    Node(Node),
+    DeleteNode(String),
+    RelistPods,
+    RelistNodes,
+    Reserve(String, String, u64),
+    Release(String, String),
+}
+
+fn node_name() -> impl Strategy<Value = String> {
+    (0..3u8).prop_map(|i| format!("n{i}"))
+}
+
+fn any_pod() -> impl Strategy<Value = Pod> {
+    let held = (0..4usize, 0..3usize, prop_oneof![0..12u64, Just(u64::MAX / 1024)]);
+    (0..6u8, 0..2u8, proptest::option::of(node_name()), held, 0..5u8, any::<bool>()).prop_map(
+        |(name, generation, node, (kind, index, units), phase, running)| {
+            let on = node.clone().unwrap_or_default();
+            let mut pod = match kind {
+                0 => gpushare_pod(&format!("p{name}"), &on, index as u32, units),
+                1 => pending(&format!("p{name}"), units),
+                _ => divvy_pod(&format!("p{name}"), &on, index, units),
+            };
+            pod.uid = format!("u{name}-{generation}");
+            pod.cpu_milli = units;
+            if node.is_none() {
+                pod.held = Held::Nothing;
+            }
+            pod.node = node;
+            pod.phase = [
+                Phase::Pending,
+                Phase::Running,
+                Phase::Succeeded,
+                Phase::Failed,
+                Phase::Unknown,
+            ][usize::from(phase)];
+            pod.container_running = running;
+            pod
+        },
+    )
+}
+
+fn any_node() -> impl Strategy<Value = Node> {
+    (
+        node_name(),
+        proptest::collection::vec(1..16u64, 0..3),
+        any::<bool>(),
+        proptest::bool::weighted(0.2),
+    )
+        .prop_map(|(name, sizes, ours, failed)| {
+            if ours {
+                let mut node = divvy_node(&name, &sizes);
+                if failed && !sizes.is_empty() {
+                    edit_gpu(&mut node, 0, |gpu| gpu.health = Health::Failed);
+                }
+                node
+            } else {
+                let each = sizes.first().copied().unwrap_or(0);
+                gpushare_node(&name, each * sizes.len() as u64, sizes.len() as u64)
+            }
+        })
+}
+
+fn any_event() -> impl Strategy<Value = Event> {
+    let uid = || (0..6u8, 0..2u8).prop_map(|(name, generation)| format!("u{name}-{generation}"));
+    prop_oneof![
+        6 => any_pod().prop_map(Event::Pod),
+        2 => uid().prop_map(Event::DeletePod),
+        3 => any_node().prop_map(Event::Node),
+        1 => node_name().prop_map(Event::DeleteNode),
+        1 => Just(Event::RelistPods),
+        1 => Just(Event::RelistNodes),
+        2 => (uid(), node_name(), 0..12u64).prop_map(|(uid, node, units)| Event::Reserve(uid, node, units)),
+        1 => (uid(), node_name()).prop_map(|(uid, node)| Event::Release(uid, node)),
+    ]
+}
+
+/// What an API server would hold after the events, and the reservations that nobody resolved: kept the simplest way.
+#[derive(Default)]
+struct World {
+    pods: BTreeMap<String, Pod>,
+    nodes: BTreeMap<String, Node>,
+    reserved: BTreeMap<(String, String), u64>,
+}
+
+impl World {
+    fn play(&mut self, ledger: &mut Ledger, event: Event) {
+        match event {
+            Event::Pod(mut pod) => {
+                // An API server never unbinds or moves a pod, and never has two of one name.
+                if let Some(old) = self.pods.get(&pod.uid)
+                    && old.node.is_some()
+                {
+                    pod.node = old.node.clone();
+                    pod.held = old.held.clone();
+                }
+                let older: Vec<String> = self
+                    .pods
+                    .values()
+                    .filter(|old| old.name == pod.name)
+                    .map(|old| old.uid.clone())
+                    .collect();
+                for uid in older.into_iter().filter(|uid| *uid != pod.uid) {
+                    self.pods.remove(&uid);
+                    self.reserved.retain(|(reserved, _), _| *reserved != uid);
+                }
+                if pod.node.is_some() {
+                    self.reserved.retain(|(uid, _), _| *uid != pod.uid);
+                }
+                self.pods.insert(pod.uid.clone(), pod.clone());
+                ledger.apply_pod(pod);
+            }
+            Event::DeletePod(uid) => {
+                self.pods.remove(&uid);
+                self.reserved.retain(|(reserved, _), _| *reserved != uid);
+                ledger.delete_pod(&uid);
+            }
+            Event::Node(node) => {
+                self.nodes.insert(node.name.clone(), node.clone());
+                ledger.apply_node(&node);
+            }
+            Event::DeleteNode(name) => {
+                self.nodes.remove(&name);
+                ledger.delete_node(&name);
+            }
+            Event::RelistPods => ledger.replace_pods(self.pods.values().cloned()),
+            Event::RelistNodes => ledger.replace_nodes(self.nodes.values()),
+            Event::Reserve(uid, node, units) => {
+                let pod = divvy_pod("r", &node, 0, units);
+                if self.pods.get(&uid).is_none_or(|pod| pod.node.is_none()) {
+                    self.reserved.insert((uid.clone(), node.clone()), units);
+                }
+                let reservation = Reservation {
+                    pod: pod.key(),
+                    held: pod.held,
+                    standing: Standing::Doubt,
+                    since_ns: 0,
+                };
+                ledger.reserve(&uid, &node, reservation);
+            }
+            Event::Release(uid, node) => {
+                self.reserved.remove(&(uid.clone(), node.clone()));
+                ledger.release(&uid, &node);
+            }
+        }
+    }
+
+    /// MiB left per GPU of a node, counted from nothing.
+    fn free(&self, name: &str) -> Vec<u64> {
+        let Some(node) = self.nodes.get(name) else {
+            return Vec::new();
+        };
+        let ours = match &node.inventory {
+            Some(Ok(inventory)) => Some(inventory),
+            _ => None,
+        };
+        let sizes: Vec<u64> = match ours {
+            Some(inventory) => inventory.gpus.iter().map(|gpu| gpu.units * 1024).collect(),
+            None if node.capacity_units > 0 => {
+                vec![node.capacity_units / node.capacity_gpus * 1024; node.capacity_gpus as usize]
+            }
+            None => Vec::new(),
+        };
+        let mut left: Vec<u128> = sizes.iter().map(|size| u128::from(*size)).collect();
+        let mut take = |held: &Held| match held {
+            Held::Allocation(allocation) => {
+                for share in &allocation.gpus {
+                    for (index, left) in left.iter_mut().enumerate() {
+                        if ours.is_none() || uuid(name, index) == share.uuid {
+                            *left = left.saturating_sub(share.memory.0.into());
+                        }
+                    }
+                }
+            }
+            Held::Legacy(legacy) => {
+                for (index, units) in &legacy.gpus {
+                    if let Some(left) = left.get_mut(*index as usize) {
+                        *left = left.saturating_sub(u128::from(*units) * 1024);
+                    }
+                }
+            }
+            Held::Nothing | Held::Unreadable(_) => {}
+        };
+        for pod in self.pods.values().filter(|pod| pod.node.as_deref() == Some(name)) {
+            let ended = matches!(pod.phase, Phase::Succeeded | Phase::Failed) && !pod.container_running;
+            if !ended {
+                take(&pod.held);
+            }
+        }
+        for ((_, node), units) in &self.reserved {
+            if node == name {
+                take(&divvy_pod("r", node, 0, *units).held);
+            }
+        }
+        left.into_iter()
+            .map(|left| u64::try_from(left).expect("not more than the capacity"))
+            .collect()
+    }
+
+    fn check(&self, ledger: &Ledger) -> Result<(), TestCaseError> {
+        for name in ["n0", "n1", "n2"] {
+            let view = ledger.node(name);
+            let gpus = view.and_then(|view| view.state()).map_or(0, |state| state.gpus.len());
+            let counted: Vec<u64> = (0..gpus).map(|i| view.expect("has GPUs").free(i).0).collect();
+            prop_assert_eq!(&counted, &self.free(name), "{}", name);
+        }
+        prop_assert_eq!(ledger.reservations().count(), self.reserved.len());
+        prop_assert_eq!(ledger.pods().count(), self.pods.len());
+        Ok(())
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(512))]
+
+    /// After every event the ledger is what a recount from the objects gives; nothing goes below zero.
+    #[test]
+    fn the_ledger_equals_a_naive_recount(events in proptest::collection::vec(any_event(), 1..60)) {
+        let mut world = World::default();
+        let mut ledger = Ledger::new(GIB);
+        for event in events {
+            world.play(&mut ledger, event);
+            world.check(&ledger)?;
+        }
+    }
+
+    /// The same objects in another order give the same choice for every request.
+    #[test]
+    fn choices_do_not_depend_on_the_order_of_arrival(
+        nodes in proptest::collection::vec(any_node(), 1..4),
+        pods in proptest::collection::vec(any_pod(), 0..12),
+        seed in any::<u64>(),
+    ) {
+        // Later objects of a name replace earlier ones; only distinct ones commute.
+        let nodes: BTreeMap<String, Node> = nodes.into_iter().map(|node| (node.name.clone(), node)).collect();
+        let pods: BTreeMap<String, Pod> = pods.into_iter().map(|pod| (pod.name.clone(), pod)).collect();
+        let mut shuffled: Vec<&Pod> = pods.values().collect();
+        let len = shuffled.len().max(1);
+        shuffled.rotate_left(seed as usize % len);
+        if seed % 2 == 0 {
+            shuffled.reverse();
+        }
+        let mut first = Ledger::new(GIB);
+        nodes.values().for_each(|node| { first.apply_node(node); });
+        pods.values().for_each(|pod| { first.apply_pod(pod.clone()); });
+        let mut second = Ledger::new(GIB);
+        shuffled.into_iter().for_each(|pod| { second.apply_pod(pod.clone()); });
+        nodes.values().rev().for_each(|node| { second.apply_node(node); });
+        for name in nodes.keys() {
+            for units in [1, 3, 7, 16] {
+                prop_assert_eq!(first.choose(name, &ask(units)), second.choose(name, &ask(units)));
+                prop_assert_eq!(first.explain(name, &ask(units)), second.explain(name, &ask(units)));
+            }
+        }
+        prop_assert_eq!(first.anomalies(), second.anomalies());
+    }
+}
