@@ -239,7 +239,7 @@ mod tests {
     #[test]
     fn a_file_torn_at_the_first_look_is_read_again() -> Result<()> {
         let whole = sample().to_text();
-        let dir = write(whole[..40].as_bytes());
+        let dir = write(&whole.as_bytes()[..40]);
         let path = dir.path().join(FILE_NAME);
         let writer = std::thread::spawn(move || {
             let next = path.with_extension("tmp");

@@ -1,0 +1,178 @@
+//! The calls of a kubelet, and their answers (K04, K18, K19, K21).
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use divvy_kubelet::api::v1beta1::{
+    AllocateRequest, ContainerAllocateRequest, ContainerPreferredAllocationRequest, PreStartContainerRequest,
+    PreferredAllocationRequest,
+};
+use divvy_kubelet::plugin::Settings;
+use tempfile::tempdir;
+use tonic::Code;
+
+use crate::fake_kubelet::Kubelet;
+use crate::test_plugin::{Running, TestPlugin, devices};
+
+fn allocation(containers: &[&[String]]) -> AllocateRequest {
+    AllocateRequest {
+        container_requests: containers
+            .iter()
+            .map(|ids| ContainerAllocateRequest {
+                devices_ids: ids.to_vec(),
+            })
+            .collect(),
+    }
+}
+
+#[tokio::test]
+async fn k04_one_list_at_first_then_one_for_each_real_change() {
+    let dir = tempdir().expect("a temporary directory");
+    let kubelet = Kubelet::started(dir.path());
+    let running = Running::start(dir.path());
+    let first = kubelet.wait("the first list", |record| record.lists.len() == 1).await;
+    assert_eq!(first.lists[0].len(), 4);
+    assert!(first.lists[0].iter().all(|device| device.health == "Healthy"));
+    assert_eq!(
+        first.lists[0][0].topology.as_ref().map(|topology| topology.nodes[0].id),
+        Some(0)
+    );
+
+    let mut sick = devices(4);
+    sick[2].healthy = false;
+    let publish = |devices: &[divvy_kubelet::plugin::Device]| running.plugin.devices.send_replace(Arc::new(devices.to_vec()));
+    publish(&sick);
+    let second = kubelet.wait("the second list", |record| record.lists.len() == 2).await;
+    let health: Vec<&str> = second.lists[1].iter().map(|device| device.health.as_str()).collect();
+    assert_eq!(health, ["Healthy", "Healthy", "Unhealthy", "Healthy"]);
+
+    // The same in another order, again the same, and there and back at once: nothing that the kubelet has to hear of.
+    let mut turned = sick.clone();
+    turned.reverse();
+    publish(&turned);
+    tokio::time::sleep(Duration::from_millis(20)).await;
+    publish(&sick);
+    tokio::time::sleep(Duration::from_millis(20)).await;
+    publish(&devices(4));
+    publish(&sick);
+    tokio::time::sleep(Duration::from_millis(20)).await;
+    publish(&devices(4));
+    let third = kubelet.wait("the third list", |record| record.lists.len() >= 3).await;
+    assert_eq!(third.lists.len(), 3);
+    assert!(third.lists[2].iter().all(|device| device.health == "Healthy"));
+    running.stop().await;
+}
+
+#[tokio::test]
+async fn k19_each_container_request_has_its_answer_also_with_four_thousand_ids() {
+    let dir = tempdir().expect("a temporary directory");
+    let kubelet = Kubelet::started(dir.path());
+    let plugin = TestPlugin::default();
+    plugin.devices.send_replace(Arc::new(devices(4096)));
+    let running = Running::with(plugin, Settings::new(dir.path(), "test-memory"));
+    kubelet.wait_registered(1).await;
+    let mut client = kubelet.dial().await;
+    let ids: Vec<String> = devices(4096).into_iter().map(|device| device.id).collect();
+    for containers in [&[][..], &[&ids[..]], &[&ids[..3], &ids[3..]], &[&[][..]]] {
+        let answer = client.allocate(allocation(containers)).await.expect("allocated").into_inner();
+        let names: Vec<&str> = answer
+            .container_responses
+            .iter()
+            .map(|response| response.cdi_devices[0].name.as_str())
+            .collect();
+        let want: Vec<String> = containers
+            .iter()
+            .map(|ids| format!("vendor.example/class={}", ids.len()))
+            .collect();
+        assert_eq!(names, want);
+    }
+    running.stop().await;
+}
+
+#[tokio::test]
+async fn k19_a_refused_allocation_says_why_in_the_plugins_words() {
+    let dir = tempdir().expect("a temporary directory");
+    let kubelet = Kubelet::started(dir.path());
+    let running = Running::start(dir.path());
+    kubelet.wait_registered(1).await;
+    let mut client = kubelet.dial().await;
+    let good = devices(1)[0].id.clone();
+    let status = client
+        .allocate(allocation(&[&[good], &["of another".to_owned()]]))
+        .await
+        .expect_err("refused");
+    assert_eq!(status.code(), Code::InvalidArgument);
+    assert_eq!(
+        status.message(),
+        "\"of another\" is not a device of vendor.example/memory; nothing was allocated"
+    );
+    let status = client
+        .pre_start_container(PreStartContainerRequest { devices_ids: Vec::new() })
+        .await
+        .expect_err("refused");
+    assert_eq!(
+        (status.code(), status.message()),
+        (Code::Unavailable, "memory still held by default/other:\n3 MiB – wait")
+    );
+    client
+        .pre_start_container(PreStartContainerRequest {
+            devices_ids: vec!["x".into()],
+        })
+        .await
+        .expect("started");
+    running.stop().await;
+}
+
+#[tokio::test]
+async fn k18_a_preference_is_always_answered_whatever_is_asked() {
+    let dir = tempdir().expect("a temporary directory");
+    let kubelet = Kubelet::started(dir.path());
+    let running = Running::start(dir.path());
+    kubelet.wait_registered(1).await;
+    let mut client = kubelet.dial().await;
+    // More than the 4 MiB that gRPC libraries accept unless told otherwise.
+    let many: Vec<String> = devices(100_000).into_iter().map(|device| device.id).collect();
+    for (available, must_include, allocation_size, want) in [
+        (many.clone(), vec![many[7].clone()], 3, 3),
+        (many[..2].to_vec(), Vec::new(), 5, 2),
+        (Vec::new(), Vec::new(), -1, 0),
+    ] {
+        let request = ContainerPreferredAllocationRequest {
+            available_device_ids: available,
+            must_include_device_ids: must_include.clone(),
+            allocation_size,
+        };
+        let request = PreferredAllocationRequest {
+            container_requests: vec![request],
+        };
+        let answer = client.get_preferred_allocation(request).await.expect("answered").into_inner();
+        let [response] = answer.container_responses.as_slice() else {
+            panic!("{answer:?}")
+        };
+        assert_eq!(response.device_ids.len(), want);
+        assert!(must_include.iter().all(|id| response.device_ids.contains(id)));
+    }
+    running.stop().await;
+}
+
+#[tokio::test]
+async fn k21_a_list_that_no_kubelet_accepts_is_refused_with_what_to_do() {
+    let dir = tempdir().expect("a temporary directory");
+    let kubelet = Kubelet::started(dir.path());
+    let plugin = TestPlugin::default();
+    plugin.devices.send_replace(Arc::new(devices(80_000)));
+    let running = Running::with(plugin, Settings::new(dir.path(), "test-memory"));
+    let record = kubelet.wait("an error", |record| !record.stream_errors.is_empty()).await;
+    let status = &record.stream_errors[0];
+    assert_eq!(status.code(), Code::ResourceExhausted);
+    assert!(
+        status.message().contains("80000 devices") && status.message().contains("make the units larger"),
+        "{status:?}"
+    );
+    // It is tried again, with growing waits, and is well as soon as the list is.
+    running.plugin.devices.send_replace(Arc::new(devices(10)));
+    kubelet
+        .wait("the list", |record| record.lists.iter().any(|list| list.len() == 10))
+        .await;
+    running.stop().await;
+}
