@@ -1,1 +1,313 @@
-//! (being written)
+//! The embedded API server: an axum [`Router`](axum::Router) over a revisioned store in memory.
+//!
+//! Clients are real: kube-rs in this process ([`ApiServer::client`]), and kube-rs or kubectl in others over a loopback port
+//! ([`ApiServer::listen`]). What is modelled after a real kube-apiserver 1.36 is what such clients can tell apart:
+//!
+//! - one revision for all commits; optimistic conflicts; updates that change nothing make no commit
+//! - list, and watch with selectors (an object that begins or ceases to match is ADDED or DELETED), bookmarks, streaming lists,
+//!   410 after compaction
+//! - create, update, patch (merge, strategic, JSON, apply), delete, deletecollection, dry run; preconditions
+//! - pods: defaults, validation of extended resources, update rules, graceful deletion, `pods/binding` in one transaction
+//! - discovery, server-side tables, health: enough for kubectl
+//! - [`Faults`] on request, and a [history](ApiServer::history) of all commits on pods and nodes for auditors
+//!
+//! What is simpler, and so cannot be learned here: there is no authorization and no admission beyond namespaces; any token
+//! names its user. Server-side apply has no field managers. Lists are never split into pages. Objects of kinds other than pods,
+//! nodes and leases are not checked against a schema. No garbage collection by owner. `metadata.generation` and managed fields
+//! are not kept. The parts' own pages say more.
+
+mod clock;
+mod discovery;
+mod error;
+mod events;
+mod faults;
+mod http;
+mod listen;
+mod patch;
+mod pods;
+mod registry;
+mod render;
+mod resources;
+mod selector;
+mod store;
+mod table;
+mod watch;
+
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use ::http::HeaderValue;
+use serde_json::{Value, json};
+
+pub use clock::Clock;
+pub use error::ApiError;
+pub use faults::{Effect, Faults, Match, Rule, RuleId};
+pub use listen::Listening;
+pub use registry::{DeleteOptions, Deleted, PatchKind};
+pub use resources::Resource;
+pub use store::{Event, EventKind};
+
+use registry::Registry;
+use resources::{Resources, Target};
+use store::{Inner, Store};
+
+/// How an [`ApiServer`] is made.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// The time of day.
+    pub clock: Clock,
+    /// Makes uids and generated names repeatable; without it they differ from run to run.
+    pub seed: Option<u64>,
+    /// Time between bookmarks on a quiet watch.
+    pub bookmark_interval: Duration,
+    /// Changes remembered per resource; a watch from before them gets 410.
+    pub watch_history: usize,
+    /// Keep every commit on pods and nodes for [`ApiServer::history`]. It grows without bound.
+    pub audit: bool,
+    /// When set, requests must carry it as bearer token.
+    pub token: Option<String>,
+    /// Resources beyond the built-in ones.
+    pub resources: Vec<Resource>,
+}
+
+impl Default for Options {
+    fn default() -> Options {
+        Options {
+            clock: Clock::system(),
+            seed: None,
+            bookmark_interval: Duration::from_secs(5),
+            watch_history: 4096,
+            audit: true,
+            token: None,
+            resources: Vec::new(),
+        }
+    }
+}
+
+#[derive(Debug)]
+struct Shared {
+    options: Options,
+    registry: Arc<Registry>,
+    faults: Faults,
+}
+
+/// An API server. A clone is a handle to the same.
+#[derive(Debug, Clone)]
+pub struct ApiServer(Arc<Shared>);
+
+impl ApiServer {
+    /// A server with the namespaces every cluster has, and nothing else.
+    pub fn new(options: Options) -> ApiServer {
+        let seed = options.seed.unwrap_or_else(arbitrary_seed);
+        let registry = Arc::new(Registry {
+            store: Store::new(seed, options.watch_history, options.audit),
+            resources: Resources::new(&options.resources),
+            clock: options.clock.clone(),
+        });
+        let api = ApiServer(Arc::new(Shared {
+            options,
+            faults: Faults::new(registry.clone()),
+            registry,
+        }));
+        for namespace in ["default", "kube-node-lease", "kube-public", "kube-system"] {
+            api.create("namespaces", json!({"metadata": {"name": namespace}}))
+                .expect("a namespace with a legal name, in an empty store");
+        }
+        api
+    }
+
+    pub(crate) fn options(&self) -> &Options {
+        &self.0.options
+    }
+
+    pub(crate) fn registry(&self) -> &Registry {
+        &self.0.registry
+    }
+
+    /// The server as a service: `kube::Client::new(api.router(), "default")`.
+    /// Connections that a fault breaks show as 504 here; see [`client`](ApiServer::client).
+    pub fn router(&self) -> axum::Router {
+        axum::Router::new().fallback(http::handle).with_state(self.clone())
+    }
+
+    /// A kube-rs client of this server, in this process.
+    pub fn client(&self) -> kube::Client {
+        self.client_as("")
+    }
+
+    /// As [`client`](ApiServer::client), with a user that [`Match::client`] can tell.
+    pub fn client_as(&self, user: &str) -> kube::Client {
+        let bearer = HeaderValue::try_from(format!("Bearer {}", self.bearer(user))).ok();
+        kube::Client::new(listen::Breaking::new(self, bearer), "default")
+    }
+
+    /// Serves HTTP/1.1 on an address until the result is dropped.
+    ///
+    /// # Errors
+    /// When the address cannot be bound.
+    pub async fn listen(&self, addr: SocketAddr) -> io::Result<Listening> {
+        listen::listen(self, addr).await
+    }
+
+    /// A kubeconfig (YAML) for a server listening at `addr`.
+    pub fn kubeconfig(&self, addr: SocketAddr) -> String {
+        self.kubeconfig_for(addr, "admin")
+    }
+
+    /// As [`kubeconfig`](ApiServer::kubeconfig), with a user that [`Match::client`] can tell.
+    pub fn kubeconfig_for(&self, addr: SocketAddr, user: &str) -> String {
+        // JSON strings are YAML strings.
+        let (name, token) = (json!(user), json!(self.bearer(user)));
+        format!(
+            "apiVersion: v1\nkind: Config\ncurrent-context: divvy\n\
+             clusters:\n- name: divvy\n  cluster: {{server: \"http://{addr}\"}}\n\
+             contexts:\n- name: divvy\n  context: {{cluster: divvy, user: {name}, namespace: default}}\n\
+             users:\n- name: {name}\n  user: {{token: {token}}}\n"
+        )
+    }
+
+    fn bearer(&self, user: &str) -> String {
+        match (&self.0.options.token, user) {
+            (None, user) => user.to_owned(),
+            (Some(token), "") => token.clone(),
+            (Some(token), user) => format!("{token}~{user}"),
+        }
+    }
+
+    /// What this server does wrong on request.
+    pub fn faults(&self) -> &Faults {
+        &self.0.faults
+    }
+
+    /// Every commit on pods and nodes so far, in order; empty with [`Options::audit`] off.
+    pub fn history(&self) -> Vec<Event> {
+        self.registry().store.read(Inner::history)
+    }
+
+    /// The number of the last commit.
+    pub fn revision(&self) -> u64 {
+        self.registry().store.read(Inner::revision)
+    }
+}
+
+/// Direct access, for setting up and for looking: the same rules, without HTTP, faults and authentication.
+///
+/// `resource` is `pods`, `leases.coordination.k8s.io`, …; where a subresource makes sense `pods/status`, `pods/binding`.
+/// `namespace` is empty for cluster-scoped objects.
+impl ApiServer {
+    fn target(&self, resource: &str, namespace: &str, name: &str) -> Result<Target, ApiError> {
+        let (resource, subresource) = resource.split_once('/').unwrap_or((resource, ""));
+        let resource = self
+            .registry()
+            .resources
+            .by_name(resource)
+            .ok_or_else(ApiError::no_such_path)?;
+        Ok(Target {
+            resource: resource.clone(),
+            namespace: namespace.to_owned(),
+            name: name.to_owned(),
+            subresource: subresource.to_owned(),
+        })
+    }
+
+    /// One object.
+    ///
+    /// # Errors
+    /// 404 when it is not there.
+    pub fn get(&self, resource: &str, namespace: &str, name: &str) -> Result<Value, ApiError> {
+        let target = self.target(resource, namespace, name)?;
+        let key = (namespace.to_owned(), name.to_owned());
+        let found = self
+            .registry()
+            .store
+            .read(|inner| inner.get(&target.resource.storage(), &key));
+        let found = found.ok_or_else(|| ApiError::not_found(resource, name))?;
+        Ok(events::to_view(&target.resource, &found).into_owned())
+    }
+
+    /// All objects of a resource, in one namespace or (empty) in all, by namespace and name.
+    ///
+    /// # Errors
+    /// 404 for an unknown resource.
+    pub fn list(&self, resource: &str, namespace: &str) -> Result<Vec<Value>, ApiError> {
+        let target = self.target(resource, namespace, "")?;
+        let snapshot = self.registry().store.read(|inner| inner.snapshot(&target.resource.storage()));
+        let chosen = snapshot
+            .objects
+            .iter()
+            .filter(|((have, _), _)| namespace.is_empty() || have == namespace);
+        Ok(chosen
+            .map(|(_, object)| events::to_view(&target.resource, object).into_owned())
+            .collect())
+    }
+
+    /// Creates; the namespace is the object's own, `default` when it has none. With `pods/binding` a Binding is carried out
+    /// and the bound pod given back.
+    ///
+    /// # Errors
+    /// As the API's: 409 when it exists, 422 when it is invalid, …
+    pub fn create(&self, resource: &str, object: Value) -> Result<Value, ApiError> {
+        let mut target = self.target(resource, "", "")?;
+        if target.resource.namespaced {
+            target.namespace = object["metadata"]["namespace"].as_str().unwrap_or("default").to_owned();
+        }
+        let stored = if target.subresource == "binding" {
+            target.name = object["metadata"]["name"].as_str().unwrap_or("").to_owned();
+            self.registry().bind(&target, &object, false)?
+        } else {
+            self.registry().create(&target, object, false)?
+        };
+        Ok(events::to_view(&target.resource, &stored).into_owned())
+    }
+
+    /// Patches an object, or with `pods/status` its status.
+    ///
+    /// # Errors
+    /// As the API's: 404, 409, 422, …
+    pub fn patch(&self, resource: &str, namespace: &str, name: &str, kind: PatchKind, patch: &Value) -> Result<Value, ApiError> {
+        let target = self.target(resource, namespace, name)?;
+        let (stored, _) = self.registry().patch(&target, kind, patch, false)?;
+        Ok(events::to_view(&target.resource, &stored).into_owned())
+    }
+
+    /// Replaces an object, or with `pods/status` its status.
+    ///
+    /// # Errors
+    /// As the API's: 404, 409 when `metadata.resourceVersion` is not the present one, 422, …
+    pub fn update(&self, resource: &str, namespace: &str, name: &str, object: Value) -> Result<Value, ApiError> {
+        let target = self.target(resource, namespace, name)?;
+        let (stored, _) = self.registry().update(&target, object, false)?;
+        Ok(events::to_view(&target.resource, &stored).into_owned())
+    }
+
+    /// Deletes, gracefully where the API does.
+    ///
+    /// # Errors
+    /// As the API's: 404, 409 on a precondition.
+    pub fn delete(&self, resource: &str, namespace: &str, name: &str, options: &DeleteOptions) -> Result<Deleted, ApiError> {
+        let target = self.target(resource, namespace, name)?;
+        self.registry().delete(&target, options, false)
+    }
+
+    /// Waits until `look` finds what it looks for; looks at once and then after every commit. `None` after `limit`.
+    pub async fn until<T>(&self, limit: Duration, mut look: impl FnMut(&ApiServer) -> Option<T>) -> Option<T> {
+        let mut commits = self.registry().store.subscribe();
+        let search = async {
+            loop {
+                commits.mark_unchanged();
+                if let Some(found) = look(self) {
+                    return Some(found);
+                }
+                commits.changed().await.ok()?;
+            }
+        };
+        tokio::time::timeout(limit, search).await.ok().flatten()
+    }
+}
+
+fn arbitrary_seed() -> u64 {
+    use std::hash::{BuildHasher, Hasher, RandomState};
+    RandomState::new().build_hasher().finish()
+}

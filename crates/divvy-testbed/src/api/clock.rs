@@ -1,0 +1,71 @@
+//! The wall clock, given from outside so that tests can hold it.
+
+use std::sync::Arc;
+
+use jiff::{SignedDuration, Timestamp};
+
+/// Where the server takes the time of day from (creation and deletion timestamps, ages).
+#[derive(Clone)]
+pub struct Clock(Arc<dyn Fn() -> Timestamp + Send + Sync>);
+
+impl std::fmt::Debug for Clock {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Clock({})", self.now())
+    }
+}
+
+impl Clock {
+    /// The machine's clock.
+    pub fn system() -> Clock {
+        Clock(Arc::new(Timestamp::now))
+    }
+
+    /// A clock that stands at `start` now and goes with tokio's time, also when that is paused.
+    /// To be called inside a runtime.
+    pub fn of_tokio(start: Timestamp) -> Clock {
+        let origin = tokio::time::Instant::now();
+        Clock(Arc::new(move || {
+            let passed = SignedDuration::try_from(origin.elapsed()).unwrap_or(SignedDuration::MAX);
+            start.saturating_add(passed).unwrap_or(Timestamp::MAX)
+        }))
+    }
+
+    /// Any other.
+    pub fn new(now: impl Fn() -> Timestamp + Send + Sync + 'static) -> Clock {
+        Clock(Arc::new(now))
+    }
+
+    /// The time of day.
+    pub fn now(&self) -> Timestamp {
+        (self.0)()
+    }
+
+    /// Now, in RFC 3339 with whole seconds, as `metav1.Time` is written.
+    pub(crate) fn timestamp(&self) -> String {
+        self.timestamp_in(0)
+    }
+
+    pub(crate) fn timestamp_in(&self, seconds: i64) -> String {
+        rfc3339(plus(self.now(), seconds))
+    }
+
+    /// A written timestamp moved by seconds; one that cannot be read counts as now.
+    pub(crate) fn shifted(&self, timestamp: &str, seconds: i64) -> String {
+        rfc3339(plus(timestamp.parse().unwrap_or_else(|_| self.now()), seconds))
+    }
+
+    /// Seconds since a written timestamp, never negative; `None` when it cannot be read.
+    pub(crate) fn seconds_since(&self, timestamp: &str) -> Option<u64> {
+        let then: Timestamp = timestamp.parse().ok()?;
+        Some(u64::try_from(self.now().duration_since(then).as_secs()).unwrap_or(0))
+    }
+}
+
+fn plus(time: Timestamp, seconds: i64) -> Timestamp {
+    time.saturating_add(SignedDuration::from_secs(seconds))
+        .unwrap_or(Timestamp::MAX)
+}
+
+fn rfc3339(time: Timestamp) -> String {
+    time.strftime("%Y-%m-%dT%H:%M:%SZ").to_string()
+}

@@ -1,0 +1,200 @@
+//! Refusals: `meta/v1` Status with the reasons, codes and wording of apimachinery's `pkg/api/errors`.
+
+use serde_json::{Map, Value, json};
+
+/// A request that the API server refuses; on the wire a `Status` object with this HTTP code.
+///
+/// `reason` is the machine-readable word that clients branch on (`NotFound`, `Conflict`, `AlreadyExists`, …).
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[error("{message}")]
+pub struct ApiError {
+    /// HTTP status code.
+    pub code: u16,
+    /// `Status.reason`.
+    pub reason: &'static str,
+    /// `Status.message`, for people.
+    pub message: String,
+    details: Value,
+    retry_after_s: Option<u32>,
+}
+
+/// One field that validation refused, as apimachinery's `field.Error` prints it.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct FieldError {
+    reason: &'static str,
+    field: String,
+    message: String,
+}
+
+impl FieldError {
+    pub(crate) fn required(field: impl Into<String>, detail: &str) -> FieldError {
+        let message = if detail.is_empty() {
+            "Required value".to_owned()
+        } else {
+            format!("Required value: {detail}")
+        };
+        FieldError {
+            reason: "FieldValueRequired",
+            field: field.into(),
+            message,
+        }
+    }
+
+    pub(crate) fn invalid(field: impl Into<String>, value: &Value, detail: &str) -> FieldError {
+        FieldError {
+            reason: "FieldValueInvalid",
+            field: field.into(),
+            message: format!("Invalid value: {value}: {detail}"),
+        }
+    }
+
+    pub(crate) fn duplicate(field: impl Into<String>, value: &Value) -> FieldError {
+        FieldError {
+            reason: "FieldValueDuplicate",
+            field: field.into(),
+            message: format!("Duplicate value: {value}"),
+        }
+    }
+
+    pub(crate) fn too_long(field: impl Into<String>, limit: usize) -> FieldError {
+        FieldError {
+            reason: "FieldValueTooLong",
+            field: field.into(),
+            message: format!("Too long: may not be more than {limit} bytes"),
+        }
+    }
+
+    pub(crate) fn forbidden(field: impl Into<String>, detail: &str) -> FieldError {
+        FieldError {
+            reason: "FieldValueForbidden",
+            field: field.into(),
+            message: format!("Forbidden: {detail}"),
+        }
+    }
+}
+
+impl ApiError {
+    pub(crate) fn new(code: u16, reason: &'static str, message: impl Into<String>) -> ApiError {
+        ApiError {
+            code,
+            reason,
+            message: message.into(),
+            details: Value::Null,
+            retry_after_s: None,
+        }
+    }
+
+    /// Names the object the refusal is about, as `Status.details` does. `resource` is `pods` or `leases.coordination.k8s.io`.
+    fn about(mut self, resource: &str, name: &str) -> ApiError {
+        let (plural, group) = resource.split_once('.').unwrap_or((resource, ""));
+        let mut details = Map::new();
+        details.insert("name".into(), name.into());
+        if !group.is_empty() {
+            details.insert("group".into(), group.into());
+        }
+        details.insert("kind".into(), plural.into());
+        self.details = Value::Object(details);
+        self
+    }
+
+    pub(crate) fn not_found(resource: &str, name: &str) -> ApiError {
+        ApiError::new(404, "NotFound", format!("{resource} {name:?} not found")).about(resource, name)
+    }
+
+    /// The path itself is served by nobody (an unknown resource or subresource).
+    pub(crate) fn no_such_path() -> ApiError {
+        ApiError::new(404, "NotFound", "the server could not find the requested resource")
+    }
+
+    pub(crate) fn already_exists(resource: &str, name: &str) -> ApiError {
+        ApiError::new(409, "AlreadyExists", format!("{resource} {name:?} already exists")).about(resource, name)
+    }
+
+    pub(crate) fn conflict(resource: &str, name: &str, why: &str) -> ApiError {
+        ApiError::new(
+            409,
+            "Conflict",
+            format!("Operation cannot be fulfilled on {resource} {name:?}: {why}"),
+        )
+        .about(resource, name)
+    }
+
+    pub(crate) fn bad_request(why: impl Into<String>) -> ApiError {
+        ApiError::new(400, "BadRequest", why)
+    }
+
+    pub(crate) fn method_not_allowed() -> ApiError {
+        ApiError::new(
+            405,
+            "MethodNotAllowed",
+            "the server does not allow this method on the requested resource",
+        )
+    }
+
+    pub(crate) fn expired(why: impl Into<String>) -> ApiError {
+        ApiError::new(410, "Expired", why)
+    }
+
+    /// 422 with one cause per field.
+    pub(crate) fn invalid(group: &str, kind: &str, name: &str, errors: &[FieldError]) -> ApiError {
+        let printed: Vec<String> = errors.iter().map(|e| format!("{}: {}", e.field, e.message)).collect();
+        let list = match printed.as_slice() {
+            [one] => one.clone(),
+            many => format!("[{}]", many.join(", ")),
+        };
+        let qualified = if group.is_empty() {
+            kind.to_owned()
+        } else {
+            format!("{kind}.{group}")
+        };
+        let mut error = ApiError::new(422, "Invalid", format!("{qualified} {name:?} is invalid: {list}"));
+        let causes: Vec<Value> = errors
+            .iter()
+            .map(|e| json!({"reason": e.reason, "message": e.message, "field": e.field}))
+            .collect();
+        error.details = json!({"name": name, "group": group, "kind": kind, "causes": causes});
+        error
+    }
+
+    /// A read at a revision that is yet to come.
+    pub(crate) fn revision_too_large(asked: u64, current: u64) -> ApiError {
+        let message = format!("Too large resource version: {asked}, current: {current}");
+        let mut error = ApiError::new(504, "Timeout", message);
+        error.details = json!({
+            "causes": [{"reason": "ResourceVersionTooLarge", "message": "Too large resource version"}],
+            "retryAfterSeconds": 1
+        });
+        error
+    }
+
+    /// Tells clients when to come again (`Retry-After` and `details.retryAfterSeconds`).
+    pub(crate) fn retry_after(mut self, seconds: u32) -> ApiError {
+        self.retry_after_s = Some(seconds);
+        if let Value::Object(details) = &mut self.details {
+            details.insert("retryAfterSeconds".into(), seconds.into());
+        } else {
+            self.details = json!({"retryAfterSeconds": seconds});
+        }
+        self
+    }
+
+    /// Seconds for the `Retry-After` header.
+    pub(crate) fn retry_after_s(&self) -> Option<u32> {
+        self.retry_after_s
+    }
+
+    /// The `Status` object as it goes over the wire.
+    pub fn to_status(&self) -> Value {
+        let mut status = json!({
+            "kind": "Status", "apiVersion": "v1", "metadata": {},
+            "status": "Failure", "message": self.message, "reason": self.reason,
+        });
+        if let Value::Object(map) = &mut status {
+            if !self.details.is_null() {
+                map.insert("details".into(), self.details.clone());
+            }
+            map.insert("code".into(), self.code.into());
+        }
+        status
+    }
+}

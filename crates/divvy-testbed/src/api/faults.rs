@@ -1,0 +1,337 @@
+//! Faults on request: what an API server and the network before it do wrong, done by rule and by seed.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::watch;
+
+use super::error::ApiError;
+use super::registry::Registry;
+use super::store::{Inner, Snapshot, splitmix64};
+
+/// Which requests a rule is about; what is not set matches all. Patterns may contain `*`.
+#[derive(Debug, Clone, Default)]
+pub struct Match {
+    verbs: Vec<String>,
+    resource: Option<String>,
+    namespace: Option<String>,
+    name: Option<String>,
+    client: Option<String>,
+}
+
+impl Match {
+    /// Every request for a resource.
+    pub fn any() -> Match {
+        Match::default()
+    }
+
+    /// `get`, `list`, `watch`, `create`, `update`, `patch`, `delete` or `deletecollection`; several calls add up.
+    pub fn verb(mut self, verb: &str) -> Match {
+        self.verbs.push(verb.to_owned());
+        self
+    }
+
+    /// `pods`, `pods/binding`, `pods*`, `leases.coordination.k8s.io`, …
+    pub fn resource(mut self, pattern: &str) -> Match {
+        self.resource = Some(pattern.to_owned());
+        self
+    }
+
+    /// A namespace pattern.
+    pub fn namespace(mut self, pattern: &str) -> Match {
+        self.namespace = Some(pattern.to_owned());
+        self
+    }
+
+    /// A pattern of the object's name.
+    pub fn name(mut self, pattern: &str) -> Match {
+        self.name = Some(pattern.to_owned());
+        self
+    }
+
+    /// A pattern of the user (see [`ApiServer::kubeconfig_for`](super::ApiServer::kubeconfig_for)) or of the User-Agent.
+    pub fn client(mut self, pattern: &str) -> Match {
+        self.client = Some(pattern.to_owned());
+        self
+    }
+
+    fn covers(&self, facts: &Facts) -> bool {
+        let fits = |pattern: &Option<String>, text: &str| pattern.as_deref().is_none_or(|p| glob(p, text));
+        (self.verbs.is_empty() || self.verbs.iter().any(|verb| verb == facts.verb))
+            && fits(&self.resource, &facts.resource)
+            && fits(&self.namespace, &facts.namespace)
+            && fits(&self.name, &facts.name)
+            && (fits(&self.client, &facts.user) || fits(&self.client, &facts.user_agent))
+    }
+}
+
+/// What happens to a request.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Effect {
+    /// It waits this long first.
+    Latency(Duration),
+    /// It is refused with this HTTP code and is not done.
+    Refuse {
+        /// 409, 429, 500, 503, 504, …
+        code: u16,
+        /// Seconds in the `Retry-After` header.
+        retry_after_s: Option<u32>,
+    },
+    /// It is done, and the connection breaks before the answer.
+    LoseAnswer,
+    /// The connection breaks before it is done.
+    LoseRequest,
+    /// Reads (get, list, and the initial events of a watch) see what was there when the rule was added.
+    StaleReads,
+    /// Neither done nor answered, until the rule is removed; then the connection breaks.
+    Hang,
+}
+
+/// One rule: for which requests, how often, and what.
+#[derive(Debug, Clone)]
+pub struct Rule {
+    matching: Match,
+    effect: Effect,
+    times: Option<u64>,
+    /// Of 100, and the state of the generator.
+    chance: Option<(u32, u64)>,
+    skip: u64,
+}
+
+impl Rule {
+    /// For every matching request.
+    pub fn new(matching: Match, effect: Effect) -> Rule {
+        Rule {
+            matching,
+            effect,
+            times: None,
+            chance: None,
+            skip: 0,
+        }
+    }
+
+    /// For the first `count` matching requests only.
+    pub fn times(mut self, count: u64) -> Rule {
+        self.times = Some(count);
+        self
+    }
+
+    /// Lets the first `count` matching requests pass.
+    pub fn after(mut self, count: u64) -> Rule {
+        self.skip = count;
+        self
+    }
+
+    /// With a chance of `percent`, repeatable by seed.
+    pub fn chance(mut self, percent: u32, seed: u64) -> Rule {
+        self.chance = Some((percent, seed));
+        self
+    }
+}
+
+/// Names a rule that was added.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct RuleId(u64);
+
+/// What rules look at.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Facts {
+    pub(crate) verb: &'static str,
+    pub(crate) resource: String,
+    pub(crate) namespace: String,
+    pub(crate) name: String,
+    pub(crate) user: String,
+    pub(crate) user_agent: String,
+}
+
+pub(crate) type Frozen = Arc<BTreeMap<String, Snapshot>>;
+
+/// What all rules together do to one request.
+#[derive(Debug, Default)]
+pub(crate) struct Plan {
+    pub(crate) latency: Duration,
+    pub(crate) refuse: Option<ApiError>,
+    pub(crate) lose_answer: bool,
+    pub(crate) lose_request: bool,
+    pub(crate) stale: Option<Frozen>,
+    /// Told when the rule is gone.
+    pub(crate) hang: Option<watch::Receiver<()>>,
+}
+
+#[derive(Debug)]
+struct Active {
+    rule: Rule,
+    fired: u64,
+    seen: u64,
+    frozen: Option<Frozen>,
+    removed: watch::Sender<()>,
+}
+
+/// The server's faults. A clone is a handle to the same.
+#[derive(Debug, Clone)]
+pub struct Faults {
+    registry: Arc<Registry>,
+    rules: Arc<Mutex<(u64, BTreeMap<RuleId, Active>)>>,
+    pub(crate) down: watch::Sender<bool>,
+    pub(crate) held: watch::Sender<bool>,
+    pub(crate) cuts: watch::Sender<u64>,
+}
+
+impl Faults {
+    pub(crate) fn new(registry: Arc<Registry>) -> Faults {
+        Faults {
+            registry,
+            rules: Arc::default(),
+            down: watch::Sender::new(false),
+            held: watch::Sender::new(false),
+            cuts: watch::Sender::new(0),
+        }
+    }
+
+    fn rules(&self) -> MutexGuard<'_, (u64, BTreeMap<RuleId, Active>)> {
+        self.rules.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Adds a rule; it counts from now. All rules that match a request take effect together.
+    pub fn add(&self, rule: Rule) -> RuleId {
+        let frozen = (rule.effect == Effect::StaleReads).then(|| Arc::new(self.registry.store.read(Inner::all_snapshots)));
+        let mut rules = self.rules();
+        rules.0 += 1;
+        let id = RuleId(rules.0);
+        let active = Active {
+            rule,
+            fired: 0,
+            seen: 0,
+            frozen,
+            removed: watch::Sender::new(()),
+        };
+        rules.1.insert(id, active);
+        id
+    }
+
+    /// Ends a rule; gives how often it fired.
+    pub fn remove(&self, id: RuleId) -> u64 {
+        self.rules().1.remove(&id).map_or(0, |active| active.fired)
+    }
+
+    /// Ends all rules, lets the watches go on and the server be up.
+    pub fn clear(&self) {
+        self.rules().1.clear();
+        self.hold_watches(false);
+        self.set_down(false);
+    }
+
+    /// How often a rule has fired; 0 for one that was removed.
+    pub fn fired(&self, id: RuleId) -> u64 {
+        self.rules().1.get(&id).map_or(0, |active| active.fired)
+    }
+
+    /// Ends all watch streams, cleanly, as a server does that restarts or a proxy that times out.
+    pub fn cut_watches(&self) {
+        self.cuts.send_modify(|cuts| *cuts += 1);
+    }
+
+    /// Forgets past changes: whoever watches from an earlier revision gets 410 and must list again.
+    pub fn compact(&self) {
+        self.registry.store.write(Inner::compact);
+    }
+
+    /// While held, watches deliver nothing: the caches of clients grow old.
+    pub fn hold_watches(&self, held: bool) {
+        self.held.send_replace(held);
+    }
+
+    /// While down, watches end and every request's connection breaks.
+    pub fn set_down(&self, down: bool) {
+        self.down.send_replace(down);
+        if down {
+            self.cut_watches();
+        }
+    }
+
+    pub(crate) fn plan(&self, facts: &Facts) -> Plan {
+        let mut plan = Plan::default();
+        for active in self.rules().1.values_mut() {
+            let Active { rule, .. } = active;
+            if !rule.matching.covers(facts) || rule.times.is_some_and(|times| active.fired >= times) {
+                continue;
+            }
+            active.seen += 1;
+            if active.seen <= rule.skip {
+                continue;
+            }
+            if let Some((percent, state)) = &mut rule.chance
+                && splitmix64(state) % 100 >= u64::from(*percent)
+            {
+                continue;
+            }
+            active.fired += 1;
+            match &rule.effect {
+                Effect::Latency(time) => plan.latency += *time,
+                Effect::Refuse { code, retry_after_s } => plan.refuse = Some(refusal(*code, *retry_after_s)),
+                Effect::LoseAnswer => plan.lose_answer = true,
+                Effect::LoseRequest => plan.lose_request = true,
+                Effect::StaleReads => plan.stale = active.frozen.clone(),
+                Effect::Hang => plan.hang = Some(active.removed.subscribe()),
+            }
+        }
+        plan
+    }
+}
+
+fn refusal(code: u16, retry_after_s: Option<u32>) -> ApiError {
+    let (reason, message) = match code {
+        403 => ("Forbidden", "forbidden"),
+        409 => (
+            "Conflict",
+            "the object has been modified; please apply your changes to the latest version and try again",
+        ),
+        429 => (
+            "TooManyRequests",
+            "the server has received too many requests and has asked us to try again later",
+        ),
+        500 => ("InternalError", "Internal error occurred"),
+        503 => ("ServiceUnavailable", "the server is currently unable to handle the request"),
+        504 => (
+            "Timeout",
+            "the server was unable to return a response in the time allotted, but may still be processing the request",
+        ),
+        _ => ("Unknown", "unknown"),
+    };
+    let error = ApiError::new(code, reason, format!("{message} (a fault on request)"));
+    match retry_after_s {
+        Some(seconds) => error.retry_after(seconds),
+        None => error,
+    }
+}
+
+/// `*` stands for any text.
+fn glob(pattern: &str, text: &str) -> bool {
+    match pattern.split_once('*') {
+        None => pattern == text,
+        Some((head, tail)) => text
+            .strip_prefix(head)
+            .is_some_and(|rest| (0..=rest.len()).any(|at| rest.get(at..).is_some_and(|rest| glob(tail, rest)))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn patterns_match_with_stars() {
+        for (pattern, text, expected) in [
+            ("pods", "pods", true),
+            ("pods", "pods/binding", false),
+            ("pods*", "pods/binding", true),
+            ("*", "", true),
+            ("a*b*c", "a-b-c", true),
+            ("a*b*c", "a-c", false),
+            ("*é", "caffé", true),
+        ] {
+            assert_eq!(glob(pattern, text), expected, "{pattern} {text}");
+        }
+    }
+}

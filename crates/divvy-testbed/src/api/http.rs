@@ -1,0 +1,502 @@
+//! HTTP requests to verbs, and verbs' results to HTTP.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::body::Body;
+use axum::extract::State;
+use axum::response::Response;
+use http::{HeaderMap, Method, Request, StatusCode, header};
+use serde_json::{Value, json};
+
+use super::error::{ApiError, FieldError};
+use super::faults::{Facts, Frozen};
+use super::registry::{DeleteOptions, Deleted, PatchKind};
+use super::render::Rendering;
+use super::resources::{Path, Target};
+use super::selector::Selector;
+use super::store::{Inner, Snapshot};
+use super::watch::{self, Start, WatchRequest};
+use super::{ApiServer, discovery};
+
+/// Upstream's limit on request bodies.
+const BODY_LIMIT: usize = 3 * 1024 * 1024;
+
+/// Marks a response that must not be sent: the connection breaks instead.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Dropped;
+
+/// One request, taken apart.
+struct Call {
+    target: Target,
+    verb: &'static str,
+    query: Query,
+    rendering: Rendering,
+    content_type: String,
+    body: Vec<u8>,
+    stale: Option<Frozen>,
+}
+
+/// Decoded query parameters.
+struct Query(Vec<(String, String)>);
+
+impl Query {
+    fn get(&self, name: &str) -> Option<&str> {
+        self.0.iter().find(|(key, _)| key == name).map(|(_, value)| value.as_str())
+    }
+
+    /// Go's ParseBool on what clients send.
+    fn is_true(&self, name: &str) -> bool {
+        matches!(self.get(name), Some("true" | "1" | "True"))
+    }
+
+    fn number<T: std::str::FromStr>(&self, name: &str) -> Result<Option<T>, ApiError> {
+        match self.get(name) {
+            None | Some("") => Ok(None),
+            Some(text) => text
+                .parse()
+                .map(Some)
+                .map_err(|_| ApiError::bad_request(format!("invalid {name}: {text:?} is not a number"))),
+        }
+    }
+}
+
+/// The axum handler of every path.
+pub(crate) async fn handle(State(api): State<ApiServer>, request: Request<Body>) -> Response {
+    match answer(&api, request).await {
+        Ok(response) => response,
+        Err(Refusal::Status(error)) => {
+            tracing::debug!(code = error.code, message = %error, "request refused");
+            status_response(&error)
+        }
+        Err(Refusal::Dropped) => dropped(),
+    }
+}
+
+enum Refusal {
+    Status(ApiError),
+    Dropped,
+}
+
+impl From<ApiError> for Refusal {
+    fn from(error: ApiError) -> Refusal {
+        Refusal::Status(error)
+    }
+}
+
+/// A plain router user (not [`ApiServer::client`] or the port) sees 504 where the others see a broken connection.
+fn dropped() -> Response {
+    let mut response = status_response(&ApiError::new(
+        504,
+        "Timeout",
+        "the connection was broken (a fault on request)",
+    ));
+    response.extensions_mut().insert(Dropped);
+    response
+}
+
+async fn answer(api: &ApiServer, request: Request<Body>) -> Result<Response, Refusal> {
+    let (parts, body) = request.into_parts();
+    if *api.faults().down.borrow() {
+        return Err(Refusal::Dropped);
+    }
+    let segments = decode_path(parts.uri.path())?;
+    let names: Vec<&str> = segments.iter().map(String::as_str).collect();
+    if matches!(names.as_slice(), ["healthz" | "livez" | "readyz", ..]) {
+        return Ok(plain(StatusCode::OK, "text/plain; charset=utf-8", b"ok".to_vec()));
+    }
+    let user = authenticate(api, &parts.headers)?;
+    let query = axum::extract::Query::<Vec<(String, String)>>::try_from_uri(&parts.uri)
+        .map(|query| Query(query.0))
+        .map_err(|why| ApiError::bad_request(format!("the query cannot be read: {why}")))?;
+    let target = match api.registry().resources.resolve(&segments) {
+        Path::Resource(target) => target,
+        Path::Unknown => return Err(ApiError::no_such_path().into()),
+        Path::Other if parts.method != Method::GET => return Err(ApiError::no_such_path().into()),
+        Path::Other => {
+            let page = discovery::page(&api.registry().resources, &segments).ok_or_else(ApiError::no_such_path)?;
+            return Ok(json_response(StatusCode::OK, &page));
+        }
+    };
+    let verb = verb_of(&parts.method, &target, &query)?;
+    let header = |name: header::HeaderName| parts.headers.get(name).and_then(|v| v.to_str().ok()).unwrap_or("");
+    let facts = Facts {
+        verb,
+        resource: match target.subresource.as_str() {
+            "" => target.resource.qualified(),
+            sub => format!("{}/{sub}", target.resource.qualified()),
+        },
+        namespace: target.namespace.clone(),
+        name: target.name.clone(),
+        user,
+        user_agent: header(header::USER_AGENT).to_owned(),
+    };
+    let plan = api.faults().plan(&facts);
+    if let Some(mut gone) = plan.hang {
+        // Ends when the rule is dropped, which is an error here.
+        while gone.changed().await.is_ok() {}
+        return Err(Refusal::Dropped);
+    }
+    if !plan.latency.is_zero() {
+        tokio::time::sleep(plan.latency).await;
+    }
+    if plan.lose_request {
+        return Err(Refusal::Dropped);
+    }
+    if let Some(error) = plan.refuse {
+        return Err(error.into());
+    }
+    let rendering = Rendering::choose(header(header::ACCEPT), query.get("includeObject"))?;
+    let content_type = header(header::CONTENT_TYPE).to_owned();
+    let body = axum::body::to_bytes(body, BODY_LIMIT).await.map_err(|why| {
+        let message = format!("Request entity too large or broken: limit is {BODY_LIMIT}: {why}");
+        ApiError::new(413, "RequestEntityTooLarge", message)
+    })?;
+    let call = Call {
+        target,
+        verb,
+        query,
+        rendering,
+        content_type,
+        body: body.into(),
+        stale: plan.stale,
+    };
+    let result = call.perform(api);
+    if plan.lose_answer {
+        return Err(Refusal::Dropped);
+    }
+    Ok(result?)
+}
+
+fn authenticate(api: &ApiServer, headers: &HeaderMap) -> Result<String, ApiError> {
+    let bearer = headers
+        .get(header::AUTHORIZATION)
+        .and_then(|value| value.to_str().ok())
+        .and_then(|value| value.strip_prefix("Bearer "))
+        .unwrap_or("");
+    match &api.options().token {
+        None => Ok(bearer.to_owned()),
+        Some(token) => match bearer.strip_prefix(token.as_str()) {
+            Some("") => Ok(String::new()),
+            Some(rest) if rest.starts_with('~') => Ok(rest[1..].to_owned()),
+            _ => Err(ApiError::new(401, "Unauthorized", "Unauthorized")),
+        },
+    }
+}
+
+fn verb_of(method: &Method, target: &Target, query: &Query) -> Result<&'static str, ApiError> {
+    let named = !target.name.is_empty();
+    let verb = match (method.as_str(), target.subresource.as_str()) {
+        ("GET", "") if query.is_true("watch") => "watch",
+        ("GET", "") if !named => "list",
+        ("GET", "" | "status") => "get",
+        ("POST", "") if !named => "create",
+        ("POST", sub) if !matches!(sub, "" | "status") => "create",
+        ("PUT", "" | "status") if named => "update",
+        ("PATCH", "" | "status") if named => "patch",
+        ("DELETE", "") if named => "delete",
+        ("DELETE", "") => "deletecollection",
+        _ => return Err(ApiError::method_not_allowed()),
+    };
+    if target.resource.is_core("bindings") && verb != "create" {
+        return Err(ApiError::method_not_allowed());
+    }
+    Ok(verb)
+}
+
+impl Call {
+    fn perform(&self, api: &ApiServer) -> Result<Response, ApiError> {
+        let registry = api.registry();
+        let resource = &*self.target.resource;
+        let object =
+            |code: StatusCode, object: &Value| json_response(code, &self.rendering.object(resource, object, &registry.clock));
+        let written =
+            |(stored, created): (Arc<Value>, bool)| object(if created { StatusCode::CREATED } else { StatusCode::OK }, &stored);
+        match self.verb {
+            "get" => Ok(object(StatusCode::OK, &*self.get(api)?)),
+            "list" => self.list(api),
+            "watch" => self.watch(api),
+            "create" => self.create(api),
+            "update" => Ok(written(registry.update(&self.target, self.json()?, self.dry_run()?)?)),
+            "patch" => {
+                let result = registry.patch(&self.target, self.patch_kind()?, &self.json()?, self.dry_run()?)?;
+                Ok(written(result))
+            }
+            "delete" => {
+                let options = self.delete_options()?;
+                match registry.delete(&self.target, &options, self.dry_run()?)? {
+                    Deleted::Gone(last) if !resource.is_core("pods") => {
+                        let mut status = success(StatusCode::OK);
+                        status["details"] = json!({"name": self.target.name, "group": resource.group, "kind": resource.plural, "uid": last["metadata"]["uid"]});
+                        Ok(json_response(StatusCode::OK, &status))
+                    }
+                    Deleted::Gone(last) | Deleted::Pending(last) => Ok(object(StatusCode::OK, &last)),
+                }
+            }
+            "deletecollection" => {
+                let options = self.delete_options()?;
+                let gone = registry.delete_collection(&self.target, &self.selector()?, &options, self.dry_run()?)?;
+                let revision = registry.store.read(Inner::revision);
+                let body = self.rendering.list(resource, &gone, revision, &registry.clock);
+                Ok(plain(StatusCode::OK, "application/json", body))
+            }
+            _ => Err(ApiError::method_not_allowed()),
+        }
+    }
+
+    fn json(&self) -> Result<Value, ApiError> {
+        serde_json::from_slice(&self.body).map_err(|why| {
+            ApiError::bad_request(format!(
+                "the body is not JSON ({why}); this server reads no YAML and no protobuf (Content-Type was {:?})",
+                self.content_type
+            ))
+        })
+    }
+
+    fn dry_run(&self) -> Result<bool, ApiError> {
+        match self.query.get("dryRun") {
+            None | Some("") => Ok(false),
+            Some("All") => Ok(true),
+            Some(other) => Err(ApiError::bad_request(format!(
+                "Unsupported value: {other:?}: supported values: \"All\" (dryRun)"
+            ))),
+        }
+    }
+
+    fn patch_kind(&self) -> Result<PatchKind, ApiError> {
+        match self.content_type.split(';').next().unwrap_or("").trim() {
+            "application/merge-patch+json" => Ok(PatchKind::Merge),
+            "application/strategic-merge-patch+json" => Ok(PatchKind::Strategic),
+            "application/json-patch+json" => Ok(PatchKind::Json),
+            "application/apply-patch+yaml" => Ok(PatchKind::Apply),
+            _ => Err(ApiError::new(
+                415,
+                "UnsupportedMediaType",
+                "the body of the request was in an unknown format - accepted media types include: application/json-patch+json, \
+                 application/merge-patch+json, application/strategic-merge-patch+json, application/apply-patch+yaml",
+            )),
+        }
+    }
+
+    /// From the body, then from the query.
+    fn delete_options(&self) -> Result<DeleteOptions, ApiError> {
+        let body = if self.body.is_empty() { Value::Null } else { self.json()? };
+        let text = |name: &str| body["preconditions"][name].as_str().map(str::to_owned);
+        Ok(DeleteOptions {
+            grace_period_s: match body["gracePeriodSeconds"].as_i64() {
+                Some(seconds) => Some(seconds),
+                None => self.query.number("gracePeriodSeconds")?,
+            },
+            uid: text("uid"),
+            resource_version: text("resourceVersion"),
+        })
+    }
+
+    fn selector(&self) -> Result<Selector, ApiError> {
+        let mut fields = self.query.get("fieldSelector").unwrap_or("").to_owned();
+        // A watch on one object's path is a watch on the collection with its name selected.
+        if !self.target.name.is_empty() {
+            fields = format!("metadata.name={},{fields}", self.target.name);
+        }
+        Selector::parse(&self.target.resource, self.query.get("labelSelector").unwrap_or(""), &fields)
+    }
+
+    /// The objects a read sees: now, or earlier when a fault says so.
+    fn snapshot(&self, api: &ApiServer) -> Snapshot {
+        let storage = self.target.resource.storage();
+        match &self.stale {
+            Some(frozen) => frozen.get(&storage).cloned().unwrap_or_else(|| Snapshot {
+                revision: frozen.values().next().map_or(1, |s| s.revision),
+                ..Snapshot::default()
+            }),
+            None => api.registry().store.read(|inner| inner.snapshot(&storage)),
+        }
+    }
+
+    fn get(&self, api: &ApiServer) -> Result<Arc<Value>, ApiError> {
+        let snapshot = self.snapshot(api);
+        self.not_in_future(snapshot.revision)?;
+        let key = (self.target.namespace.clone(), self.target.name.clone());
+        let found = snapshot.objects.get(&key).cloned();
+        found.ok_or_else(|| ApiError::not_found(&self.target.resource.qualified(), &self.target.name))
+    }
+
+    fn not_in_future(&self, current: u64) -> Result<u64, ApiError> {
+        let asked: u64 = self.query.number("resourceVersion")?.unwrap_or(0);
+        if asked > current {
+            return Err(ApiError::revision_too_large(asked, current));
+        }
+        Ok(asked)
+    }
+
+    fn list(&self, api: &ApiServer) -> Result<Response, ApiError> {
+        let selector = self.selector()?;
+        if self.query.get("continue").is_some_and(|token| !token.is_empty()) {
+            return Err(ApiError::bad_request(
+                "continue key is not valid: this server answers every list whole",
+            ));
+        }
+        let registry = api.registry();
+        let mut snapshot = self.snapshot(api);
+        let asked = self.not_in_future(snapshot.revision)?;
+        match self.query.get("resourceVersionMatch") {
+            None | Some("" | "NotOlderThan") => {}
+            Some("Exact") if asked > 0 => {
+                let storage = self.target.resource.storage();
+                snapshot = registry
+                    .store
+                    .read(|inner| inner.snapshot_at(&storage, asked))
+                    .map_err(|gone| ApiError::expired(format!("The provided resource version is too old: {}", gone.asked)))?;
+            }
+            Some(other) => {
+                return Err(self.invalid_options("resourceVersionMatch", other, "is not legal with this resourceVersion"));
+            }
+        }
+        let namespace = &self.target.namespace;
+        let items: Vec<Arc<Value>> = snapshot
+            .objects
+            .into_iter()
+            .filter(|((have, _), object)| (namespace.is_empty() || have == namespace) && selector.matches(object))
+            .map(|(_, object)| object)
+            .collect();
+        let body = self
+            .rendering
+            .list(&self.target.resource, &items, snapshot.revision, &registry.clock);
+        Ok(plain(StatusCode::OK, "application/json", body))
+    }
+
+    fn invalid_options(&self, field: &str, value: &str, why: &str) -> ApiError {
+        let error = FieldError::invalid(field, &Value::String(value.to_owned()), why);
+        ApiError::invalid("meta.k8s.io", "ListOptions", "", &[error])
+    }
+
+    fn watch(&self, api: &ApiServer) -> Result<Response, ApiError> {
+        let bookmarks = self.query.is_true("allowWatchBookmarks");
+        let asked = self.query.get("resourceVersion").unwrap_or("");
+        let revision: u64 = self.query.number("resourceVersion")?.unwrap_or(0);
+        let streaming = self.query.get("sendInitialEvents");
+        let matching = self.query.get("resourceVersionMatch").unwrap_or("");
+        if streaming.is_some() && matching != "NotOlderThan" {
+            let why = "sendInitialEvents requires setting resourceVersionMatch to NotOlderThan";
+            return Err(self.invalid_options("resourceVersionMatch", matching, why));
+        }
+        if streaming.is_none() && !matching.is_empty() {
+            let why = "resourceVersionMatch is forbidden for watch unless sendInitialEvents is provided";
+            return Err(self.invalid_options("resourceVersionMatch", matching, why));
+        }
+        let initial = |mark_end: bool| Start::Initial {
+            snapshot: self.snapshot(api),
+            mark_end,
+        };
+        let start = match streaming {
+            Some(_) if self.query.is_true("sendInitialEvents") => {
+                let start = initial(bookmarks);
+                if let Start::Initial { snapshot, .. } = &start {
+                    self.not_in_future(snapshot.revision)?;
+                }
+                start
+            }
+            Some(_) if revision == 0 => Start::After(api.registry().store.read(Inner::revision)),
+            None if asked.is_empty() || revision == 0 => initial(false),
+            _ => Start::After(revision),
+        };
+        let timeout: Option<u64> = self.query.number("timeoutSeconds")?;
+        let request = WatchRequest {
+            target: self.target.clone(),
+            selector: self.selector()?,
+            rendering: self.rendering,
+            start,
+            bookmarks,
+            timeout: timeout.filter(|seconds| *seconds > 0).map(Duration::from_secs),
+        };
+        let mut response = Response::new(watch::body(api, request));
+        response
+            .headers_mut()
+            .insert(header::CONTENT_TYPE, header::HeaderValue::from_static("application/json"));
+        Ok(response)
+    }
+
+    fn create(&self, api: &ApiServer) -> Result<Response, ApiError> {
+        let (registry, body, dry_run) = (api.registry(), self.json()?, self.dry_run()?);
+        let resource = &*self.target.resource;
+        match self.target.subresource.as_str() {
+            "binding" => registry.bind(&self.target, &body, dry_run).map(drop)?,
+            "eviction" => {
+                let options = &body["deleteOptions"];
+                let text = |name: &str| options["preconditions"][name].as_str().map(str::to_owned);
+                let options = DeleteOptions {
+                    grace_period_s: options["gracePeriodSeconds"].as_i64(),
+                    uid: text("uid"),
+                    resource_version: text("resourceVersion"),
+                };
+                registry.delete(&self.target, &options, dry_run)?;
+            }
+            _ if resource.is_core("bindings") => {
+                let pods = registry.resources.by_name("pods").ok_or_else(ApiError::no_such_path)?;
+                let target = Target {
+                    resource: pods.clone(),
+                    name: body["metadata"]["name"].as_str().unwrap_or("").to_owned(),
+                    ..self.target.clone()
+                };
+                registry.bind(&target, &body, dry_run)?;
+            }
+            _ => {
+                let stored = registry.create(&self.target, body, dry_run)?;
+                let rendered = self.rendering.object(resource, &stored, &registry.clock);
+                return Ok(json_response(StatusCode::CREATED, &rendered));
+            }
+        }
+        Ok(json_response(StatusCode::CREATED, &success(StatusCode::CREATED)))
+    }
+}
+
+fn success(code: StatusCode) -> Value {
+    json!({"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "code": code.as_u16()})
+}
+
+fn plain(code: StatusCode, content_type: &'static str, body: Vec<u8>) -> Response {
+    let mut response = Response::new(Body::from(body));
+    *response.status_mut() = code;
+    response
+        .headers_mut()
+        .insert(header::CONTENT_TYPE, header::HeaderValue::from_static(content_type));
+    response
+}
+
+fn json_response(code: StatusCode, value: &Value) -> Response {
+    plain(code, "application/json", value.to_string().into_bytes())
+}
+
+fn status_response(error: &ApiError) -> Response {
+    let code = StatusCode::from_u16(error.code).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+    let mut response = json_response(code, &error.to_status());
+    if let Some(seconds) = error.retry_after_s() {
+        response.headers_mut().insert(header::RETRY_AFTER, seconds.into());
+    }
+    response
+}
+
+/// Percent-decoded path segments, empty ones left out.
+fn decode_path(path: &str) -> Result<Vec<String>, ApiError> {
+    path.split('/')
+        .filter(|segment| !segment.is_empty())
+        .map(|segment| {
+            decode(segment).ok_or_else(|| ApiError::bad_request(format!("the path {path:?} is not percent-encoded UTF-8")))
+        })
+        .collect()
+}
+
+fn decode(segment: &str) -> Option<String> {
+    let mut bytes = Vec::with_capacity(segment.len());
+    let mut rest = segment.bytes();
+    while let Some(byte) = rest.next() {
+        if byte == b'%' {
+            let digit = |byte: u8| char::from(byte).to_digit(16);
+            let (high, low) = (digit(rest.next()?)?, digit(rest.next()?)?);
+            bytes.push(u8::try_from(high * 16 + low).ok()?);
+        } else {
+            bytes.push(byte);
+        }
+    }
+    String::from_utf8(bytes).ok()
+}

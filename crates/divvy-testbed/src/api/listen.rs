@@ -1,0 +1,150 @@
+//! The server on a TCP port, and the service that breaks connections when a fault says so.
+
+use std::convert::Infallible;
+use std::future::Future;
+use std::io;
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use axum::body::Body;
+use axum::response::Response;
+use http::{HeaderValue, Request, header};
+use hyper_util::rt::TokioIo;
+use tokio::net::{TcpListener, TcpStream};
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+use tower::{Service, ServiceExt};
+
+use super::ApiServer;
+use super::http::Dropped;
+
+/// The router, with broken connections as errors.
+#[derive(Debug, Clone)]
+pub(crate) struct Breaking {
+    router: axum::Router,
+    /// Sent with every request, as a client with this token would.
+    bearer: Option<HeaderValue>,
+}
+
+impl Breaking {
+    pub(crate) fn new(api: &ApiServer, bearer: Option<HeaderValue>) -> Breaking {
+        Breaking {
+            router: api.router(),
+            bearer,
+        }
+    }
+}
+
+impl<B> Service<Request<B>> for Breaking
+where
+    B: axum::body::HttpBody<Data = bytes::Bytes> + Send + 'static,
+    B::Error: Into<axum::BoxError>,
+{
+    type Response = Response;
+    type Error = io::Error;
+    type Future = Pin<Box<dyn Future<Output = io::Result<Response>> + Send>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: Request<B>) -> Self::Future {
+        let mut request = request.map(Body::new);
+        if let Some(bearer) = &self.bearer {
+            request.headers_mut().insert(header::AUTHORIZATION, bearer.clone());
+        }
+        let router = self.router.clone();
+        Box::pin(async move {
+            let response = router
+                .oneshot(request)
+                .await
+                .unwrap_or_else(|never: Infallible| match never {});
+            if response.extensions().get::<Dropped>().is_some() {
+                return Err(io::Error::new(
+                    io::ErrorKind::ConnectionReset,
+                    "connection reset (a fault on request)",
+                ));
+            }
+            Ok(response)
+        })
+    }
+}
+
+/// A running listener; it ends, with all its connections, when this is dropped.
+#[derive(Debug)]
+pub struct Listening {
+    addr: SocketAddr,
+    stop: CancellationToken,
+    tasks: TaskTracker,
+}
+
+impl Listening {
+    /// The address that was bound, with the port the system chose when 0 was asked for.
+    pub fn addr(&self) -> SocketAddr {
+        self.addr
+    }
+
+    /// Ends the listener and waits until its port and all its connections are closed.
+    pub async fn shutdown(self) {
+        self.stop.cancel();
+        self.tasks.wait().await;
+    }
+}
+
+impl Drop for Listening {
+    fn drop(&mut self) {
+        self.stop.cancel();
+    }
+}
+
+pub(crate) async fn listen(api: &ApiServer, addr: SocketAddr) -> io::Result<Listening> {
+    let listener = TcpListener::bind(addr).await?;
+    let addr = listener.local_addr()?;
+    let (stop, tasks) = (CancellationToken::new(), TaskTracker::new());
+    let accepting = accept(api.clone(), listener, stop.clone(), tasks.clone());
+    tasks.spawn(accepting);
+    tasks.close();
+    Ok(Listening { addr, stop, tasks })
+}
+
+async fn accept(api: ApiServer, listener: TcpListener, stop: CancellationToken, tasks: TaskTracker) {
+    loop {
+        let accepted = tokio::select! {
+            () = stop.cancelled() => return,
+            accepted = listener.accept() => accepted,
+        };
+        match accepted {
+            Ok((stream, peer)) => {
+                let (api, stop) = (api.clone(), stop.clone());
+                tasks.spawn(async move {
+                    tokio::select! {
+                        () = stop.cancelled() => {}
+                        ended = serve(&api, stream) => {
+                            if let Err(why) = ended {
+                                tracing::debug!(%peer, %why, "connection ended");
+                            }
+                        }
+                    }
+                });
+            }
+            Err(why) => {
+                // Out of descriptors, or the peer is gone already; the listener itself stays.
+                tracing::warn!(%why, "cannot accept a connection");
+                tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+            }
+        }
+    }
+}
+
+async fn serve(api: &ApiServer, stream: TcpStream) -> Result<(), hyper::Error> {
+    // Watch events are small and must not wait for more.
+    if let Err(why) = stream.set_nodelay(true) {
+        tracing::debug!(%why, "TCP_NODELAY is not set");
+    }
+    let service = Breaking::new(api, None);
+    let service = hyper::service::service_fn(move |request| service.clone().call(request));
+    hyper::server::conn::http1::Builder::new()
+        .serve_connection(TokioIo::new(stream), service)
+        .await
+}

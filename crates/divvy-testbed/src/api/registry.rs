@@ -1,0 +1,686 @@
+//! The verbs on objects: create, update, patch, delete and bind, each one transaction (apiserver `pkg/registry/generic`).
+
+use std::sync::Arc;
+
+use serde_json::{Map, Value, json};
+
+use super::clock::Clock;
+use super::error::{ApiError, FieldError};
+use super::resources::{Resource, Resources, Target};
+use super::selector::Selector;
+use super::store::{Inner, Key, Store, key_of};
+use super::{events, patch, pods};
+
+/// The store with the API's rules in front of it.
+#[derive(Debug)]
+pub(crate) struct Registry {
+    pub(crate) store: Store,
+    pub(crate) resources: Resources,
+    pub(crate) clock: Clock,
+}
+
+/// The content types of PATCH.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PatchKind {
+    /// `application/merge-patch+json`
+    Merge,
+    /// `application/strategic-merge-patch+json`
+    Strategic,
+    /// `application/json-patch+json`
+    Json,
+    /// `application/apply-patch+yaml` (JSON only). A strategic merge that creates what is absent; fields have no managers.
+    Apply,
+}
+
+/// `DeleteOptions`, as far as they are heeded.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct DeleteOptions {
+    /// Seconds to end in; 0 removes the object now.
+    pub grace_period_s: Option<i64>,
+    /// Refuse unless the object has this uid.
+    pub uid: Option<String>,
+    /// Refuse unless the object is at this version.
+    pub resource_version: Option<String>,
+}
+
+/// What a deletion came to.
+#[derive(Debug, Clone)]
+pub enum Deleted {
+    /// The object is gone; this was its last state.
+    Gone(Arc<Value>),
+    /// The object goes when its kubelet says so, or when its finalizers are removed.
+    Pending(Arc<Value>),
+}
+
+/// Validates only; nothing is stored.
+pub(crate) type DryRun = bool;
+
+const STALE: &str = "the object has been modified; please apply your changes to the latest version and try again";
+
+impl Registry {
+    pub(crate) fn create(&self, target: &Target, mut body: Value, dry_run: DryRun) -> Result<Arc<Value>, ApiError> {
+        let resource = &*target.resource;
+        self.check_body(resource, &mut body)?;
+        if !target.name.is_empty() {
+            return Err(ApiError::method_not_allowed());
+        }
+        place_in_namespace(target, &mut body)?;
+        let name = body["metadata"]["name"].as_str().unwrap_or("").to_owned();
+        let generate = body["metadata"]["generateName"].as_str().unwrap_or("").to_owned();
+        self.store.write(|inner| {
+            let name = match (name.as_str(), generate.as_str()) {
+                ("", "") => {
+                    let why = [FieldError::required("metadata.name", "name or generateName is required")];
+                    return Err(ApiError::invalid(&resource.group, &resource.kind, "", &why));
+                }
+                ("", prefix) => format!("{prefix}{}", suffix(inner.next_random())),
+                (name, _) => name.to_owned(),
+            };
+            body["metadata"]["name"] = name.clone().into();
+            check_name(resource, &name)?;
+            check_namespace(inner, resource, &target.namespace)?;
+            let key = (target.namespace.clone(), name);
+            if inner.get(&resource.storage(), &key).is_some() {
+                return Err(ApiError::already_exists(&resource.qualified(), &key.1));
+            }
+            let object = self.fresh(inner, resource, body)?;
+            Ok(commit(inner, resource, object, dry_run))
+        })
+    }
+
+    /// What a new object gets from the server.
+    fn fresh(&self, inner: &mut Inner, resource: &Resource, mut object: Value) -> Result<Value, ApiError> {
+        let metadata = &mut object["metadata"];
+        let uid = inner.next_uid();
+        if let Value::Object(map) = metadata {
+            for field in [
+                "deletionTimestamp",
+                "deletionGracePeriodSeconds",
+                "managedFields",
+                "selfLink",
+                "resourceVersion",
+            ] {
+                map.shift_remove(field);
+            }
+            map.insert("uid".into(), uid.into());
+            map.insert("creationTimestamp".into(), self.clock.timestamp().into());
+        }
+        if resource.is_core("pods") {
+            pods::set_defaults(&mut object);
+            pods::check_quantities(&object)?;
+            let errors = pods::validate(&object);
+            if !errors.is_empty() {
+                let name = object["metadata"]["name"].as_str().unwrap_or("");
+                return Err(ApiError::invalid("", "Pod", name, &errors));
+            }
+        } else if resource.is_core("namespaces") {
+            object["spec"] = json!({"finalizers": ["kubernetes"]});
+            object["status"] = json!({"phase": "Active"});
+        } else if resource.is_core("nodes") {
+            // A kubelet registers its node with the status in one request.
+            node_quantities(&mut object);
+        } else if resource.status
+            && let Value::Object(map) = &mut object
+        {
+            map.shift_remove("status");
+        }
+        Ok(object)
+    }
+
+    /// PUT. True: the object was created by it.
+    pub(crate) fn update(&self, target: &Target, mut body: Value, dry_run: DryRun) -> Result<(Arc<Value>, bool), ApiError> {
+        let resource = &*target.resource;
+        self.check_body(resource, &mut body)?;
+        let body_name = body["metadata"]["name"].as_str().unwrap_or("");
+        if body_name != target.name {
+            return Err(ApiError::bad_request(format!(
+                "the name of the object ({body_name}) does not match the name on the URL ({})",
+                target.name
+            )));
+        }
+        place_in_namespace(target, &mut body)?;
+        self.store.write(|inner| {
+            let key = (target.namespace.clone(), target.name.clone());
+            match inner.get(&resource.storage(), &key) {
+                Some(existing) => Ok((self.replace(inner, target, &existing, body, dry_run)?, false)),
+                None if resource.create_on_update && target.subresource.is_empty() => {
+                    check_namespace(inner, resource, &target.namespace)?;
+                    let object = self.fresh(inner, resource, body)?;
+                    Ok((commit(inner, resource, object, dry_run), true))
+                }
+                None => Err(ApiError::not_found(&resource.qualified(), &target.name)),
+            }
+        })
+    }
+
+    /// PATCH. True: the object was created by it (apply only).
+    pub(crate) fn patch(
+        &self,
+        target: &Target,
+        kind: PatchKind,
+        body: &Value,
+        dry_run: DryRun,
+    ) -> Result<(Arc<Value>, bool), ApiError> {
+        let resource = &*target.resource;
+        self.store.write(|inner| {
+            let key = (target.namespace.clone(), target.name.clone());
+            let Some(existing) = inner.get(&resource.storage(), &key) else {
+                if kind != PatchKind::Apply || !target.subresource.is_empty() {
+                    return Err(ApiError::not_found(&resource.qualified(), &target.name));
+                }
+                let mut object = Value::Object(Map::new());
+                patch::strategic(&mut object, body)?;
+                self.check_body(resource, &mut object)?;
+                place_in_namespace(target, &mut object)?;
+                object["metadata"]["name"] = target.name.clone().into();
+                check_name(resource, &target.name)?;
+                check_namespace(inner, resource, &target.namespace)?;
+                let object = self.fresh(inner, resource, object)?;
+                return Ok((commit(inner, resource, object, dry_run), true));
+            };
+            // The patch is written against the view of the object that its writer sees.
+            let mut object = events::to_view(resource, &existing).into_owned();
+            match kind {
+                PatchKind::Merge => patch::merge(&mut object, body),
+                PatchKind::Strategic | PatchKind::Apply => patch::strategic(&mut object, body)?,
+                PatchKind::Json => patch::json_patch(&mut object, body)?,
+            }
+            if object["metadata"]["name"] != existing["metadata"]["name"] {
+                return Err(ApiError::bad_request(format!(
+                    "the name of the object ({}) does not match the name on the URL ({})",
+                    object["metadata"]["name"].as_str().unwrap_or(""),
+                    target.name
+                )));
+            }
+            self.check_body(resource, &mut object)?;
+            place_in_namespace(target, &mut object)?;
+            Ok((self.replace(inner, target, &existing, object, dry_run)?, false))
+        })
+    }
+
+    /// The common end of PUT and PATCH: preconditions, what may not change, validation, and the commit.
+    fn replace(
+        &self,
+        inner: &mut Inner,
+        target: &Target,
+        existing: &Arc<Value>,
+        mut new: Value,
+        dry_run: DryRun,
+    ) -> Result<Arc<Value>, ApiError> {
+        let resource = &*target.resource;
+        let name = target.name.as_str();
+        let uid = new["metadata"]["uid"].as_str().unwrap_or("");
+        if !uid.is_empty() && new["metadata"]["uid"] != existing["metadata"]["uid"] {
+            return Err(precondition_failed(
+                resource,
+                target,
+                "UID",
+                uid,
+                &existing["metadata"]["uid"],
+            ));
+        }
+        let version = new["metadata"]["resourceVersion"].as_str().unwrap_or("");
+        if version.is_empty() && resource.group == "coordination.k8s.io" {
+            let why = [FieldError::invalid(
+                "metadata.resourceVersion",
+                &json!(0),
+                "must be specified for an update",
+            )];
+            return Err(ApiError::invalid(&resource.group, &resource.kind, name, &why));
+        }
+        if !version.is_empty() && new["metadata"]["resourceVersion"] != existing["metadata"]["resourceVersion"] {
+            return Err(ApiError::conflict(&resource.qualified(), name, STALE));
+        }
+        if target.subresource == "status" {
+            // Of the rest only metadata follows (labels, annotations, finalizers), as in the built-in status strategies.
+            let mut whole = (**existing).clone();
+            let owners = existing["metadata"]["ownerReferences"].clone();
+            whole["metadata"] = new["metadata"].take();
+            whole["status"] = new["status"].take();
+            if whole["status"].is_null() {
+                whole["status"] = json!({});
+            }
+            set_or_remove(&mut whole["metadata"], "ownerReferences", owners);
+            new = whole;
+        } else if resource.status {
+            set_or_remove(&mut new, "status", existing["status"].clone());
+        }
+        for field in [
+            "uid",
+            "creationTimestamp",
+            "deletionTimestamp",
+            "deletionGracePeriodSeconds",
+            "namespace",
+            "resourceVersion",
+        ] {
+            set_or_remove(&mut new["metadata"], field, existing["metadata"][field].clone());
+        }
+        set_or_remove(&mut new["metadata"], "managedFields", Value::Null);
+        if resource.is_core("pods") {
+            pods::normalise_quantities(&mut new);
+            let errors = pods::validate_update(existing, &new);
+            if !errors.is_empty() {
+                return Err(ApiError::invalid("", "Pod", name, &errors));
+            }
+        } else if resource.is_core("nodes") {
+            node_quantities(&mut new);
+        }
+        // An update that changes nothing is no commit: no revision, no event (etcd3 store, GuaranteedUpdate).
+        if new == **existing {
+            return Ok(existing.clone());
+        }
+        let stored = commit(inner, resource, new, dry_run);
+        let ends = !stored["metadata"]["deletionTimestamp"].is_null()
+            && no_finalizers(&stored)
+            && stored["metadata"]["deletionGracePeriodSeconds"].as_i64().unwrap_or(0) == 0
+            && !resource.is_core("namespaces");
+        if ends && !dry_run {
+            return Ok(forget(inner, resource, &key_of(&stored)).unwrap_or(stored));
+        }
+        Ok(stored)
+    }
+
+    pub(crate) fn delete(&self, target: &Target, options: &DeleteOptions, dry_run: DryRun) -> Result<Deleted, ApiError> {
+        self.store.write(|inner| self.delete_in(inner, target, options, dry_run))
+    }
+
+    /// As `Store.Delete` and `rest.BeforeDelete`.
+    fn delete_in(
+        &self,
+        inner: &mut Inner,
+        target: &Target,
+        options: &DeleteOptions,
+        dry_run: DryRun,
+    ) -> Result<Deleted, ApiError> {
+        let resource = &*target.resource;
+        let key = (target.namespace.clone(), target.name.clone());
+        let existing = inner
+            .get(&resource.storage(), &key)
+            .ok_or_else(|| ApiError::not_found(&resource.qualified(), &target.name))?;
+        let metadata = &existing["metadata"];
+        if let Some(uid) = options.uid.as_deref().filter(|uid| metadata["uid"] != **uid) {
+            let why = format!(
+                "the UID in the precondition ({uid}) does not match the UID in record ({}). The object might have been deleted and then recreated",
+                metadata["uid"].as_str().unwrap_or("")
+            );
+            return Err(ApiError::conflict(&resource.qualified(), &target.name, &why));
+        }
+        if let Some(version) = options
+            .resource_version
+            .as_deref()
+            .filter(|v| metadata["resourceVersion"] != **v)
+        {
+            let why = format!(
+                "the ResourceVersion in the precondition ({version}) does not match the ResourceVersion in record ({}). The object might have been modified",
+                metadata["resourceVersion"].as_str().unwrap_or("")
+            );
+            return Err(ApiError::conflict(&resource.qualified(), &target.name, &why));
+        }
+        if resource.is_core("namespaces") {
+            return self.delete_namespace(inner, &existing, dry_run);
+        }
+        let grace = if resource.is_core("pods") {
+            match metadata["deletionGracePeriodSeconds"].as_i64() {
+                // Deletion has begun: it can be made shorter, not longer.
+                Some(running) => match options.grace_period_s {
+                    Some(asked) if asked < running => asked.max(0),
+                    _ => return Ok(Deleted::Pending(existing)),
+                },
+                None => pods::grace_period_s(&existing, options.grace_period_s),
+            }
+        } else {
+            0
+        };
+        let keeps = !no_finalizers(&existing);
+        if !resource.is_core("pods") && !keeps {
+            return Ok(Deleted::Gone(if dry_run {
+                existing
+            } else {
+                forget(inner, resource, &key).unwrap_or(existing)
+            }));
+        }
+        // Pods are seen with a grace period of zero before they go, as upstream commits it.
+        let mut marked = (*existing).clone();
+        let since = metadata["deletionTimestamp"]
+            .as_str()
+            .map_or(0, |_| metadata["deletionGracePeriodSeconds"].as_i64().unwrap_or(0));
+        let stamp = match metadata["deletionTimestamp"].as_str() {
+            Some(set) => self.clock.shifted(set, grace - since),
+            None => self.clock.timestamp_in(grace),
+        };
+        marked["metadata"]["deletionTimestamp"] = stamp.into();
+        marked["metadata"]["deletionGracePeriodSeconds"] = grace.into();
+        let marked = if marked == *existing {
+            existing
+        } else {
+            commit(inner, resource, marked, dry_run)
+        };
+        if grace > 0 || keeps {
+            return Ok(Deleted::Pending(marked));
+        }
+        Ok(Deleted::Gone(if dry_run {
+            marked
+        } else {
+            forget(inner, resource, &key).unwrap_or(marked)
+        }))
+    }
+
+    /// What the namespace controller does over time is done at once; the namespace stays, Terminating, while pods end.
+    fn delete_namespace(&self, inner: &mut Inner, existing: &Arc<Value>, dry_run: DryRun) -> Result<Deleted, ApiError> {
+        let name = existing["metadata"]["name"].as_str().unwrap_or("").to_owned();
+        if matches!(name.as_str(), "default" | "kube-system" | "kube-public") {
+            let why = format!("namespaces {name:?} is forbidden: this namespace may not be deleted");
+            return Err(ApiError::new(403, "Forbidden", why));
+        }
+        let mut marked = (**existing).clone();
+        if marked["metadata"]["deletionTimestamp"].is_null() {
+            marked["metadata"]["deletionTimestamp"] = self.clock.timestamp().into();
+        }
+        marked["status"]["phase"] = "Terminating".into();
+        let namespaces = self
+            .resources
+            .by_name("namespaces")
+            .ok_or_else(ApiError::no_such_path)?
+            .clone();
+        if dry_run {
+            return Ok(Deleted::Pending(Arc::new(marked)));
+        }
+        let marked = commit(inner, &namespaces, marked, false);
+        for resource in self.resources.all() {
+            for (namespace, object) in inner.snapshot(&resource.storage()).objects.into_keys() {
+                if namespace == name {
+                    let target = Target {
+                        resource: resource.clone(),
+                        namespace,
+                        name: object,
+                        subresource: String::new(),
+                    };
+                    self.delete_in(inner, &target, &DeleteOptions::default(), false)?;
+                }
+            }
+        }
+        end_namespace(inner, &name);
+        let key = (String::new(), name);
+        Ok(match inner.get("namespaces", &key) {
+            Some(terminating) => Deleted::Pending(terminating),
+            None => Deleted::Gone(marked),
+        })
+    }
+
+    pub(crate) fn delete_collection(
+        &self,
+        target: &Target,
+        selector: &Selector,
+        options: &DeleteOptions,
+        dry_run: DryRun,
+    ) -> Result<Vec<Arc<Value>>, ApiError> {
+        self.store.write(|inner| {
+            let all = inner.snapshot(&target.resource.storage()).objects;
+            let chosen = all.into_iter().filter(|((namespace, _), object)| {
+                (target.namespace.is_empty() || *namespace == target.namespace) && selector.matches(object)
+            });
+            chosen
+                .map(|((namespace, name), _)| {
+                    let one = Target {
+                        namespace,
+                        name,
+                        ..target.clone()
+                    };
+                    self.delete_in(inner, &one, options, dry_run).map(|deleted| match deleted {
+                        Deleted::Gone(object) | Deleted::Pending(object) => object,
+                    })
+                })
+                .collect()
+        })
+    }
+
+    /// `POST pods/NAME/binding`: one transaction on the pod (`BindingREST.Create`).
+    pub(crate) fn bind(&self, target: &Target, binding: &Value, dry_run: DryRun) -> Result<Arc<Value>, ApiError> {
+        let name = binding["metadata"]["name"].as_str().unwrap_or("");
+        if name != target.name {
+            return Err(ApiError::bad_request("name in URL does not match name in Binding object"));
+        }
+        let namespace = binding["metadata"]["namespace"].as_str().unwrap_or("");
+        if !namespace.is_empty() && namespace != target.namespace {
+            return Err(wrong_namespace());
+        }
+        check_metadata(&target.resource, binding)?;
+        let node = pods::binding_target(binding)?;
+        self.store.write(|inner| {
+            let key = (target.namespace.clone(), target.name.clone());
+            let pod = inner
+                .get("pods", &key)
+                .ok_or_else(|| ApiError::not_found("pods", &target.name))?;
+            for (what, field) in [("UID", "uid"), ("ResourceVersion", "resourceVersion")] {
+                let wanted = binding["metadata"][field].as_str().unwrap_or("");
+                if !wanted.is_empty() && pod["metadata"][field] != *wanted {
+                    return Err(precondition_failed(
+                        &target.resource,
+                        target,
+                        what,
+                        wanted,
+                        &pod["metadata"][field],
+                    ));
+                }
+            }
+            let bound = pods::bind(&pod, binding, node, &self.clock.timestamp())?;
+            Ok(commit(inner, &target.resource, bound, dry_run))
+        })
+    }
+
+    /// The shape every object must have; sets apiVersion and kind, and turns views into what is stored.
+    fn check_body(&self, resource: &Resource, body: &mut Value) -> Result<(), ApiError> {
+        if !body.is_object() {
+            return Err(ApiError::bad_request(format!("{} must be a JSON object", resource.kind)));
+        }
+        let (version, kind) = (resource.api_version(), resource.kind.as_ref());
+        for (field, wanted) in [("apiVersion", version.as_str()), ("kind", kind)] {
+            let have = body[field].as_str().unwrap_or("");
+            if !have.is_empty() && have != wanted {
+                return Err(ApiError::bad_request(format!(
+                    "the {} in the data ({have}) does not match the expected {} ({wanted})",
+                    if field == "kind" { "kind" } else { "API version" },
+                    if field == "kind" { "kind" } else { "API version" },
+                )));
+            }
+            body[field] = wanted.into();
+        }
+        if body["metadata"].is_null() {
+            body["metadata"] = json!({});
+        }
+        check_metadata(resource, body)?;
+        check_types(resource, body)?;
+        if resource.is_events_k8s_io() {
+            *body = events::to_storage(body);
+        }
+        Ok(())
+    }
+}
+
+fn commit(inner: &mut Inner, resource: &Resource, object: Value, dry_run: DryRun) -> Arc<Value> {
+    if dry_run {
+        return Arc::new(object);
+    }
+    inner.put(&resource.storage(), object)
+}
+
+/// Removes an object, and its namespace if that waited for it.
+fn forget(inner: &mut Inner, resource: &Resource, key: &Key) -> Option<Arc<Value>> {
+    let last = inner.remove(&resource.storage(), key);
+    end_namespace(inner, &key.0);
+    last
+}
+
+fn end_namespace(inner: &mut Inner, name: &str) {
+    let key = (String::new(), name.to_owned());
+    let terminating = inner
+        .get("namespaces", &key)
+        .is_some_and(|namespace| !namespace["metadata"]["deletionTimestamp"].is_null());
+    if terminating && !inner.any_in_namespace(name) {
+        inner.remove("namespaces", &key);
+    }
+}
+
+fn no_finalizers(object: &Value) -> bool {
+    object["metadata"]["finalizers"].as_array().is_none_or(Vec::is_empty)
+}
+
+fn set_or_remove(object: &mut Value, field: &str, value: Value) {
+    if let Value::Object(map) = object {
+        if value.is_null() {
+            map.shift_remove(field);
+        } else {
+            map.insert(field.to_owned(), value);
+        }
+    }
+}
+
+fn precondition_failed(resource: &Resource, target: &Target, what: &str, wanted: &str, have: &Value) -> ApiError {
+    let why = format!(
+        "StorageError: invalid object, Code: 4, Key: /registry/{}/{}/{}, ResourceVersion: 0, AdditionalErrorMsg: Precondition failed: \
+         {what} in precondition: {wanted}, {what} in object meta: {}",
+        resource.plural,
+        target.namespace,
+        target.name,
+        have.as_str().unwrap_or("")
+    );
+    ApiError::conflict(&resource.qualified(), &target.name, &why)
+}
+
+fn wrong_namespace() -> ApiError {
+    ApiError::bad_request("the namespace of the provided object does not match the namespace sent on the request")
+}
+
+/// The object's namespace is the path's.
+fn place_in_namespace(target: &Target, body: &mut Value) -> Result<(), ApiError> {
+    let have = body["metadata"]["namespace"].as_str().unwrap_or("");
+    if !have.is_empty() && have != target.namespace {
+        return Err(wrong_namespace());
+    }
+    if target.resource.namespaced && target.namespace.is_empty() {
+        return Err(ApiError::bad_request("an empty namespace may not be set during creation"));
+    }
+    let namespace = if target.namespace.is_empty() {
+        Value::Null
+    } else {
+        target.namespace.clone().into()
+    };
+    set_or_remove(&mut body["metadata"], "namespace", namespace);
+    Ok(())
+}
+
+/// NamespaceLifecycle admission: nothing is created in a namespace that is absent or ending.
+fn check_namespace(inner: &Inner, resource: &Resource, namespace: &str) -> Result<(), ApiError> {
+    if !resource.namespaced {
+        return Ok(());
+    }
+    match inner.get("namespaces", &(String::new(), namespace.to_owned())) {
+        None => Err(ApiError::not_found("namespaces", namespace)),
+        Some(found) if !found["metadata"]["deletionTimestamp"].is_null() => Err(ApiError::new(
+            403,
+            "Forbidden",
+            format!("unable to create new content in namespace {namespace} because it is being terminated"),
+        )),
+        Some(_) => Ok(()),
+    }
+}
+
+fn check_name(resource: &Resource, name: &str) -> Result<(), ApiError> {
+    let refuse = |detail: &str| {
+        let error = FieldError::invalid("metadata.name", &Value::String(name.to_owned()), detail);
+        Err(ApiError::invalid(&resource.group, &resource.kind, name, &[error]))
+    };
+    if resource.group == "rbac.authorization.k8s.io" {
+        if matches!(name, "." | "..") || name.contains(['/', '%']) {
+            return refuse("may not be '.' or '..' or contain '/' or '%'");
+        }
+    } else if resource.is_core("namespaces") {
+        if !pods::is_dns_label(name) {
+            return refuse(pods::NOT_A_LABEL);
+        }
+    } else if !pods::is_dns_subdomain(name) {
+        return refuse(
+            "a lowercase RFC 1123 subdomain must consist of lower case alphanumeric characters, '-' or '.', and must start and end \
+             with an alphanumeric character (e.g. 'example.com', regex used for validation is \
+             '[a-z0-9]([-a-z0-9]*[a-z0-9])?(\\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*')",
+        );
+    }
+    Ok(())
+}
+
+/// Maps of text that are not are refused where the decoder would.
+fn check_metadata(resource: &Resource, body: &Value) -> Result<(), ApiError> {
+    let wrong = |what: &str| {
+        let (version, kind) = (&resource.version, &resource.kind);
+        ApiError::bad_request(format!("{kind} in version {version:?} cannot be handled as a {kind}: {what}"))
+    };
+    for field in ["labels", "annotations"] {
+        match &body["metadata"][field] {
+            Value::Null => {}
+            Value::Object(map) => {
+                if let Some((key, value)) = map.iter().find(|(_, value)| !value.is_string()) {
+                    return Err(wrong(&format!("metadata.{field}[{key}] is {value}, and must be a string")));
+                }
+            }
+            other => return Err(wrong(&format!("metadata.{field} is {other}, and must be a map of strings"))),
+        }
+    }
+    // TotalAnnotationSizeLimitB
+    let size: usize = body["metadata"]["annotations"]
+        .as_object()
+        .into_iter()
+        .flatten()
+        .map(|(key, value)| key.len() + value.as_str().map_or(0, str::len))
+        .sum();
+    if size > 256 * 1024 {
+        let error = FieldError::too_long("metadata.annotations", 256 * 1024);
+        let name = body["metadata"]["name"].as_str().unwrap_or("");
+        return Err(ApiError::invalid(&resource.group, &resource.kind, name, &[error]));
+    }
+    Ok(())
+}
+
+/// Pods, nodes and leases are decoded as what they claim to be; the other kinds are taken as they come.
+fn check_types(resource: &Resource, body: &Value) -> Result<(), ApiError> {
+    use k8s_openapi::api::{coordination::v1::Lease, core::v1::Node, core::v1::Pod};
+    use serde::Deserialize;
+    let result = match (resource.group.as_ref(), resource.plural.as_ref()) {
+        ("", "pods") => {
+            let mut body = body.clone();
+            pods::normalise_quantities(&mut body);
+            Pod::deserialize(&body).map(drop)
+        }
+        ("", "nodes") => {
+            let mut body = body.clone();
+            node_quantities(&mut body);
+            Node::deserialize(&body).map(drop)
+        }
+        ("coordination.k8s.io", "leases") => Lease::deserialize(body).map(drop),
+        _ => Ok(()),
+    };
+    result.map_err(|why| {
+        let (version, kind) = (&resource.version, &resource.kind);
+        ApiError::bad_request(format!("{kind} in version {version:?} cannot be handled as a {kind}: {why}"))
+    })
+}
+
+fn node_quantities(node: &mut Value) {
+    for field in ["capacity", "allocatable"] {
+        if let Some(Value::Object(quantities)) = node.pointer_mut(&format!("/status/{field}")) {
+            pods::quantities_to_text(quantities);
+        }
+    }
+}
+
+/// The five characters that `generateName` appends (apiserver `pkg/storage/names`).
+fn suffix(mut random: u64) -> String {
+    const ALPHABET: &[u8] = b"bcdfghjklmnpqrstvwxz2456789";
+    let base = ALPHABET.len() as u64;
+    (0..5)
+        .filter_map(|_| {
+            let letter = ALPHABET.get(usize::try_from(random % base).ok()?)?;
+            random /= base;
+            Some(char::from(*letter))
+        })
+        .collect()
+}

@@ -1,0 +1,367 @@
+//! The revisioned object store: what etcd and the watch cache are to a real API server.
+//!
+//! One global revision counts commits. Every resource keeps a bounded ring of its changes; a reader that asks for changes
+//! older than the ring gets [`Expired`](super::ApiError), as after an etcd compaction.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use serde_json::Value;
+use tokio::sync::watch;
+
+/// How an object changed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum EventKind {
+    /// The object came into being.
+    Added,
+    /// The object changed.
+    Modified,
+    /// The object went; the event carries its last state.
+    Deleted,
+}
+
+impl EventKind {
+    /// `ADDED`, `MODIFIED` or `DELETED`, as in watch events.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            EventKind::Added => "ADDED",
+            EventKind::Modified => "MODIFIED",
+            EventKind::Deleted => "DELETED",
+        }
+    }
+}
+
+/// One commit: the only thing that changes objects.
+#[derive(Debug, Clone)]
+pub struct Event {
+    /// The store's revision after this commit, also the object's `metadata.resourceVersion`.
+    pub revision: u64,
+    /// How the object changed.
+    pub kind: EventKind,
+    /// `pods`, `nodes`, `leases.coordination.k8s.io`, …
+    pub resource: Arc<str>,
+    /// The object after the commit; for a deletion its last state.
+    pub object: Arc<Value>,
+    /// The object before the commit; absent when it was created.
+    pub previous: Option<Arc<Value>>,
+}
+
+/// Namespace (empty for cluster-scoped) and name.
+pub(crate) type Key = (String, String);
+
+/// The objects of one resource at one revision.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Snapshot {
+    pub(crate) revision: u64,
+    pub(crate) objects: BTreeMap<Key, Arc<Value>>,
+}
+
+#[derive(Debug)]
+struct Table {
+    resource: Arc<str>,
+    objects: BTreeMap<Key, Arc<Value>>,
+    ring: VecDeque<Event>,
+    /// Changes up to this revision are forgotten.
+    compacted: u64,
+}
+
+/// The store's content; held under the lock for one transaction.
+#[derive(Debug)]
+pub(crate) struct Inner {
+    revision: u64,
+    tables: BTreeMap<String, Table>,
+    ring_length: usize,
+    history: Option<Vec<Event>>,
+    uid_state: u64,
+}
+
+#[derive(Debug)]
+pub(crate) struct Store {
+    inner: Mutex<Inner>,
+    revision: watch::Sender<u64>,
+}
+
+/// Why changes since a revision cannot be told.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Compacted {
+    pub(crate) asked: u64,
+    pub(crate) oldest: u64,
+}
+
+impl Store {
+    /// `seed` makes uids and generated names repeatable; `ring_length` is the number of changes remembered per resource;
+    /// `audit` keeps every commit on pods and nodes for [`Store::history`].
+    pub(crate) fn new(seed: u64, ring_length: usize, audit: bool) -> Store {
+        Store {
+            inner: Mutex::new(Inner {
+                revision: 1,
+                tables: BTreeMap::new(),
+                ring_length: ring_length.max(1),
+                history: audit.then(Vec::new),
+                uid_state: seed,
+            }),
+            revision: watch::Sender::new(1),
+        }
+    }
+
+    /// A transaction that did not finish left every table whole: the maps change last, one insert or removal per commit.
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Runs one transaction; readers and watchers see all of it or none.
+    pub(crate) fn write<T>(&self, transaction: impl FnOnce(&mut Inner) -> T) -> T {
+        let (result, revision) = {
+            let mut inner = self.lock();
+            (transaction(&mut inner), inner.revision)
+        };
+        self.revision.send_if_modified(|seen| {
+            let newer = revision > *seen;
+            *seen = revision.max(*seen);
+            newer
+        });
+        result
+    }
+
+    pub(crate) fn read<T>(&self, look: impl FnOnce(&Inner) -> T) -> T {
+        look(&self.lock())
+    }
+
+    /// Told at every commit.
+    pub(crate) fn subscribe(&self) -> watch::Receiver<u64> {
+        self.revision.subscribe()
+    }
+}
+
+impl Inner {
+    pub(crate) fn revision(&self) -> u64 {
+        self.revision
+    }
+
+    pub(crate) fn get(&self, storage: &str, key: &Key) -> Option<Arc<Value>> {
+        self.tables.get(storage)?.objects.get(key).cloned()
+    }
+
+    pub(crate) fn snapshot(&self, storage: &str) -> Snapshot {
+        Snapshot {
+            revision: self.revision,
+            objects: self.tables.get(storage).map(|t| t.objects.clone()).unwrap_or_default(),
+        }
+    }
+
+    /// Whether anything lives in a namespace.
+    pub(crate) fn any_in_namespace(&self, namespace: &str) -> bool {
+        self.tables
+            .values()
+            .any(|table| table.objects.keys().any(|(have, _)| have == namespace))
+    }
+
+    /// All objects now, by resource, for reads that a fault holds at this moment.
+    pub(crate) fn all_snapshots(&self) -> BTreeMap<String, Snapshot> {
+        self.tables.keys().map(|name| (name.clone(), self.snapshot(name))).collect()
+    }
+
+    /// The objects as they were at an earlier revision: the changes since are undone one by one.
+    pub(crate) fn snapshot_at(&self, storage: &str, revision: u64) -> Result<Snapshot, Compacted> {
+        let mut snapshot = self.snapshot(storage);
+        for event in self.events_after(storage, revision)?.iter().rev() {
+            let key = key_of(&event.object);
+            match &event.previous {
+                Some(previous) => snapshot.objects.insert(key, previous.clone()),
+                None => snapshot.objects.remove(&key),
+            };
+        }
+        snapshot.revision = revision;
+        Ok(snapshot)
+    }
+
+    pub(crate) fn events_after(&self, storage: &str, revision: u64) -> Result<Vec<Event>, Compacted> {
+        let Some(table) = self.tables.get(storage) else {
+            return Ok(Vec::new());
+        };
+        if revision < table.compacted {
+            return Err(Compacted {
+                asked: revision,
+                oldest: table.compacted,
+            });
+        }
+        let first = table.ring.partition_point(|event| event.revision <= revision);
+        Ok(table.ring.iter().skip(first).cloned().collect())
+    }
+
+    pub(crate) fn history(&self) -> Vec<Event> {
+        self.history.clone().unwrap_or_default()
+    }
+
+    /// Forgets all changes up to now: whoever watches from an earlier revision must list again.
+    pub(crate) fn compact(&mut self) {
+        for table in self.tables.values_mut() {
+            table.ring.clear();
+            table.compacted = self.revision;
+        }
+    }
+
+    /// Creates or replaces; gives the object as stored, with its new resourceVersion.
+    pub(crate) fn put(&mut self, storage: &str, mut object: Value) -> Arc<Value> {
+        let revision = self.next_revision();
+        set_resource_version(&mut object, revision);
+        let object = Arc::new(object);
+        let table = self.table(storage);
+        let previous = table.objects.insert(key_of(&object), object.clone());
+        let kind = if previous.is_some() {
+            EventKind::Modified
+        } else {
+            EventKind::Added
+        };
+        self.record(storage, revision, kind, object.clone(), previous);
+        object
+    }
+
+    /// Removes; gives the last state, with the revision of its removal.
+    pub(crate) fn remove(&mut self, storage: &str, key: &Key) -> Option<Arc<Value>> {
+        let previous = self.table(storage).objects.remove(key)?;
+        let revision = self.next_revision();
+        let mut last = (*previous).clone();
+        set_resource_version(&mut last, revision);
+        let last = Arc::new(last);
+        self.record(storage, revision, EventKind::Deleted, last.clone(), Some(previous));
+        Some(last)
+    }
+
+    fn next_revision(&mut self) -> u64 {
+        self.revision += 1;
+        self.revision
+    }
+
+    fn table(&mut self, storage: &str) -> &mut Table {
+        self.tables.entry(storage.to_owned()).or_insert_with(|| Table {
+            resource: Arc::from(storage),
+            objects: BTreeMap::new(),
+            ring: VecDeque::new(),
+            compacted: 0,
+        })
+    }
+
+    fn record(&mut self, storage: &str, revision: u64, kind: EventKind, object: Arc<Value>, previous: Option<Arc<Value>>) {
+        let ring_length = self.ring_length;
+        let table = self.table(storage);
+        let event = Event {
+            revision,
+            kind,
+            resource: table.resource.clone(),
+            object,
+            previous,
+        };
+        table.ring.push_back(event.clone());
+        while table.ring.len() > ring_length {
+            if let Some(forgotten) = table.ring.pop_front() {
+                table.compacted = forgotten.revision;
+            }
+        }
+        if let Some(history) = &mut self.history
+            && matches!(storage, "pods" | "nodes")
+        {
+            history.push(event);
+        }
+    }
+
+    /// splitmix64: uids and suffixes need to differ, not to be unguessable.
+    pub(crate) fn next_random(&mut self) -> u64 {
+        splitmix64(&mut self.uid_state)
+    }
+
+    /// A uid in the form of a version 4 UUID.
+    pub(crate) fn next_uid(&mut self) -> String {
+        let (high, low) = (self.next_random(), self.next_random());
+        format!(
+            "{:08x}-{:04x}-4{:03x}-{:04x}-{:012x}",
+            high >> 32,
+            (high >> 16) & 0xffff,
+            high & 0xfff,
+            0x8000 | (low >> 48 & 0x3fff),
+            low & 0xffff_ffff_ffff
+        )
+    }
+}
+
+/// The next value of the splitmix64 sequence.
+pub(crate) fn splitmix64(state: &mut u64) -> u64 {
+    *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    let mut z = *state;
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}
+
+pub(crate) fn key_of(object: &Value) -> Key {
+    let text = |name: &str| object["metadata"][name].as_str().unwrap_or("").to_owned();
+    (text("namespace"), text("name"))
+}
+
+pub(crate) fn set_resource_version(object: &mut Value, revision: u64) {
+    object["metadata"]["resourceVersion"] = Value::String(revision.to_string());
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn named(name: &str, value: u64) -> Value {
+        json!({"metadata": {"name": name}, "value": value})
+    }
+
+    #[test]
+    fn a_snapshot_at_an_earlier_revision_undoes_what_came_after() {
+        let store = Store::new(1, 100, true);
+        let states: Vec<Snapshot> = store.write(|inner| {
+            let mut states = vec![inner.snapshot("nodes")];
+            inner.put("nodes", named("a", 1));
+            states.push(inner.snapshot("nodes"));
+            inner.put("nodes", named("b", 1));
+            states.push(inner.snapshot("nodes"));
+            inner.put("nodes", named("a", 2));
+            states.push(inner.snapshot("nodes"));
+            inner.remove("nodes", &(String::new(), "b".into()));
+            states.push(inner.snapshot("nodes"));
+            states
+        });
+        for state in &states {
+            let again = store
+                .read(|inner| inner.snapshot_at("nodes", state.revision))
+                .expect("in the ring");
+            assert_eq!(again.objects, state.objects, "revision {}", state.revision);
+        }
+        assert_eq!(store.read(Inner::history).len(), 4);
+    }
+
+    #[test]
+    fn changes_older_than_the_ring_are_refused() {
+        let store = Store::new(1, 3, false);
+        store.write(|inner| (0..5).for_each(|n| drop(inner.put("nodes", named("a", n)))));
+        let oldest = store
+            .read(|inner| inner.events_after("nodes", 2))
+            .expect_err("forgotten")
+            .oldest;
+        assert_eq!(
+            store.read(|inner| inner.events_after("nodes", oldest)).expect("kept").len(),
+            3
+        );
+        store.write(Inner::compact);
+        assert!(store.read(|inner| inner.events_after("nodes", oldest)).is_err());
+        let now = store.read(Inner::revision);
+        assert_eq!(store.read(|inner| inner.events_after("nodes", now)).expect("now").len(), 0);
+    }
+
+    #[test]
+    fn uids_look_like_uuids_and_repeat_with_the_seed() {
+        let uids = |seed| Store::new(seed, 1, false).write(|inner| [inner.next_uid(), inner.next_uid()]);
+        assert_eq!(uids(7), uids(7));
+        assert_ne!(uids(7), uids(8));
+        let [first, second] = uids(7);
+        assert_ne!(first, second);
+        assert_eq!(first.len(), 36);
+        assert_eq!(&first[14..15], "4");
+        assert!("89ab".contains(&first[19..20]), "{first}");
+    }
+}
