@@ -169,6 +169,23 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn without_inotify_the_directory_is_looked_at_every_now_and_then() -> std::io::Result<()> {
+        let dir = tempfile::tempdir()?;
+        let mut directory = Directory::new(dir.path(), Duration::from_millis(20));
+        directory.watcher = None;
+        directory.retry_watch = Instant::now() + RETRY_WATCH;
+        for _ in 0..3 {
+            tokio::time::timeout(Duration::from_secs(5), directory.changed())
+                .await
+                .expect("a look");
+        }
+        assert!(directory.watcher.is_none(), "inotify is not asked for at each look");
+        drop(UnixListener::bind(directory.kubelet_path())?);
+        assert!(directory.kubelet().is_some());
+        Ok(())
+    }
+
+    #[tokio::test]
     async fn a_new_name_is_noticed_at_once_and_a_replaced_directory_is_watched_again() -> std::io::Result<()> {
         let parent = tempfile::tempdir()?;
         let path = parent.path().join("d");
