@@ -1,1 +1,91 @@
-//! The scheduler extender
+//! The scheduler extender: decides which GPU of which node a pod gets, and writes that with the pod's binding.
+//!
+//! - [`core`]: the decisions, without I/O
+//! - [`http`]: kube-scheduler's protocol and gpushare's paths
+//! - this file: the watches, the calls to the API server, and the server's life
+//!
+//! Nothing is stored: at any start the ledger is rebuilt from the annotations of the pods and nodes that are listed. gpushare's
+//! ConfigMap `unhealthy-gpu-<node>` is not read: its only known writer is not public, and a GPU's health comes from the
+//! node's inventory.
+
+#![forbid(unsafe_code)]
+
+pub mod core;
+mod error;
+mod host;
+pub mod http;
+mod metrics;
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use divvy_cluster::client::{Choice, connect};
+use divvy_model::MemoryUnit;
+use tokio::net::TcpListener;
+use tokio_util::sync::CancellationToken;
+
+pub use error::Error;
+pub use host::{Limits, Served, Settings, serve};
+
+/// The flags of `divvy extender`.
+#[derive(Debug, Clone)]
+pub struct Config {
+    /// `--kubeconfig`: one path, or several as in `KUBECONFIG`.
+    pub kubeconfig: Option<PathBuf>,
+    /// `--context`
+    pub context: Option<String>,
+    /// `--listen`
+    pub listen: SocketAddr,
+    /// `--memory-unit`: what one unit of `aliyun.com/gpu-mem` is, in the whole cluster.
+    pub memory_unit: MemoryUnit,
+}
+
+/// Serves until `stop` is cancelled. Listens at once; answers with an error, and is not ready, until pods and nodes have been
+/// listed.
+pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
+    let choice = Choice {
+        kubeconfig: config.kubeconfig,
+        context: config.context,
+    };
+    let connection = connect(&choice).await?;
+    let listener = TcpListener::bind(config.listen).await.map_err(|source| Error::Listen {
+        address: config.listen,
+        source,
+    })?;
+    run_on(listener, connection.client, Settings::new(config.memory_unit), stop).await
+}
+
+/// As [`run`], on a socket and with a client that are there already.
+pub async fn run_on(
+    listener: TcpListener,
+    client: kube::Client,
+    settings: Settings,
+    stop: CancellationToken,
+) -> Result<(), Error> {
+    match listener.local_addr() {
+        Ok(address) => tracing::info!(%address, unit = %settings.unit, "the extender listens"),
+        Err(error) => tracing::info!(%error, "the extender listens"),
+    }
+    let served = serve(client, settings, stop.clone());
+    let answering = {
+        let stop = stop.clone();
+        let server = axum::serve(listener, served.router.clone()).with_graceful_shutdown(stop.cancelled_owned());
+        tokio::spawn(server.into_future())
+    };
+    tokio::select! {
+        () = stop.cancelled() => {}
+        ended = served.failed() => tracing::error!(%ended, "a watch ended"),
+    }
+    stop.cancel();
+    // Binds that were begun are ended, so that their answers are not lost; a connection that stays open is not waited for.
+    let grace = Duration::from_secs(5);
+    served.finish(grace).await;
+    match tokio::time::timeout(grace, answering).await {
+        Ok(Ok(ended)) => ended.map_err(Error::Serve)?,
+        Ok(Err(panicked)) => return Err(Error::Serve(std::io::Error::other(panicked))),
+        Err(_elapsed) => tracing::warn!("some connections were still open after {grace:?}"),
+    }
+    tracing::info!("the extender has stopped");
+    Ok(())
+}

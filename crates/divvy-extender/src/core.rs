@@ -1,0 +1,265 @@
+//! What the extender decides, without any I/O: the host carries out the [`Action`]s and brings their outcomes back.
+//!
+//! A bind (DESIGN.md section 8, "Bind") goes through these states; each holds the pod's UID for itself:
+//!
+//! ```text
+//! waiting for the pod ─► looking the pod up ─► waiting for the node ─► posting ─► (2xx) done
+//!                        (only if not cached)                             │
+//!                                                                        └─► resolving by GET ─► done
+//! ```
+//!
+//! One bind at a time is posting for a node. A bind that has no answer lets the next one go on: what it reserved
+//! stays reserved. Time comes in with every call; nothing here draws a random number or depends on the order of a hash map.
+
+mod bind;
+mod binding;
+mod filter;
+mod sweep;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use divvy_cluster::index::Index;
+use divvy_model::{Held, MemoryUnit, Pod, PodKey};
+
+pub use binding::BindingRequest;
+pub use filter::FilterAnswer;
+
+/// Points in time of one call, in nanoseconds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Now {
+    /// By a clock that never goes back: all durations.
+    pub monotonic_ns: u64,
+    /// Unix time: only for gpushare's assume-time annotation, which nobody of ours compares (R19).
+    pub unix_ns: u64,
+}
+
+/// How long things may take.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Timing {
+    /// A bind is answered within this time of its request: less than kube-scheduler's `httpTimeout` (5 s by default),
+    /// else the answer is lost.
+    pub answer_within_ns: u64,
+    /// Pause before the second look at a pod whose bind got no answer; doubled each time.
+    pub first_pause_ns: u64,
+    /// How long after a POST without an answer the API server may still carry it out: its request timeout (60 s) and a margin.
+    pub doubt_ns: u64,
+    /// How long after a bind the pod's own event may take before the pod is looked up.
+    pub unseen_ns: u64,
+}
+
+impl Default for Timing {
+    fn default() -> Timing {
+        const MS: u64 = 1_000_000;
+        Timing {
+            answer_within_ns: 4_500 * MS,
+            first_pause_ns: 50 * MS,
+            doubt_ns: 65_000 * MS,
+            unseen_ns: 10_000 * MS,
+        }
+    }
+}
+
+/// kube-scheduler's `ExtenderBindingArgs`.
+#[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct BindArgs {
+    /// Name of the pod.
+    pub pod_name: String,
+    /// Its namespace.
+    pub pod_namespace: String,
+    /// The UID that the scheduler decided for.
+    pub pod_uid: String,
+    /// The node that it chose.
+    pub node: String,
+}
+
+impl BindArgs {
+    fn key(&self) -> PodKey {
+        PodKey {
+            namespace: self.pod_namespace.clone(),
+            name: self.pod_name.clone(),
+        }
+    }
+}
+
+/// One caller that waits for the answer to a bind. Equal binds share one operation and get equal answers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Ticket(pub u64);
+
+/// One bind under way.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct OpId(pub u64);
+
+/// What the host is to do.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Action {
+    /// Answer this caller.
+    Answer {
+        /// The caller.
+        ticket: Ticket,
+        /// The error is for the user.
+        result: Result<(), String>,
+    },
+    /// Send this Binding once, then call [`Core::posted`].
+    Post {
+        /// The bind.
+        op: OpId,
+        /// What to send.
+        binding: BindingRequest,
+    },
+    /// Read this pod from the API server after a pause, then call [`Core::got`].
+    Get {
+        /// The bind.
+        op: OpId,
+        /// The pod.
+        pod: PodKey,
+        /// Pause before.
+        after_ns: u64,
+    },
+    /// Read this pod from the API server, then call [`Core::checked`].
+    Check {
+        /// UID of the pod that holds a reservation.
+        uid: String,
+        /// The node where it does.
+        node: String,
+        /// The pod.
+        pod: PodKey,
+    },
+}
+
+/// The API server's answer to a Binding.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Posted {
+    /// 2xx
+    Created,
+    /// 409: bound already, being deleted, or another UID.
+    Conflict(String),
+    /// 404
+    NotFound(String),
+    /// Any other 4xx: refused for good.
+    Refused(String),
+    /// No answer, or 5xx: it may have been carried out, or may be yet.
+    Unknown(String),
+}
+
+/// The API server's answer to a look at a pod.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Got {
+    /// The pod as it is.
+    Found(Box<Pod>),
+    /// 404
+    NotFound,
+    /// It is there, but what it asks for cannot be read.
+    Unreadable(String),
+    /// No answer.
+    Failed(String),
+}
+
+/// Counts of what happened, for metrics.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Binds that were carried out.
+    pub bound: u64,
+    /// Binds that were found to be done already.
+    pub already_bound: u64,
+    /// Binds that were refused: no room, wrong pod, bound elsewhere, refused by the API server.
+    pub refused: u64,
+    /// Binds that ended without knowing.
+    pub unknown: u64,
+}
+
+/// The extender's state: what is known of the cluster, and the binds under way.
+#[derive(Debug)]
+pub struct Core {
+    index: Index,
+    timing: Timing,
+    ops: BTreeMap<OpId, Op>,
+    waiting: BTreeSet<OpId>,
+    /// UID → the bind that works on it.
+    pods_taken: BTreeMap<String, OpId>,
+    /// Node → the bind that is posting for it.
+    nodes_taken: BTreeMap<String, OpId>,
+    /// When a reservation was last looked up, by (UID, node).
+    looked: BTreeMap<(String, String), u64>,
+    next: u64,
+    counts: Counts,
+}
+
+#[derive(Debug)]
+struct Op {
+    args: BindArgs,
+    tickets: Vec<Ticket>,
+    /// No look at the pod starts after this.
+    deadline_ns: u64,
+    stage: Stage,
+    /// The pod as it was decided for.
+    pod: Option<Pod>,
+    /// What was written on it.
+    sent: Option<Held>,
+    /// An earlier POST with the same content may still be carried out.
+    doubted: bool,
+    pause_ns: u64,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Stage {
+    WaitingForPod,
+    LookingUp,
+    WaitingForNode,
+    Posting,
+    /// After a 409 (`refused`) or no answer; the text is the API server's.
+    Resolving {
+        refused: bool,
+        text: String,
+    },
+}
+
+impl Core {
+    /// Knows nothing yet, and answers nothing before pods and nodes were listed.
+    pub fn new(unit: MemoryUnit, timing: Timing) -> Core {
+        Core {
+            index: Index::new(unit),
+            timing,
+            ops: BTreeMap::new(),
+            waiting: BTreeSet::new(),
+            pods_taken: BTreeMap::new(),
+            nodes_taken: BTreeMap::new(),
+            looked: BTreeMap::new(),
+            next: 0,
+            counts: Counts::default(),
+        }
+    }
+
+    /// What is known of the cluster.
+    pub fn index(&self) -> &Index {
+        &self.index
+    }
+
+    /// For the watches.
+    pub fn index_mut(&mut self) -> &mut Index {
+        &mut self.index
+    }
+
+    /// What happened so far.
+    pub fn counts(&self) -> Counts {
+        self.counts
+    }
+
+    /// Binds under way.
+    pub fn under_way(&self) -> usize {
+        self.ops.len()
+    }
+
+    fn not_synced(&self) -> Option<String> {
+        if self.index.synced() {
+            return None;
+        }
+        let missing = match (self.index.pods().lists, self.index.nodes().lists) {
+            (0, 0) => "pods and nodes",
+            (0, _) => "pods",
+            _ => "nodes",
+        };
+        Some(format!(
+            "the extender is starting: it has not listed the cluster's {missing} yet, so it does not know what is free"
+        ))
+    }
+}

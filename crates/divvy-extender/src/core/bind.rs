@@ -1,0 +1,449 @@
+use divvy_model::Pod;
+use divvy_placement::{Ask, Reservation, Standing};
+
+use super::binding::{BindingRequest, annotations};
+use super::{Action, BindArgs, Core, Got, Now, Op, OpId, Posted, Stage, Ticket};
+
+impl Core {
+    /// A bind was asked for. The answer comes as an [`Action::Answer`] for this ticket, now or later.
+    pub fn begin_bind(&mut self, args: BindArgs, now: Now) -> (Ticket, Vec<Action>) {
+        let ticket = Ticket(self.next);
+        self.next += 1;
+        if let Some(why) = self.not_synced() {
+            self.counts.refused += 1;
+            return (
+                ticket,
+                vec![Action::Answer {
+                    ticket,
+                    result: Err(why),
+                }],
+            );
+        }
+        // kube-scheduler repeats a bind whose answer it did not get; an equal one that is under way is joined.
+        if let Some(op) = self.ops.values_mut().find(|op| op.args == args) {
+            op.tickets.push(ticket);
+            return (ticket, Vec::new());
+        }
+        let id = OpId(self.next);
+        self.next += 1;
+        self.ops.insert(
+            id,
+            Op {
+                args,
+                tickets: vec![ticket],
+                deadline_ns: now.monotonic_ns.saturating_add(self.timing.answer_within_ns),
+                stage: Stage::WaitingForPod,
+                pod: None,
+                sent: None,
+                doubted: false,
+                pause_ns: self.timing.first_pause_ns,
+            },
+        );
+        self.waiting.insert(id);
+        (ticket, self.advance(now))
+    }
+
+    /// The API server answered to a Binding, or did not.
+    pub fn posted(&mut self, id: OpId, outcome: Posted, now: Now) -> Vec<Action> {
+        let Some(op) = self.ops.get_mut(&id).filter(|op| op.stage == Stage::Posting) else {
+            return Vec::new();
+        };
+        let args = op.args.clone();
+        self.nodes_taken.remove(&args.node);
+        let mut actions = match outcome {
+            Posted::Created => {
+                self.settle_bound(&args, now);
+                self.counts.bound += 1;
+                self.finish(id, Ok(()))
+            }
+            Posted::Conflict(text) => self.resolve(id, true, text, 0),
+            Posted::Unknown(text) => {
+                let ledger = self.index.ledger_mut();
+                ledger.set_standing(&args.pod_uid, &args.node, Standing::Doubt, now.monotonic_ns);
+                self.resolve(id, false, text, 0)
+            }
+            Posted::NotFound(text) => {
+                self.index.ledger_mut().release(&args.pod_uid, &args.node);
+                self.refuse(id, format!("pod {} is gone: {text}", args.key()))
+            }
+            Posted::Refused(text) => {
+                self.give_up(id, now);
+                self.refuse(
+                    id,
+                    format!(
+                        "the API server refuses to bind pod {} to node {}: {text}",
+                        args.key(),
+                        args.node
+                    ),
+                )
+            }
+        };
+        actions.extend(self.advance(now));
+        actions
+    }
+
+    /// The API server answered to a look at a pod, or did not.
+    pub fn got(&mut self, id: OpId, outcome: Got, now: Now) -> Vec<Action> {
+        let Some(op) = self.ops.get(&id) else {
+            return Vec::new();
+        };
+        let mut actions = match op.stage.clone() {
+            Stage::LookingUp => self.looked_up(id, outcome),
+            Stage::Resolving { refused, text } => self.resolved(id, outcome, refused, text, now),
+            _ => return Vec::new(),
+        };
+        actions.extend(self.advance(now));
+        actions
+    }
+
+    /// Starts what can start, in the order in which it was asked for.
+    fn advance(&mut self, now: Now) -> Vec<Action> {
+        let mut actions = Vec::new();
+        // A bind that ends at once frees its pod for the next one: go on until nothing moves.
+        while let Some((id, stage)) = self.next_to_start() {
+            self.waiting.remove(&id);
+            actions.extend(match stage {
+                Stage::WaitingForPod => self.look_up(id),
+                _ => self.place(id, now),
+            });
+        }
+        actions
+    }
+
+    /// The first waiting bind whose pod, or whose node, is free.
+    fn next_to_start(&self) -> Option<(OpId, Stage)> {
+        self.waiting.iter().find_map(|id| {
+            let op = self.ops.get(id)?;
+            let taken = match op.stage {
+                Stage::WaitingForPod => self.pods_taken.contains_key(&op.args.pod_uid),
+                _ => self.nodes_taken.contains_key(&op.args.node),
+            };
+            (!taken).then(|| (*id, op.stage.clone()))
+        })
+    }
+
+    fn look_up(&mut self, id: OpId) -> Vec<Action> {
+        let Some(op) = self.ops.get_mut(&id) else {
+            return Vec::new();
+        };
+        self.pods_taken.insert(op.args.pod_uid.clone(), id);
+        let key = op.args.key();
+        match self.index.ledger().pod_named(&key) {
+            Some(pod) if pod.uid == op.args.pod_uid => {
+                let pod = pod.clone();
+                self.decide(id, pod)
+            }
+            // Not cached yet, or another pod of that name: only the API server knows.
+            _ => {
+                op.stage = Stage::LookingUp;
+                vec![Action::Get {
+                    op: id,
+                    pod: key,
+                    after_ns: 0,
+                }]
+            }
+        }
+    }
+
+    fn looked_up(&mut self, id: OpId, outcome: Got) -> Vec<Action> {
+        let Some(args) = self.ops.get(&id).map(|op| op.args.clone()) else {
+            return Vec::new();
+        };
+        match outcome {
+            Got::Found(pod) if pod.uid == args.pod_uid => self.decide(id, *pod),
+            Got::Found(pod) => self.refuse(id, other_uid(&args, &pod.uid)),
+            Got::NotFound => self.refuse(id, format!("pod {} is gone: it was deleted before it was bound", args.key())),
+            Got::Unreadable(text) => self.refuse(id, format!("pod {} cannot be placed: {text}", args.key())),
+            Got::Failed(text) => self.refuse(
+                id,
+                format!("pod {} is not known yet and could not be read: {text}", args.key()),
+            ),
+        }
+    }
+
+    /// What can be said without the node; then the node's turn is waited for.
+    fn decide(&mut self, id: OpId, pod: Pod) -> Vec<Action> {
+        let Some(args) = self.ops.get(&id).map(|op| op.args.clone()) else {
+            return Vec::new();
+        };
+        let bound = pod
+            .node
+            .clone()
+            .or_else(|| self.index.ledger().bound_to(&args.pod_uid).map(str::to_owned));
+        if let Some(actions) = self.bound_already(id, &args, bound.as_deref()) {
+            return actions;
+        }
+        if pod.deleting {
+            return self.refuse(id, format!("pod {} is being deleted", pod.key()));
+        }
+        if let Some(op) = self.ops.get_mut(&id) {
+            op.pod = Some(pod);
+            op.stage = Stage::WaitingForNode;
+            self.waiting.insert(id);
+        }
+        Vec::new()
+    }
+
+    fn bound_already(&mut self, id: OpId, args: &BindArgs, bound: Option<&str>) -> Option<Vec<Action>> {
+        match bound {
+            None => None,
+            Some(node) if node == args.node => {
+                self.counts.already_bound += 1;
+                Some(self.finish(id, Ok(())))
+            }
+            Some(node) => Some(self.refuse(id, bound_elsewhere(args, node))),
+        }
+    }
+
+    /// It is this bind's turn on the node: choose by what is free now, reserve, write.
+    fn place(&mut self, id: OpId, now: Now) -> Vec<Action> {
+        let Some((args, pod)) = self.ops.get(&id).and_then(|op| Some((op.args.clone(), op.pod.clone()?))) else {
+            return Vec::new();
+        };
+        if now.monotonic_ns >= self.ops.get(&id).map_or(0, |op| op.deadline_ns) {
+            let text = format!(
+                "pod {} could not be bound in time: earlier binds of it or on node {} are still under way",
+                args.key(),
+                args.node
+            );
+            return self.refuse(id, text);
+        }
+        // The pod may have been bound while this bind waited.
+        let bound = self.index.ledger().bound_to(&args.pod_uid).map(str::to_owned);
+        if let Some(actions) = self.bound_already(id, &args, bound.as_deref()) {
+            return actions;
+        }
+        let unit = self.index.ledger().unit();
+        let ask = Ask::of(&pod.request, unit);
+        let node_state = |core: &Core| core.index.ledger().node(&args.node).and_then(|view| view.state()).cloned();
+        let mut written = std::collections::BTreeMap::new();
+        let mut sent = None;
+        let mut doubted = false;
+        if ask.units > 0 {
+            let state = node_state(self);
+            // An earlier POST that got no answer may still be carried out: the same allocation again, so that it does
+            // not matter which of the two comes through.
+            let earlier = self
+                .index
+                .ledger()
+                .reservation(&args.pod_uid, &args.node)
+                .map(|r| r.held.clone());
+            let reused = earlier.and_then(|held| {
+                let text = annotations(&held, state.as_ref()?, ask.units, now.unix_ns)?;
+                Some((held, text))
+            });
+            doubted = reused.is_some();
+            let chosen = match reused {
+                Some(reused) => Some(reused),
+                None => match self.index.ledger().choose(&args.node, &ask) {
+                    Ok(choice) => {
+                        let held = choice.held(&pod.request, unit);
+                        state
+                            .and_then(|state| annotations(&held, &state, ask.units, now.unix_ns))
+                            .map(|text| (held, text))
+                    }
+                    Err(_) => None,
+                },
+            };
+            let Some((held, text)) = chosen else {
+                let report = self.index.ledger().explain(&args.node, &ask);
+                return self.refuse(id, format!("pod {}: {report}", args.key()));
+            };
+            self.index.ledger_mut().reserve(
+                &args.pod_uid,
+                &args.node,
+                Reservation {
+                    pod: args.key(),
+                    held: held.clone(),
+                    standing: Standing::InFlight,
+                    since_ns: now.monotonic_ns,
+                },
+            );
+            written = text;
+            sent = Some(held);
+        } else if node_state(self).is_none() {
+            return self.refuse(id, format!("pod {}: node {} is not known", args.key(), args.node));
+        }
+        if let Some(op) = self.ops.get_mut(&id) {
+            op.stage = Stage::Posting;
+            op.sent = sent;
+            op.doubted = doubted;
+        }
+        self.nodes_taken.insert(args.node.clone(), id);
+        vec![Action::Post {
+            op: id,
+            binding: BindingRequest {
+                namespace: args.pod_namespace,
+                name: args.pod_name,
+                uid: args.pod_uid,
+                node: args.node,
+                annotations: written,
+            },
+        }]
+    }
+
+    fn resolve(&mut self, id: OpId, refused: bool, text: String, after_ns: u64) -> Vec<Action> {
+        let Some(op) = self.ops.get_mut(&id) else {
+            return Vec::new();
+        };
+        op.stage = Stage::Resolving { refused, text };
+        vec![Action::Get {
+            op: id,
+            pod: op.args.key(),
+            after_ns,
+        }]
+    }
+
+    fn resolved(&mut self, id: OpId, outcome: Got, refused: bool, text: String, now: Now) -> Vec<Action> {
+        let Some((args, sent)) = self.ops.get(&id).map(|op| (op.args.clone(), op.sent.clone())) else {
+            return Vec::new();
+        };
+        match outcome {
+            Got::Found(pod) if pod.uid != args.pod_uid => {
+                self.index.ledger_mut().release(&args.pod_uid, &args.node);
+                self.refuse(id, other_uid(&args, &pod.uid))
+            }
+            Got::Found(pod) => match pod.node.as_deref() {
+                Some(node) if node == args.node => {
+                    if sent.is_none_or(|sent| sent == pod.held) {
+                        self.settle_bound(&args, now);
+                        self.counts.already_bound += 1;
+                        return self.finish(id, Ok(()));
+                    }
+                    self.index.ledger_mut().release(&args.pod_uid, &args.node);
+                    self.refuse(
+                        id,
+                        format!(
+                            "pod {} is bound to node {node} already, with another allocation than this one",
+                            args.key()
+                        ),
+                    )
+                }
+                Some(node) => {
+                    self.index.ledger_mut().release(&args.pod_uid, &args.node);
+                    self.refuse(id, bound_elsewhere(&args, node))
+                }
+                None if refused => {
+                    self.give_up(id, now);
+                    self.refuse(
+                        id,
+                        format!(
+                            "the API server refuses to bind pod {} to node {}: {text}",
+                            args.key(),
+                            args.node
+                        ),
+                    )
+                }
+                None => self.unknown(
+                    id,
+                    &text,
+                    "it is not bound so far; what was reserved for it is kept, so that it can be tried again",
+                ),
+            },
+            Got::NotFound => {
+                self.index.ledger_mut().release(&args.pod_uid, &args.node);
+                self.refuse(id, format!("pod {} was deleted while it was bound", args.key()))
+            }
+            Got::Unreadable(_) | Got::Failed(_) => {
+                let pause = self.ops.get(&id).map_or(0, |op| op.pause_ns);
+                let deadline = self.ops.get(&id).map_or(0, |op| op.deadline_ns);
+                if now.monotonic_ns.saturating_add(pause) < deadline {
+                    if let Some(op) = self.ops.get_mut(&id) {
+                        op.pause_ns = pause.saturating_mul(2);
+                    }
+                    return self.resolve(id, refused, text, pause);
+                }
+                let ledger = self.index.ledger_mut();
+                ledger.set_standing(&args.pod_uid, &args.node, Standing::Doubt, now.monotonic_ns);
+                self.unknown(
+                    id,
+                    &text,
+                    "whether it was bound is not known; what was reserved for it is kept until it is",
+                )
+            }
+        }
+    }
+
+    fn unknown(&mut self, id: OpId, text: &str, state: &str) -> Vec<Action> {
+        let Some(args) = self.ops.get(&id).map(|op| op.args.clone()) else {
+            return Vec::new();
+        };
+        self.counts.unknown += 1;
+        self.finish(
+            id,
+            Err(format!(
+                "the API server gave no usable answer when pod {} was bound to node {} ({text}); {state}",
+                args.key(),
+                args.node
+            )),
+        )
+    }
+
+    /// The POST of this bind will not be carried out; an earlier one of the same bind still may.
+    fn give_up(&mut self, id: OpId, now: Now) {
+        let Some((args, doubted)) = self.ops.get(&id).map(|op| (op.args.clone(), op.doubted)) else {
+            return;
+        };
+        let ledger = self.index.ledger_mut();
+        if doubted {
+            ledger.set_standing(&args.pod_uid, &args.node, Standing::Doubt, now.monotonic_ns);
+        } else {
+            ledger.release(&args.pod_uid, &args.node);
+        }
+    }
+
+    /// The pod is bound here: whatever was reserved for it elsewhere is free again, since a binding is final.
+    pub(super) fn settle_bound(&mut self, args: &BindArgs, now: Now) {
+        let ledger = self.index.ledger_mut();
+        ledger.set_standing(&args.pod_uid, &args.node, Standing::Bound, now.monotonic_ns);
+        let others: Vec<String> = ledger
+            .reservations()
+            .filter(|(uid, node, _)| *uid == args.pod_uid && *node != args.node)
+            .map(|(_, node, _)| node.to_owned())
+            .collect();
+        for node in others {
+            ledger.release(&args.pod_uid, &node);
+        }
+    }
+
+    fn refuse(&mut self, id: OpId, text: String) -> Vec<Action> {
+        self.counts.refused += 1;
+        self.finish(id, Err(text))
+    }
+
+    fn finish(&mut self, id: OpId, result: Result<(), String>) -> Vec<Action> {
+        self.waiting.remove(&id);
+        let Some(op) = self.ops.remove(&id) else {
+            return Vec::new();
+        };
+        self.pods_taken.retain(|_, taken| *taken != id);
+        op.tickets
+            .into_iter()
+            .map(|ticket| Action::Answer {
+                ticket,
+                result: result.clone(),
+            })
+            .collect()
+    }
+
+    /// Whether some bind works on this pod.
+    pub(super) fn busy_with(&self, uid: &str) -> bool {
+        self.pods_taken.contains_key(uid)
+    }
+}
+
+fn bound_elsewhere(args: &BindArgs, node: &str) -> String {
+    format!(
+        "pod {} is bound to node {node} already and cannot be bound to node {}",
+        args.key(),
+        args.node
+    )
+}
+
+/// gpushare's sentence, to the letter (research/gpushare.md 3.4).
+fn other_uid(args: &BindArgs, found: &str) -> String {
+    format!(
+        "The pod {} in ns {}'s uid is {found}, and it's not equal with expected {}",
+        args.pod_name, args.pod_namespace, args.pod_uid
+    )
+}

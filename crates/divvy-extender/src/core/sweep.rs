@@ -1,0 +1,84 @@
+use divvy_placement::Standing;
+
+use super::{Action, BindArgs, Core, Got, Now};
+
+impl Core {
+    /// Looks after reservations that no event has resolved: binds without an answer, and pods whose own event does not
+    /// come (created, bound and deleted while the watch was broken). To be called every few seconds.
+    pub fn sweep(&mut self, now: Now) -> Vec<Action> {
+        let ledger = self.index.ledger();
+        let looked = &self.looked;
+        let due: Vec<Action> = ledger
+            .reservations()
+            .filter(|(uid, node, reservation)| {
+                let key = ((*uid).to_owned(), (*node).to_owned());
+                let last = looked.get(&key).copied().unwrap_or(0).max(reservation.since_ns);
+                let age = now.monotonic_ns.saturating_sub(last);
+                !self.busy_with(uid)
+                    && match reservation.standing {
+                        Standing::Doubt => true,
+                        Standing::InFlight | Standing::Bound => age >= self.timing.unseen_ns,
+                    }
+            })
+            .map(|(uid, node, reservation)| Action::Check {
+                uid: uid.to_owned(),
+                node: node.to_owned(),
+                pod: reservation.pod.clone(),
+            })
+            .collect();
+        let live: std::collections::BTreeSet<(String, String)> = ledger
+            .reservations()
+            .map(|(uid, node, _)| (uid.to_owned(), node.to_owned()))
+            .collect();
+        self.looked.retain(|key, _| live.contains(key));
+        for action in &due {
+            if let Action::Check { uid, node, .. } = action {
+                self.looked.insert((uid.clone(), node.clone()), now.monotonic_ns);
+            }
+        }
+        due
+    }
+
+    /// The outcome of an [`Action::Check`].
+    pub fn checked(&mut self, uid: &str, node: &str, outcome: Got, now: Now) {
+        // A bind that began meanwhile knows better.
+        if self.busy_with(uid) {
+            return;
+        }
+        let Some(reservation) = self.index.ledger().reservation(uid, node) else {
+            return;
+        };
+        let (standing, since_ns) = (reservation.standing, reservation.since_ns);
+        match outcome {
+            Got::NotFound => {
+                self.index.ledger_mut().release(uid, node);
+            }
+            Got::Found(pod) if pod.uid != uid => {
+                self.index.ledger_mut().release(uid, node);
+            }
+            Got::Found(pod) => match pod.node.as_deref() {
+                Some(bound) if bound == node && pod.held == reservation.held => {
+                    if standing != Standing::Bound {
+                        let args = BindArgs {
+                            pod_uid: uid.to_owned(),
+                            node: node.to_owned(),
+                            ..BindArgs::default()
+                        };
+                        self.settle_bound(&args, now);
+                    }
+                }
+                // Bound elsewhere, or here by somebody else: the pod's own event says what it holds.
+                Some(_) => {
+                    self.index.ledger_mut().release(uid, node);
+                }
+                None => {
+                    let age = now.monotonic_ns.saturating_sub(since_ns);
+                    if standing != Standing::Bound && age >= self.timing.doubt_ns {
+                        self.index.ledger_mut().release(uid, node);
+                    }
+                }
+            },
+            Got::Unreadable(_) | Got::Failed(_) => {}
+        }
+    }
+}

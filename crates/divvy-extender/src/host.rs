@@ -1,0 +1,276 @@
+//! Everything that waits: the watches, the calls to the API server, the sweep. It feeds the [`Core`] and carries out what
+//! that decides; it decides nothing.
+
+use std::collections::BTreeMap;
+use std::pin::pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use divvy_cluster::objects::{self, PodObject};
+use divvy_cluster::{convert, in_words, watch};
+use divvy_model::{MemoryUnit, PodKey};
+use futures::{Stream, StreamExt};
+use kube::api::{Api, PostParams};
+use tokio::sync::oneshot;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use crate::core::{Action, BindArgs, BindingRequest, Core, Got, Now, Posted, Ticket, Timing};
+use crate::metrics::Metrics;
+
+/// What differs between clusters and between tests.
+#[derive(Debug, Clone, Copy)]
+pub struct Settings {
+    /// The cluster's unit of gpu-mem.
+    pub unit: MemoryUnit,
+    /// How long things may take.
+    pub timing: Timing,
+    /// How long the API server may take.
+    pub limits: Limits,
+}
+
+/// How long the API server may take.
+#[derive(Debug, Clone, Copy)]
+pub struct Limits {
+    /// For a Binding. After that its outcome is unknown.
+    pub post: Duration,
+    /// For a look at a pod.
+    pub get: Duration,
+    /// Between two sweeps.
+    pub sweep: Duration,
+}
+
+impl Settings {
+    /// The defaults for a cluster with this unit.
+    pub fn new(unit: MemoryUnit) -> Settings {
+        Settings {
+            unit,
+            timing: Timing::default(),
+            limits: Limits {
+                post: Duration::from_millis(2_500),
+                get: Duration::from_secs(1),
+                sweep: Duration::from_secs(5),
+            },
+        }
+    }
+}
+
+/// The extender at work: its answers, and its tasks.
+#[derive(Debug)]
+pub struct Served {
+    /// kube-scheduler's and gpushare's paths.
+    pub router: axum::Router,
+    shared: Arc<Shared>,
+}
+
+impl Served {
+    /// Waits until binds that were begun have ended, at most this long. To be called after `stop` was cancelled.
+    pub async fn finish(&self, at_most: Duration) {
+        self.shared.tasks.close();
+        if tokio::time::timeout(at_most, self.shared.tasks.wait()).await.is_err() {
+            tracing::warn!("some binds had no answer after {at_most:?}");
+        }
+    }
+
+    /// Waits until a watch ends by itself, which it should not.
+    pub(crate) async fn failed(&self) -> &'static str {
+        self.shared.ended.cancelled().await;
+        "the stream of changes is over"
+    }
+}
+
+/// What the requests and the tasks share.
+pub(crate) struct Shared {
+    core: Mutex<Core>,
+    answers: Mutex<BTreeMap<Ticket, oneshot::Sender<Result<(), String>>>>,
+    pub(crate) metrics: Metrics,
+    client: kube::Client,
+    limits: Limits,
+    started: Instant,
+    tasks: TaskTracker,
+    ended: CancellationToken,
+}
+
+impl std::fmt::Debug for Shared {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Shared").field("limits", &self.limits).finish_non_exhaustive()
+    }
+}
+
+/// Starts the watches and gives the router. The tasks end when `stop` is cancelled. Any `tower` service can be the client's.
+pub fn serve(client: kube::Client, settings: Settings, stop: CancellationToken) -> Served {
+    let shared = Arc::new(Shared {
+        core: Mutex::new(Core::new(settings.unit, settings.timing)),
+        answers: Mutex::new(BTreeMap::new()),
+        metrics: Metrics::new(),
+        client: client.clone(),
+        limits: settings.limits,
+        started: Instant::now(),
+        tasks: TaskTracker::new(),
+        ended: CancellationToken::new(),
+    });
+    shared.watch(watch::pods(client.clone(), None), stop.clone(), |core, change| {
+        core.index_mut().pod_change(change);
+    });
+    shared.watch(watch::nodes(client, None), stop.clone(), |core, change| {
+        core.index_mut().node_change(change);
+    });
+    shared.sweep(stop);
+    Served {
+        router: crate::http::router(shared.clone()),
+        shared,
+    }
+}
+
+impl Shared {
+    /// The core, for a moment: never held while something is waited for.
+    pub(crate) fn core(&self) -> MutexGuard<'_, Core> {
+        // A panic inside the core would be a bug in one decision; the state is counted anew with each event.
+        self.core.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn now(&self) -> Now {
+        let nanos = |duration: Duration| u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX);
+        Now {
+            monotonic_ns: nanos(self.started.elapsed()),
+            unix_ns: nanos(SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()),
+        }
+    }
+
+    /// Binds, and waits for the answer. The bind goes on when the caller goes away.
+    pub(crate) async fn bind(self: &Arc<Self>, args: BindArgs) -> Result<(), String> {
+        let (sender, receiver) = oneshot::channel();
+        let actions = {
+            let mut core = self.core();
+            let (ticket, actions) = core.begin_bind(args, self.now());
+            // Before the core is let go: an equal bind that ends now answers this ticket, too.
+            self.waiting().insert(ticket, sender);
+            actions
+        };
+        self.perform(actions);
+        receiver
+            .await
+            .unwrap_or_else(|_| Err("the extender is stopping; the bind will be tried again".to_owned()))
+    }
+
+    fn waiting(&self) -> MutexGuard<'_, BTreeMap<Ticket, oneshot::Sender<Result<(), String>>>> {
+        self.answers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn perform(self: &Arc<Self>, actions: Vec<Action>) {
+        for action in actions {
+            match action {
+                Action::Answer { ticket, result } => {
+                    if let Some(sender) = self.waiting().remove(&ticket) {
+                        // A caller that went away needs no answer.
+                        let _ = sender.send(result);
+                    }
+                }
+                Action::Post { op, binding } => {
+                    let shared = self.clone();
+                    self.tasks.spawn(async move {
+                        let outcome = shared.post(&binding).await;
+                        tracing::info!(
+                            pod = %format!("{}/{}", binding.namespace, binding.name),
+                            node = %binding.node,
+                            ?outcome,
+                            "bind"
+                        );
+                        let actions = shared.core().posted(op, outcome, shared.now());
+                        shared.perform(actions);
+                    });
+                }
+                Action::Get { op, pod, after_ns } => {
+                    let shared = self.clone();
+                    self.tasks.spawn(async move {
+                        tokio::time::sleep(Duration::from_nanos(after_ns)).await;
+                        let outcome = shared.get(&pod).await;
+                        let actions = shared.core().got(op, outcome, shared.now());
+                        shared.perform(actions);
+                    });
+                }
+                Action::Check { uid, node, pod } => {
+                    let shared = self.clone();
+                    self.tasks.spawn(async move {
+                        let outcome = shared.get(&pod).await;
+                        shared.core().checked(&uid, &node, outcome, shared.now());
+                    });
+                }
+            }
+        }
+    }
+
+    async fn post(&self, binding: &BindingRequest) -> Posted {
+        let api: Api<PodObject> = Api::namespaced_with(self.client.clone(), &binding.namespace, &objects::pods());
+        let body = binding.to_json();
+        let params = PostParams::default();
+        let request = api.create_subresource::<_, serde_json::Value>("binding", &binding.name, &params, &body);
+        let error = match tokio::time::timeout(self.limits.post, request).await {
+            Ok(Ok(_)) => return Posted::Created,
+            Ok(Err(error)) => error,
+            Err(_elapsed) => return Posted::Unknown(format!("no answer within {:?}", self.limits.post)),
+        };
+        let text = in_words(&error);
+        match &error {
+            kube::Error::Api(status) => match status.code {
+                404 => Posted::NotFound(text),
+                409 => Posted::Conflict(text),
+                // 408: the server gave up in the middle.
+                400..=407 | 410..=499 => Posted::Refused(text),
+                _ => Posted::Unknown(text),
+            },
+            _ => Posted::Unknown(text),
+        }
+    }
+
+    async fn get(&self, pod: &PodKey) -> Got {
+        let api: Api<PodObject> = Api::namespaced_with(self.client.clone(), &pod.namespace, &objects::pods());
+        match tokio::time::timeout(self.limits.get, api.get_opt(&pod.name)).await {
+            Err(_elapsed) => Got::Failed(format!("no answer within {:?}", self.limits.get)),
+            Ok(Err(error)) => Got::Failed(in_words(&error)),
+            Ok(Ok(None)) => Got::NotFound,
+            Ok(Ok(Some(object))) => match convert::pod(&object) {
+                Ok(pod) => Got::Found(Box::new(pod)),
+                Err(error) => Got::Unreadable(error.to_string()),
+            },
+        }
+    }
+
+    fn watch<T: Send + 'static>(
+        self: &Arc<Self>,
+        changes: impl Stream<Item = watch::Change<T>> + Send + 'static,
+        stop: CancellationToken,
+        take: impl Fn(&mut Core, watch::Change<T>) + Send + 'static,
+    ) {
+        let shared = self.clone();
+        self.tasks.spawn(async move {
+            let mut changes = pin!(changes);
+            loop {
+                tokio::select! {
+                    () = stop.cancelled() => return,
+                    change = changes.next() => match change {
+                        Some(change) => take(&mut shared.core(), change),
+                        None => {
+                            shared.ended.cancel();
+                            return;
+                        }
+                    }
+                }
+            }
+        });
+    }
+
+    fn sweep(self: &Arc<Self>, stop: CancellationToken) {
+        let shared = self.clone();
+        self.tasks.spawn(async move {
+            loop {
+                tokio::select! {
+                    () = stop.cancelled() => return,
+                    () = tokio::time::sleep(shared.limits.sweep) => {}
+                }
+                let actions = shared.core().sweep(shared.now());
+                shared.perform(actions);
+            }
+        });
+    }
+}

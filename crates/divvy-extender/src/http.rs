@@ -1,0 +1,171 @@
+//! kube-scheduler's extender protocol under gpushare's paths (research/gpushare.md section 3, research/k8s-seams.md
+//! section 2), and what people and Prometheus ask for.
+//!
+//! Errors of filter and bind are answered with HTTP 200 and `Error` in the body, since kube-scheduler throws the body of any
+//! other status away and the user would never see the reason.
+
+mod inspect;
+mod wire;
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use axum::body::Bytes;
+use axum::extract::rejection::BytesRejection;
+use axum::extract::{DefaultBodyLimit, Path, State};
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use axum::{Json, Router};
+use divvy_cluster::convert;
+use serde::Serialize;
+
+use crate::host::Shared;
+use wire::{BindResult, FilterResult};
+
+/// What gpushare's extender answers to `/version`, to the byte: tools compare it.
+const GPUSHARE_VERSION: &str = "0.1.0";
+
+/// A filter request with whole Node objects of 5,000 nodes is about 40 MiB.
+const LARGEST_BODY: usize = 64 << 20;
+
+pub(crate) fn router(shared: Arc<Shared>) -> Router {
+    Router::new()
+        .route("/gpushare-scheduler/filter", post(filter))
+        .route("/gpushare-scheduler/bind", post(bind))
+        .route("/gpushare-scheduler/inspect", get(inspect_all))
+        .route("/gpushare-scheduler/inspect/{node}", get(inspect_one))
+        .route("/version", get(|| async { GPUSHARE_VERSION }))
+        .route("/healthz", get(|| async { "ok" }))
+        .route("/readyz", get(ready))
+        .route("/metrics", get(metrics))
+        .method_not_allowed_fallback(|| async {
+            problem(StatusCode::METHOD_NOT_ALLOWED, "filter and bind are POST, the rest is GET")
+        })
+        .fallback(|| async {
+            problem(
+                StatusCode::NOT_FOUND,
+                "there is no such path; filter, bind and inspect are under /gpushare-scheduler/",
+            )
+        })
+        .layer(DefaultBodyLimit::max(LARGEST_BODY))
+        .with_state(shared)
+}
+
+async fn filter(State(shared): State<Arc<Shared>>, body: Result<Bytes, BytesRejection>) -> Response {
+    let began = Instant::now();
+    let body = match body {
+        Ok(body) => body,
+        Err(rejection) => return too_large(&rejection, |text| Json(FilterResult::error(text)).into_response()),
+    };
+    let response = answer(&filter_answer(&shared, &body));
+    shared.metrics.answered("filter", began.elapsed());
+    response
+}
+
+fn filter_answer<'a>(shared: &Shared, body: &'a [u8]) -> FilterResult<'a> {
+    let args = match wire::filter_args(body) {
+        Ok(args) => args,
+        Err(text) => return FilterResult::error(text),
+    };
+    let pod = match convert::pod(&args.pod) {
+        Ok(pod) => pod,
+        Err(error) => return FilterResult::error(error.to_string()),
+    };
+    let outcome = shared.core().filter(&pod, args.nodes.names());
+    match outcome {
+        Ok(answer) => FilterResult::new(&args.nodes, answer),
+        Err(text) => FilterResult::error(text),
+    }
+}
+
+async fn bind(State(shared): State<Arc<Shared>>, body: Result<Bytes, BytesRejection>) -> Response {
+    let began = Instant::now();
+    let body = match body {
+        Ok(body) => body,
+        Err(rejection) => return too_large(&rejection, |text| Json(BindResult { error: text }).into_response()),
+    };
+    let outcome = match wire::bind_args(&body) {
+        Ok(args) => shared.bind(args).await,
+        Err(text) => Err(text),
+    };
+    if let Err(text) = &outcome {
+        tracing::info!(%text, "bind refused");
+    }
+    shared.metrics.answered("bind", began.elapsed());
+    answer(&BindResult {
+        error: outcome.err().unwrap_or_default(),
+    })
+}
+
+async fn inspect_all(State(shared): State<Arc<Shared>>) -> Response {
+    let began = Instant::now();
+    let report = inspect::all(shared.core().index().ledger());
+    shared.metrics.answered("inspect", began.elapsed());
+    answer(&report)
+}
+
+async fn inspect_one(State(shared): State<Arc<Shared>>, Path(node): Path<String>) -> Response {
+    let began = Instant::now();
+    let report = inspect::one(shared.core().index().ledger(), &node);
+    shared.metrics.answered("inspect", began.elapsed());
+    answer(&report)
+}
+
+async fn ready(State(shared): State<Arc<Shared>>) -> Response {
+    let core = shared.core();
+    let (pods, nodes) = (core.index().pods().lists > 0, core.index().nodes().lists > 0);
+    let word = |listed| if listed { "listed" } else { "not listed yet" };
+    let text = format!("pods: {}\nnodes: {}\n", word(pods), word(nodes));
+    let status = if pods && nodes {
+        StatusCode::OK
+    } else {
+        StatusCode::SERVICE_UNAVAILABLE
+    };
+    (status, text).into_response()
+}
+
+async fn metrics(State(shared): State<Arc<Shared>>) -> Response {
+    let text = shared.metrics.text(&shared.core());
+    match text {
+        Ok(text) => (
+            [(
+                header::CONTENT_TYPE,
+                "application/openmetrics-text; version=1.0.0; charset=utf-8",
+            )],
+            text,
+        )
+            .into_response(),
+        Err(error) => problem(
+            StatusCode::INTERNAL_SERVER_ERROR,
+            &format!("the metrics could not be written: {error}"),
+        ),
+    }
+}
+
+fn answer(value: &impl Serialize) -> Response {
+    match serde_json::to_vec(value) {
+        Ok(body) => ([(header::CONTENT_TYPE, "application/json")], body).into_response(),
+        Err(error) => problem(
+            StatusCode::INTERNAL_SERVER_ERROR,
+            &format!("the answer could not be written: {error}"),
+        ),
+    }
+}
+
+fn too_large(rejection: &BytesRejection, say: impl FnOnce(String) -> Response) -> Response {
+    let status = rejection.status();
+    let text = if status == StatusCode::PAYLOAD_TOO_LARGE {
+        format!(
+            "the request is larger than {} MiB; set nodeCacheCapable: true in kube-scheduler's extender configuration, so that it sends names",
+            LARGEST_BODY >> 20
+        )
+    } else {
+        format!("the request could not be read: {rejection}")
+    };
+    (status, say(text)).into_response()
+}
+
+fn problem(status: StatusCode, text: &str) -> Response {
+    (status, Json(serde_json::json!({ "error": text }))).into_response()
+}

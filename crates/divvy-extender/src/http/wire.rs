@@ -1,0 +1,182 @@
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+
+use divvy_cluster::objects::PodObject;
+use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
+
+use crate::core::{BindArgs, FilterAnswer};
+
+/// The fields of a JSON object by lower-cased name, unread: kube-scheduler sends Go's field names, up to 1.16 it sent others,
+/// and Go's decoder takes any case. What is inside (pods, nodes) is ordinary Kubernetes JSON and keeps its case.
+fn fields(body: &[u8]) -> Result<BTreeMap<String, &RawValue>, String> {
+    let outer: BTreeMap<Cow<'_, str>, &RawValue> =
+        serde_json::from_slice(body).map_err(|error| format!("the request is not a JSON object: {error}"))?;
+    Ok(outer
+        .into_iter()
+        .map(|(name, value)| (name.to_ascii_lowercase(), value))
+        .collect())
+}
+
+/// One field; `null` is as good as absent.
+fn field<'a, T: Deserialize<'a>>(fields: &BTreeMap<String, &'a RawValue>, name: &str) -> Result<Option<T>, String> {
+    match fields.get(&name.to_ascii_lowercase()) {
+        None => Ok(None),
+        Some(raw) => serde_json::from_str(raw.get()).map_err(|error| format!("{name} of the request cannot be read: {error}")),
+    }
+}
+
+/// `ExtenderArgs`
+#[derive(Debug)]
+pub(super) struct FilterArgs<'a> {
+    pub(super) pod: PodObject,
+    pub(super) nodes: Nodes<'a>,
+}
+
+/// The nodes in question.
+#[derive(Debug)]
+pub(super) enum Nodes<'a> {
+    /// `nodeCacheCapable: true`
+    Names(Vec<String>),
+    /// `nodeCacheCapable: false`: whole objects, which go back as they came.
+    Objects {
+        metadata: Option<&'a RawValue>,
+        items: Vec<(String, &'a RawValue)>,
+    },
+}
+
+impl Nodes<'_> {
+    pub(super) fn names(&self) -> Box<dyn Iterator<Item = &str> + '_> {
+        match self {
+            Nodes::Names(names) => Box::new(names.iter().map(String::as_str)),
+            Nodes::Objects { items, .. } => Box::new(items.iter().map(|(name, _)| name.as_str())),
+        }
+    }
+}
+
+/// Reads a filter request. The two errors about missing parts are gpushare's.
+pub(super) fn filter_args(body: &[u8]) -> Result<FilterArgs<'_>, String> {
+    #[derive(Deserialize)]
+    struct NodeList<'a> {
+        #[serde(borrow, default)]
+        metadata: Option<&'a RawValue>,
+        #[serde(borrow, default)]
+        items: Option<Vec<&'a RawValue>>,
+    }
+    #[derive(Deserialize)]
+    struct Named {
+        metadata: Meta,
+    }
+    #[derive(Deserialize)]
+    struct Meta {
+        name: String,
+    }
+    let fields = fields(body)?;
+    let pod = field(&fields, "Pod")?.ok_or("arg or pod is nil")?;
+    let nodes = if let Some(names) = field(&fields, "NodeNames")? {
+        Nodes::Names(names)
+    } else if let Some(list) = field::<NodeList<'_>>(&fields, "Nodes")? {
+        let items = list.items.unwrap_or_default().into_iter();
+        let named: Result<Vec<_>, String> = items
+            .map(|raw| {
+                let node: Named = serde_json::from_str(raw.get())
+                    .map_err(|error| format!("a node in Nodes of the request has no name: {error}"))?;
+                Ok((node.metadata.name, raw))
+            })
+            .collect();
+        Nodes::Objects {
+            metadata: list.metadata,
+            items: named?,
+        }
+    } else {
+        return Err("cannot get node names".to_owned());
+    };
+    Ok(FilterArgs { pod, nodes })
+}
+
+/// Reads a bind request. Names go into a URL, so only what can be a name is let through.
+pub(super) fn bind_args(body: &[u8]) -> Result<BindArgs, String> {
+    let fields = fields(body)?;
+    let name = |field_name: &'static str| -> Result<String, String> {
+        let text: String = field(&fields, field_name)?.unwrap_or_default();
+        let legal = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-' || byte == b'.';
+        if text.is_empty() || text.len() > 253 || !text.bytes().all(legal) || text.starts_with('.') {
+            return Err(format!(
+                "{field_name} of the request is {text:?}, which cannot be the name of an object; \
+                 kube-scheduler sends PodName, PodNamespace, PodUID and Node"
+            ));
+        }
+        Ok(text)
+    };
+    let args = BindArgs {
+        pod_name: name("PodName")?,
+        pod_namespace: name("PodNamespace")?,
+        node: name("Node")?,
+        pod_uid: field(&fields, "PodUID")?.unwrap_or_default(),
+    };
+    Ok(args)
+}
+
+/// `ExtenderFilterResult`
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "PascalCase")]
+pub(super) struct FilterResult<'a> {
+    nodes: Option<NodeListOut<'a>>,
+    node_names: Option<Vec<String>>,
+    failed_nodes: Option<BTreeMap<String, String>>,
+    failed_and_unresolvable_nodes: Option<BTreeMap<String, String>>,
+    error: String,
+}
+
+#[derive(Debug, Serialize)]
+struct NodeListOut<'a> {
+    metadata: Cow<'a, RawValue>,
+    items: Option<Vec<&'a RawValue>>,
+}
+
+impl<'a> FilterResult<'a> {
+    pub(super) fn error(text: impl Into<String>) -> FilterResult<'a> {
+        FilterResult {
+            nodes: None,
+            node_names: None,
+            failed_nodes: None,
+            failed_and_unresolvable_nodes: None,
+            error: text.into(),
+        }
+    }
+
+    /// The nodes that passed, as names, and as objects if they came as objects: kube-scheduler takes no node that it did
+    /// not send.
+    pub(super) fn new(nodes: &Nodes<'a>, answer: FilterAnswer) -> FilterResult<'a> {
+        let (names, objects) = match nodes {
+            Nodes::Names(names) => (answer.passed.iter().filter_map(|i| names.get(*i)).cloned().collect(), None),
+            Nodes::Objects { metadata, items } => {
+                let passed: Vec<_> = answer.passed.iter().filter_map(|i| items.get(*i)).collect();
+                let objects: Vec<&'a RawValue> = passed.iter().map(|(_, raw)| *raw).collect();
+                let list = NodeListOut {
+                    metadata: metadata.map_or_else(|| Cow::Owned(empty_object()), Cow::Borrowed),
+                    items: Some(objects).filter(|objects| !objects.is_empty()),
+                };
+                (passed.iter().map(|(name, _)| name.clone()).collect(), Some(list))
+            }
+        };
+        FilterResult {
+            nodes: objects,
+            node_names: Some(names),
+            failed_nodes: Some(answer.failed),
+            failed_and_unresolvable_nodes: None,
+            error: String::new(),
+        }
+    }
+}
+
+fn empty_object() -> Box<RawValue> {
+    RawValue::from_string("{}".to_owned()).expect("an empty object is JSON")
+}
+
+/// `ExtenderBindingResult`
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "PascalCase")]
+pub(super) struct BindResult {
+    pub(super) error: String,
+}

@@ -1,0 +1,202 @@
+//! What `/metrics` shows. Counters are kept here or in the core; gauges are read from the core when they are asked for.
+
+use std::fmt;
+use std::sync::Mutex;
+use std::sync::PoisonError;
+use std::time::Duration;
+
+use divvy_placement::{Anomaly, Source};
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::encoding::text::encode;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::ConstGauge;
+use prometheus_client::metrics::histogram::Histogram;
+use prometheus_client::registry::Registry;
+
+use crate::core::Core;
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Verb {
+    verb: &'static str,
+}
+
+/// What requests leave behind.
+pub(crate) struct Metrics {
+    durations: Family<Verb, Histogram>,
+    registry: Mutex<Registry>,
+}
+
+impl fmt::Debug for Metrics {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Metrics").finish_non_exhaustive()
+    }
+}
+
+impl Metrics {
+    pub(crate) fn new() -> Metrics {
+        // From a tenth of the budget for filter (DESIGN.md section 13) to kube-scheduler's timeout.
+        let durations = Family::<Verb, Histogram>::new_with_constructor(|| {
+            Histogram::new([
+                0.000_2, 0.000_5, 0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0,
+            ])
+        });
+        let mut registry = Registry::default();
+        registry.register(
+            "divvy_extender_request_duration_seconds",
+            "Time to answer a request, by verb; its count is the number of requests",
+            durations.clone(),
+        );
+        Metrics {
+            durations,
+            registry: Mutex::new(registry),
+        }
+    }
+
+    pub(crate) fn answered(&self, verb: &'static str, took: Duration) {
+        self.durations.get_or_create(&Verb { verb }).observe(took.as_secs_f64());
+    }
+
+    /// The text of `/metrics`, in the OpenMetrics format.
+    pub(crate) fn text(&self, core: &Core) -> Result<String, fmt::Error> {
+        let mut text = String::new();
+        prometheus_client::encoding::text::encode_registry(
+            &mut text,
+            &self.registry.lock().unwrap_or_else(PoisonError::into_inner),
+        )?;
+        let mut now = Registry::default();
+        describe(&mut now, core);
+        encode(&mut text, &now)?;
+        Ok(text)
+    }
+}
+
+fn describe(registry: &mut Registry, core: &Core) {
+    let counts = core.counts();
+    counters(
+        registry,
+        ("divvy_extender_binds", "Binds by outcome"),
+        "outcome",
+        [
+            ("bound", counts.bound),
+            ("already_bound", counts.already_bound),
+            ("refused", counts.refused),
+            ("unknown", counts.unknown),
+        ],
+    );
+    let index = core.index();
+    counters(
+        registry,
+        (
+            "divvy_extender_watch_interruptions",
+            "Times that a watch broke and was taken up again",
+        ),
+        "resource",
+        [("pods", index.pods().interruptions), ("nodes", index.nodes().interruptions)],
+    );
+    counters(
+        registry,
+        (
+            "divvy_extender_watch_lists",
+            "Complete lists received; more than one after a watch that could not be resumed",
+        ),
+        "resource",
+        [("pods", index.pods().lists), ("nodes", index.nodes().lists)],
+    );
+    let ledger = index.ledger();
+    let mut nodes = [("inventory", 0), ("division", 0), ("unusable", 0), ("unknown", 0)];
+    let mut overcommitted: u64 = 0;
+    for view in ledger.nodes() {
+        let kind = match view.state().map(|state| &state.source) {
+            Some(Source::Inventory) => 0,
+            Some(Source::Division) => 1,
+            Some(Source::Unusable(_)) => 2,
+            None => 3,
+        };
+        nodes[kind].1 += 1;
+        overcommitted = overcommitted.saturating_add(view.overcommitted().0);
+    }
+    gauges(
+        registry,
+        (
+            "divvy_ledger_nodes",
+            "Nodes by what their GPUs are read from; unknown: only pods that say they are there",
+        ),
+        "source",
+        nodes,
+    );
+    let mut anomalies = [
+        ("overcommitted", 0),
+        ("unknown_gpu", 0),
+        ("unreadable", 0),
+        ("not_allocated", 0),
+    ];
+    for anomaly in ledger.anomalies() {
+        let kind = match anomaly {
+            Anomaly::Overcommitted { .. } => 0,
+            Anomaly::UnknownGpu { .. } => 1,
+            Anomaly::Unreadable { .. } => 2,
+            Anomaly::NotAllocated { .. } => 3,
+        };
+        anomalies[kind].1 += 1;
+    }
+    gauges(
+        registry,
+        ("divvy_ledger_anomalies", "What in the ledger should not be, by kind"),
+        "kind",
+        anomalies,
+    );
+    let single = [
+        (
+            "divvy_ledger_overcommit_mebibytes",
+            "Memory promised beyond what GPUs have; must be 0",
+            overcommitted,
+        ),
+        (
+            "divvy_ledger_reservations",
+            "Allocations that were promised and are not seen in a pod's annotations yet",
+            ledger.reservations().count() as u64,
+        ),
+        ("divvy_ledger_pods", "Pods known", ledger.pods().count() as u64),
+        (
+            "divvy_extender_binds_under_way",
+            "Binds that have no answer yet",
+            core.under_way() as u64,
+        ),
+        (
+            "divvy_extender_synced",
+            "1 when pods and nodes have been listed",
+            u64::from(index.synced()),
+        ),
+    ];
+    for (name, help, value) in single {
+        registry.register(name, help, ConstGauge::new(i64::try_from(value).unwrap_or(i64::MAX)));
+    }
+}
+
+fn gauges<const N: usize>(
+    registry: &mut Registry,
+    (name, help): (&str, &str),
+    label: &'static str,
+    values: [(&'static str, u64); N],
+) {
+    let family = Family::<Vec<(&'static str, &'static str)>, prometheus_client::metrics::gauge::Gauge>::default();
+    for (key, value) in values {
+        family
+            .get_or_create(&vec![(label, key)])
+            .set(i64::try_from(value).unwrap_or(i64::MAX));
+    }
+    registry.register(name, help, family);
+}
+
+fn counters<const N: usize>(
+    registry: &mut Registry,
+    (name, help): (&str, &str),
+    label: &'static str,
+    values: [(&'static str, u64); N],
+) {
+    let family = Family::<Vec<(&'static str, &'static str)>, prometheus_client::metrics::counter::Counter>::default();
+    for (key, value) in values {
+        family.get_or_create(&vec![(label, key)]).inc_by(value);
+    }
+    registry.register(name, help, family);
+}
