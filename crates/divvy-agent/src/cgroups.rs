@@ -1,0 +1,252 @@
+//! Which pods have processes, from the host's cgroups: the only witness that survives a forced deletion.
+//!
+//! A pod's cgroup carries its UID (`pod<uid>`, with systemd `kubepods-burstable-pod<uid with _ for ->.slice`). On cgroup v2
+//! `cgroup.events` says whether the cgroup or one below it has processes; on v1 `pids.current` of the pids controller counts
+//! them. Lists of process numbers say nothing across PID namespaces. The pod's sandbox counts: while it is there the kubelet
+//! may start containers in it. A kubelet with `cgroupsPerQOS: false` makes no cgroups for pods; Divvy needs them.
+
+use std::collections::BTreeSet;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use tracing::warn;
+
+use crate::files;
+
+/// Levels above `kubepods`: the kubelet's `cgroupRoot`, usually none.
+const ABOVE_KUBEPODS: usize = 3;
+
+/// UIDs of the pods whose cgroups have processes.
+///
+/// A pod's cgroup that cannot be read counts as populated, with a log line: memory that is not given again is a smaller harm
+/// than memory given twice. That no pod has a cgroup is an ordinary state (a node without pods).
+///
+/// # Errors
+/// There is no cgroup file system under the root, or it cannot be listed: then nothing is known of any pod.
+pub fn populated_pods(sys_root: &Path) -> Result<BTreeSet<String>, String> {
+    let base = sys_root.join("sys/fs/cgroup");
+    let mut populated = BTreeSet::new();
+    if !base.is_dir() {
+        return Err(format!(
+            "{} is not there, so it is not known which containers still run; mount the host's cgroups (read-only) for the agent",
+            base.display()
+        ));
+    }
+    let is_v2 = base.join("cgroup.controllers").exists();
+    // On v1 the base holds a tree per controller, of which only that of pids counts processes.
+    let roots = if is_v2 || !base.join("pids").is_dir() {
+        vec![base]
+    } else {
+        vec![base.join("pids"), base.join("unified")]
+    };
+    for root in roots {
+        walk(&root, ABOVE_KUBEPODS, false, &mut populated).map_err(|error| format!("cannot list {}: {error}", root.display()))?;
+    }
+    Ok(populated)
+}
+
+/// `levels` more levels down; `inside` a directory `kubepods`.
+fn walk(directory: &Path, levels: usize, inside: bool, populated: &mut BTreeSet<String>) -> io::Result<()> {
+    let entries = match std::fs::read_dir(directory) {
+        Ok(entries) => entries,
+        Err(error) if is_gone(&error) => return Ok(()),
+        Err(error) => return Err(error),
+    };
+    for entry in entries {
+        let entry = match entry {
+            Ok(entry) => entry,
+            Err(error) if is_gone(&error) => return Ok(()),
+            Err(error) => return Err(error),
+        };
+        let Ok(name) = entry.file_name().into_string() else { continue };
+        if !entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+            continue;
+        }
+        match uid_of(&name) {
+            Some(uid) if inside => {
+                if !populated.contains(&uid) && is_populated(&entry.path()) {
+                    populated.insert(uid);
+                }
+            }
+            _ if !inside && is_kubepods(&name) => walk(&entry.path(), 1, true, populated)?,
+            _ if levels > 0 && !is_foreign(&name) => walk(&entry.path(), levels - 1, inside, populated)?,
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+/// `kubepods`, `kubepods.slice`, `kubelet-kubepods.slice`.
+fn is_kubepods(name: &str) -> bool {
+    name.strip_suffix(".slice").unwrap_or(name).ends_with("kubepods")
+}
+
+/// What systemd makes for others: hundreds on some hosts, and no pods below.
+fn is_foreign(name: &str) -> bool {
+    matches!(name, "system.slice" | "user.slice")
+        || [".service", ".scope", ".mount", ".socket", ".swap"]
+            .iter()
+            .any(|ending| name.ends_with(ending))
+}
+
+/// The UID in the name of a pod's cgroup.
+fn uid_of(name: &str) -> Option<String> {
+    let plain = |uid: &str| !uid.is_empty() && uid.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-' || b == b'_');
+    if let Some(slice) = name.strip_suffix(".slice") {
+        let (_, uid) = slice.rsplit_once("-pod")?;
+        return (plain(uid) && !uid.contains('-')).then(|| uid.replace('_', "-"));
+    }
+    let uid = name.strip_prefix("pod")?;
+    plain(uid).then(|| uid.to_owned())
+}
+
+fn is_populated(pod: &Path) -> bool {
+    match try_populated(pod) {
+        Ok(populated) => populated,
+        Err((path, error)) => {
+            warn!(path = %path.display(), %error, "cannot see whether this pod still has processes; it counts as running");
+            true
+        }
+    }
+}
+
+fn try_populated(pod: &Path) -> Result<bool, (PathBuf, io::Error)> {
+    let events = pod.join("cgroup.events");
+    match files::read_kernel(&events) {
+        Ok(text) => {
+            let value = text.lines().find_map(|line| line.strip_prefix("populated "));
+            return match value.map(str::trim) {
+                Some("0") => Ok(false),
+                Some("1") => Ok(true),
+                _ => Err((
+                    events,
+                    io::Error::new(io::ErrorKind::InvalidData, "no line \"populated 0\" or \"populated 1\""),
+                )),
+            };
+        }
+        Err(error) if is_gone(&error) => {}
+        Err(error) => return Err((events, error)),
+    }
+    let current = pod.join("pids.current");
+    match files::read_kernel(&current) {
+        Ok(text) => match text.trim().parse::<u64>() {
+            Ok(count) => Ok(count > 0),
+            Err(_) => Err((current, io::Error::new(io::ErrorKind::InvalidData, "not a number"))),
+        },
+        // The whole cgroup may have gone meanwhile; if it is still there, a controller is missing and nothing is known.
+        Err(error) if is_gone(&error) && !pod.exists() => Ok(false),
+        Err(error) => Err((current, error)),
+    }
+}
+
+/// A cgroup that is removed while it is read gives ENODEV.
+fn is_gone(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::NotFound || error.raw_os_error() == Some(rustix::io::Errno::NODEV.raw_os_error())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tree(files: &[(&str, &str)]) -> tempfile::TempDir {
+        let root = tempfile::tempdir().expect("temp dir");
+        let base = root.path().join("sys/fs/cgroup");
+        std::fs::create_dir_all(&base).expect("made");
+        for (path, text) in files {
+            let path = base.join(path);
+            std::fs::create_dir_all(path.parent().expect("has one")).expect("made");
+            std::fs::write(path, text).expect("written");
+        }
+        root
+    }
+
+    fn check(files: &[(&str, &str)], expected: &[&str]) {
+        let root = tree(files);
+        let found = populated_pods(root.path()).expect("readable");
+        assert_eq!(found.iter().map(String::as_str).collect::<Vec<_>>(), expected, "{files:?}");
+    }
+
+    #[test]
+    fn a_pod_lives_while_its_cgroup_has_processes() {
+        check(&[], &[]);
+        check(
+            &[
+                ("kubepods/burstable/podaaaa-1/cgroup.events", "populated 1\nfrozen 0\n"),
+                ("kubepods/besteffort/podaaaa-2/cgroup.events", "populated 0\nfrozen 0\n"),
+                ("kubepods/podaaaa-3/cgroup.events", "frozen 0\npopulated 1\n"),
+            ],
+            &["aaaa-1", "aaaa-3"],
+        );
+    }
+
+    #[test]
+    fn systemd_writes_the_uid_with_underscores() {
+        check(
+            &[
+                (
+                    "kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod0a_1b_2c.slice/cgroup.events",
+                    "populated 1\n",
+                ),
+                ("kubepods.slice/kubepods-podff.slice/cgroup.events", "populated 1\n"),
+                (
+                    "kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-besteffort.slice/kubelet-kubepods-besteffort-pod7_7.slice/cgroup.events",
+                    "populated 1\n",
+                ),
+            ],
+            &["0a-1b-2c", "7-7", "ff"],
+        );
+    }
+
+    #[test]
+    fn a_kubelet_may_have_a_cgroup_root_of_its_own() {
+        check(
+            &[("test-n1/kubepods/burstable/poda-1/cgroup.events", "populated 1\n")],
+            &["a-1"],
+        );
+        check(&[("pids/test-n1/kubepods/burstable/poda-1/pids.current", "1\n")], &["a-1"]);
+    }
+
+    #[test]
+    fn on_version_1_the_pids_controller_counts() {
+        check(
+            &[
+                ("pids/kubepods/burstable/poda-1/pids.current", "2\n"),
+                ("pids/kubepods/poda-2/pids.current", "0\n"),
+                ("memory/kubepods/poda-2/memory.usage_in_bytes", "1\n"),
+            ],
+            &["a-1"],
+        );
+    }
+
+    #[test]
+    fn what_cannot_be_read_counts_as_running() {
+        check(
+            &[
+                ("kubepods/poda-1/cgroup.events", "garbage"),
+                ("kubepods/poda-2/pids.current", "many"),
+                ("kubepods/poda-3/cpu.stat", "neither of the two files"),
+            ],
+            &["a-1", "a-2", "a-3"],
+        );
+    }
+
+    #[test]
+    fn without_cgroups_nothing_is_known() {
+        let root = tempfile::tempdir().expect("temp dir");
+        let text = populated_pods(root.path()).expect_err("no cgroups");
+        assert!(text.contains("sys/fs/cgroup"), "{text}");
+    }
+
+    #[test]
+    fn other_cgroups_are_not_taken_for_pods() {
+        check(
+            &[
+                ("system.slice/podman.service/cgroup.events", "populated 1\n"),
+                ("kubepods/podman.scope/cgroup.events", "populated 1\n"),
+                ("user.slice/kubepods/poda/cgroup.events", "populated 1\n"),
+                ("elsewhere/poda/cgroup.events", "populated 1\n"),
+            ],
+            &[],
+        );
+    }
+}

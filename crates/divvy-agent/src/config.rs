@@ -1,0 +1,370 @@
+//! What an operator may choose: one field per flag, and a file of the same names.
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+use std::time::Duration;
+
+use divvy_model::{MemoryUnit, MiB};
+use serde::Deserialize;
+
+use crate::Error;
+
+/// The agent's configuration. One field per flag of `divvy agent`.
+#[derive(Debug, Clone)]
+pub struct Config {
+    /// `--kubeconfig`; `None`: `KUBECONFIG`, `~/.kube/config`, else the pod's service account.
+    pub kubeconfig: Option<PathBuf>,
+    /// `--node-name`: the node's object in the cluster.
+    pub node_name: String,
+    /// `--kubelet-dir`: the kubelet's root directory.
+    pub kubelet_dir: PathBuf,
+    /// `--cdi-dir`: where the runtime looks for CDI specs.
+    pub cdi_dir: PathBuf,
+    /// `--state-dir`; `None`: `<kubelet-dir>/plugins/divvy.dev`.
+    pub state_dir: Option<PathBuf>,
+    /// `--sys-root`: the root under which `/sys`, `/proc`, `/dev` and `/etc/cdi` of the node are found.
+    pub sys_root: PathBuf,
+    /// `--probe`; `None`: a `divvy-probe` beside the own executable is started.
+    pub probe: Option<Probe>,
+    /// `--nvml-library`: passed to a probe that the agent starts.
+    pub nvml_library: Option<PathBuf>,
+    /// `--memory-unit`.
+    pub memory_unit: MemoryUnit,
+    /// `--reserve-memory`: kept back on each GPU.
+    pub reserve_memory: MiB,
+    /// `--device-list-strategy`.
+    pub device_list_strategy: DeviceListStrategy,
+    /// `--metrics`: where `/healthz`, `/readyz` and `/metrics` are served; `None`: nowhere.
+    pub metrics: Option<SocketAddr>,
+    /// `--health-recovery`: how long a failed GPU must be without a new error before it is offered again.
+    pub health_recovery: Duration,
+}
+
+/// Where the probe is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Probe {
+    /// A program that the agent starts, and kills when it hangs.
+    Start(PathBuf),
+    /// A socket on which a probe of its own listens.
+    Socket(PathBuf),
+}
+
+impl FromStr for Probe {
+    type Err = String;
+
+    /// `PATH` or `unix:SOCKET`.
+    fn from_str(text: &str) -> Result<Self, String> {
+        let wrong = || format!("{text:?} is neither a program's path nor unix:SOCKET, such as unix:/run/divvy/probe.sock");
+        match text.strip_prefix("unix:") {
+            Some("") => Err(wrong()),
+            Some(socket) => Ok(Probe::Socket(socket.into())),
+            None if text.is_empty() => Err(wrong()),
+            None => Ok(Probe::Start(text.into())),
+        }
+    }
+}
+
+/// How a container gets its GPU.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum DeviceListStrategy {
+    /// What the node can do; today that is CDI.
+    #[default]
+    Auto,
+    /// CDI.
+    Cdi,
+    /// Environment variables. Recognised, and refused with a sentence: not in this version.
+    Envvar,
+}
+
+impl FromStr for DeviceListStrategy {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "auto" => Ok(DeviceListStrategy::Auto),
+            "cdi" => Ok(DeviceListStrategy::Cdi),
+            "envvar" => Ok(DeviceListStrategy::Envvar),
+            other => Err(format!("{other:?} is no strategy; write auto, cdi or envvar")),
+        }
+    }
+}
+
+/// Reads an amount of memory: `512MiB`, `2GiB`, or `0`.
+///
+/// # Errors
+/// A sentence with an example.
+pub fn parse_memory(text: &str) -> Result<MiB, String> {
+    let digits = text.bytes().take_while(u8::is_ascii_digit).count();
+    let (number, unit) = text.split_at(digits);
+    if !number.is_empty() && number.bytes().all(|b| b == b'0') && matches!(unit, "" | "MiB" | "GiB") {
+        return Ok(MiB::ZERO);
+    }
+    match text.parse::<MemoryUnit>() {
+        Ok(amount) if !number.is_empty() => Ok(MiB(amount.mib())),
+        _ => Err(format!("{text:?} is not an amount of memory; write 512MiB, 2GiB or 0")),
+    }
+}
+
+/// Reads a duration in seconds or minutes: `30s`, `5m`.
+///
+/// # Errors
+/// A sentence with an example.
+pub fn parse_duration(text: &str) -> Result<Duration, String> {
+    let wrong = || format!("{text:?} is not a duration; write 30s or 5m");
+    let (number, factor) = match (text.strip_suffix('s'), text.strip_suffix('m')) {
+        (Some(number), _) => (number, 1),
+        (_, Some(number)) => (number, 60),
+        _ => return Err(wrong()),
+    };
+    if number.is_empty() || !number.bytes().all(|b| b.is_ascii_digit()) {
+        return Err(wrong());
+    }
+    let seconds = number.parse::<u64>().ok().and_then(|number| number.checked_mul(factor));
+    seconds.map(Duration::from_secs).ok_or_else(wrong)
+}
+
+impl Config {
+    /// A configuration with every default; only the node's name has none.
+    pub fn new(node_name: impl Into<String>) -> Config {
+        Config {
+            kubeconfig: None,
+            node_name: node_name.into(),
+            kubelet_dir: "/var/lib/kubelet".into(),
+            cdi_dir: "/var/run/cdi".into(),
+            state_dir: None,
+            sys_root: "/".into(),
+            probe: None,
+            nvml_library: None,
+            memory_unit: MemoryUnit::GIB,
+            reserve_memory: MiB::ZERO,
+            device_list_strategy: DeviceListStrategy::Auto,
+            metrics: None,
+            health_recovery: Duration::from_secs(30),
+        }
+    }
+
+    /// Where the agent keeps its own files.
+    pub fn state_dir(&self) -> PathBuf {
+        self.state_dir
+            .clone()
+            .unwrap_or_else(|| self.kubelet_dir.join("plugins/divvy.dev"))
+    }
+
+    /// The kubelet's directory for device plugins.
+    pub fn device_plugin_dir(&self) -> PathBuf {
+        self.kubelet_dir.join("device-plugins")
+    }
+
+    /// What can be known to be wrong before anything is started.
+    ///
+    /// # Errors
+    /// The flag, and what to write instead.
+    pub fn check(&self) -> Result<(), Error> {
+        let wrong = |origin: &str, text: &str| {
+            Err(Error::Config {
+                origin: origin.to_owned(),
+                text: text.to_owned(),
+            })
+        };
+        if self.node_name.is_empty() {
+            return wrong(
+                "--node-name",
+                "it is empty; write the node's name, as in `kubectl get nodes` (in a pod: NODE_NAME from spec.nodeName)",
+            );
+        }
+        if self.device_list_strategy == DeviceListStrategy::Envvar {
+            return wrong(
+                "--device-list-strategy envvar",
+                "this version hands GPUs over through CDI only; environment variables come with the compatibility mode for gpushare. Use \
+                 auto or cdi, with a container runtime that has CDI switched on (containerd 2.0 and later have)",
+            );
+        }
+        Ok(())
+    }
+}
+
+/// `--config FILE`: TOML, the flags' names without the dashes before. Flags and environment win over it.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub struct FileConfig {
+    /// As `--kubeconfig`.
+    pub kubeconfig: Option<PathBuf>,
+    /// As `--node-name`.
+    pub node_name: Option<String>,
+    /// As `--kubelet-dir`.
+    pub kubelet_dir: Option<PathBuf>,
+    /// As `--cdi-dir`.
+    pub cdi_dir: Option<PathBuf>,
+    /// As `--state-dir`.
+    pub state_dir: Option<PathBuf>,
+    /// As `--sys-root`.
+    pub sys_root: Option<PathBuf>,
+    /// As `--probe`.
+    pub probe: Option<String>,
+    /// As `--nvml-library`.
+    pub nvml_library: Option<PathBuf>,
+    /// As `--memory-unit`.
+    pub memory_unit: Option<String>,
+    /// As `--reserve-memory`.
+    pub reserve_memory: Option<String>,
+    /// As `--device-list-strategy`.
+    pub device_list_strategy: Option<String>,
+    /// As `--metrics`.
+    pub metrics: Option<SocketAddr>,
+    /// As `--health-recovery`.
+    pub health_recovery: Option<String>,
+}
+
+impl FileConfig {
+    /// Reads the file.
+    ///
+    /// # Errors
+    /// It is not there, cannot be read, or says something that is not understood; with its path.
+    pub fn read(path: &Path) -> Result<FileConfig, Error> {
+        let origin = || format!("--config {}", path.display());
+        let text = std::fs::read_to_string(path).map_err(|error| Error::Config {
+            origin: origin(),
+            text: format!("cannot be read: {error}"),
+        })?;
+        FileConfig::parse(&origin(), &text)
+    }
+
+    /// Reads the file's text; `origin` is for the message. Values are checked here, so that an error names the file.
+    ///
+    /// # Errors
+    /// Line and key of what is not understood.
+    pub fn parse(origin: &str, text: &str) -> Result<FileConfig, Error> {
+        let wrong = |text: String| Error::Config {
+            origin: origin.to_owned(),
+            text,
+        };
+        let file: FileConfig = toml::from_str(text).map_err(|error| wrong(error.to_string()))?;
+        file.apply(&mut Config::new(""))
+            .map_err(|(key, text)| wrong(format!("{key}: {text}")))?;
+        Ok(file)
+    }
+
+    /// Puts what the file says into a configuration, over the defaults. The caller then puts flags and environment over it.
+    ///
+    /// # Errors
+    /// The key and what is wrong with its value.
+    pub fn apply(&self, config: &mut Config) -> Result<(), (&'static str, String)> {
+        fn set<T: Clone>(from: &Option<T>, to: &mut T) {
+            if let Some(value) = from {
+                to.clone_from(value);
+            }
+        }
+        fn read<T, E: ToString>(
+            key: &'static str,
+            from: &Option<String>,
+            to: &mut T,
+            parse: impl Fn(&str) -> Result<T, E>,
+        ) -> Result<(), (&'static str, String)> {
+            if let Some(text) = from {
+                *to = parse(text).map_err(|error| (key, error.to_string()))?;
+            }
+            Ok(())
+        }
+        set(&self.node_name, &mut config.node_name);
+        set(&self.kubelet_dir, &mut config.kubelet_dir);
+        set(&self.cdi_dir, &mut config.cdi_dir);
+        set(&self.sys_root, &mut config.sys_root);
+        for (from, to) in [
+            (&self.kubeconfig, &mut config.kubeconfig),
+            (&self.state_dir, &mut config.state_dir),
+            (&self.nvml_library, &mut config.nvml_library),
+        ] {
+            if from.is_some() {
+                to.clone_from(from);
+            }
+        }
+        if self.metrics.is_some() {
+            config.metrics = self.metrics;
+        }
+        read("probe", &self.probe, &mut config.probe, |text| text.parse().map(Some))?;
+        read("memory-unit", &self.memory_unit, &mut config.memory_unit, str::parse)?;
+        read(
+            "reserve-memory",
+            &self.reserve_memory,
+            &mut config.reserve_memory,
+            parse_memory,
+        )?;
+        read(
+            "device-list-strategy",
+            &self.device_list_strategy,
+            &mut config.device_list_strategy,
+            str::parse,
+        )?;
+        read(
+            "health-recovery",
+            &self.health_recovery,
+            &mut config.health_recovery,
+            parse_duration,
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_says_what_the_flags_say() {
+        let text = "node-name = \"n1\"\nmemory-unit = \"256MiB\"\nreserve-memory = \"512MiB\"\nprobe = \"unix:/run/p.sock\"\n\
+                    metrics = \"127.0.0.1:9400\"\nhealth-recovery = \"2m\"\n";
+        let mut config = Config::new("");
+        FileConfig::parse("f", text)
+            .expect("readable")
+            .apply(&mut config)
+            .expect("usable");
+        assert_eq!(config.node_name, "n1");
+        assert_eq!(config.memory_unit.mib(), 256);
+        assert_eq!(config.reserve_memory, MiB(512));
+        assert_eq!(config.probe, Some(Probe::Socket("/run/p.sock".into())));
+        assert_eq!(config.health_recovery, Duration::from_secs(120));
+        assert_eq!(config.state_dir(), Path::new("/var/lib/kubelet/plugins/divvy.dev"));
+    }
+
+    #[test]
+    fn an_unknown_key_and_a_wrong_value_are_refused_with_their_place() {
+        for (text, expected) in [
+            ("nodename = \"n\"", "unknown field `nodename`"),
+            ("memory-unit = \"GB\"", "memory-unit: memory unit: \"GB\" is not a unit"),
+            ("reserve-memory = \"-1\"", "reserve-memory: \"-1\" is not an amount of memory"),
+            ("device-list-strategy = \"x\"", "write auto, cdi or envvar"),
+            ("health-recovery = \"1h\"", "write 30s or 5m"),
+            ("probe = \"unix:\"", "unix:SOCKET"),
+            ("metrics = \"here\"", "metrics"),
+            ("= 1", "line 1"),
+        ] {
+            let error = FileConfig::parse("--config f.toml", text).expect_err(text).to_string();
+            assert!(error.starts_with("--config f.toml: ") && error.contains(expected), "{error}");
+        }
+        let error = FileConfig::read(Path::new("/nonexistent.toml"))
+            .expect_err("no file")
+            .to_string();
+        assert!(error.contains("/nonexistent.toml") && error.contains("os error 2"), "{error}");
+    }
+
+    #[test]
+    fn memory_is_written_with_its_unit() {
+        for (text, mib) in [("0", 0), ("0MiB", 0), ("512MiB", 512), ("2GiB", 2048)] {
+            assert_eq!(parse_memory(text), Ok(MiB(mib)), "{text}");
+        }
+        for text in ["", "GiB", "MiB", "512", "512M", "-1MiB", "1.5GiB"] {
+            let found = parse_memory(text);
+            assert!(found.is_err(), "{text}: {found:?}");
+        }
+    }
+
+    #[test]
+    fn the_environment_as_strategy_is_refused_with_a_sentence() {
+        let mut config = Config::new("n1");
+        assert!(config.check().is_ok());
+        config.device_list_strategy = DeviceListStrategy::Envvar;
+        let text = config.check().expect_err("not in this version").to_string();
+        assert!(text.contains("CDI") && text.contains("auto or cdi"), "{text}");
+        assert!(Config::new("").check().is_err());
+    }
+}

@@ -1,0 +1,164 @@
+//! What a pod holds: its annotation as first seen, checked against the records of its containers.
+
+use std::collections::BTreeMap;
+
+use divvy_model::{Allocation, ContainerShare, GpuShare, Held, MiB, Pod, names};
+
+use super::prestart::Reason;
+use super::{Core, Handout};
+
+/// A container's grant before the arbiter looked at it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Booking {
+    /// The pod's effective total per GPU.
+    pub(super) gpus: Vec<GpuShare>,
+    /// What the container may use.
+    pub(super) container: Vec<ContainerShare>,
+}
+
+impl Core {
+    /// The allocation that counts for a pod that is seen for the first time, and whether its annotation says otherwise.
+    /// Records are older than anything that this process saw: where there are some they fix the pod's GPUs.
+    pub(super) fn pin_of(&self, pod: &Pod) -> (Held, bool) {
+        let mut records = self.records_of(&pod.uid).peekable();
+        let Some(first) = records.peek() else {
+            return (pod.held.clone(), false);
+        };
+        let gpus = first.gpus.clone();
+        let legacy_agrees = match &pod.held {
+            Held::Legacy(_) => self.shares(&pod.held) == gpus,
+            _ => false,
+        };
+        if legacy_agrees {
+            return (pod.held.clone(), false);
+        }
+        let mut containers: BTreeMap<String, Vec<ContainerShare>> = BTreeMap::new();
+        let mut differs = true;
+        if let Held::Allocation(allocation) = &pod.held {
+            differs = allocation.gpus != gpus;
+            if !differs {
+                containers.clone_from(&allocation.containers);
+            }
+        }
+        for record in records {
+            let before = containers.insert(record.container.clone(), record.container_gpus.clone());
+            differs |= before.is_some_and(|before| before != record.container_gpus);
+        }
+        (Held::Allocation(Allocation { v: 1, gpus, containers }), differs)
+    }
+
+    /// The pod's total per GPU; nothing where nothing readable was written or no GPU has that index.
+    pub(super) fn shares(&self, held: &Held) -> Vec<GpuShare> {
+        match held {
+            Held::Allocation(allocation) => allocation.gpus.clone(),
+            Held::Legacy(legacy) => legacy
+                .gpus
+                .iter()
+                .filter_map(|(index, units)| {
+                    Some(GpuShare {
+                        uuid: self.gpus.iter().find(|gpu| gpu.index == *index)?.uuid.clone(),
+                        memory: self.settings.unit.memory(*units)?,
+                        cores: 0,
+                        whole: false,
+                    })
+                })
+                .collect(),
+            Held::Nothing | Held::Unreadable(_) => Vec::new(),
+        }
+    }
+
+    /// The container's grant: from the allocation of a known pod, or from the container's own record while the pod's object is
+    /// not known (the API server is away, and the container only restarts).
+    pub(super) fn booking(&self, handout: &Handout) -> Result<Booking, (Reason, String)> {
+        let key = &handout.key;
+        let Some(known) = self.pods.get(&key.uid) else {
+            return match self.records.get(key) {
+                Some(record) => Ok(Booking {
+                    gpus: record.gpus.clone(),
+                    container: record.container_gpus.clone(),
+                }),
+                None => Err((
+                    Reason::UnknownPod,
+                    format!(
+                        "pod {} is not known to this agent yet: its object did not come from the API server; the kubelet will try again",
+                        key.uid
+                    ),
+                )),
+            };
+        };
+        let pod = &known.pod;
+        match &known.pin {
+            Held::Nothing => Err((
+                Reason::NoAllocation,
+                format!(
+                    "pod {} was bound to this node without an allocation (no annotation {}): the Divvy extender was not in its path, so \
+                     no GPU memory is reserved for it. Check that the scheduler that bound it (spec.schedulerName) has the extender in \
+                     its configuration with {} in managedResources and without ignorable: true, and that the pod does not set \
+                     spec.nodeName itself; then delete the pod",
+                    pod.key(),
+                    names::ALLOCATION,
+                    self.settings.memory_resource,
+                ),
+            )),
+            Held::Unreadable(error) => Err((
+                Reason::NoAllocation,
+                format!(
+                    "the allocation of pod {} cannot be read, so nothing is reserved for it: {error}. Delete the pod; if its replacement \
+                     has the same, extender and agent are of different versions or someone else writes the annotation",
+                    pod.key()
+                ),
+            )),
+            Held::Allocation(allocation) => {
+                let container = allocation.containers.get(&key.container).ok_or_else(|| {
+                    (
+                        Reason::NoAllocation,
+                        format!(
+                            "the allocation of pod {} has no share for container {}, which asks for {}; delete the pod so that it is \
+                             placed anew",
+                            pod.key(),
+                            key.container,
+                            self.settings.memory_resource
+                        ),
+                    )
+                })?;
+                Ok(Booking {
+                    gpus: allocation.gpus.clone(),
+                    container: container.clone(),
+                })
+            }
+            held @ Held::Legacy(legacy) => {
+                let gpus = self.shares(held);
+                if legacy.gpus.len() != 1 {
+                    return Err((
+                        Reason::NoAllocation,
+                        format!(
+                            "gpushare's annotations of pod {} name several GPUs and do not say which container has which",
+                            pod.key()
+                        ),
+                    ));
+                }
+                let [share] = gpus.as_slice() else {
+                    return Err((
+                        Reason::GpuUnavailable,
+                        format!(
+                            "pod {} is allocated on the GPU with index {:?} by gpushare's annotations, which this node does not have",
+                            pod.key(),
+                            legacy.gpus.keys().collect::<Vec<_>>()
+                        ),
+                    ));
+                };
+                // What the old plugin did: a container has as many units as ids.
+                let units = u64::try_from(handout.ids.len()).unwrap_or(u64::MAX);
+                let memory = self.settings.unit.memory(units).unwrap_or(MiB(u64::MAX)).min(share.memory);
+                Ok(Booking {
+                    container: vec![ContainerShare {
+                        uuid: share.uuid.clone(),
+                        memory,
+                        cores: 0,
+                    }],
+                    gpus,
+                })
+            }
+        }
+    }
+}

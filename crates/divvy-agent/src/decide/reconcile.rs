@@ -1,0 +1,400 @@
+//! Bringing records, specs, checkpoint, pods and cgroups into agreement: on every start and every 10 s.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use divvy_model::{GrantRecord, MiB};
+
+use super::prestart::booked;
+use super::{Action, Core, Facts, Handout, Key, record_in_spec};
+
+/// A class of disagreement: what `divvy_reconcile_total` counts and events are said once for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Class {
+    /// A pod that asks for memory is bound here without a readable allocation.
+    NoAllocation,
+    /// A pod's GPU is not there or failed.
+    GpuUnavailable,
+    /// A running container had no record; it was made from checkpoint and allocation.
+    RecordRebuilt,
+    /// A record had no spec, or the spec said something else; it was written.
+    SpecRebuilt,
+    /// A spec belonged to nobody; it was removed.
+    SpecOrphan,
+    /// A record whose pod has ended was removed: the ordinary end of a grant.
+    GrantEnded,
+    /// A container runs whose pod object is gone or has ended.
+    HeldWithoutPod,
+    /// A running container is not in the kubelet's checkpoint: it cannot be restarted.
+    CheckpointLost,
+    /// Two live pods have an id in common.
+    DoubleHandout,
+    /// Grants of live pods exceed a GPU's capacity (its size or the reserve changed).
+    Overcommitted,
+}
+
+impl Class {
+    /// Every class, for metrics that exist from the start.
+    pub const ALL: [Class; 10] = [
+        Class::NoAllocation,
+        Class::GpuUnavailable,
+        Class::RecordRebuilt,
+        Class::SpecRebuilt,
+        Class::SpecOrphan,
+        Class::GrantEnded,
+        Class::HeldWithoutPod,
+        Class::CheckpointLost,
+        Class::DoubleHandout,
+        Class::Overcommitted,
+    ];
+
+    /// Value of the metrics' label.
+    pub fn label(self) -> &'static str {
+        match self {
+            Class::NoAllocation => "no-allocation",
+            Class::GpuUnavailable => "gpu-unavailable",
+            Class::RecordRebuilt => "record-rebuilt",
+            Class::SpecRebuilt => "spec-rebuilt",
+            Class::SpecOrphan => "spec-orphan",
+            Class::GrantEnded => "grant-ended",
+            Class::HeldWithoutPod => "held-without-pod",
+            Class::CheckpointLost => "checkpoint-lost",
+            Class::DoubleHandout => "double-handout",
+            Class::Overcommitted => "overcommitted",
+        }
+    }
+
+    /// The event's reason.
+    pub fn event_reason(self) -> &'static str {
+        match self {
+            Class::NoAllocation => "NoAllocation",
+            Class::GpuUnavailable => "GpuUnavailable",
+            Class::RecordRebuilt => "GrantRebuilt",
+            Class::SpecRebuilt => "SpecRebuilt",
+            Class::SpecOrphan => "SpecOrphan",
+            Class::GrantEnded => "GrantEnded",
+            Class::HeldWithoutPod => "MemoryHeldWithoutPod",
+            Class::CheckpointLost => "CheckpointLost",
+            Class::DoubleHandout => "DoubleHandout",
+            Class::Overcommitted => "Overcommitted",
+        }
+    }
+}
+
+/// What a reconciliation found and wants done.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Reconciled {
+    /// In this order.
+    pub actions: Vec<Action>,
+    /// How often each class was found.
+    pub classes: BTreeMap<Class, u64>,
+    /// Memory per GPU that containers without a pod object hold, published in the inventory.
+    pub held: BTreeMap<String, MiB>,
+}
+
+impl Reconciled {
+    fn count(&mut self, class: Class) {
+        *self.classes.entry(class).or_default() += 1;
+    }
+}
+
+impl Core {
+    /// One pass. The caller holds the lock that PreStart takes, performs the actions and commits them.
+    pub fn reconcile(&mut self, facts: &Facts) -> Reconciled {
+        let mut out = Reconciled::default();
+        // The records as they will be after the actions; `self.records` changes only by `commit`.
+        let mut records = self.records.clone();
+        self.end_grants(facts, &mut records, &mut out);
+        self.recover_records(facts, &mut records, &mut out);
+        self.repair_specs(facts, &records, &mut out);
+        self.measure_held(facts, &records, &mut out);
+        self.find_disagreements(facts, &records, &mut out);
+        // Forget what was said about pods that are gone for good.
+        let known: BTreeSet<&String> = self.pods.keys().chain(records.keys().map(|key| &key.uid)).collect();
+        self.reported.retain(|(_, uid)| known.contains(uid));
+        self.held = out.held.clone();
+        out
+    }
+
+    /// A grant ends when no process of the pod is left *and* the pod's object is gone or has ended.
+    fn end_grants(&self, facts: &Facts, records: &mut BTreeMap<Key, GrantRecord>, out: &mut Reconciled) {
+        if !facts.synced {
+            return;
+        }
+        let ended: Vec<Key> = records.keys().filter(|key| !self.may_run(&key.uid, facts)).cloned().collect();
+        for key in ended {
+            let Some(record) = records.remove(&key) else { continue };
+            // The spec first: a spec whose record is gone is an orphan that the next pass finds by itself.
+            if let Some(name) = record.cdi
+                && records
+                    .values()
+                    .all(|other| other.cdi.as_ref() != Some(&name) || other.uid != key.uid)
+            {
+                out.actions.push(Action::RemoveSpec {
+                    name,
+                    owner: Some(key.uid.clone()),
+                });
+            }
+            out.actions.push(Action::RemoveRecord(key));
+            out.count(Class::GrantEnded);
+        }
+    }
+
+    /// Records that should be there and are not: the state directory was lost. From the specs, which carry a copy, and from
+    /// checkpoint and allocation of pods that run.
+    fn recover_records(&mut self, facts: &Facts, records: &mut BTreeMap<Key, GrantRecord>, out: &mut Reconciled) {
+        let mut found: Vec<GrantRecord> = Vec::new();
+        for (name, text) in &facts.specs {
+            if let Some(record) = record_in_spec(text)
+                && record.cdi.as_ref() == Some(name)
+                && !records.contains_key(&Key::of(&record))
+                && self.may_run(&record.uid, facts)
+            {
+                found.push(record);
+            }
+        }
+        for handout in self.memory_handouts(facts.handouts.as_deref().unwrap_or_default()) {
+            let key = &handout.key;
+            let running = facts.populated.contains(&key.uid)
+                && self
+                    .pods
+                    .get(&key.uid)
+                    .is_some_and(|known| known.pod.container_running && !known.pod.ended());
+            let have = records.contains_key(key) || found.iter().any(|record| Key::of(record) == *key);
+            if !running || have {
+                continue;
+            }
+            if let (Ok(booking), Some(known)) = (self.booking(handout), self.pods.get(&key.uid)) {
+                found.push(GrantRecord {
+                    v: 1,
+                    namespace: known.pod.namespace.clone(),
+                    name: known.pod.name.clone(),
+                    uid: key.uid.clone(),
+                    container: key.container.clone(),
+                    cdi: handout.grant.clone(),
+                    unit: self.settings.unit,
+                    gpus: booking.gpus,
+                    container_gpus: booking.container,
+                    boot_id: self.settings.boot_id.clone(),
+                });
+            }
+        }
+        for record in found {
+            out.count(Class::RecordRebuilt);
+            out.actions.push(Action::WriteRecord(record.clone()));
+            records.insert(Key::of(&record), record);
+        }
+    }
+
+    /// Every record of a pod that may start a container has its spec, as the record and the node say it now (after a reboot
+    /// the directory is empty and minor numbers may have changed); specs of nobody go.
+    fn repair_specs(&self, facts: &Facts, records: &BTreeMap<Key, GrantRecord>, out: &mut Reconciled) {
+        let mut by_name: BTreeMap<&str, Vec<&GrantRecord>> = BTreeMap::new();
+        for record in records.values() {
+            if let Some(name) = record.cdi.as_deref() {
+                by_name.entry(name).or_default().push(record);
+            }
+        }
+        for (name, candidates) in &by_name {
+            let present = facts.specs.get(*name);
+            let Some(record) = self.owner_of(name, candidates, present.map(String::as_str), facts) else {
+                continue;
+            };
+            if let Some((name, text)) = self.project(record, &facts.node)
+                && present != Some(&text)
+            {
+                out.actions.push(Action::WriteSpec { name, text });
+                out.count(Class::SpecRebuilt);
+            }
+        }
+        if !facts.synced {
+            return;
+        }
+        for (name, text) in &facts.specs {
+            if !by_name.contains_key(name.as_str()) && !out.actions.iter().any(|action| removes(action, name)) {
+                out.actions.push(Action::RemoveSpec {
+                    name: name.clone(),
+                    owner: super::owner_of_spec(text),
+                });
+                out.count(Class::SpecOrphan);
+            }
+        }
+    }
+
+    /// Which of the records with one name the spec is for: a container of a pod that may start. Several pods have one name while
+    /// the old owner of the ids is still ending: then it is the one that the kubelet's checkpoint has, or the file's owner.
+    fn owner_of<'a>(
+        &self,
+        name: &str,
+        candidates: &[&'a GrantRecord],
+        present: Option<&str>,
+        facts: &Facts,
+    ) -> Option<&'a GrantRecord> {
+        let may_start: Vec<&GrantRecord> = candidates
+            .iter()
+            .filter(|record| match self.pods.get(&record.uid) {
+                Some(known) => !known.pod.ended(),
+                None => !facts.synced,
+            })
+            .copied()
+            .collect();
+        let present = present.and_then(record_in_spec);
+        let in_file = |record: &&&GrantRecord| {
+            present
+                .as_ref()
+                .is_some_and(|p| p.uid == record.uid && p.container == record.container)
+        };
+        let handouts = facts.handouts.as_deref().unwrap_or_default();
+        let in_checkpoint = |record: &&&GrantRecord| {
+            handouts
+                .iter()
+                .any(|handout| handout.grant.as_deref() == Some(name) && handout.key == Key::of(record))
+        };
+        may_start
+            .iter()
+            .find(|record| in_file(record) && in_checkpoint(record))
+            .or_else(|| may_start.iter().find(in_checkpoint))
+            .or_else(|| may_start.iter().find(in_file))
+            .or(may_start.first())
+            .copied()
+    }
+
+    /// Memory of containers whose pod the extender does not see any more, each pod once.
+    fn measure_held(&mut self, facts: &Facts, records: &BTreeMap<Key, GrantRecord>, out: &mut Reconciled) {
+        if !facts.synced {
+            out.held.clone_from(&self.held);
+            return;
+        }
+        let mut by_pod: BTreeMap<&str, &GrantRecord> = BTreeMap::new();
+        for record in records.values() {
+            let without = self.pods.get(&record.uid).is_none_or(|known| known.pod.ended());
+            if without && facts.populated.contains(&record.uid) {
+                by_pod.entry(&record.uid).or_insert(record);
+            }
+        }
+        for (uid, record) in by_pod {
+            for share in &record.gpus {
+                let capacity = self.gpu(&share.uuid).map_or(share.memory, |gpu| self.capacity(gpu));
+                let held = out.held.entry(share.uuid.clone()).or_default();
+                *held = held.saturating_add(booked(share, capacity));
+            }
+            out.count(Class::HeldWithoutPod);
+            let text = format!(
+                "the pod's object is gone or has ended, but its containers still run on this node and hold {}; the memory is given again when \
+                 they have ended",
+                shares_text(record)
+            );
+            if self.reported.insert((Class::HeldWithoutPod, uid.to_owned())) {
+                out.actions.push(Action::Event {
+                    pod: record.pod(),
+                    uid: uid.to_owned(),
+                    reason: Class::HeldWithoutPod.event_reason(),
+                    text,
+                });
+            }
+        }
+    }
+
+    fn find_disagreements(&mut self, facts: &Facts, records: &BTreeMap<Key, GrantRecord>, out: &mut Reconciled) {
+        let mut found: Vec<(Class, String, String)> = Vec::new();
+        if let Some(handouts) = &facts.handouts {
+            for key in records.keys() {
+                let lost = facts.populated.contains(&key.uid)
+                    && self
+                        .pods
+                        .get(&key.uid)
+                        .is_some_and(|known| !known.pod.ended() && !known.pod.deleting)
+                    && !self.memory_handouts(handouts).any(|handout| handout.key == *key);
+                if lost {
+                    let text = format!(
+                        "the kubelet has no record any more of the devices of container {} (its checkpoint was lost): the container runs on, but \
+                         could not be restarted. Delete the pod when it suits",
+                        key.container
+                    );
+                    found.push((Class::CheckpointLost, key.uid.clone(), text));
+                }
+            }
+            for (uid, others) in self.double_handouts(handouts, facts) {
+                let text = format!(
+                    "the kubelet gave device ids of this pod to {others} too (kubernetes#137534); memory is not affected, since each pod has the \
+                     GPU of its allocation"
+                );
+                found.push((Class::DoubleHandout, uid, text));
+            }
+        }
+        for gpu in &self.gpus {
+            let capacity = self.capacity(gpu);
+            let mut pods: BTreeMap<&str, MiB> = BTreeMap::new();
+            for record in records.values().filter(|record| self.may_run(&record.uid, facts)) {
+                if let Some(share) = record.gpus.iter().find(|share| share.uuid == gpu.uuid) {
+                    pods.insert(&record.uid, booked(share, capacity));
+                }
+            }
+            let sum = pods.values().fold(MiB::ZERO, |sum, memory| sum.saturating_add(*memory));
+            if sum > capacity {
+                for uid in pods.keys() {
+                    let text = format!(
+                        "the pods on GPU {} hold {sum}, it has {capacity} to share: its size or --reserve-memory changed while they ran",
+                        gpu.index
+                    );
+                    found.push((Class::Overcommitted, (*uid).to_owned(), text));
+                }
+            }
+        }
+        for (class, uid, text) in found {
+            out.count(class);
+            out.actions.extend(self.event_once(class, &uid, &text));
+        }
+    }
+
+    /// Pairs of live pods with an id in common: UID, and the other's name.
+    fn double_handouts(&self, handouts: &[Handout], facts: &Facts) -> Vec<(String, String)> {
+        let mut owner: BTreeMap<&str, &str> = BTreeMap::new();
+        let mut pairs: BTreeSet<(&str, &str)> = BTreeSet::new();
+        for handout in self.memory_handouts(handouts) {
+            let uid = handout.key.uid.as_str();
+            let live = facts.populated.contains(uid) || self.pods.get(uid).is_some_and(|known| !known.pod.ended());
+            if !live {
+                continue;
+            }
+            for id in &handout.ids {
+                match owner.insert(id, uid) {
+                    Some(other) if other != uid => {
+                        pairs.insert((other.min(uid), other.max(uid)));
+                    }
+                    _ => {}
+                }
+            }
+        }
+        pairs
+            .into_iter()
+            .map(|(one, other)| (one.to_owned(), self.pod_name(other)))
+            .collect()
+    }
+
+    /// An event, unless it was said already.
+    pub(super) fn event_once(&mut self, class: Class, uid: &str, text: &str) -> Option<Action> {
+        let pod = match self.pods.get(uid) {
+            Some(known) => known.pod.key(),
+            None => self.records_of(uid).next()?.pod(),
+        };
+        self.reported.insert((class, uid.to_owned())).then(|| Action::Event {
+            pod,
+            uid: uid.to_owned(),
+            reason: class.event_reason(),
+            text: text.to_owned(),
+        })
+    }
+}
+
+fn removes(action: &Action, spec: &str) -> bool {
+    matches!(action, Action::RemoveSpec { name, .. } if name == spec)
+}
+
+fn shares_text(record: &GrantRecord) -> String {
+    let shares: Vec<String> = record
+        .gpus
+        .iter()
+        .map(|share| format!("{} of {}", share.memory, share.uuid))
+        .collect();
+    shares.join(", ")
+}

@@ -1,0 +1,108 @@
+//! GetPreferredAllocation: which of the free ids to hand out.
+//!
+//! The call names no pod, so the answer is a guess. Nothing depends on it but that podresources, and whoever reads it, shows
+//! ids of the GPU that the container really has.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use divvy_model::DeviceId;
+
+use super::{Core, Key};
+
+impl Core {
+    /// Exactly `size` ids (as far as there are so many), all of `must_include` among them, as many as possible on one GPU:
+    /// that of `must_include`, else that of the pod that this call is probably for, else the fullest that has room. Any
+    /// input gets a legal answer: an error would reject the pod for good (research/reliability.md section 1.5).
+    pub fn preferred(&mut self, available: &[String], must_include: &[String], size: i32) -> Vec<String> {
+        self.guess = None;
+        let size = usize::try_from(size).unwrap_or(0);
+        let mut seen = BTreeSet::new();
+        let mut chosen: Vec<String> = must_include
+            .iter()
+            .filter(|id| seen.insert(id.as_str()))
+            .take(size)
+            .cloned()
+            .collect();
+        let mut free: BTreeMap<String, BTreeSet<(u32, &str)>> = BTreeMap::new();
+        for id in available {
+            if !seen.insert(id) {
+                continue;
+            }
+            let (gpu, slot) = match id.parse::<DeviceId>() {
+                Ok(DeviceId::Memory { uuid, slot }) => (uuid, slot),
+                Ok(DeviceId::Count { uuid }) => (uuid, 0),
+                Err(_) => (String::new(), 0),
+            };
+            free.entry(gpu).or_default().insert((slot, id));
+        }
+        let guess = self.likely_container(size, must_include);
+        let included = must_include
+            .iter()
+            .find_map(|id| id.parse::<DeviceId>().ok().map(|id| id.uuid().to_owned()));
+        let first = included.or_else(|| guess.as_ref().map(|(_, uuid)| uuid.clone()));
+        let missing = |chosen: &Vec<String>| size.saturating_sub(chosen.len());
+        let mut order: Vec<&String> = free.keys().collect();
+        // After the wanted GPU: those that can take the rest alone, the fullest first; then the emptiest.
+        order.sort_by_key(|uuid| {
+            let room = free.get(*uuid).map_or(0, BTreeSet::len);
+            let known = self.gpu(uuid).is_some();
+            let wanted = first.as_ref() == Some(*uuid);
+            let fits = room >= missing(&chosen);
+            (!wanted, !known, !fits, if fits { room } else { usize::MAX - room })
+        });
+        for uuid in order {
+            let ids = free.get(uuid).into_iter().flatten();
+            chosen.extend(ids.take(missing(&chosen)).map(|(_, id)| (*id).to_owned()));
+        }
+        if let Some((key, _)) = guess {
+            self.guess = Some((chosen.iter().cloned().collect(), key));
+        }
+        chosen
+    }
+
+    /// The container that the kubelet is probably admitting, and its GPU: of a pod that is bound here, is not being deleted, has an
+    /// allocation, and whose first container without a handout asks for this many. Of several the pod that was seen first.
+    fn likely_container(&self, size: usize, must_include: &[String]) -> Option<(Key, String)> {
+        let size = u64::try_from(size).ok().filter(|size| *size > 0)?;
+        let mut candidates: Vec<_> = self
+            .pods
+            .values()
+            .filter(|known| !known.pod.deleting && !known.pod.ended())
+            .filter_map(|known| {
+                let pod = &known.pod;
+                let taken = |container: &str| {
+                    let is = |key: &Key| key.uid == pod.uid && key.container == container;
+                    self.memory_handouts(&self.handouts).any(|handout| is(&handout.key))
+                        || self
+                            .in_flight
+                            .iter()
+                            .any(|in_flight| in_flight.guess.as_ref().is_some_and(is))
+                        || self.records.keys().any(is)
+                };
+                let next = pod.request.memory_containers().find(|container| !taken(&container.name))?;
+                // Ids that come back to a later container of a pod: its first one had them.
+                let reused = must_include.is_empty()
+                    || self
+                        .memory_handouts(&self.handouts)
+                        .any(|handout| handout.key.uid == pod.uid && must_include.iter().all(|id| handout.ids.contains(id)));
+                (next.units == size && reused).then_some((known.seq, known, &next.name))
+            })
+            .collect();
+        candidates.sort_by_key(|(seq, _, _)| *seq);
+        candidates.into_iter().find_map(|(_, known, container)| {
+            let uuid = match &known.pin {
+                divvy_model::Held::Allocation(allocation) => allocation
+                    .containers
+                    .get(container)
+                    .and_then(|shares| shares.first())
+                    .map(|share| share.uuid.clone()),
+                held => self.shares(held).into_iter().next().map(|share| share.uuid),
+            }?;
+            let key = Key {
+                uid: known.pod.uid.clone(),
+                container: container.clone(),
+            };
+            Some((key, uuid))
+        })
+    }
+}

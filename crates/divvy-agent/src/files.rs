@@ -1,0 +1,258 @@
+//! Files that must be whole or absent: written beside, synced, renamed; read up to a limit and never through a link.
+
+use std::fs::{DirBuilder, File, OpenOptions};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use rustix::fs::OFlags;
+
+/// The most bytes of a file of ours, or of a CDI spec, that are read.
+pub const LIMIT: u64 = 64 * 1024;
+
+/// Something went wrong with one file.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot {action} {}: {source}", path.display())]
+pub struct FileError {
+    /// What was tried.
+    pub action: &'static str,
+    /// With which file.
+    pub path: PathBuf,
+    /// The system's reason, with its number.
+    pub source: io::Error,
+}
+
+fn error(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> FileError {
+    let path = path.to_owned();
+    move |source| FileError { action, path, source }
+}
+
+fn no_follow() -> i32 {
+    // O_NONBLOCK: the opening of a FIFO would wait for a writer. O_CLOEXEC is the standard library's default.
+    (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits().cast_signed()
+}
+
+/// Replaces `directory/name` by a file with this content: who looks sees the old one or the new one, also after a power
+/// failure. The temporary name begins with a dot and has no ending that a CDI reader would look at.
+///
+/// # Errors
+/// With the path and the system's reason; the old file is then as it was.
+pub fn write_atomic(directory: &Path, name: &str, content: &[u8], mode: u32) -> Result<(), FileError> {
+    // Several writers in one process (two agents in a test) and a leftover of a killed one must not meet.
+    static COUNTER: AtomicU32 = AtomicU32::new(0);
+    let counter = COUNTER.fetch_add(1, Ordering::Relaxed);
+    let temporary = directory.join(format!(".{name}.{}.{counter}.tmp", std::process::id()));
+    let target = directory.join(name);
+    let options = || {
+        let mut options = OpenOptions::new();
+        options.write(true).create_new(true).mode(mode).custom_flags(no_follow());
+        options
+    };
+    let file = match options().open(&temporary) {
+        // A leftover of a process that had our number before us.
+        Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {
+            std::fs::remove_file(&temporary).map_err(error("remove", &temporary))?;
+            options().open(&temporary)
+        }
+        other => other,
+    };
+    let write = |mut file: File| {
+        file.write_all(content)?;
+        file.sync_all()
+    };
+    let written = file.and_then(write).map_err(error("write", &temporary));
+    let renamed = written.and_then(|()| std::fs::rename(&temporary, &target).map_err(error("write", &target)));
+    if renamed.is_err() {
+        // The first error is the one that counts; a leftover is removed at the next start.
+        drop(std::fs::remove_file(&temporary));
+    }
+    renamed?;
+    sync_directory(directory)
+}
+
+/// Removes a file; one that is not there is not an error.
+///
+/// # Errors
+/// With the path and the system's reason.
+pub fn remove(directory: &Path, name: &str) -> Result<(), FileError> {
+    let path = directory.join(name);
+    match std::fs::remove_file(&path) {
+        Ok(()) => sync_directory(directory),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
+        Err(e) => Err(error("remove", &path)(e)),
+    }
+}
+
+fn sync_directory(directory: &Path) -> Result<(), FileError> {
+    File::open(directory)
+        .and_then(|directory| directory.sync_all())
+        .map_err(error("sync", directory))
+}
+
+/// A plain file's text, at most `limit` bytes of it; `None` if it is not there. Links are not followed.
+///
+/// # Errors
+/// With the path and the reason: not readable, not a plain file, larger than `limit`, not UTF-8.
+pub fn read(path: &Path, limit: u64) -> Result<Option<String>, FileError> {
+    let file = match OpenOptions::new().read(true).custom_flags(no_follow()).open(path) {
+        Ok(file) => file,
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(e) => return Err(error("read", path)(e)),
+    };
+    let refuse = |text: String| Err(error("read", path)(io::Error::new(io::ErrorKind::InvalidData, text)));
+    if !file.metadata().map_err(error("read", path))?.is_file() {
+        return refuse("it is not a plain file".to_owned());
+    }
+    let mut bytes = Vec::new();
+    file.take(limit + 1).read_to_end(&mut bytes).map_err(error("read", path))?;
+    if bytes.len() as u64 > limit {
+        return refuse(format!("it has more than {limit} bytes"));
+    }
+    match String::from_utf8(bytes) {
+        Ok(text) => Ok(Some(text)),
+        Err(_) => refuse("it is not text".to_owned()),
+    }
+}
+
+/// A file of the kernel's (sysfs, cgroups, procfs), whose directories may be links.
+///
+/// # Errors
+/// The system's reason.
+pub fn read_kernel(path: &Path) -> io::Result<String> {
+    let mut text = String::new();
+    File::open(path)?.take(LIMIT).read_to_string(&mut text)?;
+    Ok(text)
+}
+
+/// Names of the plain entries of a directory, in order; none if it is not there. Names that are not UTF-8 are not ours.
+///
+/// # Errors
+/// With the path and the system's reason.
+pub fn names(directory: &Path) -> Result<Vec<String>, FileError> {
+    let entries = match std::fs::read_dir(directory) {
+        Ok(entries) => entries,
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(e) => return Err(error("list", directory)(e)),
+    };
+    let mut names = Vec::new();
+    for entry in entries {
+        let entry = entry.map_err(error("list", directory))?;
+        if let Ok(name) = entry.file_name().into_string() {
+            names.push(name);
+        }
+    }
+    names.sort();
+    Ok(names)
+}
+
+/// Makes a directory and those above it, with this mode where they are not there yet.
+///
+/// # Errors
+/// With the path and the system's reason.
+pub fn make_directory(path: &Path, mode: u32) -> Result<(), FileError> {
+    DirBuilder::new()
+        .recursive(true)
+        .mode(mode)
+        .create(path)
+        .map_err(error("make the directory", path))
+}
+
+/// Removes what a killed process left behind: temporary files of [`write_atomic`].
+///
+/// # Errors
+/// With the path and the system's reason.
+pub fn remove_temporary(directory: &Path, is_ours: impl Fn(&str) -> bool) -> Result<(), FileError> {
+    for name in names(directory)? {
+        let inner = name.strip_prefix('.').and_then(|name| name.strip_suffix(".tmp"));
+        let base = inner.and_then(|inner| {
+            let mut parts = inner.rsplitn(3, '.');
+            let digits = |part: Option<&str>| part.is_some_and(|p| !p.is_empty() && p.bytes().all(|b| b.is_ascii_digit()));
+            (digits(parts.next()) && digits(parts.next())).then(|| parts.next()).flatten()
+        });
+        if base.is_some_and(&is_ours) {
+            remove(directory, &name)?;
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt;
+
+    #[test]
+    fn a_file_is_replaced_whole_and_nothing_is_left_beside_it() {
+        let dir = tempfile::tempdir().expect("temp dir");
+        for content in ["one", "two"] {
+            write_atomic(dir.path(), "a.json", content.as_bytes(), 0o600).expect("written");
+            assert_eq!(
+                read(&dir.path().join("a.json"), LIMIT).expect("read").as_deref(),
+                Some(content)
+            );
+        }
+        assert_eq!(names(dir.path()).expect("listed"), ["a.json"]);
+        let mode = std::fs::metadata(dir.path().join("a.json"))
+            .expect("there")
+            .permissions()
+            .mode();
+        assert_eq!(mode & 0o777, 0o600);
+        remove(dir.path(), "a.json").expect("removed");
+        remove(dir.path(), "a.json").expect("removed already");
+    }
+
+    #[test]
+    fn a_directory_that_cannot_be_written_is_named_with_the_systems_number() {
+        // A missing directory and not a read-only one: root may write anywhere.
+        let dir = tempfile::tempdir().expect("temp dir");
+        let text = write_atomic(&dir.path().join("gone"), "a.json", b"x", 0o600)
+            .expect_err("no directory")
+            .to_string();
+        assert!(text.contains("gone/.a.json") && text.contains("os error 2"), "{text}");
+    }
+
+    #[test]
+    fn a_target_that_cannot_be_replaced_leaves_no_temporary_file() {
+        let dir = tempfile::tempdir().expect("temp dir");
+        std::fs::create_dir_all(dir.path().join("a.json/x")).expect("a directory in the way");
+        assert!(write_atomic(dir.path(), "a.json", b"x", 0o600).is_err());
+        assert_eq!(names(dir.path()).expect("listed"), ["a.json"]);
+    }
+
+    #[test]
+    fn links_fifos_directories_and_large_files_are_not_read() {
+        let dir = tempfile::tempdir().expect("temp dir");
+        let path = |name: &str| dir.path().join(name);
+        std::fs::write(path("target"), "x").expect("written");
+        std::os::unix::fs::symlink(path("target"), path("link")).expect("linked");
+        std::fs::create_dir(path("dir")).expect("made");
+        std::fs::write(path("large"), vec![b'x'; 100]).expect("written");
+        std::fs::write(path("binary"), [0xff, 0xfe]).expect("written");
+        rustix::fs::mknodat(
+            rustix::fs::CWD,
+            path("fifo"),
+            rustix::fs::FileType::Fifo,
+            rustix::fs::Mode::RUSR,
+            0,
+        )
+        .expect("made");
+        for name in ["link", "dir", "large", "binary", "fifo"] {
+            assert!(read(&path(name), 99).is_err(), "{name}");
+        }
+        assert_eq!(read(&path("absent"), 99).expect("absent"), None);
+    }
+
+    #[test]
+    fn leftovers_of_a_killed_process_are_removed_and_nothing_else() {
+        let dir = tempfile::tempdir().expect("temp dir");
+        for name in [".a.json.17.0.tmp", ".b.json.17.0.tmp", ".a.json.tmp", "a.json", ".hidden"] {
+            std::fs::write(dir.path().join(name), "x").expect("written");
+        }
+        remove_temporary(dir.path(), |name| name == "a.json").expect("cleaned");
+        assert_eq!(
+            names(dir.path()).expect("listed"),
+            [".a.json.tmp", ".b.json.17.0.tmp", ".hidden", "a.json"]
+        );
+    }
+}

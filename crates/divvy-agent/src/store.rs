@@ -1,0 +1,353 @@
+//! The agent's own files: the node key, the grants' records, the CDI specs. The only place where [`Action`]s on files are performed.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+
+use divvy_container::cdi;
+use divvy_model::GrantRecord;
+use tracing::{info, warn};
+
+use crate::decide::{Action, Key, NodeFiles, NodeKey, SHARED_DEVICES, owner_of_spec};
+use crate::files::{self, FileError, LIMIT};
+
+const KEY_FILE: &str = "node.key";
+
+/// Specs of other tools may name hundreds of libraries.
+const FOREIGN_SPEC_LIMIT: u64 = 4 * 1024 * 1024;
+
+/// Where the agent's files are.
+#[derive(Debug, Clone)]
+pub struct Store {
+    grants: PathBuf,
+    cdi: PathBuf,
+    sys_root: PathBuf,
+    state: PathBuf,
+}
+
+impl Store {
+    /// Makes the directories that are not there (the state directory for root only), and removes what a killed agent left
+    /// half-written.
+    ///
+    /// # Errors
+    /// With the path and the system's reason.
+    pub fn open(state: &Path, cdi: &Path, sys_root: &Path) -> Result<Store, FileError> {
+        let grants = state.join("grants");
+        files::make_directory(state, 0o700)?;
+        // Also one that was there before: names of grants are secrets.
+        std::fs::set_permissions(state, std::fs::Permissions::from_mode(0o700)).map_err(|source| FileError {
+            action: "close to others",
+            path: state.to_owned(),
+            source,
+        })?;
+        files::make_directory(&grants, 0o700)?;
+        files::make_directory(cdi, 0o755)?;
+        files::remove_temporary(state, |name| name == KEY_FILE)?;
+        files::remove_temporary(&grants, |_| true)?;
+        files::remove_temporary(cdi, |name| cdi::name_of_file(name).is_some())?;
+        Ok(Store {
+            grants,
+            cdi: cdi.to_owned(),
+            sys_root: sys_root.to_owned(),
+            state: state.to_owned(),
+        })
+    }
+
+    /// The node's key, made at the first start from the system's random numbers.
+    ///
+    /// # Errors
+    /// The file is there and is not a key: with another one, no name that the kubelet has recorded would be derivable, and whoever
+    /// made this file should know why. Or it can neither be read nor written.
+    pub fn node_key(&self) -> Result<NodeKey, FileError> {
+        let path = self.state.join(KEY_FILE);
+        let refuse = |action, source| FileError {
+            action,
+            path: path.clone(),
+            source,
+        };
+        if let Some(text) = files::read(&path, LIMIT)? {
+            let key = decode_key(text.trim_end()).ok_or_else(|| {
+                let text = "it is not a node key (64 hex digits); remove it, and delete the pods with GPUs on this node";
+                refuse("use", io::Error::new(io::ErrorKind::InvalidData, text))
+            })?;
+            return Ok(NodeKey(key));
+        }
+        let mut key = [0_u8; 32];
+        let random = Path::new("/dev/urandom");
+        std::fs::File::open(random)
+            .and_then(|mut file| io::Read::read_exact(&mut file, &mut key))
+            .map_err(|source| FileError {
+                action: "read",
+                path: random.to_owned(),
+                source,
+            })?;
+        let text: String = key
+            .iter()
+            .map(|byte| format!("{byte:02x}"))
+            .chain(["\n".to_owned()])
+            .collect();
+        files::write_atomic(&self.state, KEY_FILE, text.as_bytes(), 0o600)?;
+        info!(path = %path.display(), "made the node's key");
+        Ok(NodeKey(key))
+    }
+
+    /// All records that can be read. One that cannot is set aside under another name and logged: its grant comes back from the
+    /// spec, or from checkpoint and allocation.
+    ///
+    /// # Errors
+    /// The directory cannot be listed.
+    pub fn load_records(&self) -> Result<Vec<GrantRecord>, FileError> {
+        let mut records = Vec::new();
+        for name in files::names(&self.grants)? {
+            if !name.ends_with(".json") {
+                continue;
+            }
+            let path = self.grants.join(&name);
+            let found = match files::read(&path, LIMIT) {
+                Ok(Some(text)) => GrantRecord::parse(&text)
+                    .map_err(|error| error.to_string())
+                    .and_then(|record| match record.file_name() == name {
+                        true => Ok(record),
+                        false => Err(format!("it belongs into {}", record.file_name())),
+                    }),
+                Ok(None) => continue,
+                Err(error) => Err(error.to_string()),
+            };
+            match found {
+                Ok(record) => records.push(record),
+                Err(text) => {
+                    warn!(path = %path.display(), %text, "this grant record cannot be used; set aside as *.broken");
+                    if let Err(error) = std::fs::rename(&path, self.grants.join(format!("{name}.broken"))) {
+                        warn!(path = %path.display(), %error, "and it could not be renamed");
+                    }
+                }
+            }
+        }
+        Ok(records)
+    }
+
+    /// Performs an action on files; an event is none.
+    ///
+    /// # Errors
+    /// With the path and the system's reason; nothing was changed then.
+    pub fn perform(&self, action: &Action) -> Result<(), FileError> {
+        match action {
+            Action::WriteRecord(record) => {
+                files::write_atomic(&self.grants, &record.file_name(), record.to_json().as_bytes(), 0o600)
+            }
+            Action::RemoveRecord(Key { uid, container }) => files::remove(&self.grants, &format!("{uid}_{container}.json")),
+            Action::WriteSpec { name, text } => files::write_atomic(&self.cdi, &cdi::file_name(name), text.as_bytes(), 0o644),
+            Action::RemoveSpec { name, owner } => {
+                let file = cdi::file_name(name);
+                let path = self.cdi.join(&file);
+                match files::read(&path, LIMIT) {
+                    Ok(None) => Ok(()),
+                    // The name came back with its ids and the file is another pod's by now.
+                    Ok(Some(text)) if owner_of_spec(&text) != *owner => Ok(()),
+                    Err(error) if owner.is_some() => Err(error),
+                    Ok(Some(_)) | Err(_) => files::remove(&self.cdi, &file),
+                }
+            }
+            Action::Event { .. } => Ok(()),
+        }
+    }
+
+    /// The specs of grants that are on the node, by name. What cannot be read is an empty text, which is nobody's.
+    ///
+    /// # Errors
+    /// The directory cannot be listed.
+    pub fn specs(&self) -> Result<BTreeMap<String, String>, FileError> {
+        let mut specs = BTreeMap::new();
+        for file in files::names(&self.cdi)? {
+            let Some(name) = cdi::name_of_file(&file) else { continue };
+            match files::read(&self.cdi.join(&file), LIMIT) {
+                Ok(Some(text)) => drop(specs.insert(name.to_owned(), text)),
+                Ok(None) => {}
+                Err(error) => {
+                    warn!(%error, "this CDI spec of a grant cannot be read");
+                    specs.insert(name.to_owned(), String::new());
+                }
+            }
+        }
+        Ok(specs)
+    }
+
+    /// The driver's files on the node: device files, and CDI specs of whole GPUs in the CDI directory and in `/etc/cdi`.
+    pub fn node_files(&self) -> NodeFiles {
+        let devices: BTreeSet<String> = SHARED_DEVICES
+            .iter()
+            .filter(|path| self.sys_root.join(path.trim_start_matches('/')).exists())
+            .map(|path| (*path).to_owned())
+            .collect();
+        let mut specs = Vec::new();
+        // As CDI does: what lies in /var/run/cdi goes before what lies in /etc/cdi.
+        for directory in [self.cdi.clone(), self.sys_root.join("etc/cdi")] {
+            for file in files::names(&directory).unwrap_or_default() {
+                let is_spec = [".json", ".yaml"].iter().any(|ending| file.ends_with(ending));
+                if !is_spec || file.starts_with('.') || cdi::name_of_file(&file).is_some() {
+                    continue;
+                }
+                match files::read(&directory.join(&file), FOREIGN_SPEC_LIMIT) {
+                    // A cheap look before the parsing: most nodes have specs of other kinds.
+                    Ok(Some(text)) if text.contains(cdi::NVIDIA_KIND) => match cdi::Spec::parse(&text) {
+                        Ok(spec) if spec.kind == cdi::NVIDIA_KIND => specs.push(spec),
+                        Ok(_) => {}
+                        Err(error) => warn!(file, %error, "this CDI spec is not used"),
+                    },
+                    Ok(_) => {}
+                    Err(error) => warn!(%error, "this CDI spec is not used"),
+                }
+            }
+        }
+        NodeFiles { devices, specs }
+    }
+}
+
+fn decode_key(text: &str) -> Option<[u8; 32]> {
+    if text.len() != 64 || !text.is_ascii() {
+        return None;
+    }
+    let mut key = [0; 32];
+    for (i, byte) in key.iter_mut().enumerate() {
+        *byte = u8::from_str_radix(text.get(2 * i..2 * i + 2)?, 16).ok()?;
+    }
+    Some(key)
+}
+
+/// `/proc/sys/kernel/random/boot_id` under a root; a made-up one where there is none (it only tells boots apart).
+pub fn boot_id(sys_root: &Path) -> String {
+    let path = "proc/sys/kernel/random/boot_id";
+    files::read_kernel(&sys_root.join(path))
+        .or_else(|_| files::read_kernel(&Path::new("/").join(path)))
+        .map_or_else(|_| "unknown".to_owned(), |text| text.trim().to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use divvy_model::{ContainerShare, GpuShare, MemoryUnit, MiB};
+
+    fn record(uid: &str) -> GrantRecord {
+        GrantRecord {
+            v: 1,
+            namespace: "default".into(),
+            name: "p".into(),
+            uid: uid.into(),
+            container: "main".into(),
+            cdi: Some("00".repeat(16)),
+            unit: MemoryUnit::GIB,
+            gpus: vec![GpuShare {
+                uuid: "GPU-1".into(),
+                memory: MiB(3072),
+                cores: 0,
+                whole: false,
+            }],
+            container_gpus: vec![ContainerShare {
+                uuid: "GPU-1".into(),
+                memory: MiB(3072),
+                cores: 0,
+            }],
+            boot_id: "b".into(),
+        }
+    }
+
+    fn store(root: &Path) -> Store {
+        Store::open(&root.join("state"), &root.join("cdi"), root).expect("opened")
+    }
+
+    #[test]
+    fn the_state_is_roots_alone_and_the_key_stays_the_same() {
+        let root = tempfile::tempdir().expect("temp dir");
+        let key = store(root.path()).node_key().expect("made");
+        assert_eq!(store(root.path()).node_key().expect("read").0, key.0);
+        let mode = |path: &str| {
+            let metadata = std::fs::metadata(root.path().join(path)).expect("there");
+            metadata.permissions().mode() & 0o777
+        };
+        assert_eq!(mode("state"), 0o700);
+        assert_eq!(mode("state/node.key"), 0o600);
+        std::fs::write(root.path().join("state/node.key"), "short").expect("written");
+        let text = store(root.path()).node_key().expect_err("no key").to_string();
+        assert!(text.contains("node.key") && text.contains("64 hex digits"), "{text}");
+    }
+
+    #[test]
+    fn a_corrupt_record_is_set_aside_and_the_others_are_read() {
+        let root = tempfile::tempdir().expect("temp dir");
+        let store = store(root.path());
+        store.perform(&Action::WriteRecord(record("u1"))).expect("written");
+        let grants = root.path().join("state/grants");
+        for (name, text) in [
+            ("u2_main.json", "{\"v\":1,".to_owned()),
+            ("u3_main.json", record("u4").to_json()),
+            ("u5_main.json", "x".repeat(70_000)),
+            ("u6_main.json", "{\"v\":2}".to_owned()),
+        ] {
+            std::fs::write(grants.join(name), text).expect("written");
+        }
+        assert_eq!(store.load_records().expect("listed"), [record("u1")]);
+        assert_eq!(store.load_records().expect("listed again"), [record("u1")]);
+        assert!(grants.join("u2_main.json.broken").exists(), "kept for whoever wants to look");
+    }
+
+    #[test]
+    fn a_spec_that_has_another_owner_by_now_is_not_removed() {
+        let root = tempfile::tempdir().expect("temp dir");
+        let store = store(root.path());
+        let name = "00".repeat(16);
+        let text = cdi::grant_spec(&cdi::GrantSpec {
+            name: &name,
+            owner: &record("new").to_json(),
+            ..cdi::GrantSpec::default()
+        });
+        store
+            .perform(&Action::WriteSpec {
+                name: name.clone(),
+                text,
+            })
+            .expect("written");
+        let remove = |owner: &str| {
+            let action = Action::RemoveSpec {
+                name: name.clone(),
+                owner: Some(owner.to_owned()),
+            };
+            store.perform(&action).expect("looked at");
+            store.specs().expect("listed").len()
+        };
+        assert_eq!(remove("old"), 1);
+        assert_eq!(remove("new"), 0);
+    }
+
+    #[test]
+    fn a_directory_that_cannot_be_made_is_an_error_with_path_and_number() {
+        let root = tempfile::tempdir().expect("temp dir");
+        std::fs::write(root.path().join("state"), "a file").expect("written");
+        let text = Store::open(&root.path().join("state"), &root.path().join("cdi"), root.path())
+            .expect_err("a file is in the way")
+            .to_string();
+        assert!(text.contains("/state") && text.contains("os error"), "{text}");
+    }
+
+    #[test]
+    fn driver_files_are_those_of_the_sys_root() {
+        let root = tempfile::tempdir().expect("temp dir");
+        let store = store(root.path());
+        for (path, text) in [
+            ("dev/nvidia-uvm", ""),
+            (
+                "etc/cdi/nvidia.yaml",
+                "cdiVersion: 0.5.0\nkind: nvidia.com/gpu\ndevices: []\n",
+            ),
+            ("etc/cdi/broken.yaml", "kind: nvidia.com/gpu: ["),
+            ("cdi/other.json", "{\"kind\":\"x.y/z\",\"devices\":[]}"),
+        ] {
+            let path = root.path().join(path);
+            std::fs::create_dir_all(path.parent().expect("has one")).expect("made");
+            std::fs::write(path, text).expect("written");
+        }
+        let found = store.node_files();
+        assert_eq!(found.devices, BTreeSet::from(["/dev/nvidia-uvm".to_owned()]));
+        assert_eq!(found.specs.len(), 1);
+    }
+}

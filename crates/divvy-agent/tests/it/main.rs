@@ -1,0 +1,8 @@
+//! The agent's decisions, as tables, as the races of research/reliability.md section 2.2, and at random.
+
+mod calls;
+mod devices;
+mod node;
+mod races;
+mod random;
+mod reconcile;
