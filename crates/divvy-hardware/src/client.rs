@@ -1,0 +1,480 @@
+//! The agent's side of the probe: connects, or starts a probe and keeps it alive, and turns what comes into [`Update`]s.
+//!
+//! Everything that comes is outside input: lines are bounded, values are checked, and what does not make sense ends the
+//! connection with [`Update::Unavailable`], after which it is tried again.
+
+mod child;
+mod connection;
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+use tokio::sync::{mpsc, oneshot};
+use tokio::task::JoinHandle;
+use tokio::time::{Instant, sleep, sleep_until};
+
+use self::child::Child;
+use self::connection::Connection;
+use crate::protocol::{FromProbe, Hello, Op, XidEvent};
+use crate::{Code, Failure, GpuProcesses, Snapshot};
+
+/// Where the probe is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Probe {
+    /// Somebody else runs it; it listens here.
+    Socket(PathBuf),
+    /// It is started as a child process, and started again when it ends or hangs.
+    Spawn(Spawn),
+}
+
+/// How to start a probe.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Spawn {
+    /// The program `divvy-probe`.
+    pub program: PathBuf,
+    /// `--nvml-library`.
+    pub nvml_library: Option<PathBuf>,
+    /// `--driver-root`.
+    pub driver_root: Option<PathBuf>,
+    /// `--watchdog`.
+    pub watchdog: Option<Duration>,
+    /// A folder for the socket (`probe.sock`), of this agent alone; made with mode 0700 if it is not there.
+    pub dir: PathBuf,
+}
+
+impl Probe {
+    /// Reads the agent's `--probe PATH|unix:SOCKET`.
+    pub fn parse(text: &str, spawn: impl FnOnce(PathBuf) -> Spawn) -> Probe {
+        match text.strip_prefix("unix:") {
+            Some(socket) => Probe::Socket(socket.into()),
+            None => Probe::Spawn(spawn(text.into())),
+        }
+    }
+}
+
+/// How often to ask and how long to wait.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Timing {
+    /// Between two snapshots.
+    pub poll: Duration,
+    /// How long an answer may take once this probe has given a snapshot. The probe's own watchdog is faster by default, and
+    /// knows which call hangs.
+    pub answer: Duration,
+    /// How long the first one may take: initialising a driver starts each GPU.
+    pub first_answer: Duration,
+    /// Between two attempts to connect or to start a probe; doubled up to `longest_backoff`.
+    pub backoff: Duration,
+    /// Upper bound of the same.
+    pub longest_backoff: Duration,
+}
+
+impl Default for Timing {
+    fn default() -> Timing {
+        Timing {
+            poll: Duration::from_secs(5),
+            answer: Duration::from_secs(15),
+            first_answer: Duration::from_secs(75),
+            backoff: Duration::from_millis(100),
+            longest_backoff: Duration::from_secs(5),
+        }
+    }
+}
+
+/// What is new.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Update {
+    /// All GPUs, read just now.
+    Snapshot(Snapshot),
+    /// A critical error; [`crate::xid_is_fatal`] says whether it matters. A snapshot follows. One that comes while the
+    /// connection is made may be told twice.
+    Xid(XidEvent),
+    /// Nothing is known of the GPUs at present, for this reason. It is sent for every attempt that failed.
+    Unavailable(Failure),
+}
+
+/// XIDs older than this are history for a client that connects for the first time.
+const RECENT: Duration = Duration::from_secs(60);
+/// Least time between two snapshots when XIDs come in a storm.
+const AFTER_XID: Duration = Duration::from_millis(200);
+/// Updates that wait for the reader; a slow reader holds up the connection, not the memory.
+const QUEUE: usize = 64;
+
+/// A running connection to a probe. Dropping it ends everything: a child is killed, its socket removed.
+#[derive(Debug)]
+pub struct ProbeClient {
+    updates: mpsc::Receiver<Update>,
+    handle: ProbeHandle,
+    task: JoinHandle<()>,
+}
+
+/// Asks a running probe; cheap to clone.
+#[derive(Debug, Clone)]
+pub struct ProbeHandle {
+    asks: mpsc::Sender<Ask>,
+}
+
+#[derive(Debug)]
+enum Ask {
+    Processes(oneshot::Sender<Result<Vec<GpuProcesses>, Failure>>),
+    Snapshot,
+}
+
+impl ProbeClient {
+    /// Starts in the background; must be called within a tokio runtime.
+    pub fn start(probe: Probe, timing: Timing) -> ProbeClient {
+        let (sender, updates) = mpsc::channel(QUEUE);
+        let (asks, asked) = mpsc::channel(8);
+        let task = tokio::spawn(run(probe, timing, sender, asked));
+        ProbeClient {
+            updates,
+            handle: ProbeHandle { asks },
+            task,
+        }
+    }
+
+    /// The next update; `None` never, unless the runtime ends. Cancel-safe.
+    pub async fn next(&mut self) -> Option<Update> {
+        self.updates.recv().await
+    }
+
+    /// For questions besides the regular ones.
+    pub fn handle(&self) -> ProbeHandle {
+        self.handle.clone()
+    }
+}
+
+impl Drop for ProbeClient {
+    fn drop(&mut self) {
+        // The task owns the child, which is killed when it is dropped.
+        self.task.abort();
+    }
+}
+
+impl ProbeHandle {
+    /// The processes on all GPUs, read now.
+    pub async fn processes(&self) -> Result<Vec<GpuProcesses>, Failure> {
+        let gone = |_| Failure::new(Code::ProbeUnreachable, "the probe is not connected");
+        let (sender, receiver) = oneshot::channel();
+        self.asks.try_send(Ask::Processes(sender)).map_err(|error| match error {
+            mpsc::error::TrySendError::Full(_) => Failure::new(Code::Busy, "too many questions wait for the probe"),
+            mpsc::error::TrySendError::Closed(_) => Failure::new(Code::ProbeUnreachable, "the probe's client has ended"),
+        })?;
+        receiver.await.map_err(gone)?
+    }
+
+    /// Asks for a snapshot before its time; it comes as an [`Update`].
+    pub fn refresh(&self) {
+        // A full queue means that questions are on their way already.
+        let _ = self.asks.try_send(Ask::Snapshot);
+    }
+}
+
+/// What outlives one connection.
+struct Client {
+    timing: Timing,
+    updates: mpsc::Sender<Update>,
+    asked: mpsc::Receiver<Ask>,
+    /// Run of the probe and number of the last XID that was passed on.
+    last_xid: Option<(String, u64)>,
+}
+
+/// The reader of the updates has gone: everything ends.
+struct Gone;
+
+async fn run(probe: Probe, timing: Timing, updates: mpsc::Sender<Update>, asked: mpsc::Receiver<Ask>) {
+    let mut client = Client {
+        timing,
+        updates,
+        asked,
+        last_xid: None,
+    };
+    let mut backoff = timing.backoff;
+    loop {
+        let session = client.session(&probe).await;
+        let Ended { failure, useful } = session;
+        let Some(failure) = failure else { return };
+        tracing::warn!(code = %failure.code, "{}", failure.text);
+        if client.updates.send(Update::Unavailable(failure)).await.is_err() {
+            return;
+        }
+        // A probe that worked deserves another at once; one that never does is not started over and over.
+        backoff = if useful {
+            timing.backoff
+        } else {
+            (backoff * 2).min(timing.longest_backoff)
+        };
+        if client.refuse_until(Instant::now() + backoff).await.is_err() {
+            return;
+        }
+    }
+}
+
+/// How a session ended: `failure` is `None` when the reader has gone, `useful` says that a snapshot was had.
+struct Ended {
+    failure: Option<Failure>,
+    useful: bool,
+}
+
+/// Questions on their way.
+struct Pending {
+    kind: Kind,
+    since: Instant,
+}
+
+enum Kind {
+    Hello,
+    Snapshot,
+    Processes(oneshot::Sender<Result<Vec<GpuProcesses>, Failure>>),
+}
+
+impl Client {
+    /// Answers questions while there is no connection.
+    async fn refuse_until(&mut self, until: Instant) -> Result<(), Gone> {
+        loop {
+            tokio::select! {
+                () = sleep_until(until) => return Ok(()),
+                () = self.updates.closed() => return Err(Gone),
+                ask = self.asked.recv() => match ask {
+                    Some(Ask::Processes(sender)) => {
+                        let failure = Failure::new(Code::ProbeUnreachable, "the probe is not connected");
+                        // Whoever asked may have stopped waiting.
+                        let _ = sender.send(Err(failure));
+                    }
+                    Some(Ask::Snapshot) => {}
+                    // All handles are gone; updates go on.
+                    None => sleep(until.saturating_duration_since(Instant::now())).await,
+                },
+            }
+        }
+    }
+
+    /// Connects, starting a probe if that is our task, and talks until something goes wrong.
+    async fn session(&mut self, probe: &Probe) -> Ended {
+        let mut child = match probe {
+            Probe::Socket(_) => None,
+            Probe::Spawn(spawn) => match Child::start(spawn).await {
+                Ok(child) => Some(child),
+                Err(error) => {
+                    let failure = Failure::new(Code::ProbeUnreachable, error.to_string());
+                    return Ended {
+                        failure: Some(failure),
+                        useful: false,
+                    };
+                }
+            },
+        };
+        let socket = match (probe, &child) {
+            (Probe::Socket(path), _) => path.clone(),
+            (Probe::Spawn(_), Some(child)) => child.socket().to_owned(),
+            (Probe::Spawn(spawn), None) => spawn.dir.clone(),
+        };
+        let mut useful = false;
+        let talk = async {
+            // A child needs a moment before it listens.
+            let patience = if child_is_starting(probe) {
+                self.timing.answer
+            } else {
+                Duration::ZERO
+            };
+            let connection = Connection::open(&socket, patience).await?;
+            self.talk(connection, &mut useful).await
+        };
+        let failure = match &mut child {
+            None => talk.await.err(),
+            Some(child) => {
+                // Whichever comes first; a child that ended explains a broken connection better than the connection does.
+                let failure = tokio::select! {
+                    biased;
+                    failure = child.ended() => Some(failure),
+                    result = talk => result.err(),
+                };
+                match failure {
+                    Some(failure) if failure.code == Code::ProbeUnreachable => Some(child.explain(failure).await),
+                    other => other,
+                }
+            }
+        };
+        if let Some(child) = child {
+            child.kill().await;
+        }
+        Ended { failure, useful }
+    }
+
+    /// Asks and passes on. `Ok` when the reader has gone.
+    async fn talk(&mut self, mut connection: Connection, useful: &mut bool) -> Result<(), Failure> {
+        let mut pending: BTreeMap<u64, Pending> = BTreeMap::new();
+        let mut last_id = 0;
+        let mut next_poll = Instant::now();
+        let mut last_poll = None;
+        let mut patient_until = Some(Instant::now() + self.timing.answer);
+        let limit = self.timing.answer;
+        ask(&mut connection, &mut pending, &mut last_id, Kind::Hello, limit).await?;
+        loop {
+            let snapshot_asked = pending.values().any(|pending| matches!(pending.kind, Kind::Snapshot));
+            let limit = if *useful {
+                self.timing.answer
+            } else {
+                self.timing.first_answer.max(self.timing.answer)
+            };
+            let deadline = pending.values().map(|pending| pending.since + limit).min();
+            tokio::select! {
+                () = self.updates.closed() => return Ok(()),
+                () = until(deadline) => {
+                    let text = format!("the probe has not answered for {:.1} s; the driver may hang", limit.as_secs_f64());
+                    return Err(Failure::new(Code::Timeout, text));
+                }
+                // The reader learns early that a driver takes its time to start.
+                () = until(patient_until.filter(|_| !*useful)) => {
+                    patient_until = None;
+                    let text = "the driver has not answered yet; it is still being initialised, or it hangs";
+                    let update = Update::Unavailable(Failure::new(Code::Timeout, text));
+                    if self.deliver(update, &mut pending).await.is_err() {
+                        return Ok(());
+                    }
+                }
+                line = connection.next_line() => {
+                    match crate::protocol::parse_from_probe(&line?).map_err(protocol)? {
+                        FromProbe::OtherEvent => {}
+                        FromProbe::Xid(xid) => {
+                            if self.pass_on(xid, &mut pending).await.is_err() {
+                                return Ok(());
+                            }
+                            next_poll = soon(last_poll);
+                        }
+                        // No question of ours is without a number: the probe refuses the whole connection.
+                        FromProbe::Answer { id: None, result: Err(failure) } => return Err(failure),
+                        FromProbe::Answer { id: None, .. } => {}
+                        FromProbe::Answer { id: Some(id), result } => match pending.remove(&id).map(|pending| pending.kind) {
+                            // An answer to nothing that was asked says nothing.
+                            None => {}
+                            Some(Kind::Hello) => {
+                                let hello: Hello = parse(result?)?;
+                                if self.catch_up(hello, &mut pending).await.is_err() {
+                                    return Ok(());
+                                }
+                            }
+                            Some(Kind::Snapshot) => {
+                                let update = match result {
+                                    Ok(value) => {
+                                        let snapshot: Snapshot = parse(value)?;
+                                        snapshot.validate().map_err(protocol)?;
+                                        *useful = true;
+                                        Update::Snapshot(snapshot)
+                                    }
+                                    // The probe works, the driver does not: the next question may find it again.
+                                    Err(failure) => {
+                                        patient_until = None;
+                                        Update::Unavailable(failure)
+                                    }
+                                };
+                                if self.deliver(update, &mut pending).await.is_err() {
+                                    return Ok(());
+                                }
+                            }
+                            Some(Kind::Processes(sender)) => {
+                                // Whoever asked may have stopped waiting.
+                                let _ = sender.send(result.and_then(parse));
+                            }
+                        },
+                    }
+                }
+                () = sleep_until(next_poll), if !snapshot_asked => {
+                    ask(&mut connection, &mut pending, &mut last_id, Kind::Snapshot, limit).await?;
+                    last_poll = Some(Instant::now());
+                    next_poll = Instant::now() + self.timing.poll;
+                }
+                Some(asked) = self.asked.recv() => match asked {
+                    Ask::Processes(sender) => {
+                        ask(&mut connection, &mut pending, &mut last_id, Kind::Processes(sender), limit).await?;
+                    }
+                    Ask::Snapshot => next_poll = soon(last_poll),
+                },
+            }
+        }
+    }
+
+    /// Passes on the XIDs that came while there was no connection.
+    async fn catch_up(&mut self, hello: Hello, pending: &mut BTreeMap<u64, Pending>) -> Result<(), Gone> {
+        let before = match &self.last_xid {
+            Some((instance, seq)) if *instance == hello.instance => Some(*seq),
+            _ => None,
+        };
+        self.last_xid = Some((hello.instance, before.unwrap_or(0)));
+        for past in hello.recent {
+            if before.is_some() || u128::from(past.ago_ms) <= RECENT.as_millis() {
+                self.pass_on(past.xid, pending).await?;
+            }
+        }
+        Ok(())
+    }
+
+    async fn pass_on(&mut self, xid: XidEvent, pending: &mut BTreeMap<u64, Pending>) -> Result<(), Gone> {
+        if let Some((_, last)) = &mut self.last_xid {
+            // Told in `hello` and again as an event.
+            if xid.seq <= *last {
+                return Ok(());
+            }
+            *last = xid.seq;
+        }
+        self.deliver(Update::Xid(xid), pending).await
+    }
+
+    /// Hands an update to the reader. While that one is slow no answers are read, which the probe is not blamed for.
+    async fn deliver(&mut self, update: Update, pending: &mut BTreeMap<u64, Pending>) -> Result<(), Gone> {
+        let before = Instant::now();
+        self.updates.send(update).await.map_err(|_| Gone)?;
+        let lag = before.elapsed();
+        for question in pending.values_mut() {
+            question.since += lag;
+        }
+        Ok(())
+    }
+}
+
+fn child_is_starting(probe: &Probe) -> bool {
+    matches!(probe, Probe::Spawn(_))
+}
+
+fn protocol(error: crate::Error) -> Failure {
+    Failure::new(Code::Protocol, error.to_string())
+}
+
+fn parse<T: DeserializeOwned>(value: Value) -> Result<T, Failure> {
+    serde_json::from_value(value)
+        .map_err(|error| Failure::new(Code::Protocol, format!("an answer of the probe was refused: {error}")))
+}
+
+/// At once, or a little after the last one.
+fn soon(last: Option<Instant>) -> Instant {
+    let now = Instant::now();
+    last.map_or(now, |last| now.max(last + AFTER_XID))
+}
+
+async fn until(at: Option<Instant>) {
+    match at {
+        Some(at) => sleep_until(at).await,
+        None => std::future::pending().await,
+    }
+}
+
+async fn ask(
+    connection: &mut Connection,
+    pending: &mut BTreeMap<u64, Pending>,
+    last_id: &mut u64,
+    kind: Kind,
+    limit: Duration,
+) -> Result<(), Failure> {
+    *last_id += 1;
+    let op = match &kind {
+        Kind::Hello => Op::Hello,
+        Kind::Snapshot => Op::Snapshot,
+        Kind::Processes(_) => Op::Processes,
+    };
+    connection.ask(*last_id, op, limit).await?;
+    let since = Instant::now();
+    pending.insert(*last_id, Pending { kind, since });
+    Ok(())
+}

@@ -1,0 +1,113 @@
+//! A probe as a child process.
+
+use std::fs::DirBuilder;
+use std::io;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+use std::process::{ExitStatus, Stdio};
+use std::time::Duration;
+
+use tokio::process::{Child as Process, ChildStdin, Command};
+use tokio::time::timeout;
+
+use super::Spawn;
+use crate::probe::EXIT_HUNG;
+use crate::{Code, Error, Failure};
+
+/// How long a killed process may take to end; one that sits in the kernel's driver code never does.
+const KILL_LIMIT: Duration = Duration::from_secs(1);
+
+/// A running probe. Dropping it kills the process and removes its socket; if this process is killed, the probe sees its
+/// standard input close and ends.
+#[derive(Debug)]
+pub(super) struct Child {
+    process: Process,
+    socket: Socket,
+    /// Kept open: the probe ends when it closes. (`Process::wait` would close it.)
+    _stdin: Option<ChildStdin>,
+}
+
+/// The socket's file; a killed probe leaves it behind.
+#[derive(Debug)]
+struct Socket(PathBuf);
+
+impl Drop for Socket {
+    fn drop(&mut self) {
+        match std::fs::remove_file(&self.0) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                tracing::warn!("cannot remove {}: {error}", self.0.display());
+            }
+            _ => {}
+        }
+    }
+}
+
+impl Child {
+    pub(super) async fn start(spawn: &Spawn) -> Result<Child, Error> {
+        let make = DirBuilder::new().recursive(true).mode(0o700).create(&spawn.dir);
+        make.map_err(|source| Error::io("cannot make the folder", &spawn.dir, source))?;
+        let socket = spawn.dir.join("probe.sock");
+        let mut listen = std::ffi::OsString::from("unix:");
+        listen.push(&socket);
+        let mut command = Command::new(&spawn.program);
+        command.arg("--listen").arg(listen).arg("--exit-with-stdin");
+        if let Some(library) = &spawn.nvml_library {
+            command.arg("--nvml-library").arg(library);
+        }
+        if let Some(root) = &spawn.driver_root {
+            command.arg("--driver-root").arg(root);
+        }
+        if let Some(watchdog) = spawn.watchdog {
+            command.arg("--watchdog").arg(watchdog.as_secs_f64().to_string());
+        }
+        // Standard error is the agent's: what the probe logs belongs to its log.
+        command.stdin(Stdio::piped()).stdout(Stdio::null()).kill_on_drop(true);
+        let mut process = command
+            .spawn()
+            .map_err(|source| Error::io("cannot start", &spawn.program, source))?;
+        Ok(Child {
+            _stdin: process.stdin.take(),
+            process,
+            socket: Socket(socket),
+        })
+    }
+
+    pub(super) fn socket(&self) -> &Path {
+        &self.socket.0
+    }
+
+    /// Waits for its end and says how it ended.
+    pub(super) async fn ended(&mut self) -> Failure {
+        match self.process.wait().await {
+            Ok(status) => describe(status),
+            Err(error) => Failure::new(Code::ProbeUnreachable, format!("the probe cannot be waited for: {error}")),
+        }
+    }
+
+    /// A broken connection is mostly a probe that is just ending: then how it ended is the better text.
+    pub(super) async fn explain(&mut self, failure: Failure) -> Failure {
+        match timeout(Duration::from_millis(100), self.process.wait()).await {
+            Ok(Ok(status)) => describe(status),
+            _ => failure,
+        }
+    }
+
+    /// Ends it. The socket is removed even if the process does not go.
+    pub(super) async fn kill(mut self) {
+        if let Err(error) = self.process.start_kill() {
+            tracing::debug!("the probe cannot be killed: {error}");
+        }
+        if timeout(KILL_LIMIT, self.process.wait()).await.is_err() {
+            tracing::warn!("the probe does not end although it was killed; it hangs in the driver's kernel module");
+        }
+    }
+}
+
+fn describe(status: ExitStatus) -> Failure {
+    if status.code() == Some(EXIT_HUNG) {
+        let text = "a driver call hung and the probe ended itself (exit status 70); its log has the call";
+        return Failure::new(Code::Timeout, text);
+    }
+    let text = format!("the probe ended ({status}); its log has the reason");
+    Failure::new(Code::ProbeUnreachable, text)
+}

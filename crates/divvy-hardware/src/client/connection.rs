@@ -1,0 +1,86 @@
+//! One connection: questions out, lines in.
+
+use std::io;
+use std::path::Path;
+use std::time::Duration;
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::UnixStream;
+use tokio::time::{Instant, sleep, timeout};
+
+use crate::probe::peer_uid;
+use crate::protocol::{LineBuffer, Op, Request, request_line};
+use crate::{Code, Failure};
+
+/// Between two attempts to reach a probe that is starting: it takes some milliseconds.
+const RETRY: Duration = Duration::from_millis(2);
+
+#[derive(Debug)]
+pub(super) struct Connection {
+    stream: UnixStream,
+    lines: LineBuffer,
+}
+
+impl Connection {
+    /// Connects; for `patience` it does not matter that nobody listens yet.
+    pub(super) async fn open(socket: &Path, patience: Duration) -> Result<Connection, Failure> {
+        let deadline = Instant::now() + patience;
+        let unreachable = |error: io::Error| {
+            let text = format!("the probe cannot be reached at {}: {error}", socket.display());
+            Failure::new(Code::ProbeUnreachable, text)
+        };
+        let stream = loop {
+            match UnixStream::connect(socket).await {
+                Ok(stream) => break stream,
+                Err(error) if starting(&error) && Instant::now() < deadline => sleep(RETRY).await,
+                Err(error) => return Err(unreachable(error)),
+            }
+        };
+        let uid = peer_uid(&stream).map_err(unreachable)?;
+        if uid != 0 && uid != rustix::process::geteuid().as_raw() {
+            let text = format!(
+                "user {uid} listens at {}, which is neither root nor this agent's user",
+                socket.display()
+            );
+            return Err(Failure::new(Code::NoPermission, text));
+        }
+        Ok(Connection {
+            stream,
+            lines: LineBuffer::default(),
+        })
+    }
+
+    /// Sends a question.
+    pub(super) async fn ask(&mut self, id: u64, op: Op, limit: Duration) -> Result<(), Failure> {
+        let line = request_line(&Request { v: 1, id, op });
+        match timeout(limit, self.stream.write_all(line.as_bytes())).await {
+            Ok(Ok(())) => Ok(()),
+            Ok(Err(error)) => Err(closed(&error.to_string())),
+            Err(_) => Err(Failure::new(Code::Timeout, "the probe takes no questions")),
+        }
+    }
+
+    /// The next line. Cancel-safe: what was read stays in the buffer.
+    pub(super) async fn next_line(&mut self) -> Result<String, Failure> {
+        let mut bytes = [0; 8192];
+        loop {
+            if let Some(line) = self.lines.next_line().map_err(super::protocol)? {
+                return Ok(line);
+            }
+            match self.stream.read(&mut bytes).await {
+                Ok(0) if self.lines.is_partial() => return Err(closed("it ended in the middle of a line")),
+                Ok(0) => return Err(closed("it was closed")),
+                Ok(read) => self.lines.push(&bytes[..read]),
+                Err(error) => return Err(closed(&error.to_string())),
+            }
+        }
+    }
+}
+
+fn closed(text: &str) -> Failure {
+    Failure::new(Code::ProbeUnreachable, format!("the connection to the probe broke: {text}"))
+}
+
+fn starting(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused)
+}

@@ -1,0 +1,426 @@
+//! Whether a GPU may get work, from what was observed of it. Pure: values in, verdict out; `now` is a parameter, in ms
+//! of any clock that does not go backwards.
+//!
+//! A GPU that was bad is good again only after several good snapshots in a row over some time: a GPU that comes and
+//! goes would otherwise be offered to a pod each time. One that fails again soon after it recovered waits twice as long
+//! each time.
+
+use std::collections::BTreeMap;
+
+use divvy_model::Health;
+
+use crate::{Snapshot, xid_is_fatal};
+
+/// How hard it is to be trusted again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Settings {
+    /// Good snapshots in a row that recovery takes.
+    pub snapshots: u32,
+    /// Time in ms over which they must have been seen.
+    pub wait_ms: u64,
+    /// Longest such time, however often the GPU failed.
+    pub longest_wait_ms: u64,
+    /// A GPU that stayed good for this long, in ms, has its earlier failures forgotten.
+    pub forget_ms: u64,
+}
+
+impl Default for Settings {
+    fn default() -> Settings {
+        Settings {
+            snapshots: 3,
+            wait_ms: 30_000,
+            longest_wait_ms: 15 * 60_000,
+            forget_ms: 60 * 60_000,
+        }
+    }
+}
+
+/// What was seen of one GPU.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Observation {
+    /// A snapshot in which all its calls were answered.
+    Good,
+    /// The driver says that it is lost, or does not list it any more.
+    Lost,
+    /// It is there, and a call about it failed with this text.
+    Unreadable(String),
+    /// A critical error; harmless ones ([`xid_is_fatal`]) are no observation.
+    Xid(u64),
+    /// No snapshot could be taken: says nothing about the GPU, but good ones before it are not in a row with those after.
+    Unknown,
+}
+
+/// What to tell the world.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Verdict {
+    /// Whether work may be placed on it.
+    pub health: Health,
+    /// Why not, `XID 79`.
+    pub reason: Option<String>,
+}
+
+/// The state of one GPU.
+#[derive(Debug, Clone, Default)]
+pub struct GpuHealth {
+    verdict: Verdict,
+    /// Good snapshots in a row since it went bad, and when the first of them was.
+    good: u32,
+    good_since: u64,
+    /// Failures that came too soon after a recovery.
+    relapses: u32,
+    recovered_at: Option<u64>,
+}
+
+impl GpuHealth {
+    /// What holds now.
+    pub fn verdict(&self) -> &Verdict {
+        &self.verdict
+    }
+
+    /// How long the GPU must have been good before it is trusted again, in ms.
+    pub fn wait_ms(&self, settings: &Settings) -> u64 {
+        let factor = 1u64.checked_shl(self.relapses).unwrap_or(u64::MAX);
+        let wait = settings.wait_ms.saturating_mul(factor);
+        wait.min(settings.longest_wait_ms.max(settings.wait_ms))
+    }
+
+    /// Takes an observation in; whether the verdict changed.
+    pub fn observe(&mut self, now: u64, observation: &Observation, settings: &Settings) -> bool {
+        let bad = |health, reason: String| Verdict {
+            health,
+            reason: Some(reason),
+        };
+        let verdict = match observation {
+            Observation::Good => return self.good(now, settings),
+            Observation::Unknown => {
+                self.good = 0;
+                return false;
+            }
+            Observation::Xid(xid) if !xid_is_fatal(*xid) => return false,
+            // "Lost" says more than the error that it came with.
+            Observation::Xid(_) if self.verdict.health == Health::Lost => self.verdict.clone(),
+            Observation::Xid(xid) => bad(Health::Failed, format!("XID {xid}")),
+            Observation::Lost => {
+                let xid = self.verdict.reason.as_deref().filter(|reason| reason.starts_with("XID"));
+                let reason = xid.map_or_else(|| "the driver has lost it".to_owned(), str::to_owned);
+                bad(Health::Lost, reason)
+            }
+            // The XID explains why the calls fail.
+            Observation::Unreadable(_) if self.verdict.health != Health::Ok => Verdict {
+                health: Health::Failed,
+                ..self.verdict.clone()
+            },
+            Observation::Unreadable(text) => bad(Health::Failed, text.clone()),
+        };
+        if self.verdict.health == Health::Ok {
+            let soon = |at: u64| now.saturating_sub(at) < settings.forget_ms;
+            self.relapses = match self.recovered_at {
+                Some(at) if soon(at) => self.relapses.saturating_add(1),
+                _ => 0,
+            };
+        }
+        self.good = 0;
+        let changed = self.verdict != verdict;
+        self.verdict = verdict;
+        changed
+    }
+
+    fn good(&mut self, now: u64, settings: &Settings) -> bool {
+        if self.verdict.health == Health::Ok {
+            return false;
+        }
+        if self.good == 0 {
+            self.good_since = now;
+        }
+        self.good = self.good.saturating_add(1);
+        let lasted = now.saturating_sub(self.good_since);
+        if self.good < settings.snapshots || lasted < self.wait_ms(settings) {
+            return false;
+        }
+        self.verdict = Verdict::default();
+        self.good = 0;
+        self.recovered_at = Some(now);
+        true
+    }
+}
+
+/// All GPUs of a node, by UUID. A GPU that was seen once is never forgotten: what is not there any more is lost.
+#[derive(Debug, Clone, Default)]
+pub struct Tracker {
+    settings: Settings,
+    gpus: BTreeMap<String, GpuHealth>,
+}
+
+impl Tracker {
+    /// With these settings.
+    pub fn new(settings: Settings) -> Tracker {
+        Tracker {
+            settings,
+            gpus: BTreeMap::new(),
+        }
+    }
+
+    /// Takes in that a GPU is known from before (the node's inventory of an earlier run), with what was said of it, so
+    /// that a restart neither forgets a failure nor a GPU that is gone.
+    pub fn recall(&mut self, uuid: &str, verdict: Verdict) {
+        let gpu = self.gpus.entry(uuid.to_owned()).or_default();
+        if gpu.verdict.health == Health::Ok {
+            gpu.verdict = verdict;
+        }
+    }
+
+    /// Takes a snapshot in; the GPUs whose verdict changed.
+    pub fn snapshot(&mut self, now: u64, snapshot: &Snapshot) -> Vec<String> {
+        let mut seen: BTreeMap<&str, Observation> = self.gpus.keys().map(|uuid| (uuid.as_str(), Observation::Lost)).collect();
+        for gpu in &snapshot.gpus {
+            let observation = match (&gpu.error, gpu.lost) {
+                (_, true) => Observation::Lost,
+                (Some(error), false) => Observation::Unreadable(error.clone()),
+                (None, false) => Observation::Good,
+            };
+            seen.insert(&gpu.uuid, observation);
+        }
+        let seen: Vec<_> = seen
+            .into_iter()
+            .map(|(uuid, observation)| (uuid.to_owned(), observation))
+            .collect();
+        seen.into_iter()
+            .filter_map(|(uuid, what)| self.observe(now, uuid, &what))
+            .collect()
+    }
+
+    /// Takes an XID in, of one GPU or of all; the GPUs whose verdict changed.
+    pub fn xid(&mut self, now: u64, uuid: Option<&str>, xid: u64) -> Vec<String> {
+        let hit: Vec<String> = match uuid {
+            Some(uuid) => vec![uuid.to_owned()],
+            None => self.gpus.keys().cloned().collect(),
+        };
+        let what = Observation::Xid(xid);
+        hit.into_iter().filter_map(|uuid| self.observe(now, uuid, &what)).collect()
+    }
+
+    /// Takes in that no snapshot could be taken.
+    pub fn unavailable(&mut self, now: u64) {
+        for gpu in self.gpus.values_mut() {
+            gpu.observe(now, &Observation::Unknown, &self.settings);
+        }
+    }
+
+    /// The verdict on a GPU that was seen.
+    pub fn verdict(&self, uuid: &str) -> Option<&Verdict> {
+        self.gpus.get(uuid).map(GpuHealth::verdict)
+    }
+
+    /// All verdicts.
+    pub fn verdicts(&self) -> impl Iterator<Item = (&str, &Verdict)> {
+        self.gpus.iter().map(|(uuid, gpu)| (uuid.as_str(), gpu.verdict()))
+    }
+
+    fn observe(&mut self, now: u64, uuid: String, observation: &Observation) -> Option<String> {
+        let settings = self.settings;
+        let gpu = self.gpus.entry(uuid.clone()).or_default();
+        gpu.observe(now, observation, &settings).then_some(uuid)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::GpuFacts;
+
+    const SETTINGS: Settings = Settings {
+        snapshots: 3,
+        wait_ms: 30_000,
+        longest_wait_ms: 200_000,
+        forget_ms: 3_600_000,
+    };
+
+    fn health(gpu: &GpuHealth) -> (Health, Option<&str>) {
+        (gpu.verdict.health, gpu.verdict.reason.as_deref())
+    }
+
+    /// Good snapshots every 5 s until it recovers; when it did, relative to `from`.
+    fn recover(gpu: &mut GpuHealth, from: u64) -> u64 {
+        let times = (from..).step_by(5000);
+        times
+            .take(1000)
+            .find(|now| gpu.observe(*now, &Observation::Good, &SETTINGS))
+            .expect("recovery")
+            - from
+    }
+
+    #[test]
+    fn a_fatal_xid_fails_a_gpu_at_once_and_good_snapshots_over_the_wait_bring_it_back() {
+        let mut gpu = GpuHealth::default();
+        assert!(gpu.observe(0, &Observation::Xid(79), &SETTINGS));
+        assert_eq!(health(&gpu), (Health::Failed, Some("XID 79")));
+        assert_eq!(recover(&mut gpu, 1000), 30_000);
+        assert_eq!(health(&gpu), (Health::Ok, None));
+    }
+
+    #[test]
+    fn an_ignored_xid_changes_nothing() {
+        let mut gpu = GpuHealth::default();
+        for xid in [13, 31, 43, 45, 68, 109] {
+            assert!(!gpu.observe(0, &Observation::Xid(xid), &SETTINGS));
+        }
+        assert_eq!(health(&gpu), (Health::Ok, None));
+    }
+
+    #[test]
+    fn a_lost_gpu_keeps_the_xid_that_it_was_lost_with() {
+        let mut gpu = GpuHealth::default();
+        gpu.observe(0, &Observation::Xid(79), &SETTINGS);
+        gpu.observe(1, &Observation::Lost, &SETTINGS);
+        assert_eq!(health(&gpu), (Health::Lost, Some("XID 79")));
+        gpu.observe(2, &Observation::Xid(119), &SETTINGS);
+        assert_eq!(gpu.verdict.health, Health::Lost);
+        let mut other = GpuHealth::default();
+        other.observe(0, &Observation::Lost, &SETTINGS);
+        assert_eq!(health(&other), (Health::Lost, Some("the driver has lost it")));
+    }
+
+    #[test]
+    fn enough_snapshots_in_too_short_a_time_or_too_few_over_a_long_time_do_not_bring_it_back() {
+        let mut gpu = GpuHealth::default();
+        gpu.observe(0, &Observation::Lost, &SETTINGS);
+        for now in 1..100 {
+            assert!(!gpu.observe(now, &Observation::Good, &SETTINGS));
+        }
+        let mut gpu = GpuHealth::default();
+        gpu.observe(0, &Observation::Lost, &SETTINGS);
+        assert!(!gpu.observe(1, &Observation::Good, &SETTINGS));
+        assert!(!gpu.observe(100_000, &Observation::Good, &SETTINGS));
+        assert!(gpu.observe(100_001, &Observation::Good, &SETTINGS));
+    }
+
+    #[test]
+    fn a_gap_or_another_error_starts_the_wait_anew() {
+        for interruption in [
+            Observation::Unknown,
+            Observation::Xid(48),
+            Observation::Unreadable("x".to_owned()),
+        ] {
+            let mut gpu = GpuHealth::default();
+            gpu.observe(0, &Observation::Xid(79), &SETTINGS);
+            for now in [0, 10_000, 29_000] {
+                assert!(!gpu.observe(now, &Observation::Good, &SETTINGS));
+            }
+            gpu.observe(29_500, &interruption, &SETTINGS);
+            assert_eq!(recover(&mut gpu, 30_000), 30_000, "{interruption:?}");
+        }
+    }
+
+    #[test]
+    fn a_gpu_that_flaps_waits_twice_as_long_each_time_up_to_a_limit_and_is_forgiven_after_a_while() {
+        let mut gpu = GpuHealth::default();
+        let mut now = 0;
+        let mut waits = Vec::new();
+        for _ in 0..5 {
+            gpu.observe(now, &Observation::Xid(79), &SETTINGS);
+            let wait = recover(&mut gpu, now);
+            waits.push(wait);
+            now += wait + 1000;
+        }
+        assert_eq!(waits, [30_000, 60_000, 120_000, 200_000, 200_000]);
+        now += SETTINGS.forget_ms;
+        gpu.observe(now, &Observation::Xid(79), &SETTINGS);
+        assert_eq!(recover(&mut gpu, now), 30_000);
+    }
+
+    fn snapshot(gpus: &[(&str, bool)]) -> Snapshot {
+        let gpus = gpus.iter().map(|(uuid, lost)| GpuFacts {
+            uuid: (*uuid).to_owned(),
+            lost: *lost,
+            error: lost.then(|| "lost".to_owned()),
+            ..GpuFacts::default()
+        });
+        Snapshot {
+            v: 1,
+            driver: String::new(),
+            cuda: String::new(),
+            gpus: gpus.collect(),
+            unreadable: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn a_gpu_that_is_not_listed_any_more_is_lost_and_the_others_are_not() {
+        let mut tracker = Tracker::new(SETTINGS);
+        assert!(
+            tracker
+                .snapshot(0, &snapshot(&[("GPU-a", false), ("GPU-b", false)]))
+                .is_empty()
+        );
+        assert_eq!(tracker.snapshot(1, &snapshot(&[("GPU-b", false)])), ["GPU-a"]);
+        assert_eq!(tracker.verdict("GPU-a").expect("known").health, Health::Lost);
+        assert_eq!(tracker.verdict("GPU-b").expect("known").health, Health::Ok);
+        assert_eq!(tracker.xid(2, None, 79), ["GPU-b"], "of all, and GPU-a is lost already");
+    }
+
+    #[test]
+    fn a_failure_of_an_earlier_run_is_not_forgotten() {
+        let mut tracker = Tracker::new(SETTINGS);
+        let failed = Verdict {
+            health: Health::Failed,
+            reason: Some("XID 79".to_owned()),
+        };
+        tracker.recall("GPU-a", failed.clone());
+        tracker.snapshot(0, &snapshot(&[("GPU-a", false)]));
+        assert_eq!(tracker.verdict("GPU-a"), Some(&failed));
+        tracker.snapshot(15_000, &snapshot(&[("GPU-a", false)]));
+        assert_eq!(tracker.snapshot(30_000, &snapshot(&[("GPU-a", false)])), ["GPU-a"]);
+    }
+
+    fn observation() -> impl Strategy<Value = Observation> {
+        prop_oneof![
+            4 => Just(Observation::Good),
+            1 => Just(Observation::Lost),
+            1 => Just(Observation::Unreadable("x".to_owned())),
+            1 => Just(Observation::Xid(79)),
+            1 => Just(Observation::Xid(31)),
+            1 => Just(Observation::Unknown),
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn never_ok_while_the_last_observation_is_bad_and_always_ok_after_enough_good_ones(
+            steps in proptest::collection::vec((observation(), 0u64..100_000), 0..200),
+        ) {
+            let mut gpu = GpuHealth::default();
+            let mut now = 0;
+            let mut last_bad = false;
+            let mut streak = (0, 0);
+            for (observation, step) in steps {
+                now += step;
+                let before = gpu.verdict.clone();
+                let changed = gpu.observe(now, &observation, &SETTINGS);
+                prop_assert_eq!(changed, before != gpu.verdict);
+                match observation {
+                    Observation::Good => {
+                        last_bad = false;
+                        streak = if streak.0 == 0 { (1, now) } else { (streak.0 + 1, streak.1) };
+                    }
+                    Observation::Xid(31) => {}
+                    Observation::Unknown => streak = (0, 0),
+                    _ => { last_bad = true; streak = (0, 0); }
+                }
+                if last_bad {
+                    prop_assert_ne!(gpu.verdict.health, Health::Ok);
+                }
+                if before.health != Health::Ok && gpu.verdict.health == Health::Ok {
+                    prop_assert!(streak.0 >= SETTINGS.snapshots && now - streak.1 >= SETTINGS.wait_ms);
+                }
+                prop_assert_eq!(gpu.verdict.reason.is_some(), gpu.verdict.health != Health::Ok);
+            }
+            for _ in 0..4 {
+                now += SETTINGS.longest_wait_ms / 3 + 1;
+                gpu.observe(now, &Observation::Good, &SETTINGS);
+            }
+            prop_assert_eq!(gpu.verdict.health, Health::Ok);
+        }
+    }
+}

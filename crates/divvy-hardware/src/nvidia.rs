@@ -1,0 +1,124 @@
+//! NVIDIA GPUs through NVML. Only `divvy-probe` uses this: the library can hang or crash its process.
+
+mod events;
+mod ffi;
+mod library;
+mod read;
+
+use std::ffi::OsStr;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::mpsc::Receiver;
+
+use nvml_wrapper::Nvml;
+use nvml_wrapper::error::NvmlError;
+
+use crate::backend::{Backend, Calls, Event};
+use crate::{Code, Failure, GpuProcesses, Known, Snapshot};
+
+/// Where the driver is.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// The driver's library; searched when absent.
+    pub library: Option<PathBuf>,
+    /// The root of the driver's files: `/`, or where the host's root or a driver container's root is mounted.
+    pub driver_root: PathBuf,
+}
+
+/// An initialised NVML.
+#[derive(Debug)]
+pub struct Nvidia {
+    nvml: Arc<Nvml>,
+    calls: Calls,
+    /// What does not change is read once for each GPU.
+    known: Known,
+    events: Option<events::Listener>,
+}
+
+impl Nvidia {
+    /// Finds the library, loads it and initialises it. The failure says which of these went wrong, and what to do.
+    pub fn open(options: &Options, calls: &Calls) -> Result<Nvidia, Failure> {
+        let candidates = library::candidates(options);
+        let mut not_loaded = Vec::new();
+        for candidate in &candidates {
+            let call = calls.enter_init(format!("loading and initialising {}", candidate.display()));
+            match Nvml::builder().lib_path(candidate.as_os_str()).init() {
+                Ok(nvml) => {
+                    drop(call);
+                    return Ok(Nvidia {
+                        nvml: Arc::new(nvml),
+                        calls: calls.clone(),
+                        known: Known::default(),
+                        events: None,
+                    });
+                }
+                Err(NvmlError::LibloadingError(error)) => not_loaded.push(text_of(candidate.as_os_str(), &error)),
+                Err(error) => return Err(failure(&error, "initialising NVML")),
+            }
+        }
+        Err(Failure::new(Code::LibraryNotFound, library::not_found(options, &not_loaded)))
+    }
+}
+
+fn text_of(path: &OsStr, error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        text = format!("{text}: {error}");
+        cause = error.source();
+    }
+    match text.contains(&*path.to_string_lossy()) {
+        true => text,
+        false => format!("{}: {text}", path.to_string_lossy()),
+    }
+}
+
+impl Backend for Nvidia {
+    fn snapshot(&mut self) -> Result<Snapshot, Failure> {
+        let snapshot = read::snapshot(&self.nvml, &self.calls, &self.known)?;
+        Ok(self.known.complete(snapshot))
+    }
+
+    fn processes(&mut self) -> Result<Vec<GpuProcesses>, Failure> {
+        read::processes(&self.nvml, &self.calls, &self.known)
+    }
+
+    fn events(&mut self) -> Receiver<Event> {
+        let (listener, receiver) = events::listen(self.nvml.clone(), self.calls.clone());
+        self.events = Some(listener);
+        receiver
+    }
+}
+
+/// A failure of the whole driver, in words.
+fn failure(error: &NvmlError, doing: &str) -> Failure {
+    let (code, hint) = match error {
+        NvmlError::DriverNotLoaded => (
+            Code::DriverNotLoaded,
+            "the kernel module nvidia is not loaded; load it (modprobe nvidia) or install the driver, then this goes on by itself",
+        ),
+        NvmlError::LibraryNotFound | NvmlError::LibloadingError(_) => (
+            Code::LibraryNotFound,
+            "a library that NVML needs is missing; reinstall the driver",
+        ),
+        NvmlError::FunctionNotFound | NvmlError::FailedToLoadSymbol(_) => (
+            Code::LibraryNotFound,
+            "the library is not a complete NVML; is the driver older than R450?",
+        ),
+        NvmlError::NoPermission | NvmlError::OperatingSystem => (
+            Code::NoPermission,
+            "the probe must be privileged: it needs /dev/nvidiactl and the GPUs' device nodes",
+        ),
+        NvmlError::Timeout => (Code::Timeout, "the driver did not answer in its own time limit"),
+        NvmlError::GpuLost => (
+            Code::GpuLost,
+            "a GPU fell off the bus and takes the driver with it; reboot the node",
+        ),
+        NvmlError::LibRmVersionMismatch => (
+            Code::Unknown,
+            "the driver was updated and the old kernel module is still loaded; reload it or reboot the node",
+        ),
+        _ => (Code::Unknown, "nvidia-smi on the node shows whether the driver works at all"),
+    };
+    Failure::new(code, format!("{doing}: {error}. {hint}"))
+}

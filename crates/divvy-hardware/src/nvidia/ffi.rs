@@ -1,0 +1,111 @@
+//! The NVML calls that `nvml-wrapper` does not offer in the form needed here.
+//!
+//! Its `EventSet` drops the MIG instances of an event, and is consumed when one GPU cannot be registered; it has no
+//! memory call for drivers before R510.
+
+#![allow(unsafe_code, reason = "raw NVML calls; each block says why it is sound")]
+
+use std::mem::MaybeUninit;
+use std::sync::Arc;
+
+use nvml_wrapper::error::{NvmlError, nvml_sym, nvml_try};
+use nvml_wrapper::{Device, Nvml};
+use nvml_wrapper_sys::bindings as sys;
+
+/// Names a device within one initialisation, for as long as that lasts: events carry nothing else.
+pub(super) fn device_key(device: &Device<'_>) -> usize {
+    // SAFETY: the handle is only compared, never used.
+    unsafe { device.handle() }.addr()
+}
+
+/// Total and used memory in bytes, as drivers before R510 give it (`used` includes what the driver reserves).
+pub(super) fn memory_info_v1(device: &Device<'_>) -> Result<(u64, u64), NvmlError> {
+    let call = nvml_sym(device.nvml().lib().nvmlDeviceGetMemoryInfo.as_ref())?;
+    let mut info = MaybeUninit::<sys::nvmlMemory_t>::zeroed();
+    // SAFETY: the handle belongs to this NVML, which `device` borrows; `info` is valid for writes. All zeros are a
+    // valid nvmlMemory_t.
+    let info = unsafe {
+        nvml_try(call(device.handle(), info.as_mut_ptr()))?;
+        info.assume_init()
+    };
+    Ok((info.total, info.used))
+}
+
+/// Event types of one GPU, as bits.
+pub(super) fn supported_event_types(device: &Device<'_>) -> Result<u64, NvmlError> {
+    let call = nvml_sym(device.nvml().lib().nvmlDeviceGetSupportedEventTypes.as_ref())?;
+    let mut types = 0;
+    // SAFETY: the handle belongs to this NVML, which `device` borrows; `types` is valid for writes.
+    nvml_try(unsafe { call(device.handle(), &raw mut types) })?;
+    Ok(types)
+}
+
+/// An event set.
+pub(super) struct EventSet {
+    set: sys::nvmlEventSet_t,
+    nvml: Arc<Nvml>,
+}
+
+// SAFETY: NVML is thread-safe, and a set may be used from any thread by one at a time, which `&mut self` on every call
+// ensures (nvml-wrapper's EventSet is Send on the same ground).
+unsafe impl Send for EventSet {}
+
+/// An event as it arrives.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct RawEvent {
+    /// [`device_key`] of the GPU; 0 if the driver does not say.
+    pub(super) device: usize,
+    /// Bit of the type.
+    pub(super) kind: u64,
+    /// The XID.
+    pub(super) data: u64,
+    pub(super) gi: Option<u32>,
+    pub(super) ci: Option<u32>,
+}
+
+impl EventSet {
+    pub(super) fn create(nvml: Arc<Nvml>) -> Result<EventSet, NvmlError> {
+        let call = nvml_sym(nvml.lib().nvmlEventSetCreate.as_ref())?;
+        let mut set = std::ptr::null_mut();
+        // SAFETY: NVML is initialised while `nvml` lives; `set` is valid for writes.
+        nvml_try(unsafe { call(&raw mut set) })?;
+        Ok(EventSet { set, nvml })
+    }
+
+    /// Adds a GPU. The set stays usable when that fails.
+    pub(super) fn register(&mut self, device: &Device<'_>, types: u64) -> Result<(), NvmlError> {
+        let call = nvml_sym(self.nvml.lib().nvmlDeviceRegisterEvents.as_ref())?;
+        // SAFETY: the set was created by this NVML and not freed; the device borrows an initialised NVML.
+        nvml_try(unsafe { call(device.handle(), types, self.set) })
+    }
+
+    /// Waits for at most `timeout_ms`; [`NvmlError::Timeout`] when nothing happened.
+    pub(super) fn wait(&mut self, timeout_ms: u32) -> Result<RawEvent, NvmlError> {
+        let call = nvml_sym(self.nvml.lib().nvmlEventSetWait_v2.as_ref())?;
+        let mut data = MaybeUninit::<sys::nvmlEventData_t>::zeroed();
+        // SAFETY: the set was created by this NVML and not freed; `data` is valid for writes, and all zeros are a
+        // valid nvmlEventData_t.
+        let data = unsafe {
+            nvml_try(call(self.set, data.as_mut_ptr(), timeout_ms))?;
+            data.assume_init()
+        };
+        let instance = |id: u32| (id != u32::MAX).then_some(id);
+        Ok(RawEvent {
+            device: data.device.addr(),
+            kind: data.eventType,
+            data: data.eventData,
+            gi: instance(data.gpuInstanceId),
+            ci: instance(data.computeInstanceId),
+        })
+    }
+}
+
+impl Drop for EventSet {
+    fn drop(&mut self) {
+        if let Ok(call) = &self.nvml.lib().nvmlEventSetFree {
+            // SAFETY: the set was created by this NVML, is freed once, and NVML is initialised while `nvml` lives.
+            // A failure leaves nothing to do.
+            let _ = unsafe { call(self.set) };
+        }
+    }
+}

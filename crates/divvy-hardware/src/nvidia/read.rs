@@ -1,0 +1,300 @@
+//! Reading GPUs.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use divvy_model::{Link, MiB};
+use nvml_wrapper::enum_wrappers::device::{Clock, TemperatureSensor, TopologyLevel};
+use nvml_wrapper::enums::device::UsedGpuMemory;
+use nvml_wrapper::error::NvmlError;
+use nvml_wrapper::struct_wrappers::device::ProcessInfo;
+use nvml_wrapper::{Device, Nvml};
+
+use super::{failure, ffi};
+use crate::backend::Calls;
+use crate::{Failure, GpuFacts, GpuProcesses, Known, Process, Snapshot, Unreadable};
+
+/// More NVLinks than any GPU has; the driver says earlier that there are no more.
+const MAX_NVLINKS: u32 = 36;
+
+pub(super) fn snapshot(nvml: &Nvml, calls: &Calls, known: &Known) -> Result<Snapshot, Failure> {
+    let (driver, cuda, count) = {
+        let _call = calls.enter("reading versions and the number of GPUs");
+        (nvml.sys_driver_version(), nvml.sys_cuda_driver_version(), nvml.device_count())
+    };
+    let count = count.map_err(|error| failure(&error, "counting GPUs"))?;
+    let mut snapshot = Snapshot {
+        v: 1,
+        driver: driver.map_err(|error| failure(&error, "reading the driver's version"))?,
+        cuda: cuda.map_or_else(
+            |_| String::new(),
+            |version| format!("{}.{}", version / 1000, version % 1000 / 10),
+        ),
+        gpus: Vec::new(),
+        unreadable: Vec::new(),
+    };
+    let mut devices = BTreeMap::new();
+    for index in 0..count {
+        let _call = calls.enter(format!("reading GPU {index}"));
+        match identify(nvml, index) {
+            Ok((device, uuid)) => {
+                snapshot.gpus.push(gpu(&device, index, &uuid, known.gpu(&uuid)));
+                devices.insert(uuid, device);
+            }
+            Err(error) => snapshot.unreadable.push(Unreadable {
+                index,
+                lost: is_lost(&error),
+                error: error.to_string(),
+            }),
+        }
+    }
+    connect(&mut snapshot, &devices, calls, known);
+    Ok(snapshot)
+}
+
+fn identify(nvml: &Nvml, index: u32) -> Result<(Device<'_>, String), NvmlError> {
+    let device = nvml.device_by_index(index)?;
+    let uuid = device.uuid()?;
+    Ok((device, uuid))
+}
+
+fn is_lost(error: &NvmlError) -> bool {
+    matches!(error, NvmlError::GpuLost)
+}
+
+/// Reads values of one GPU, each for itself: what one of them cannot tell does not hide the others.
+struct Reader<'f> {
+    facts: &'f mut GpuFacts,
+}
+
+impl Reader<'_> {
+    fn read<T: Default>(&mut self, what: &str, answer: Result<T, NvmlError>) -> T {
+        match answer {
+            Ok(value) => value,
+            // A question that this GPU or this driver does not know is no fault.
+            Err(NvmlError::NotSupported | NvmlError::FailedToLoadSymbol(_) | NvmlError::FunctionNotFound) => T::default(),
+            Err(error) => {
+                self.facts.lost |= is_lost(&error);
+                self.facts.error.get_or_insert_with(|| format!("{what}: {error}"));
+                T::default()
+            }
+        }
+    }
+}
+
+fn gpu(device: &Device<'_>, index: u32, uuid: &str, before: Option<&GpuFacts>) -> GpuFacts {
+    // A GPU that was read whole before is the same GPU: only what changes is read again.
+    let whole = before.filter(|before| before.error.is_none() && before.index == index);
+    let mut facts = whole.cloned().unwrap_or_default();
+    facts.uuid = uuid.to_owned();
+    facts.index = index;
+    let mut reader = Reader { facts: &mut facts };
+    if whole.is_none() {
+        reader.facts.minor = reader.read("minor number", device.minor_number());
+        reader.facts.pci = reader.read("PCI bus id", device.pci_info().map(|pci| bus_id(&pci.bus_id)));
+        reader.facts.model = reader.read("product name", device.name());
+        let cc = device.cuda_compute_capability();
+        let cc = reader.read("compute capability", cc.map(|cc| Some((cc.major, cc.minor))));
+        let cores = reader.read("number of cores", device.num_cores());
+        if let Some((major, minor)) = cc {
+            reader.facts.cc = format!("{major}.{minor}");
+            reader.facts.sms = cores / lanes(major, minor);
+        }
+        reader.facts.clock_mhz = reader.read("highest clock", device.max_clock_info(Clock::SM));
+        reader.facts.numa = numa(&reader.facts.pci, device);
+    }
+    let memory = match device.memory_info() {
+        Ok(memory) => Ok((memory.total, memory.used)),
+        Err(NvmlError::FailedToLoadSymbol(_)) => ffi::memory_info_v1(device),
+        Err(error) => Err(error),
+    };
+    let (total, used) = reader.read("memory", memory);
+    if total > 0 {
+        reader.facts.total = MiB::from_bytes(total);
+    }
+    reader.facts.used = MiB::from_bytes(used);
+    reader.facts.temperature = reader.read("temperature", device.temperature(TemperatureSensor::Gpu).map(Some));
+    let rates = device.utilization_rates();
+    reader.facts.utilization = reader.read("utilisation", rates.map(|rates| Some(rates.gpu)));
+    if facts.total == MiB::ZERO && facts.error.is_none() {
+        facts.error = Some("memory: the driver says 0 bytes".to_owned());
+    }
+    facts
+}
+
+/// NVML's `00000000:81:00.0` as the kernel writes it, `0000:81:00.0`: at least four digits of domain, lower case.
+fn bus_id(nvml: &str) -> String {
+    let lower = nvml.to_ascii_lowercase();
+    let domain = lower
+        .split_once(':')
+        .and_then(|(domain, rest)| Some((u32::from_str_radix(domain, 16).ok()?, rest)));
+    match domain {
+        Some((domain, rest)) => format!("{domain:04x}:{rest}"),
+        None => lower,
+    }
+}
+
+/// FP32 lanes of one SM (CUDA C Programming Guide, "Arithmetic Instructions"): NVML counts lanes, not SMs.
+fn lanes(major: i32, minor: i32) -> u32 {
+    match (major, minor) {
+        (2, 0) => 32,
+        (2, _) => 48,
+        (3, _) => 192,
+        (6, 0) | (7, _) | (8, 0) => 64,
+        _ => 128,
+    }
+}
+
+/// NUMA node of the card: the kernel's word (−1 is "none"). NVML's is asked only where the kernel does not know the
+/// device (WSL, simulation): it names node 0 on machines without NUMA too.
+fn numa(pci: &str, device: &Device<'_>) -> Option<u32> {
+    let file = Path::new("/sys/bus/pci/devices").join(pci).join("numa_node");
+    if !pci.is_empty()
+        && let Ok(text) = std::fs::read_to_string(file)
+    {
+        return text.trim().parse().ok();
+    }
+    // Scope 0: memory of the node. 16 words are 1,024 nodes, the kernel's greatest number.
+    let words = device.memory_affinity(16, 0).ok()?;
+    let mut nodes = (0u32..).zip(words).filter(|(_, word)| *word != 0);
+    let (index, word) = nodes.next()?;
+    (nodes.next().is_none() && word.is_power_of_two()).then(|| index * u64::BITS + word.trailing_zeros())
+}
+
+/// Reads how the GPUs are connected; only anew when other GPUs are there than before.
+fn connect(snapshot: &mut Snapshot, devices: &BTreeMap<String, Device<'_>>, calls: &Calls, known: &Known) {
+    let others = snapshot.gpus.len().saturating_sub(1);
+    let peers_known = |gpu: &GpuFacts| {
+        let before = known.gpu(&gpu.uuid).filter(|before| before.error.is_none());
+        before.is_some_and(|before| {
+            let mut peers: Vec<&str> = before.links.iter().map(|link| link.0.as_str()).collect();
+            peers.dedup();
+            peers.len() == others && peers.iter().all(|peer| devices.contains_key(*peer))
+        })
+    };
+    if snapshot.gpus.iter().all(peers_known) || snapshot.gpus.iter().any(|gpu| gpu.error.is_some()) {
+        return;
+    }
+    let places: Vec<(String, String)> = snapshot.gpus.iter().map(|gpu| (gpu.uuid.clone(), gpu.pci.clone())).collect();
+    for gpu in &mut snapshot.gpus {
+        let _call = calls.enter(format!("reading the connections of GPU {}", gpu.index));
+        let Some(device) = devices.get(&gpu.uuid) else { continue };
+        let nvlinks = nvlinks(device);
+        gpu.links.clear();
+        for (uuid, pci) in places.iter().filter(|(uuid, _)| *uuid != gpu.uuid) {
+            if let Some(count) = nvlinks.get(pci) {
+                gpu.links.push(Link(uuid.clone(), "nvlink".to_owned(), *count));
+            }
+            let level = devices.get(uuid).and_then(|other| common_ancestor(device, other));
+            if let Some(kind) = level {
+                gpu.links.push(Link(uuid.clone(), kind.to_owned(), 0));
+            }
+        }
+    }
+}
+
+/// Active NVLinks by the bus id at the other end.
+fn nvlinks(device: &Device<'_>) -> BTreeMap<String, u32> {
+    let mut counts = BTreeMap::new();
+    for number in 0..MAX_NVLINKS {
+        let link = device.link_wrapper_for(number);
+        match link.is_active() {
+            Ok(true) => {
+                // A link to a switch names no GPU; it counts for none here.
+                if let Ok(remote) = link.remote_pci_info() {
+                    *counts.entry(bus_id(&remote.bus_id)).or_insert(0) += 1;
+                }
+            }
+            Ok(false) => {}
+            // No more links, or none at all.
+            Err(_) => break,
+        }
+    }
+    counts
+}
+
+fn common_ancestor(a: &Device<'_>, b: &Device<'_>) -> Option<&'static str> {
+    // Two handles of one device are needed by value; the wrapper's device is a plain handle.
+    let b = b.nvml().device_by_index(b.index().ok()?).ok()?;
+    Some(match a.topology_common_ancestor(b).ok()? {
+        TopologyLevel::Internal => "same-board",
+        TopologyLevel::Single => "single-switch",
+        TopologyLevel::Multiple => "multi-switch",
+        TopologyLevel::HostBridge => "host-bridge",
+        TopologyLevel::Node => "node",
+        TopologyLevel::System => "system",
+    })
+}
+
+pub(super) fn processes(nvml: &Nvml, calls: &Calls, known: &Known) -> Result<Vec<GpuProcesses>, Failure> {
+    let count = {
+        let _call = calls.enter("counting GPUs");
+        nvml.device_count().map_err(|error| failure(&error, "counting GPUs"))?
+    };
+    let mut all = Vec::new();
+    for index in 0..count {
+        let _call = calls.enter(format!("reading the processes of GPU {index}"));
+        match identify(nvml, index) {
+            Ok((device, uuid)) => all.push(processes_of(&device, uuid)),
+            // A nameless device is only worth mentioning under the name that it had.
+            Err(error) => all.extend(known.at(index).map(|gpu| GpuProcesses {
+                uuid: gpu.uuid.clone(),
+                processes: Vec::new(),
+                error: Some(error.to_string()),
+            })),
+        }
+    }
+    Ok(all)
+}
+
+fn processes_of(device: &Device<'_>, uuid: String) -> GpuProcesses {
+    let mut used: BTreeMap<u32, u64> = BTreeMap::new();
+    let lists = [device.running_compute_processes(), device.running_graphics_processes()];
+    let mut error = None;
+    for list in lists {
+        match list {
+            Ok(list) => {
+                for ProcessInfo {
+                    pid, used_gpu_memory, ..
+                } in list
+                {
+                    let bytes = match used_gpu_memory {
+                        UsedGpuMemory::Used(bytes) => bytes,
+                        UsedGpuMemory::Unavailable => 0,
+                    };
+                    // A process that computes and draws is in both lists with the same amount.
+                    let entry = used.entry(pid).or_default();
+                    *entry = bytes.max(*entry);
+                }
+            }
+            Err(NvmlError::NotSupported) => {}
+            Err(found) => error = Some(found.to_string()),
+        }
+    }
+    let processes = used.into_iter().map(|(pid, bytes)| Process {
+        pid,
+        used: MiB::from_bytes(bytes),
+    });
+    GpuProcesses {
+        uuid,
+        processes: processes.collect(),
+        error,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bus_ids_are_written_as_the_kernel_does() {
+        for (nvml, kernel) in [
+            ("00000000:81:00.0", "0000:81:00.0"),
+            ("00000000:AF:00.0", "0000:af:00.0"),
+            ("0000:81:00.0", "0000:81:00.0"),
+            ("00010000:3B:00.0", "10000:3b:00.0"),
+        ] {
+            assert_eq!(bus_id(nvml), kernel);
+        }
+    }
+}

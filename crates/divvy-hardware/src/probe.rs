@@ -1,0 +1,170 @@
+//! The probe: the one process that loads a driver, and answers over a Unix socket.
+//!
+//! Plain threads, no runtime; it must be small and must end when the driver hangs:
+//!
+//! | thread | does |
+//! |---|---|
+//! | owner | makes every driver call, one after the other |
+//! | nvml-events | waits for XIDs |
+//! | two for each client | read questions, write answers and events |
+//! | watchdog | ends the process when a driver call takes too long |
+//! | signals | SIGTERM and SIGINT: removes the socket, exit 0 |
+//! | main | accepts clients |
+//!
+//! Exit status: 0 asked to end, 1 failure, 2 wrong command line, 70 a driver call hung.
+
+mod hub;
+mod options;
+mod owner;
+mod peer;
+mod server;
+
+use std::fmt;
+use std::io::{Read, Write};
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+use signal_hook::low_level;
+
+use crate::backend::{Backend, Calls};
+use crate::nvidia::{self, Nvidia};
+use crate::{Error, Failure, Known};
+
+pub use options::{Command, Options, UsageError};
+pub use peer::peer_uid;
+
+/// The exit status when a driver call hung.
+pub const EXIT_HUNG: i32 = 70;
+
+/// Runs the command that the arguments (without the program's name) ask for; the exit status.
+pub fn main(arguments: impl IntoIterator<Item = std::ffi::OsString>) -> i32 {
+    match Command::parse(arguments) {
+        Ok(Command::Help) => print(options::HELP),
+        Ok(Command::Version) => print(&format!("divvy-probe {}\n", env!("CARGO_PKG_VERSION"))),
+        Ok(Command::Once(options)) => once(&options),
+        Ok(Command::Listen(options)) => match listen(&options) {
+            Ok(never) => match never {},
+            Err(error) => {
+                log(format_args!("{error}"));
+                1
+            }
+        },
+        Err(error) => {
+            log(format_args!("{error}"));
+            2
+        }
+    }
+}
+
+fn print(text: &str) -> i32 {
+    let mut out = std::io::stdout().lock();
+    let written = out.write_all(text.as_bytes()).and_then(|()| out.flush());
+    i32::from(written.is_err())
+}
+
+/// The probe's log is standard error. When that is gone nobody is left to tell.
+fn log(text: fmt::Arguments<'_>) {
+    let _ = writeln!(std::io::stderr().lock(), "divvy-probe: {text}");
+}
+
+/// `--once`: a snapshot on standard output.
+fn once(options: &Options) -> i32 {
+    let calls = Calls::new(options.watchdog);
+    if let Err(error) = watch(calls.clone(), options.watchdog, || {}) {
+        log(format_args!("{error}"));
+        return 1;
+    }
+    let snapshot = open_nvidia(options, &calls).and_then(|mut backend| backend.snapshot());
+    match snapshot.map(|snapshot| serde_json::to_string_pretty(&snapshot)) {
+        Ok(Ok(text)) => print(&format!("{text}\n")),
+        Ok(Err(error)) => {
+            log(format_args!("the snapshot cannot be written as JSON: {error}"));
+            1
+        }
+        Err(failure) => {
+            log(format_args!("{failure}"));
+            1
+        }
+    }
+}
+
+fn open_nvidia(options: &Options, calls: &Calls) -> Result<Nvidia, Failure> {
+    let nvidia = nvidia::Options {
+        library: options.nvml_library.clone(),
+        driver_root: options.driver_root.clone(),
+    };
+    Nvidia::open(&nvidia, calls)
+}
+
+/// `--listen`: serves until the process ends.
+fn listen(options: &Options) -> Result<std::convert::Infallible, Error> {
+    let calls = Calls::new(options.watchdog);
+    // Signals first: from here on the socket is removed whatever ends the process.
+    let signals =
+        Signals::new([SIGTERM, SIGINT]).map_err(|source| Error::io("cannot handle signals of", "divvy-probe", source))?;
+    let (listener, socket) = server::bind(&options.listen)?;
+    let socket = Arc::new(socket);
+
+    spawn("signals", {
+        let (mut signals, socket) = (signals, socket.clone());
+        move || {
+            if signals.forever().next().is_some() {
+                socket.end(0);
+            }
+        }
+    })?;
+    if options.exit_with_stdin {
+        let socket = socket.clone();
+        spawn("stdin", move || {
+            // Nobody writes there; the end says that the parent ended, even by a kill -9.
+            let mut ignored = [0; 64];
+            while matches!(std::io::stdin().lock().read(&mut ignored), Ok(1..)) {}
+            socket.end(0);
+        })?;
+    }
+    watch(calls.clone(), options.watchdog, {
+        let socket = socket.clone();
+        move || socket.remove()
+    })?;
+
+    let hub = Arc::new(hub::Hub::new());
+    let jobs = owner::start(hub.clone(), Known::default(), {
+        let options = options.clone();
+        move || open_nvidia(&options, &calls).map(|nvidia| Box::new(nvidia) as Box<dyn Backend>)
+    })?;
+    log(format_args!(
+        "{} listens at {}",
+        env!("CARGO_PKG_VERSION"),
+        options.listen.display()
+    ));
+    server::serve(&listener, &hub, &jobs)
+}
+
+/// A thread with a stack that is small unless a driver runs on it.
+fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> Result<(), Error> {
+    let builder = thread::Builder::new().name(name.to_owned()).stack_size(256 * 1024);
+    let spawned = builder.spawn(work).map(drop);
+    spawned.map_err(|source| Error::io("cannot start the thread", name, source))
+}
+
+/// The watchdog. Nothing can take a hanging call back, so the process ends, and is restarted by whoever runs it.
+fn watch(calls: Calls, limit: Duration, before_the_end: impl Fn() + Send + 'static) -> Result<(), Error> {
+    let pause = (limit / 4).clamp(Duration::from_millis(10), Duration::from_secs(1));
+    spawn("watchdog", move || {
+        loop {
+            thread::sleep(pause);
+            if let Some((what, lasted)) = calls.overdue(Instant::now()) {
+                before_the_end();
+                let seconds = lasted.as_secs_f64();
+                log(format_args!(
+                    "{what} has not returned for {seconds:.1} s; the driver hangs, so this process ends (exit status {EXIT_HUNG})"
+                ));
+                // Not exit(3): it would run the driver library's destructors, which may hang as well.
+                low_level::exit(EXIT_HUNG);
+            }
+        }
+    })
+}

@@ -1,0 +1,160 @@
+//! The connected clients, and the XIDs that they are told.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::net::Shutdown;
+use std::os::unix::net::UnixStream;
+use std::process;
+use std::sync::mpsc::SyncSender;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
+
+use crate::protocol::{Hello, PastXid, XidEvent, event_line};
+
+/// Clients at a time: one agent, `divvy-runtime`s, a person.
+const MAX_CLIENTS: usize = 16;
+/// XIDs that are kept for clients that were away.
+const RECENT: usize = 64;
+
+/// Shared by all threads of the probe.
+#[derive(Debug)]
+pub(super) struct Hub {
+    /// Names this run: pid and time of start.
+    instance: String,
+    inner: Mutex<Inner>,
+}
+
+#[derive(Debug, Default)]
+struct Inner {
+    seq: u64,
+    recent: VecDeque<(Instant, XidEvent)>,
+    last_client: u64,
+    clients: BTreeMap<u64, Client>,
+}
+
+#[derive(Debug)]
+struct Client {
+    lines: SyncSender<String>,
+    stream: UnixStream,
+}
+
+impl Hub {
+    pub(super) fn new() -> Hub {
+        let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        Hub {
+            instance: format!("{}.{}", process::id(), since.as_micros()),
+            inner: Mutex::default(),
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Adds a client; `None` when there are too many.
+    pub(super) fn join(&self, stream: UnixStream, lines: SyncSender<String>) -> Option<u64> {
+        let mut inner = self.lock();
+        if inner.clients.len() >= MAX_CLIENTS {
+            return None;
+        }
+        inner.last_client += 1;
+        let id = inner.last_client;
+        inner.clients.insert(id, Client { lines, stream });
+        Some(id)
+    }
+
+    /// Removes a client.
+    pub(super) fn leave(&self, client: u64) {
+        self.lock().clients.remove(&client);
+    }
+
+    /// Tells every client of an XID, and numbers it. A client that does not read is disconnected: it must not hold up the
+    /// others, and finds what it missed in [`Hello`].
+    pub(super) fn publish(&self, uuid: Option<String>, xid: u64, gi: Option<u32>, ci: Option<u32>) {
+        let mut inner = self.lock();
+        inner.seq += 1;
+        let event = XidEvent {
+            seq: inner.seq,
+            uuid,
+            xid,
+            gi,
+            ci,
+        };
+        let line = event_line(&event);
+        if inner.recent.len() == RECENT {
+            inner.recent.pop_front();
+        }
+        inner.recent.push_back((Instant::now(), event));
+        inner.clients.retain(|_, client| {
+            let told = client.lines.try_send(line.clone()).is_ok();
+            if !told {
+                // Wakes its two threads; that it may be closed already is no matter.
+                let _ = client.stream.shutdown(Shutdown::Both);
+            }
+            told
+        });
+    }
+
+    /// The answer to `hello`.
+    pub(super) fn hello(&self) -> Hello {
+        let inner = self.lock();
+        let recent = inner.recent.iter().map(|(at, xid)| PastXid {
+            ago_ms: at.elapsed().as_millis().try_into().unwrap_or(u64::MAX),
+            xid: xid.clone(),
+        });
+        Hello {
+            v: 1,
+            probe: env!("CARGO_PKG_VERSION").to_owned(),
+            instance: self.instance.clone(),
+            seq: inner.seq,
+            recent: recent.collect(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read;
+    use std::sync::mpsc::sync_channel;
+
+    use super::*;
+
+    #[test]
+    fn a_client_that_does_not_read_is_disconnected_and_the_others_hear_everything() {
+        let hub = Hub::new();
+        let join = |room| {
+            let (ours, theirs) = UnixStream::pair().expect("pair");
+            let (sender, receiver) = sync_channel(room);
+            (hub.join(ours, sender).expect("room"), receiver, theirs)
+        };
+        let (_, slow, mut slow_end) = join(1);
+        let (_, fast, _fast_end) = join(100);
+        for xid in 0..3 {
+            hub.publish(None, xid, None, None);
+        }
+        assert_eq!(slow.try_iter().count(), 1);
+        assert_eq!(slow_end.read(&mut [0; 8]).expect("closed"), 0);
+        assert_eq!(fast.try_iter().count(), 3);
+        let hello = hub.hello();
+        let seqs: Vec<u64> = hello.recent.iter().map(|past| past.xid.seq).collect();
+        assert_eq!((hello.seq, seqs), (3, vec![1, 2, 3]));
+    }
+
+    #[test]
+    fn clients_and_remembered_xids_are_bounded() {
+        let hub = Hub::new();
+        let mut ends = Vec::new();
+        for i in 0..=MAX_CLIENTS {
+            let (ours, theirs) = UnixStream::pair().expect("pair");
+            let (sender, receiver) = sync_channel(1);
+            assert_eq!(hub.join(ours, sender).is_some(), i < MAX_CLIENTS);
+            ends.push((theirs, receiver));
+        }
+        hub.leave(1);
+        let (ours, _theirs) = UnixStream::pair().expect("pair");
+        assert!(hub.join(ours, sync_channel(1).0).is_some());
+        for xid in 0..200 {
+            hub.publish(None, xid, None, None);
+        }
+        assert_eq!(hub.hello().recent.len(), RECENT);
+    }
+}

@@ -1,0 +1,202 @@
+//! The probe's command line. By hand: a parser library would be half of the probe.
+
+use std::ffi::{OsStr, OsString};
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// What `--help` prints.
+pub(super) const HELP: &str = "\
+divvy-probe reads the GPUs of this machine. It is the only part of Divvy that loads the
+driver's library (NVML), so that a driver that hangs or crashes takes nothing else down.
+
+Usage:
+  divvy-probe --once                          print what the driver says, as JSON, and end
+  divvy-probe --listen unix:/run/divvy/probe.sock
+                                              answer the agent on this socket until SIGTERM
+
+Options:
+  --listen unix:PATH     Socket to listen at: mode 0600, for root and the probe's own user.
+                         Its folder must exist; a socket that nobody listens at is replaced.
+  --nvml-library PATH    The driver's library. Default: libnvidia-ml.so.1 where the loader
+                         finds it, then in the usual folders below the driver root.
+  --driver-root PATH     Root of the driver's files, where the host's or a driver container's
+                         root is mounted. Default: /
+  --watchdog SECONDS     End with status 70 when a driver call takes longer (initialising: six
+                         times as long), so that the probe is restarted. Default: 10
+  --exit-with-stdin      End when standard input is closed: a child of the agent then never
+                         outlives it.
+  --help, --version
+
+Examples:
+  divvy-probe --once | jq '.gpus[] | {uuid, model, totalMiB}'
+  divvy-probe --once --driver-root /run/nvidia/driver
+
+Exit status: 0 done, 1 no driver or no socket (the reason is on standard error),
+2 wrong command line, 70 a driver call hung.
+";
+
+/// What to do.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Command {
+    /// Serve on a socket.
+    Listen(Options),
+    /// Print one snapshot.
+    Once(Options),
+    /// Print the help.
+    Help,
+    /// Print the version.
+    Version,
+}
+
+/// How to do it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Options {
+    /// Path of the socket; empty with `--once`.
+    pub listen: PathBuf,
+    /// The driver's library; searched when absent.
+    pub nvml_library: Option<PathBuf>,
+    /// Root of the driver's files.
+    pub driver_root: PathBuf,
+    /// Whether to end with standard input.
+    pub exit_with_stdin: bool,
+    /// Longest that a driver call may take.
+    pub watchdog: Duration,
+}
+
+/// A command line that was not understood, in words.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0}\nTry: divvy-probe --help")]
+pub struct UsageError(String);
+
+const FLAGS: [&str; 8] = [
+    "--listen",
+    "--once",
+    "--nvml-library",
+    "--driver-root",
+    "--watchdog",
+    "--exit-with-stdin",
+    "--help",
+    "--version",
+];
+
+impl Command {
+    /// Reads the arguments, without the program's name. `--flag value` and `--flag=value` are the same.
+    pub fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Command, UsageError> {
+        let mut options = Options {
+            listen: PathBuf::new(),
+            nvml_library: None,
+            driver_root: PathBuf::from("/"),
+            exit_with_stdin: false,
+            watchdog: Duration::from_secs(10),
+        };
+        let (mut listen, mut once) = (None, false);
+        let mut arguments = arguments.into_iter();
+        while let Some(argument) = arguments.next() {
+            let (flag, mut inline) = split(&argument);
+            let mut value = |what: &str| {
+                let value = inline.take().or_else(|| arguments.next());
+                value
+                    .filter(|value| !value.is_empty())
+                    .ok_or_else(|| UsageError(format!("{flag} needs {what} after it")))
+            };
+            match &*flag {
+                "--listen" => listen = Some(socket_path(&value("a socket, such as unix:/run/divvy/probe.sock")?)?),
+                "--nvml-library" => options.nvml_library = Some(value("the path of libnvidia-ml.so.1")?.into()),
+                "--driver-root" => options.driver_root = value("a folder")?.into(),
+                "--watchdog" => options.watchdog = seconds(&value("a number of seconds")?)?,
+                "--once" => once = true,
+                "--exit-with-stdin" => options.exit_with_stdin = true,
+                "--help" | "-h" => return Ok(Command::Help),
+                "--version" | "-V" => return Ok(Command::Version),
+                _ => return Err(UsageError(unknown(&flag))),
+            }
+            if inline.is_some() {
+                return Err(UsageError(format!("{flag} takes no value")));
+            }
+        }
+        match (listen, once) {
+            (Some(path), false) => Ok(Command::Listen(Options { listen: path, ..options })),
+            (None, true) => Ok(Command::Once(options)),
+            (Some(_), true) => Err(UsageError("--once and --listen exclude each other".to_owned())),
+            (None, false) => Err(UsageError("say --once, or --listen unix:PATH".to_owned())),
+        }
+    }
+}
+
+fn split(argument: &OsStr) -> (String, Option<OsString>) {
+    let text = argument.to_string_lossy();
+    match text.split_once('=') {
+        Some((flag, value)) if flag.starts_with("--") => (flag.to_owned(), Some(value.into())),
+        _ => (text.into_owned(), None),
+    }
+}
+
+fn socket_path(value: &OsStr) -> Result<PathBuf, UsageError> {
+    let text = value.to_string_lossy();
+    let path = text.strip_prefix("unix:").filter(|path| !path.is_empty());
+    path.map(PathBuf::from).ok_or_else(|| {
+        UsageError(format!(
+            "--listen {text} is not a socket; write unix:PATH, such as unix:/run/divvy/probe.sock"
+        ))
+    })
+}
+
+fn seconds(value: &OsStr) -> Result<Duration, UsageError> {
+    let text = value.to_string_lossy();
+    let seconds: Option<f64> = text.parse().ok().filter(|seconds| (0.1..=86400.0).contains(seconds));
+    let seconds = seconds.ok_or_else(|| UsageError(format!("--watchdog {text} is not a number of seconds from 0.1 to 86400")))?;
+    Ok(Duration::from_secs_f64(seconds))
+}
+
+fn unknown(argument: &str) -> String {
+    if !argument.starts_with('-') {
+        return format!("{argument} means nothing here; all arguments are flags");
+    }
+    // The flag that shares the longest beginning is most likely what was meant.
+    let common = |flag: &&&str| flag.bytes().zip(argument.bytes()).take_while(|(a, b)| a == b).count();
+    match FLAGS.iter().max_by_key(common).filter(|flag| common(flag) > 3) {
+        Some(flag) => format!("there is no flag {argument}; did you mean {flag}?"),
+        None => format!("there is no flag {argument}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(line: &str) -> Result<Command, String> {
+        Command::parse(line.split_whitespace().map(OsString::from)).map_err(|error| error.0)
+    }
+
+    #[test]
+    fn flags_are_read_with_and_without_an_equals_sign() {
+        let Ok(Command::Listen(options)) = parse("--listen=unix:/a --watchdog 2.5 --nvml-library=/x.so --exit-with-stdin") else {
+            panic!("listen");
+        };
+        assert_eq!(options.listen, PathBuf::from("/a"));
+        assert_eq!(options.watchdog, Duration::from_millis(2500));
+        assert_eq!(options.nvml_library, Some(PathBuf::from("/x.so")));
+        assert!(options.exit_with_stdin);
+        assert!(matches!(parse("--once --driver-root /host"), Ok(Command::Once(_))));
+        assert_eq!(parse("--once --help"), Ok(Command::Help));
+    }
+
+    #[test]
+    fn a_wrong_command_line_is_refused_with_what_to_write() {
+        for (line, part) in [
+            ("", "--once, or --listen"),
+            ("--once --listen unix:/a", "exclude"),
+            ("--listen /run/probe.sock", "unix:PATH"),
+            ("--listen", "needs a socket"),
+            ("--nvml-libary /x", "did you mean --nvml-library?"),
+            ("--once=1", "takes no value"),
+            ("--once --watchdog 0", "0.1 to 86400"),
+            ("--once --watchdog nan", "0.1 to 86400"),
+            ("once", "means nothing here"),
+            ("-x", "no flag -x"),
+        ] {
+            let error = parse(line).expect_err(line);
+            assert!(error.contains(part), "{line}: {error}");
+        }
+    }
+}

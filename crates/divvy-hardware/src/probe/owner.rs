@@ -1,0 +1,217 @@
+//! The thread that owns the driver: it opens it, makes all calls, and opens it again when that may help.
+
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+use super::hub::Hub;
+use super::{log, spawn};
+use crate::backend::{Backend, Event};
+use crate::protocol::Op;
+use crate::{Code, Error, Failure, Known};
+
+/// No more than one attempt to open a driver in this time.
+const REOPEN: Duration = Duration::from_secs(1);
+/// A driver's library remembers a GPU as lost until it is initialised anew; while one is lost that is done this often.
+const REOPEN_FOR_LOST: Duration = Duration::from_secs(30);
+/// Questions that wait for the driver.
+const QUEUE: usize = 32;
+
+/// A question for the driver.
+#[derive(Debug)]
+pub(super) struct Job {
+    op: Op,
+    answer: SyncSender<Result<Value, Failure>>,
+}
+
+/// Asks the owner and waits. A driver that hangs is the watchdog's case.
+pub(super) fn ask(jobs: &SyncSender<Job>, op: Op) -> Result<Value, Failure> {
+    let gone = || Failure::new(Code::Unknown, "the probe's driver thread has ended");
+    let (answer, answered) = sync_channel(1);
+    jobs.send(Job { op, answer }).map_err(|_| gone())?;
+    answered.recv().map_err(|_| gone())?
+}
+
+struct Owner<O> {
+    open: O,
+    hub: Arc<Hub>,
+    backend: Option<Box<dyn Backend>>,
+    opened_at: Option<Instant>,
+    /// Why there is no backend.
+    failure: Failure,
+    /// Outlives the backend: a lost GPU has its name from before.
+    known: Known,
+}
+
+/// Starts the thread; it opens the driver at once.
+pub(super) fn start<O>(hub: Arc<Hub>, known: Known, open: O) -> Result<SyncSender<Job>, Error>
+where
+    O: FnMut() -> Result<Box<dyn Backend>, Failure> + Send + 'static,
+{
+    let (sender, jobs) = sync_channel(QUEUE);
+    let mut owner = Owner {
+        open,
+        hub,
+        backend: None,
+        opened_at: None,
+        failure: Failure::new(Code::Unknown, "the driver was not opened yet"),
+        known,
+    };
+    // The standard stack: the driver's library runs on it.
+    let thread = thread::Builder::new().name("owner".to_owned());
+    let spawned = thread.spawn(move || owner.run(&jobs)).map(drop);
+    spawned.map_err(|source| Error::io("cannot start the thread", "owner", source))?;
+    Ok(sender)
+}
+
+impl<O: FnMut() -> Result<Box<dyn Backend>, Failure>> Owner<O> {
+    fn run(&mut self, jobs: &Receiver<Job>) {
+        self.ensure_open();
+        for job in jobs {
+            let answer = self.perform(job.op);
+            // The client may have gone meanwhile.
+            let _ = job.answer.send(answer);
+        }
+    }
+
+    fn ensure_open(&mut self) {
+        if self.backend.is_some() || self.opened_at.is_some_and(|at| at.elapsed() < REOPEN) {
+            return;
+        }
+        let opened = (self.open)();
+        self.opened_at = Some(Instant::now());
+        match opened {
+            Ok(mut backend) => {
+                forward(backend.events(), self.hub.clone());
+                self.backend = Some(backend);
+            }
+            Err(failure) => {
+                if failure != self.failure {
+                    log(format_args!("{failure}"));
+                }
+                self.failure = failure;
+            }
+        }
+    }
+
+    fn perform(&mut self, op: Op) -> Result<Value, Failure> {
+        self.ensure_open();
+        let Some(backend) = &mut self.backend else {
+            return Err(self.failure.clone());
+        };
+        let mut lost = false;
+        let answer = match op {
+            Op::Snapshot => backend.snapshot().map(|snapshot| {
+                let snapshot = self.known.complete(snapshot);
+                lost = !snapshot.unreadable.is_empty() || snapshot.gpus.iter().any(|gpu| gpu.lost);
+                serde_json::to_value(snapshot)
+            }),
+            Op::Processes => backend.processes().map(serde_json::to_value),
+            Op::Hello | Op::Ping => Ok(Ok(Value::Null)),
+        };
+        let expired = self.opened_at.is_none_or(|at| at.elapsed() >= REOPEN_FOR_LOST);
+        if answer.is_err() {
+            self.backend = None;
+        }
+        if lost && expired {
+            self.backend = None;
+            // At once: without a backend no XID of the other GPUs is heard.
+            self.ensure_open();
+        }
+        if let Err(failure) = &answer {
+            log(format_args!("{failure}"));
+            self.failure = failure.clone();
+        }
+        answer?.map_err(|error| Failure::new(Code::Unknown, format!("the answer cannot be written as JSON: {error}")))
+    }
+}
+
+/// Hands a backend's events on until it is dropped.
+fn forward(events: Receiver<Event>, hub: Arc<Hub>) {
+    let forwarding = spawn("forward", move || {
+        let mut last = String::new();
+        for event in events {
+            match event {
+                Event::Xid { uuid, xid, gi, ci } => {
+                    log(format_args!("XID {xid} on {}", uuid.as_deref().unwrap_or("an unnamed GPU")));
+                    hub.publish(uuid, xid, gi, ci);
+                }
+                // The same trouble at every attempt is one line of the log.
+                Event::Degraded(text) if text == last => {}
+                Event::Degraded(text) => {
+                    log(format_args!("{text}"));
+                    last = text;
+                }
+            }
+        }
+    });
+    if let Err(error) = forwarding {
+        log(format_args!("XIDs are not reported: {error}"));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+    use std::sync::mpsc::{Sender, channel};
+
+    use super::*;
+    use crate::{GpuProcesses, Snapshot};
+
+    /// A driver whose answers are scripted.
+    struct Scripted {
+        answers: Arc<Mutex<Vec<Result<Snapshot, Failure>>>>,
+        _events: Option<Sender<Event>>,
+    }
+
+    impl Backend for Scripted {
+        fn snapshot(&mut self) -> Result<Snapshot, Failure> {
+            self.answers.lock().expect("lock").remove(0)
+        }
+        fn processes(&mut self) -> Result<Vec<GpuProcesses>, Failure> {
+            Ok(Vec::new())
+        }
+        fn events(&mut self) -> Receiver<Event> {
+            let (sender, receiver) = channel();
+            self._events = Some(sender);
+            receiver
+        }
+    }
+
+    #[test]
+    fn a_driver_that_fails_is_opened_again_but_not_more_than_once_in_a_second() {
+        let empty = Snapshot {
+            v: 1,
+            driver: "1".to_owned(),
+            cuda: String::new(),
+            gpus: Vec::new(),
+            unreadable: Vec::new(),
+        };
+        let failure = Failure::new(Code::DriverNotLoaded, "gone");
+        let answers = Arc::new(Mutex::new(vec![Ok(empty.clone()), Err(failure.clone()), Ok(empty)]));
+        let opened = Arc::new(Mutex::new(0));
+        let jobs = start(Arc::new(Hub::new()), Known::default(), {
+            let opened = opened.clone();
+            move || {
+                *opened.lock().expect("lock") += 1;
+                Ok(Box::new(Scripted {
+                    answers: answers.clone(),
+                    _events: None,
+                }))
+            }
+        })
+        .expect("thread");
+        let started = Instant::now();
+        assert!(ask(&jobs, Op::Snapshot).is_ok());
+        assert_eq!(ask(&jobs, Op::Snapshot), Err(failure.clone()));
+        while ask(&jobs, Op::Snapshot).is_err() {
+            assert!(started.elapsed() < Duration::from_secs(10));
+            thread::sleep(Duration::from_millis(20));
+        }
+        assert!(started.elapsed() >= REOPEN);
+        assert_eq!(*opened.lock().expect("lock"), 2);
+    }
+}

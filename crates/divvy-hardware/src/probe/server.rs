@@ -1,0 +1,181 @@
+//! The socket and its clients.
+
+use std::convert::Infallible;
+use std::fs;
+use std::io::{self, Read, Write};
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::thread;
+use std::time::Duration;
+
+use rustix::fs::Mode;
+use rustix::process::{geteuid, umask};
+use serde_json::{Value, json};
+use signal_hook::low_level;
+
+use super::hub::Hub;
+use super::owner::{self, Job};
+use super::{log, peer_uid, spawn};
+use crate::protocol::{LineBuffer, Op, Request, answer_line, parse_request};
+use crate::{Code, Error, Failure};
+
+/// Lines that wait for a client to read them.
+const UNREAD: usize = 64;
+/// A client that takes nothing for this long is gone.
+const WRITE_LIMIT: Duration = Duration::from_secs(10);
+
+/// The socket's file, as long as it is ours.
+#[derive(Debug)]
+pub(super) struct SocketFile {
+    path: PathBuf,
+    /// Device and inode: a probe that was started after this one may have put its own socket there.
+    id: (u64, u64),
+}
+
+impl SocketFile {
+    /// Removes the file if it is still this probe's.
+    pub(super) fn remove(&self) {
+        if fs::symlink_metadata(&self.path).is_ok_and(|data| (data.dev(), data.ino()) == self.id)
+            && let Err(error) = fs::remove_file(&self.path)
+        {
+            log(format_args!("cannot remove {}: {error}", self.path.display()));
+        }
+    }
+
+    /// Ends the process. Not by exit(3): a driver's destructors may hang.
+    pub(super) fn end(&self, status: i32) -> ! {
+        self.remove();
+        low_level::exit(status)
+    }
+}
+
+/// Listens at `path` with mode 0600. A socket that nobody listens at is replaced; anything else is left alone.
+pub(super) fn bind(path: &Path) -> Result<(UnixListener, SocketFile), Error> {
+    let fail = |what, source| Error::io(what, path, source);
+    match fs::symlink_metadata(path) {
+        Ok(data) if !data.file_type().is_socket() => {
+            return Err(fail("will not replace what is at", io::Error::other("it is not a socket")));
+        }
+        Ok(_) if UnixStream::connect(path).is_ok() => {
+            return Err(fail("cannot listen at", io::Error::other("another probe listens there")));
+        }
+        Ok(_) => fs::remove_file(path).map_err(|source| fail("cannot remove the old socket", source))?,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+        Err(error) => return Err(fail("cannot look at", error)),
+    }
+    // The file must never exist with another mode, not even for a moment.
+    let before = umask(Mode::from_raw_mode(0o177));
+    let bound = UnixListener::bind(path);
+    umask(before);
+    let listener = bound.map_err(|source| {
+        let hint = match source.kind() {
+            io::ErrorKind::NotFound => "cannot listen (does the folder exist?) at",
+            io::ErrorKind::InvalidInput => "cannot listen (a socket's path has at most 107 bytes) at",
+            _ => "cannot listen at",
+        };
+        fail(hint, source)
+    })?;
+    let data = fs::symlink_metadata(path).map_err(|source| fail("cannot look at", source))?;
+    let file = SocketFile {
+        path: path.to_owned(),
+        id: (data.dev(), data.ino()),
+    };
+    Ok((listener, file))
+}
+
+/// Accepts clients for ever.
+pub(super) fn serve(listener: &UnixListener, hub: &Arc<Hub>, jobs: &SyncSender<Job>) -> Result<Infallible, Error> {
+    loop {
+        let welcomed = listener.accept().map_err(|error| format!("accept: {error}"));
+        let welcomed = welcomed.and_then(|(stream, _)| welcome(stream, hub, jobs));
+        if let Err(text) = welcomed {
+            log(format_args!("a client was not served: {text}"));
+            // Out of descriptors or threads: not a busy loop.
+            thread::sleep(Duration::from_millis(20));
+        }
+    }
+}
+
+fn welcome(mut stream: UnixStream, hub: &Arc<Hub>, jobs: &SyncSender<Job>) -> Result<(), String> {
+    let text = |error: io::Error| error.to_string();
+    let uid = peer_uid(&stream).map_err(text)?;
+    if uid != 0 && uid != geteuid().as_raw() {
+        return Err(format!("its user id is {uid}; only root and the probe's own user may ask"));
+    }
+    stream.set_write_timeout(Some(WRITE_LIMIT)).map_err(text)?;
+    let (lines, to_write) = sync_channel(UNREAD);
+    let Some(client) = hub.join(stream.try_clone().map_err(text)?, lines.clone()) else {
+        let busy = Failure::new(Code::Busy, "the probe has as many clients as it serves");
+        stream.write_all(answer_line(None, &Err(busy)).as_bytes()).map_err(text)?;
+        return Err("there are too many".to_owned());
+    };
+    let writing = stream
+        .try_clone()
+        .map_err(text)
+        .and_then(|stream| spawn("write", move || write_lines(stream, &to_write)).map_err(|error| error.to_string()));
+    let reading = writing.and_then(|()| {
+        let (hub, jobs) = (hub.clone(), jobs.clone());
+        let work = move || {
+            read_questions(&stream, &hub, &jobs, &lines);
+            hub.leave(client);
+        };
+        spawn("read", work).map_err(|error| error.to_string())
+    });
+    reading.inspect_err(|_| hub.leave(client))
+}
+
+/// Writes until the client is gone or nothing more can come.
+fn write_lines(mut stream: UnixStream, lines: &Receiver<String>) {
+    for line in lines {
+        if stream.write_all(line.as_bytes()).is_err() {
+            break;
+        }
+    }
+    // Wakes the reader.
+    let _ = stream.shutdown(std::net::Shutdown::Both);
+}
+
+/// Answers one question after the other.
+fn read_questions(mut stream: &UnixStream, hub: &Hub, jobs: &SyncSender<Job>, lines: &SyncSender<String>) {
+    let mut buffer = LineBuffer::default();
+    let mut bytes = [0; 4096];
+    loop {
+        let answer = match buffer.next_line() {
+            Ok(Some(line)) => answer(&line, hub, jobs),
+            Ok(None) => {
+                match stream.read(&mut bytes) {
+                    Ok(read @ 1..) => buffer.push(&bytes[..read]),
+                    Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                    Ok(0) | Err(_) => return,
+                }
+                continue;
+            }
+            Err(error) => {
+                // The client is told why, and then it is over: where the next line begins is not known.
+                let failure = Failure::new(Code::Protocol, error.to_string());
+                let _ = lines.send(answer_line(None, &Err(failure)));
+                return;
+            }
+        };
+        if lines.send(answer).is_err() {
+            return;
+        }
+    }
+}
+
+fn answer(line: &str, hub: &Hub, jobs: &SyncSender<Job>) -> String {
+    match parse_request(line) {
+        Ok(Request { id, op, .. }) => {
+            let result: Result<Value, Failure> = match op {
+                Op::Ping => Ok(json!({})),
+                Op::Hello => serde_json::to_value(hub.hello()).map_err(|error| Failure::new(Code::Unknown, error.to_string())),
+                Op::Snapshot | Op::Processes => owner::ask(jobs, op),
+            };
+            answer_line(Some(id), &result)
+        }
+        Err((id, failure)) => answer_line(id, &Err(failure)),
+    }
+}

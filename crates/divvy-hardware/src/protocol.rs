@@ -1,0 +1,303 @@
+//! The probe's protocol: lines of JSON over a Unix socket (DESIGN.md section 15).
+//!
+//! A client asks `{"v":1,"id":1,"op":"hello"|"snapshot"|"processes"|"ping"}`; the probe answers in the order of the
+//! questions, `{"id":1,"ok":…}` or `{"id":1,"err":{"code":"driver_not_loaded","text":"…"}}`. Unasked it sends
+//! `{"event":"xid","seq":7,"uuid":"GPU-…","xid":79,"gi":null,"ci":null}`; a `uuid` of null means every GPU. Unknown
+//! fields and unknown events are ignored on both sides. A line has at most [`MAX_LINE`] bytes before its `\n`.
+
+mod line;
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+use crate::facts::is_uuid;
+use crate::{Code, Error, Failure};
+
+pub use line::{LineBuffer, MAX_LINE};
+
+/// What a client may ask.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Op {
+    /// Who is there, and which XIDs came lately: answered with [`Hello`].
+    Hello,
+    /// Read all GPUs: answered with [`crate::Snapshot`].
+    Snapshot,
+    /// Read all processes: answered with a list of [`crate::GpuProcesses`].
+    Processes,
+    /// Answered with `{}`, without a look at the driver.
+    Ping,
+}
+
+/// A client's question.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Request {
+    /// Format version, 1.
+    pub v: u32,
+    /// Chosen by the client; the answer carries it.
+    pub id: u64,
+    /// What is asked.
+    pub op: Op,
+}
+
+/// The answer to [`Op::Hello`].
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Hello {
+    /// Format version, 1.
+    pub v: u32,
+    /// Version of the probe.
+    pub probe: String,
+    /// Names this run of the probe: `seq` counts within it.
+    pub instance: String,
+    /// Number of the last XID; 0 if there was none.
+    pub seq: u64,
+    /// The latest XIDs, oldest first: a client that was away finds what it missed.
+    #[serde(default)]
+    pub recent: Vec<PastXid>,
+}
+
+/// An XID that was reported before.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct PastXid {
+    /// How long ago, in ms.
+    pub ago_ms: u64,
+    /// What it was.
+    #[serde(flatten)]
+    pub xid: XidEvent,
+}
+
+/// A critical error that the driver reported.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct XidEvent {
+    /// Counts up by one from 1 within a run of the probe.
+    pub seq: u64,
+    /// The GPU; `None` is every GPU.
+    pub uuid: Option<String>,
+    /// NVIDIA's number.
+    pub xid: u64,
+    /// GPU instance (MIG).
+    #[serde(default)]
+    pub gi: Option<u32>,
+    /// Compute instance (MIG).
+    #[serde(default)]
+    pub ci: Option<u32>,
+}
+
+/// A line from the probe.
+#[derive(Debug, Clone, PartialEq)]
+pub enum FromProbe {
+    /// An answer. `id` is `None` when the probe could not read the question.
+    Answer {
+        /// The question's.
+        id: Option<u64>,
+        /// The answer proper.
+        result: Result<Value, Failure>,
+    },
+    /// An XID.
+    Xid(XidEvent),
+    /// An event of a newer probe, to be ignored.
+    OtherEvent,
+}
+
+/// The line of a question, with its `\n`.
+pub fn request_line(request: &Request) -> String {
+    let Request { v, id, op } = request;
+    format!("{}\n", json!({ "v": v, "id": id, "op": op }))
+}
+
+/// Reads a question. A refusal carries the question's id if it could be read.
+pub fn parse_request(line: &str) -> Result<Request, (Option<u64>, Failure)> {
+    let refuse = |id, text: String| Err((id, Failure::new(Code::Protocol, text)));
+    let value: Value = match serde_json::from_str(line) {
+        Ok(value) => value,
+        Err(error) => return refuse(None, format!("the question is not JSON: {error}")),
+    };
+    let id = value.get("id").and_then(Value::as_u64);
+    match serde_json::from_value::<Request>(value) {
+        Ok(request) if request.v == 1 => Ok(request),
+        Ok(request) => refuse(
+            id,
+            format!("the question has version {}; this probe understands 1", request.v),
+        ),
+        Err(error) => refuse(
+            id,
+            format!("{error}; a question looks like {{\"v\":1,\"id\":1,\"op\":\"snapshot\"}}"),
+        ),
+    }
+}
+
+/// The line of an answer, with its `\n`.
+pub fn answer_line(id: Option<u64>, result: &Result<Value, Failure>) -> String {
+    let line = match result {
+        Ok(value) => json!({ "id": id, "ok": value }),
+        Err(failure) => json!({ "id": id, "err": { "code": failure.code, "text": failure.text } }),
+    };
+    format!("{line}\n")
+}
+
+/// The line of an event, with its `\n`.
+pub fn event_line(event: &XidEvent) -> String {
+    let XidEvent { seq, uuid, xid, gi, ci } = event;
+    format!(
+        "{}\n",
+        json!({ "event": "xid", "seq": seq, "uuid": uuid, "xid": xid, "gi": gi, "ci": ci })
+    )
+}
+
+/// Reads a line of the probe, which is outside input.
+pub fn parse_from_probe(line: &str) -> Result<FromProbe, Error> {
+    #[derive(Deserialize)]
+    struct Head {
+        event: Option<Value>,
+        #[serde(default)]
+        id: Option<u64>,
+        err: Option<Failure>,
+    }
+    let wrong = |error: serde_json::Error| Error::Protocol(format!("a line is not of the protocol: {error}"));
+    let mut value: Value = serde_json::from_str(line).map_err(wrong)?;
+    let head = Head::deserialize(&value).map_err(wrong)?;
+    if let Some(event) = head.event {
+        if event != "xid" {
+            return Ok(FromProbe::OtherEvent);
+        }
+        let event: XidEvent = serde_json::from_value(value).map_err(wrong)?;
+        if event.uuid.as_deref().is_some_and(|uuid| !is_uuid(uuid)) {
+            return Err(Error::Protocol("an event's UUID is not a name".to_owned()));
+        }
+        return Ok(FromProbe::Xid(event));
+    }
+    let result = match (value.get_mut("ok"), head.err) {
+        (Some(answer), None) => Ok(answer.take()),
+        (None, Some(failure)) => Err(bounded(failure)),
+        _ => return Err(Error::Protocol("a line has neither or both of ok and err".to_owned())),
+    };
+    Ok(FromProbe::Answer { id: head.id, result })
+}
+
+/// Failure texts go to logs and to people: one line, of a bearable length.
+fn bounded(failure: Failure) -> Failure {
+    let clean = |c: char| if c.is_control() { ' ' } else { c };
+    Failure {
+        code: failure.code,
+        text: failure.text.chars().take(1024).map(clean).collect(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn the_lines_are_those_of_the_design() {
+        let request = Request {
+            v: 1,
+            id: 1,
+            op: Op::Snapshot,
+        };
+        assert_eq!(request_line(&request), "{\"v\":1,\"id\":1,\"op\":\"snapshot\"}\n");
+        let failure = Failure::new(Code::DriverNotLoaded, "…");
+        assert_eq!(
+            answer_line(Some(1), &Err(failure)),
+            "{\"id\":1,\"err\":{\"code\":\"driver_not_loaded\",\"text\":\"…\"}}\n"
+        );
+        assert_eq!(answer_line(Some(1), &Ok(json!({}))), "{\"id\":1,\"ok\":{}}\n");
+        let event = XidEvent {
+            seq: 7,
+            uuid: Some("GPU-a".to_owned()),
+            xid: 79,
+            gi: None,
+            ci: None,
+        };
+        assert_eq!(
+            event_line(&event),
+            "{\"event\":\"xid\",\"seq\":7,\"uuid\":\"GPU-a\",\"xid\":79,\"gi\":null,\"ci\":null}\n"
+        );
+    }
+
+    #[test]
+    fn what_one_side_writes_the_other_reads() {
+        for op in [Op::Hello, Op::Snapshot, Op::Processes, Op::Ping] {
+            let request = Request { v: 1, id: u64::MAX, op };
+            assert_eq!(parse_request(&request_line(&request)), Ok(request));
+        }
+        for result in [
+            Ok(json!({"a": [1, 2]})),
+            Ok(Value::Null),
+            Err(Failure::new(Code::GpuLost, "gone")),
+        ] {
+            let read = parse_from_probe(&answer_line(Some(3), &result)).expect("answer");
+            assert_eq!(read, FromProbe::Answer { id: Some(3), result });
+        }
+        for uuid in [None, Some("GPU-a".to_owned())] {
+            let event = XidEvent {
+                seq: 1,
+                uuid,
+                xid: 48,
+                gi: Some(1),
+                ci: Some(0),
+            };
+            assert_eq!(parse_from_probe(&event_line(&event)).expect("event"), FromProbe::Xid(event));
+        }
+    }
+
+    #[test]
+    fn a_wrong_question_is_refused_with_its_id_and_what_to_ask() {
+        for (line, id, part) in [
+            ("", None, "not JSON"),
+            ("[]", None, "op"),
+            ("{\"v\":1,\"id\":7,\"op\":\"reset\"}", Some(7), "unknown variant `reset`"),
+            ("{\"v\":2,\"id\":8,\"op\":\"ping\"}", Some(8), "version 2"),
+            ("{\"v\":1,\"op\":\"ping\"}", None, "missing field `id`"),
+        ] {
+            let (found, failure) = parse_request(line).expect_err(line);
+            assert_eq!(found, id, "{line}");
+            assert!(failure.text.contains(part), "{}", failure.text);
+        }
+    }
+
+    #[test]
+    fn unknown_fields_events_and_codes_are_ignored_and_nonsense_is_refused() {
+        assert!(parse_request("{\"v\":1,\"id\":1,\"op\":\"ping\",\"new\":[]}").is_ok());
+        assert_eq!(
+            parse_from_probe("{\"event\":\"reset\",\"seq\":1}").expect("event"),
+            FromProbe::OtherEvent
+        );
+        let newer = parse_from_probe("{\"id\":1,\"err\":{\"code\":\"on_fire\",\"text\":\"a\\nb\"}}").expect("answer");
+        let result = Err(Failure::new(Code::Unknown, "a b"));
+        assert_eq!(newer, FromProbe::Answer { id: Some(1), result });
+        for line in [
+            "",
+            "null",
+            "{}",
+            "{\"id\":1}",
+            "{\"id\":-1,\"ok\":1}",
+            "{\"id\":1,\"ok\":1,\"err\":{\"code\":\"x\",\"text\":\"\"}}",
+            "{\"event\":\"xid\"}",
+            "{\"event\":\"xid\",\"seq\":1,\"uuid\":\"../x\",\"xid\":79}",
+        ] {
+            assert!(matches!(parse_from_probe(line), Err(Error::Protocol(_))), "{line}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn no_line_makes_a_parser_panic(line in "\\PC*") {
+            let _ = parse_request(&line);
+            let _ = parse_from_probe(&line);
+        }
+
+        #[test]
+        fn no_mutilated_line_makes_a_parser_panic(cut in 0usize..120, with in any::<char>()) {
+            let line = "{\"id\":1,\"err\":{\"code\":\"driver_not_loaded\",\"text\":\"x\"},\"event\":\"xid\",\"seq\":7,\"xid\":79,\"v\":1,\"op\":\"ping\"}";
+            let mut chars: Vec<char> = line.chars().collect();
+            let at = cut % chars.len();
+            chars[at] = with;
+            let line: String = chars.into_iter().collect();
+            let _ = parse_request(&line);
+            let _ = parse_from_probe(&line);
+        }
+    }
+}

@@ -1,0 +1,28 @@
+//! Which XIDs say that a GPU is broken.
+
+/// XIDs that a program causes and that leave the GPU usable for the next one: 13 graphics engine exception, 31 memory
+/// page fault, 43 a stopped channel, 45 preemptive cleanup, 68 video processor exception, 109 context switch timeout.
+///
+/// Source: NVIDIA k8s-device-plugin, internal/rm/health.go (`ignoredXids`), after NVIDIA's XID catalogue,
+/// <https://docs.nvidia.com/deploy/xid-errors/>; research/nvidia-device-plugin.md section 2.6.
+const CAUSED_BY_PROGRAMS: [u64; 6] = [13, 31, 43, 45, 68, 109];
+
+/// Whether this XID makes the GPU unfit for new work. Unknown XIDs do: a new driver's errors are not assumed harmless.
+pub fn xid_is_fatal(xid: u64) -> bool {
+    !CAUSED_BY_PROGRAMS.contains(&xid)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errors_that_programs_cause_do_not_fail_a_gpu() {
+        for xid in [13, 31, 43, 45, 68, 109] {
+            assert!(!xid_is_fatal(xid), "{xid}");
+        }
+        for xid in [0, 48, 62, 63, 64, 74, 79, 94, 95, 119, 120, 140, 999, u64::MAX] {
+            assert!(xid_is_fatal(xid), "{xid}");
+        }
+    }
+}
