@@ -1,0 +1,480 @@
+//! Binds, step by step. Case numbers are those of research/gpushare.md section 8, R numbers those of
+//! research/reliability.md section 2.2, F numbers of its section 4.2.
+
+use divvy_extender::core::{Action, Core, Got, Posted, Timing};
+use divvy_model::{ContainerKind, ContainerRequest, Held, MemoryUnit};
+use proptest::prelude::*;
+
+use crate::values::*;
+
+/// gpushare's fixture: n1 32/2 with a (10 on GPU 0) and b (4 on GPU 1), n2 16/1 full, n3 without GPUs.
+fn fixture(more: &[divvy_model::Pod]) -> Core {
+    let mut pods = vec![
+        gpushare_pod("a", "n1", 0, 10),
+        gpushare_pod("b", "n1", 1, 4),
+        gpushare_pod("c", "n2", 0, 16),
+    ];
+    pods.extend_from_slice(more);
+    synced(
+        &[
+            gpushare_node("n1", 32, 2),
+            gpushare_node("n2", 16, 1),
+            gpushare_node("n3", 0, 0),
+        ],
+        &pods,
+    )
+}
+
+#[test]
+fn a_bind_is_one_binding_that_carries_the_allocation() {
+    // Case 13, in one write instead of two.
+    let q = pod("q", 8);
+    let mut core = fixture(std::slice::from_ref(&q));
+    let (_, actions) = core.begin_bind(args(&q, "n1"), at(0));
+    let (op, binding) = one_post(actions);
+    assert_eq!(free(&core, "n1"), [6, 4], "reserved before the write");
+    assert_eq!(
+        binding.to_json(),
+        serde_json::json!({
+            "apiVersion": "v1", "kind": "Binding",
+            "metadata": {"name": "q", "namespace": "default", "uid": "u-q", "annotations": {
+                "ALIYUN_COM_GPU_MEM_ASSIGNED": "false", "ALIYUN_COM_GPU_MEM_ASSUME_TIME": "1692105746106628538",
+                "ALIYUN_COM_GPU_MEM_DEV": "16", "ALIYUN_COM_GPU_MEM_IDX": "1", "ALIYUN_COM_GPU_MEM_POD": "8"}},
+            "target": {"apiVersion": "v1", "kind": "Node", "name": "n1"},
+        }),
+        "a node without an inventory knows its GPUs by index only"
+    );
+    assert_eq!(one_answer(core.posted(op, Posted::Created, at(1))), Ok(()));
+    assert_eq!(free(&core, "n1"), [6, 4]);
+    core.index_mut().apply_pod(bound(&q, &binding));
+    assert_eq!(free(&core, "n1"), [6, 4], "counted once");
+    assert_eq!(core.index().ledger().reservations().count(), 0);
+    assert_eq!(core.under_way(), 0);
+}
+
+#[test]
+fn a_node_with_an_inventory_gets_both_forms_of_the_allocation() {
+    let mut q = pod("q", 3);
+    q.request.containers.insert(
+        0,
+        ContainerRequest {
+            name: "warm-up".to_owned(),
+            kind: ContainerKind::Init,
+            units: 5,
+            gpu_count: 0,
+        },
+    );
+    let mut core = synced(&[node("n", &[40, 14])], std::slice::from_ref(&q));
+    let (_, binding) = one_post(core.begin_bind(args(&q, "n"), at(0)).1);
+    let text = |key: &str| binding.annotations[key].as_str();
+    assert_eq!(
+        text("divvy.dev/allocation"),
+        r#"{"v":1,"gpus":[{"uuid":"GPU-n-1","memMiB":5120,"cores":0,"whole":false}],"containers":{"main":[{"uuid":"GPU-n-1","memMiB":3072,"cores":0}],"warm-up":[{"uuid":"GPU-n-1","memMiB":5120,"cores":0}]}}"#
+    );
+    assert_eq!(
+        ["IDX", "DEV", "POD", "ASSIGNED"].map(|name| text(&format!("ALIYUN_COM_GPU_MEM_{name}"))),
+        ["1", "14", "5", "false"]
+    );
+    assert_eq!(text("ALIYUN_COM_GPU_MEM_ASSUME_TIME").len(), 19);
+    assert_eq!(binding.annotations.len(), 6);
+}
+
+#[test]
+fn a_refused_bind_says_what_was_asked_and_what_is_free() {
+    let q = pod("q", 13);
+    let mut core = fixture(std::slice::from_ref(&q));
+    for (node, text) in [
+        (
+            "n1",
+            "pod default/q: node n1 has no GPU with 13 units (13312 MiB) free: GPU 0 has 6144 of 16384 MiB free, GPU 1 has 12288 of 16384 MiB free",
+        ),
+        (
+            "n3",
+            "pod default/q: node n3 is not offered: it offers no aliyun.com/gpu-mem (does the Divvy agent run there?)",
+        ),
+        ("nx", "pod default/q: node nx is not known"),
+    ] {
+        assert_eq!(one_answer(core.begin_bind(args(&q, node), at(0)).1), Err(text.to_owned()));
+    }
+    assert_eq!(core.index().ledger().reservations().count(), 0);
+    assert_eq!(core.counts().refused, 3);
+}
+
+#[test]
+fn another_uid_is_refused_in_gpushares_words() {
+    // R7: the name was given to a new pod; the cache may know either.
+    let q = pod("q", 8);
+    let mut core = fixture(std::slice::from_ref(&q));
+    let mut old = args(&q, "n1");
+    old.pod_uid = "u-before".to_owned();
+    let (op, asked, pause) = one_get(core.begin_bind(old.clone(), at(0)).1);
+    assert_eq!((asked, pause), (key(&q), 0), "only the API server knows");
+    assert_eq!(
+        one_answer(core.got(op, found(&q), at(1))),
+        Err("The pod q in ns default's uid is u-q, and it's not equal with expected u-before".to_owned())
+    );
+    let (op, ..) = one_get(core.begin_bind(old, at(2)).1);
+    let error = one_answer(core.got(op, Got::NotFound, at(3))).expect_err("gone");
+    assert_eq!(error, "pod default/q is gone: it was deleted before it was bound");
+}
+
+#[test]
+fn a_pod_that_is_not_cached_yet_is_looked_up() {
+    let q = pod("q", 8);
+    let mut core = fixture(&[]);
+    let (op, ..) = one_get(core.begin_bind(args(&q, "n1"), at(0)).1);
+    let (op, _) = one_post(core.got(op, found(&q), at(1)));
+    assert_eq!(one_answer(core.posted(op, Posted::Created, at(2))), Ok(()));
+    assert_eq!(free(&core, "n1"), [6, 4]);
+    let (op, ..) = one_get(core.begin_bind(args(&pod("r", 1), "n1"), at(3)).1);
+    let error = one_answer(core.got(op, Got::Failed("no answer".to_owned()), at(4))).expect_err("unknown pod");
+    assert_eq!(error, "pod default/r is not known yet and could not be read: no answer");
+}
+
+#[test]
+fn a_repeated_bind_is_answered_without_a_write() {
+    // R9, before and after the pod's own event.
+    let q = pod("q", 8);
+    let mut core = fixture(std::slice::from_ref(&q));
+    let (op, binding) = one_post(core.begin_bind(args(&q, "n1"), at(0)).1);
+    core.posted(op, Posted::Created, at(1));
+    assert_eq!(one_answer(core.begin_bind(args(&q, "n1"), at(2)).1), Ok(()));
+    let elsewhere = "pod default/q is bound to node n1 already and cannot be bound to node n2";
+    assert_eq!(
+        one_answer(core.begin_bind(args(&q, "n2"), at(2)).1),
+        Err(elsewhere.to_owned())
+    );
+    core.index_mut().apply_pod(bound(&q, &binding));
+    assert_eq!(one_answer(core.begin_bind(args(&q, "n1"), at(3)).1), Ok(()));
+    assert_eq!(
+        one_answer(core.begin_bind(args(&q, "n2"), at(3)).1),
+        Err(elsewhere.to_owned())
+    );
+    assert_eq!(free(&core, "n1"), [6, 4]);
+    assert_eq!(core.counts().bound, 1);
+}
+
+#[test]
+fn equal_binds_at_once_are_one_write_and_equal_answers() {
+    // F08
+    for outcome in [Posted::Created, Posted::Refused("not allowed".to_owned())] {
+        let q = pod("q", 8);
+        let mut core = fixture(std::slice::from_ref(&q));
+        let (first, actions) = core.begin_bind(args(&q, "n1"), at(0));
+        let (op, _) = one_post(actions);
+        let mut tickets = vec![first];
+        for _ in 1..50 {
+            let (ticket, actions) = core.begin_bind(args(&q, "n1"), at(0));
+            assert_eq!(actions, [], "joined");
+            tickets.push(ticket);
+        }
+        let given = answers(core.posted(op, outcome, at(1)));
+        assert_eq!(given.keys().copied().collect::<Vec<_>>(), tickets);
+        assert!(
+            given.values().all(|answer| Some(answer) == given.values().next()),
+            "{given:?}"
+        );
+    }
+}
+
+#[test]
+fn one_bind_at_a_time_writes_for_a_node_and_the_next_sees_its_outcome() {
+    // R10
+    let (q, r, s) = (pod("q", 16), pod("r", 16), pod("s", 2));
+    let nodes = [node("n1", &[16]), node("n2", &[16])];
+    let mut core = synced(&nodes, &[q.clone(), r.clone(), s.clone()]);
+    let (first, _) = one_post(core.begin_bind(args(&q, "n1"), at(0)).1);
+    assert_eq!(core.begin_bind(args(&r, "n1"), at(0)).1, [], "waits for the node");
+    one_post(core.begin_bind(args(&s, "n2"), at(0)).1);
+    let actions = core.posted(first, Posted::Created, at(1));
+    let texts: Vec<String> = answers(actions).into_values().map(|answer| format!("{answer:?}")).collect();
+    assert_eq!(texts.len(), 2, "{texts:?}");
+    assert_eq!(texts[0], "Ok(())");
+    assert!(texts[1].contains("GPU 0 has 0 of 16384 MiB free"), "{texts:?}");
+
+    // The same, but the first one fails: what it had reserved goes to the second.
+    let mut core = synced(&nodes, &[q.clone(), r.clone()]);
+    let (first, _) = one_post(core.begin_bind(args(&q, "n1"), at(0)).1);
+    core.begin_bind(args(&r, "n1"), at(0));
+    let actions = core.posted(first, Posted::NotFound("pods \"q\" not found".to_owned()), at(1));
+    assert!(
+        matches!(&actions[..], [Action::Answer { result: Err(_), .. }, Action::Post { binding, .. }] if binding.name == "r"),
+        "{actions:?}"
+    );
+}
+
+#[test]
+fn a_bind_that_waited_too_long_for_its_node_is_not_begun() {
+    let (q, r) = (pod("q", 1), pod("r", 1));
+    let mut core = synced(&[node("n1", &[16])], &[q.clone(), r.clone()]);
+    let (first, _) = one_post(core.begin_bind(args(&q, "n1"), at(0)).1);
+    core.begin_bind(args(&r, "n1"), at(0));
+    let answers = answers(core.posted(first, Posted::Created, at(5_000)));
+    let error = answers.into_values().find_map(Result::err).expect("the second is refused");
+    assert!(error.contains("pod default/r could not be bound in time"), "{error}");
+}
+
+#[test]
+fn a_lost_answer_is_found_out_by_looking() {
+    // F02: every way in which a POST without an answer may have gone.
+    let q = pod("q", 8);
+    let begin = |outcome: Posted| {
+        let mut core = synced(&[node("n1", &[16]), node("n2", &[16])], std::slice::from_ref(&q));
+        let (op, binding) = one_post(core.begin_bind(args(&q, "n1"), at(0)).1);
+        let (op, asked, _) = one_get(core.posted(op, outcome, at(10)));
+        assert_eq!(asked, key(&q));
+        assert_eq!(free(&core, "n1"), [8], "kept while it is not known");
+        (core, op, binding)
+    };
+    for outcome in [lost(), conflict()] {
+        let (mut core, op, binding) = begin(outcome.clone());
+        assert_eq!(one_answer(core.got(op, found(&bound(&q, &binding)), at(20))), Ok(()));
+        assert_eq!(free(&core, "n1"), [8]);
+
+        let (mut core, op, mut binding) = begin(outcome.clone());
+        binding.node = "n2".to_owned();
+        let error = one_answer(core.got(op, found(&bound(&q, &binding)), at(20))).expect_err("elsewhere");
+        assert_eq!(
+            error,
+            "pod default/q is bound to node n2 already and cannot be bound to node n1"
+        );
+        assert_eq!(free(&core, "n1"), [16]);
+
+        let (mut core, op, _) = begin(outcome.clone());
+        let other = gpushare_pod("q", "n1", 0, 3);
+        let error = one_answer(core.got(op, found(&other), at(20))).expect_err("another allocation");
+        assert!(error.contains("with another allocation than this one"), "{error}");
+        assert_eq!(free(&core, "n1"), [16]);
+
+        let (mut core, op, _) = begin(outcome.clone());
+        assert!(one_answer(core.got(op, Got::NotFound, at(20))).is_err());
+        assert_eq!(free(&core, "n1"), [16]);
+
+        let (mut core, op, _) = begin(outcome);
+        let mut again = q.clone();
+        again.uid = "u-again".to_owned();
+        let error = one_answer(core.got(op, found(&again), at(20))).expect_err("re-created");
+        assert!(error.contains("uid is u-again"), "{error}");
+        assert_eq!(free(&core, "n1"), [16]);
+    }
+    // Not bound after a 409: refused. Not bound after no answer: it may come yet.
+    let (mut core, op, _) = begin(conflict());
+    let error = one_answer(core.got(op, found(&q), at(20))).expect_err("refused");
+    assert!(error.contains("Operation cannot be fulfilled"), "{error}");
+    assert_eq!(free(&core, "n1"), [16]);
+    let (mut core, op, _) = begin(lost());
+    let error = one_answer(core.got(op, found(&q), at(20))).expect_err("unknown");
+    assert!(error.contains("connection reset"), "{error}");
+    assert_eq!(free(&core, "n1"), [8]);
+}
+
+#[test]
+fn a_bind_without_an_answer_is_looked_at_until_the_scheduler_stops_waiting() {
+    let q = pod("q", 8);
+    let mut core = synced(&[node("n1", &[16])], std::slice::from_ref(&q));
+    let (op, _) = one_post(core.begin_bind(args(&q, "n1"), at(0)).1);
+    let (op, _, mut pause) = one_get(core.posted(op, lost(), at(100)));
+    let mut now = 100;
+    let mut looks = 1;
+    let error = loop {
+        now += pause / MS + 10;
+        let actions = core.got(op, Got::Failed("down".to_owned()), at(now));
+        match &actions[..] {
+            [Action::Get { after_ns, .. }] => pause = *after_ns,
+            _ => break one_answer(actions).expect_err("unknown"),
+        }
+        looks += 1;
+    };
+    assert!(error.contains("whether it was bound is not known"), "{error}");
+    assert!(now <= Timing::default().answer_within_ns / MS, "answered at {now} ms");
+    assert!((4..12).contains(&looks), "backs off: {looks} looks");
+    assert_eq!(free(&core, "n1"), [8], "kept");
+    assert_eq!(core.counts().unknown, 1);
+    // The node was free for others all the time.
+    assert_eq!(core.under_way(), 0);
+}
+
+#[test]
+fn a_bind_tried_again_after_no_answer_writes_the_same_allocation() {
+    // The first may be carried out late: then it does not matter which of the two it was.
+    let (q, r) = (pod("q", 8), pod("r", 1));
+    let mut core = synced(&[node("n1", &[16, 8])], &[q.clone(), r.clone()]);
+    let (op, first) = one_post(core.begin_bind(args(&q, "n1"), at(0)).1);
+    assert_eq!(first.annotations["ALIYUN_COM_GPU_MEM_IDX"], "1");
+    let (op, ..) = one_get(core.posted(op, lost(), at(10)));
+    one_answer(core.got(op, found(&q), at(20))).expect_err("not bound so far");
+    assert!(
+        core.filter(&q, ["n1"]).expect("synced").failed.is_empty(),
+        "its own reservation is not in its way"
+    );
+    let (op, second) = one_post(core.begin_bind(args(&q, "n1"), at(1_000)).1);
+    assert_eq!(
+        first.annotations["divvy.dev/allocation"],
+        second.annotations["divvy.dev/allocation"]
+    );
+    // The first one wins the race.
+    let (op, ..) = one_get(core.posted(op, conflict(), at(1_010)));
+    assert_eq!(one_answer(core.got(op, found(&bound(&q, &first)), at(1_020))), Ok(()));
+    assert_eq!(free(&core, "n1"), [16, 0]);
+}
+
+#[test]
+fn a_bind_tried_on_another_node_frees_the_first_when_it_succeeds() {
+    let q = pod("q", 8);
+    let mut core = synced(&[node("n1", &[16]), node("n2", &[16])], std::slice::from_ref(&q));
+    let (op, _) = one_post(core.begin_bind(args(&q, "n1"), at(0)).1);
+    let (op, ..) = one_get(core.posted(op, lost(), at(10)));
+    one_answer(core.got(op, found(&q), at(20))).expect_err("not bound so far");
+    let (op, _) = one_post(core.begin_bind(args(&q, "n2"), at(1_000)).1);
+    assert_eq!(
+        (free(&core, "n1"), free(&core, "n2")),
+        (vec![8], vec![8]),
+        "either may come through"
+    );
+    assert_eq!(one_answer(core.posted(op, Posted::Created, at(1_010))), Ok(()));
+    assert_eq!((free(&core, "n1"), free(&core, "n2")), (vec![16], vec![8]));
+}
+
+#[test]
+fn a_pod_deleted_in_the_middle_leaves_nothing_behind() {
+    // R4, R14: the pod's deletion may be seen before, or instead of, the answer.
+    let q = pod("q", 8);
+    for (seen, outcome) in [(true, Posted::Created), (true, lost()), (false, Posted::Created)] {
+        let mut core = synced(&[node("n1", &[16])], std::slice::from_ref(&q));
+        let (op, _) = one_post(core.begin_bind(args(&q, "n1"), at(0)).1);
+        if seen {
+            core.index_mut().delete_pod(&q.uid);
+        }
+        for action in core.posted(op, outcome, at(10)) {
+            if let Action::Get { op, .. } = action {
+                one_answer(core.got(op, Got::NotFound, at(20))).expect_err("gone");
+            }
+        }
+        if !seen {
+            // Created, bound and deleted while the watch was cut: no list ever shows it.
+            let mut forgetful = synced(&[node("n1", &[16])], &[]);
+            let (op, ..) = one_get(forgetful.begin_bind(args(&q, "n1"), at(0)).1);
+            let (op, _) = one_post(forgetful.got(op, found(&q), at(1)));
+            forgetful.posted(op, Posted::Created, at(2));
+            forgetful.index_mut().reset_pods(Vec::new());
+            assert_eq!(free(&forgetful, "n1"), [8], "may be younger than the list");
+            assert_eq!(forgetful.sweep(at(1_000)), [], "not yet");
+            let due = forgetful.sweep(at(20_000));
+            assert!(matches!(&due[..], [Action::Check { uid, .. }] if *uid == q.uid), "{due:?}");
+            forgetful.checked(&q.uid, "n1", Got::NotFound, at(20_010));
+            assert_eq!(free(&forgetful, "n1"), [16]);
+            continue;
+        }
+        assert_eq!(free(&core, "n1"), [16]);
+        assert_eq!(core.index().ledger().reservations().count(), 0);
+    }
+}
+
+#[test]
+fn a_doubt_ends_with_the_pods_event_or_when_the_api_server_cannot_carry_it_out_any_more() {
+    let q = pod("q", 8);
+    let doubtful = || {
+        let mut core = synced(&[node("n1", &[16])], std::slice::from_ref(&q));
+        let (op, binding) = one_post(core.begin_bind(args(&q, "n1"), at(0)).1);
+        let (op, ..) = one_get(core.posted(op, lost(), at(10)));
+        one_answer(core.got(op, found(&q), at(20))).expect_err("unknown");
+        (core, binding)
+    };
+    let (mut core, binding) = doubtful();
+    core.index_mut().apply_pod(bound(&q, &binding));
+    assert_eq!(core.index().ledger().reservations().count(), 0);
+    assert_eq!(free(&core, "n1"), [8]);
+
+    let (mut core, _) = doubtful();
+    assert_eq!(core.sweep(at(5_000)).len(), 1);
+    core.checked(&q.uid, "n1", found(&q), at(5_010));
+    assert_eq!(free(&core, "n1"), [8], "it may come yet");
+    core.checked(&q.uid, "n1", Got::Failed("down".to_owned()), at(70_000));
+    assert_eq!(free(&core, "n1"), [8]);
+    core.checked(&q.uid, "n1", found(&q), at(70_010));
+    assert_eq!(free(&core, "n1"), [16]);
+
+    let (mut core, binding) = doubtful();
+    core.checked(&q.uid, "n1", found(&bound(&q, &binding)), at(70_000));
+    assert_eq!(free(&core, "n1"), [8], "it came; the event is on its way");
+    assert_eq!(one_answer(core.begin_bind(args(&q, "n1"), at(70_010)).1), Ok(()));
+}
+
+#[test]
+fn binds_of_one_pod_to_two_nodes_come_one_after_the_other() {
+    let q = pod("q", 8);
+    let mut core = synced(&[node("n1", &[16]), node("n2", &[16])], std::slice::from_ref(&q));
+    let (op, _) = one_post(core.begin_bind(args(&q, "n1"), at(0)).1);
+    assert_eq!(core.begin_bind(args(&q, "n2"), at(0)).1, []);
+    let given: Vec<_> = answers(core.posted(op, Posted::Created, at(1))).into_values().collect();
+    assert_eq!(
+        given,
+        [
+            Ok(()),
+            Err("pod default/q is bound to node n1 already and cannot be bound to node n2".to_owned())
+        ]
+    );
+}
+
+#[test]
+fn a_pod_being_deleted_is_not_bound() {
+    let mut q = pod("q", 8);
+    q.deleting = true;
+    let mut core = fixture(std::slice::from_ref(&q));
+    assert_eq!(
+        one_answer(core.begin_bind(args(&q, "n1"), at(0)).1),
+        Err("pod default/q is being deleted".to_owned())
+    );
+}
+
+#[test]
+fn a_pod_that_asks_for_no_memory_is_bound_without_an_allocation() {
+    // gpu-count alone sends a pod through the extender, which is its binder then.
+    let mut q = pod("q", 0);
+    q.request.containers[0].gpu_count = 1;
+    let mut core = fixture(std::slice::from_ref(&q));
+    assert_eq!(core.filter(&q, ["n3", "n1"]).expect("synced").passed, [0, 1]);
+    let (op, binding) = one_post(core.begin_bind(args(&q, "n3"), at(0)).1);
+    assert!(binding.annotations.is_empty());
+    assert!(binding.to_json()["metadata"].get("annotations").is_none());
+    let (op, ..) = one_get(core.posted(op, lost(), at(1)));
+    let mut there = bound(&q, &binding);
+    there.held = Held::Nothing;
+    assert_eq!(one_answer(core.got(op, found(&there), at(2))), Ok(()));
+}
+
+#[test]
+fn nothing_is_answered_before_the_cluster_was_listed() {
+    let q = pod("q", 8);
+    let mut core = Core::new(MemoryUnit::GIB, Timing::default());
+    core.index_mut().reset_nodes(&[node("n1", &[16])]);
+    let text = "the extender is starting: it has not listed the cluster's pods yet, so it does not know what is free";
+    assert_eq!(core.filter(&q, ["n1"]), Err(text.to_owned()));
+    assert_eq!(one_answer(core.begin_bind(args(&q, "n1"), at(0)).1), Err(text.to_owned()));
+    core.index_mut().reset_pods(vec![q.clone()]);
+    one_post(core.begin_bind(args(&q, "n1"), at(1)).1);
+}
+
+#[test]
+fn outcomes_that_nobody_waits_for_change_nothing() {
+    let q = pod("q", 8);
+    let mut core = fixture(std::slice::from_ref(&q));
+    let (op, _) = one_post(core.begin_bind(args(&q, "n1"), at(0)).1);
+    assert_eq!(core.got(op, found(&q), at(1)), [], "not asked");
+    one_answer(core.posted(op, Posted::Created, at(1))).expect("bound");
+    assert_eq!(core.posted(op, Posted::NotFound(String::new()), at(2)), []);
+    core.checked("u-nobody", "n1", Got::NotFound, at(3));
+    assert_eq!(free(&core, "n1"), [6, 4]);
+}
+
+proptest! {
+    #[test]
+    fn any_pod_is_answered_and_never_given_more_than_a_gpu_has(units in any::<u64>(), sizes in proptest::collection::vec(1..100u64, 0..5)) {
+        let q = pod("q", units);
+        let mut core = synced(&[node("n", &sizes)], std::slice::from_ref(&q));
+        let fits = core.filter(&q, ["n"]).expect("synced").failed.is_empty();
+        let actions = core.begin_bind(args(&q, "n"), at(0)).1;
+        prop_assert_eq!(fits, matches!(&actions[..], [Action::Post { .. }]));
+        prop_assert_eq!(fits, units == 0 || sizes.iter().any(|size| *size >= units));
+    }
+}

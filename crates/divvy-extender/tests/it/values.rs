@@ -1,0 +1,177 @@
+//! Pods and nodes as values.
+
+use std::collections::BTreeMap;
+
+use divvy_extender::core::{Action, BindArgs, BindingRequest, Core, Got, Now, OpId, Posted, Ticket, Timing};
+use divvy_model::{
+    ContainerKind, ContainerRequest, Gpu, Health, Held, Inventory, MemoryUnit, MiB, Node, Phase, Pod, PodKey, PodRequest,
+};
+
+pub(crate) const MS: u64 = 1_000_000;
+
+pub(crate) fn at(ms: u64) -> Now {
+    Now {
+        monotonic_ns: ms * MS,
+        unix_ns: 1_692_105_746_106_628_538 + ms * MS,
+    }
+}
+
+pub(crate) fn node(name: &str, sizes: &[u64]) -> Node {
+    let gpus = sizes
+        .iter()
+        .enumerate()
+        .map(|(i, units)| Gpu {
+            uuid: format!("GPU-{name}-{i}"),
+            kind: "gpu".to_owned(),
+            parent: None,
+            index: i as u32,
+            minor: i as u32,
+            pci: String::new(),
+            model: String::new(),
+            cc: String::new(),
+            sms: 0,
+            clock_mhz: 0,
+            total: MiB(units * 1024),
+            reserve: MiB::ZERO,
+            units: *units,
+            held: MiB::ZERO,
+            numa: None,
+            health: Health::Ok,
+            reason: None,
+            links: Vec::new(),
+        })
+        .collect();
+    Node {
+        uid: format!("uid-{name}"),
+        name: name.to_owned(),
+        capacity_units: sizes.iter().sum(),
+        capacity_gpus: sizes.len() as u64,
+        inventory: Some(Ok(Inventory {
+            v: 1,
+            agent: String::new(),
+            driver: String::new(),
+            unit: MemoryUnit::GIB,
+            gpus,
+        })),
+        ..Node::default()
+    }
+}
+
+pub(crate) fn gpushare_node(name: &str, units: u64, gpus: u64) -> Node {
+    Node {
+        name: name.to_owned(),
+        capacity_units: units,
+        capacity_gpus: gpus,
+        ..Node::default()
+    }
+}
+
+pub(crate) fn pod(name: &str, units: u64) -> Pod {
+    Pod {
+        uid: format!("u-{name}"),
+        namespace: "default".to_owned(),
+        name: name.to_owned(),
+        request: PodRequest {
+            containers: vec![ContainerRequest {
+                name: "main".to_owned(),
+                kind: ContainerKind::App,
+                units,
+                gpu_count: 0,
+            }],
+        },
+        ..Pod::default()
+    }
+}
+
+/// What the API server makes of a pod and a Binding.
+pub(crate) fn bound(pod: &Pod, binding: &BindingRequest) -> Pod {
+    Pod {
+        node: Some(binding.node.clone()),
+        held: Held::from_annotations(&binding.annotations),
+        phase: Phase::Running,
+        ..pod.clone()
+    }
+}
+
+pub(crate) fn gpushare_pod(name: &str, node: &str, index: u32, units: u64) -> Pod {
+    let annotations: BTreeMap<String, String> = divvy_model::legacy::bind_annotations(index, 16, units, 1);
+    Pod {
+        node: Some(node.to_owned()),
+        phase: Phase::Running,
+        held: Held::from_annotations(&annotations),
+        ..pod(name, units)
+    }
+}
+
+pub(crate) fn args(pod: &Pod, node: &str) -> BindArgs {
+    BindArgs {
+        pod_name: pod.name.clone(),
+        pod_namespace: pod.namespace.clone(),
+        pod_uid: pod.uid.clone(),
+        node: node.to_owned(),
+    }
+}
+
+pub(crate) fn synced(nodes: &[Node], pods: &[Pod]) -> Core {
+    let mut core = Core::new(MemoryUnit::GIB, Timing::default());
+    core.index_mut().reset_nodes(nodes);
+    core.index_mut().reset_pods(pods.to_vec());
+    core
+}
+
+/// Free units of a node's GPUs.
+pub(crate) fn free(core: &Core, node: &str) -> Vec<u64> {
+    let view = core.index().ledger().node(node).expect("known node");
+    let gpus = view.state().map_or(0, |state| state.gpus.len());
+    (0..gpus).map(|i| MemoryUnit::GIB.units_in(view.free(i))).collect()
+}
+
+pub(crate) fn key(pod: &Pod) -> PodKey {
+    pod.key()
+}
+
+/// Expects exactly one action, a POST.
+pub(crate) fn one_post(actions: Vec<Action>) -> (OpId, BindingRequest) {
+    match <[Action; 1]>::try_from(actions) {
+        Ok([Action::Post { op, binding }]) => (op, binding),
+        other => panic!("expected one POST: {other:?}"),
+    }
+}
+
+/// Expects exactly one action, a GET.
+pub(crate) fn one_get(actions: Vec<Action>) -> (OpId, PodKey, u64) {
+    match <[Action; 1]>::try_from(actions) {
+        Ok([Action::Get { op, pod, after_ns }]) => (op, pod, after_ns),
+        other => panic!("expected one GET: {other:?}"),
+    }
+}
+
+/// Expects nothing but answers.
+pub(crate) fn answers(actions: Vec<Action>) -> BTreeMap<Ticket, Result<(), String>> {
+    actions
+        .into_iter()
+        .map(|action| match action {
+            Action::Answer { ticket, result } => (ticket, result),
+            other => panic!("expected answers only: {other:?}"),
+        })
+        .collect()
+}
+
+/// Expects exactly one answer.
+pub(crate) fn one_answer(actions: Vec<Action>) -> Result<(), String> {
+    let answers = answers(actions);
+    assert_eq!(answers.len(), 1, "{answers:?}");
+    answers.into_values().next().expect("one")
+}
+
+pub(crate) fn found(pod: &Pod) -> Got {
+    Got::Found(Box::new(pod.clone()))
+}
+
+pub(crate) fn lost() -> Posted {
+    Posted::Unknown("connection reset".to_owned())
+}
+
+pub(crate) fn conflict() -> Posted {
+    Posted::Conflict("Operation cannot be fulfilled".to_owned())
+}

@@ -1,0 +1,356 @@
+//! The core against an API server in miniature, in every order: POSTs that are carried out late or whose answers
+//! are lost, watches that lag or are cut, deletions and re-creations, restarts of the extender.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use divvy_extender::core::{Action, BindingRequest, Core, Got, OpId, Posted, Ticket, Timing};
+use divvy_model::{Held, MemoryUnit, Node, Phase, Pod, PodKey};
+use proptest::prelude::*;
+
+use crate::values::*;
+
+#[derive(Debug, Clone)]
+enum Step {
+    Create(u8, u64),
+    Delete(u8),
+    End(u8),
+    Bind(u8, u8),
+    /// Which POST (modulo those open) and what becomes of it.
+    Post(usize, Fate),
+    /// Which GET, and whether it is answered.
+    Get(usize, bool),
+    /// Deliver that many changes.
+    Watch(u8),
+    CutAndList,
+    /// A change of GPU capacity.
+    Node(u8, u64),
+    Sweep,
+    Time(u64),
+    Restart,
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Fate {
+    Done,
+    DoneAnswerLost,
+    NeverDone,
+    /// No answer now, carried out at the next step of time if it still can be.
+    DoneLate,
+    Refused,
+}
+
+fn steps() -> impl Strategy<Value = Vec<Step>> {
+    let fate = prop_oneof![
+        5 => Just(Fate::Done),
+        2 => Just(Fate::DoneAnswerLost),
+        2 => Just(Fate::NeverDone),
+        2 => Just(Fate::DoneLate),
+        1 => Just(Fate::Refused),
+    ];
+    let step = prop_oneof![
+        4 => (0..5u8, 0..9u64).prop_map(|(pod, units)| Step::Create(pod, units)),
+        2 => (0..5u8).prop_map(Step::Delete),
+        1 => (0..5u8).prop_map(Step::End),
+        6 => (0..5u8, 0..2u8).prop_map(|(pod, node)| Step::Bind(pod, node)),
+        6 => (any::<usize>(), fate).prop_map(|(which, fate)| Step::Post(which, fate)),
+        3 => (any::<usize>(), proptest::bool::weighted(0.7)).prop_map(|(which, answered)| Step::Get(which, answered)),
+        5 => (1..6u8).prop_map(Step::Watch),
+        1 => Just(Step::CutAndList),
+        1 => Just(Step::Sweep),
+        2 => prop_oneof![Just(10u64), Just(1_000), Just(70_000)].prop_map(Step::Time),
+        1 => Just(Step::Restart),
+        1 => (0..2u8, 0..3u64).prop_map(|(node, more)| Step::Node(node, more)),
+    ];
+    proptest::collection::vec(step, 1..80)
+}
+
+struct World {
+    core: Core,
+    now_ms: u64,
+    nodes: BTreeMap<String, Node>,
+    /// What the API server has, by name.
+    pods: BTreeMap<String, Pod>,
+    created: u64,
+    /// Changes that the watch has not delivered: the pod, or the UID of one that is gone.
+    feed: VecDeque<Result<Pod, String>>,
+    posts: Vec<(OpId, BindingRequest)>,
+    gets: Vec<(Option<(String, String)>, Option<OpId>, PodKey)>,
+    late: Vec<BindingRequest>,
+    /// Who waits for which answer.
+    asked: BTreeMap<Ticket, (String, String)>,
+}
+
+impl World {
+    fn new() -> World {
+        let nodes = BTreeMap::from([
+            ("n0".to_owned(), node("n0", &[8, 8])),
+            ("n1".to_owned(), gpushare_node("n1", 8, 1)),
+        ]);
+        World {
+            core: synced(&nodes.values().cloned().collect::<Vec<_>>(), &[]),
+            now_ms: 1,
+            nodes,
+            pods: BTreeMap::new(),
+            created: 0,
+            feed: VecDeque::new(),
+            posts: Vec::new(),
+            gets: Vec::new(),
+            late: Vec::new(),
+            asked: BTreeMap::new(),
+        }
+    }
+
+    fn take(&mut self, actions: Vec<Action>) -> Result<(), TestCaseError> {
+        for action in actions {
+            match action {
+                Action::Post { op, binding } => {
+                    prop_assert!(
+                        self.posts.iter().all(|(_, other)| other.node != binding.node),
+                        "two POSTs for one node at once"
+                    );
+                    self.posts.push((op, binding));
+                }
+                Action::Get { op, pod, .. } => self.gets.push((None, Some(op), pod)),
+                Action::Check { uid, node, pod } => self.gets.push((Some((uid, node)), None, pod)),
+                Action::Answer { ticket, result } => {
+                    let (uid, node) = self.asked.remove(&ticket).expect("asked once");
+                    if result.is_ok() {
+                        let bound = self.pods.values().find(|pod| pod.uid == uid);
+                        // It may have been deleted since.
+                        if let Some(pod) = bound {
+                            prop_assert_eq!(pod.node.as_deref(), Some(node.as_str()), "an acknowledged bind is there");
+                        }
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// What the API server does with a Binding.
+    fn carry_out(&mut self, binding: &BindingRequest) -> Posted {
+        match self.pods.get_mut(&binding.name) {
+            None => Posted::NotFound("not found".to_owned()),
+            Some(pod) if pod.uid != binding.uid || pod.node.is_some() || pod.deleting => conflict(),
+            Some(pod) => {
+                *pod = bound(pod, binding);
+                self.feed.push_back(Ok(pod.clone()));
+                Posted::Created
+            }
+        }
+    }
+
+    fn step(&mut self, step: Step) -> Result<(), TestCaseError> {
+        let now = at(self.now_ms);
+        match step {
+            Step::Create(name, units) => {
+                let name = format!("p{name}");
+                if !self.pods.contains_key(&name) {
+                    self.created += 1;
+                    let mut new = pod(&name, units);
+                    new.uid = format!("u{}", self.created);
+                    self.feed.push_back(Ok(new.clone()));
+                    self.pods.insert(name, new);
+                }
+            }
+            Step::Delete(name) => {
+                if let Some(gone) = self.pods.remove(&format!("p{name}")) {
+                    self.feed.push_back(Err(gone.uid));
+                }
+            }
+            Step::End(name) => {
+                if let Some(pod) = self.pods.get_mut(&format!("p{name}"))
+                    && pod.node.is_some()
+                {
+                    pod.phase = Phase::Succeeded;
+                    self.feed.push_back(Ok(pod.clone()));
+                }
+            }
+            Step::Bind(name, on) => {
+                if let Some(pod) = self.pods.get(&format!("p{name}")).cloned() {
+                    let on = format!("n{on}");
+                    let (ticket, actions) = self.core.begin_bind(args(&pod, &on), now);
+                    self.asked.insert(ticket, (pod.uid, on));
+                    self.take(actions)?;
+                }
+            }
+            Step::Post(which, fate) => {
+                if !self.posts.is_empty() {
+                    let (op, binding) = self.posts.remove(which % self.posts.len());
+                    let outcome = match fate {
+                        Fate::Done => self.carry_out(&binding),
+                        Fate::DoneAnswerLost => {
+                            self.carry_out(&binding);
+                            lost()
+                        }
+                        Fate::NeverDone => lost(),
+                        Fate::DoneLate => {
+                            self.late.push(binding);
+                            lost()
+                        }
+                        Fate::Refused => Posted::Refused("forbidden".to_owned()),
+                    };
+                    let actions = self.core.posted(op, outcome, now);
+                    self.take(actions)?;
+                }
+            }
+            Step::Get(which, answered) => {
+                if !self.gets.is_empty() {
+                    let (check, op, key) = self.gets.remove(which % self.gets.len());
+                    let outcome = match self.pods.get(&key.name) {
+                        _ if !answered => Got::Failed("down".to_owned()),
+                        Some(pod) => found(pod),
+                        None => Got::NotFound,
+                    };
+                    if let Some((uid, node)) = check {
+                        self.core.checked(&uid, &node, outcome, now);
+                    } else if let Some(op) = op {
+                        let actions = self.core.got(op, outcome, now);
+                        self.take(actions)?;
+                    }
+                }
+            }
+            Step::Watch(count) => {
+                for _ in 0..count {
+                    match self.feed.pop_front() {
+                        Some(Ok(pod)) => self.core.index_mut().apply_pod(pod),
+                        Some(Err(uid)) => self.core.index_mut().delete_pod(&uid),
+                        None => break,
+                    }
+                }
+            }
+            Step::CutAndList => {
+                self.feed.clear();
+                self.core.index_mut().reset_pods(self.pods.values().cloned().collect());
+            }
+            Step::Sweep => {
+                let actions = self.core.sweep(now);
+                self.take(actions)?;
+            }
+            Step::Time(ms) => {
+                self.now_ms += ms;
+                // The API server carries out what it has within its request timeout.
+                for binding in std::mem::take(&mut self.late) {
+                    self.carry_out(&binding);
+                }
+            }
+            Step::Node(name, more) => {
+                let name = format!("n{name}");
+                let changed = if name == "n0" {
+                    node("n0", &[8, 8 + more])
+                } else {
+                    gpushare_node("n1", 8 + more, 1)
+                };
+                // Only ever larger: a GPU that shrinks under its pods is overcommitted by nobody's fault.
+                if changed.capacity_units > self.nodes[&name].capacity_units {
+                    self.core.index_mut().apply_node(&changed);
+                    self.nodes.insert(name, changed);
+                }
+            }
+            Step::Restart => {
+                // What a dead process has sent is carried out before its successor lists, or not at all.
+                for binding in std::mem::take(&mut self.late) {
+                    self.carry_out(&binding);
+                }
+                self.posts.clear();
+                self.gets.clear();
+                self.asked.clear();
+                self.feed.clear();
+                self.core = Core::new(MemoryUnit::GIB, Timing::default());
+                let nodes: Vec<Node> = self.nodes.values().cloned().collect();
+                self.core.index_mut().reset_nodes(&nodes);
+                self.core.index_mut().reset_pods(self.pods.values().cloned().collect());
+            }
+        }
+        self.check()
+    }
+
+    /// Units that the API server's pods hold, by node and GPU index.
+    fn held(&self) -> BTreeMap<(String, u32), u64> {
+        let mut held = BTreeMap::new();
+        for pod in self.pods.values().filter(|pod| pod.phase != Phase::Succeeded) {
+            let Some(node) = &pod.node else { continue };
+            match &pod.held {
+                Held::Allocation(allocation) => {
+                    for share in &allocation.gpus {
+                        let index = share.uuid.rsplit('-').next().and_then(|i| i.parse().ok()).expect("our uuids");
+                        *held.entry((node.clone(), index)).or_default() += share.memory.0 / 1024;
+                    }
+                }
+                Held::Legacy(legacy) => {
+                    for (index, units) in &legacy.gpus {
+                        *held.entry((node.clone(), *index)).or_default() += units;
+                    }
+                }
+                Held::Nothing | Held::Unreadable(_) => {}
+            }
+        }
+        held
+    }
+
+    fn capacity(&self, node: &str, index: u32) -> u64 {
+        match &self.nodes[node].inventory {
+            Some(Ok(inventory)) => inventory.gpus[index as usize].units,
+            _ => self.nodes[node].capacity_units,
+        }
+    }
+
+    /// Invariant 1, at every revision of the API server.
+    fn check(&self) -> Result<(), TestCaseError> {
+        for ((node, index), units) in self.held() {
+            prop_assert!(
+                units <= self.capacity(&node, index),
+                "GPU {} of {}: {} units are held",
+                index,
+                node,
+                units
+            );
+        }
+        for view in self.core.index().ledger().nodes() {
+            prop_assert_eq!(view.overcommitted().0, 0, "the ledger overcommits {}", view.name());
+        }
+        Ok(())
+    }
+
+    /// Everything that is open comes to its end; then the ledger is exactly what the API server holds.
+    fn quiet(&mut self) -> Result<(), TestCaseError> {
+        for _ in 0..100 {
+            while !self.posts.is_empty() || !self.gets.is_empty() {
+                self.step(Step::Post(0, Fate::Done))?;
+                self.step(Step::Get(0, true))?;
+            }
+            self.step(Step::Watch(u8::MAX))?;
+            self.step(Step::Time(70_000))?;
+            self.step(Step::Sweep)?;
+            if self.posts.is_empty() && self.gets.is_empty() && self.feed.is_empty() && self.late.is_empty() {
+                break;
+            }
+        }
+        prop_assert_eq!(self.core.under_way(), 0, "every bind ended");
+        prop_assert!(self.asked.is_empty(), "every caller was answered");
+        let ledger = self.core.index().ledger();
+        prop_assert_eq!(ledger.reservations().count(), 0, "nothing is reserved for ever");
+        let held = self.held();
+        for view in ledger.nodes() {
+            let gpus = view.state().expect("nodes stay").gpus.len();
+            for position in 0..gpus {
+                let units = held.get(&(view.name().to_owned(), position as u32)).copied().unwrap_or(0);
+                prop_assert_eq!(view.used(position).0, units * 1024, "GPU {} of {}", position, view.name());
+            }
+        }
+        Ok(())
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(2_000))]
+
+    #[test]
+    fn no_interleaving_promises_a_gpus_memory_twice_or_keeps_it_for_ever(steps in steps()) {
+        let mut world = World::new();
+        for step in steps {
+            world.step(step)?;
+        }
+        world.quiet()?;
+    }
+}
