@@ -1,0 +1,128 @@
+//! The cgroup tree of a node's pods as files, projected from what runs.
+//!
+//! Unified (v2): `sys/fs/cgroup/kubepods/<qos>/pod<UID>/<id>/cgroup.{procs,events}`; version 1: the same path below
+//! `pids`, `memory` and `cpu,cpuacct`, with `pids.current` in the first. Guaranteed pods have no `<qos>` level.
+//! Simplification: plain files, replaced as a whole by rename, so an inotify watch on a file does not survive a change.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+
+/// Which cgroup hierarchy a node shows.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum CgroupVersion {
+    /// The unified hierarchy.
+    #[default]
+    V2,
+    /// One hierarchy per controller.
+    V1,
+}
+
+/// A cgroup with the processes in it, as `kubepods/…` path → pids. Those above follow from it.
+pub(crate) type Tree = BTreeMap<String, Vec<u32>>;
+
+/// Makes the files say what `tree` says: `leaves` are container and sandbox cgroups, which exist with or without
+/// processes; whatever else is below `kubepods` and not above a leaf is removed.
+#[derive(Debug)]
+pub(crate) struct Cgroups {
+    version: CgroupVersion,
+    root: PathBuf,
+    scratch: PathBuf,
+    written: BTreeMap<PathBuf, String>,
+}
+
+const V1_CONTROLLERS: [&str; 3] = ["cpu,cpuacct", "memory", "pids"];
+
+impl Cgroups {
+    pub(crate) fn new(version: CgroupVersion, root: PathBuf, scratch: PathBuf) -> std::io::Result<Cgroups> {
+        std::fs::create_dir_all(&root)?;
+        let mut cgroups = Cgroups {
+            version,
+            root,
+            scratch,
+            written: BTreeMap::new(),
+        };
+        if version == CgroupVersion::V2 {
+            std::fs::write(
+                cgroups.root.join("cgroup.controllers"),
+                "cpuset cpu io memory hugetlb pids rdma misc\n",
+            )?;
+        }
+        cgroups.project(&Tree::new(), &BTreeSet::new())?;
+        Ok(cgroups)
+    }
+
+    /// Brings the files in line: `tree` holds the container and sandbox cgroups, `pods` the pods' own cgroups.
+    pub(crate) fn project(&mut self, tree: &Tree, pods: &BTreeSet<String>) -> std::io::Result<()> {
+        let mut all: BTreeMap<String, Vec<u32>> = BTreeMap::new();
+        for fixed in ["kubepods", "kubepods/besteffort", "kubepods/burstable"] {
+            all.entry(fixed.to_owned()).or_default();
+        }
+        for pod in pods {
+            all.entry(pod.clone()).or_default();
+        }
+        let mut below: BTreeMap<String, usize> = BTreeMap::new();
+        for (path, pids) in tree {
+            all.insert(path.clone(), pids.clone());
+            let mut at = Some(path.as_str());
+            while let Some(path) = at {
+                *below.entry(path.to_owned()).or_default() += pids.len();
+                at = path.rsplit_once('/').map(|(parent, _)| parent);
+            }
+        }
+        let mut wanted: BTreeMap<PathBuf, String> = BTreeMap::new();
+        for (path, pids) in &all {
+            let procs: String = pids.iter().map(|pid| format!("{pid}\n")).collect();
+            let count = below.get(path).copied().unwrap_or(0);
+            match self.version {
+                CgroupVersion::V2 => {
+                    let directory = self.root.join(path);
+                    wanted.insert(directory.join("cgroup.procs"), procs);
+                    let events = format!("populated {}\nfrozen 0\n", u8::from(count > 0));
+                    wanted.insert(directory.join("cgroup.events"), events);
+                }
+                CgroupVersion::V1 => {
+                    for controller in V1_CONTROLLERS {
+                        wanted.insert(self.root.join(controller).join(path).join("cgroup.procs"), procs.clone());
+                    }
+                    wanted.insert(self.root.join("pids").join(path).join("pids.current"), format!("{count}\n"));
+                }
+            }
+        }
+        // Bottom up where cgroups go, so that nobody finds a populated parent above a missing child.
+        let gone: BTreeSet<PathBuf> = self
+            .written
+            .keys()
+            .filter(|path| !wanted.contains_key(*path))
+            .cloned()
+            .collect();
+        let directories = |files: &mut dyn Iterator<Item = &PathBuf>| -> BTreeSet<PathBuf> {
+            files.filter_map(|path| path.parent().map(Path::to_path_buf)).collect()
+        };
+        let kept = directories(&mut wanted.keys());
+        for directory in directories(&mut gone.iter())
+            .iter()
+            .rev()
+            .filter(|directory| !kept.contains(*directory))
+        {
+            match std::fs::remove_dir_all(directory) {
+                Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error),
+                _ => {}
+            }
+        }
+        for path in gone {
+            self.written.remove(&path);
+        }
+        for (path, text) in wanted {
+            if self.written.get(&path) == Some(&text) {
+                continue;
+            }
+            if let Some(directory) = path.parent() {
+                std::fs::create_dir_all(directory)?;
+            }
+            std::fs::write(&self.scratch, &text)?;
+            std::fs::rename(&self.scratch, &path)?;
+            self.written.insert(path, text);
+        }
+        Ok(())
+    }
+}

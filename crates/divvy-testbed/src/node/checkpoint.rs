@@ -1,0 +1,121 @@
+//! `kubelet_internal_checkpoint`: what the device manager remembers over a restart.
+//!
+//! The format is the kubelet's (research/k8s-seams.md section 1.3). Simplification: a real `Checksum` is FNV-1a of Go's
+//! printed form of the data, which only Go can compute; here it is FNV-1a of the data's JSON. Readers other than the
+//! kubelet cannot check it and do not.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use divvy_kubelet::api::v1beta1::ContainerAllocateResponse;
+use prost::Message as _;
+use serde::{Deserialize, Serialize};
+
+use super::devices::{DeviceBooks, Held, Holder};
+
+/// The file's name in the device plugin directory.
+pub const FILE: &str = "kubelet_internal_checkpoint";
+
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct File {
+    data: Data,
+    checksum: u64,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct Data {
+    pod_device_entries: Option<Vec<Entry>>,
+    registered_devices: BTreeMap<String, Vec<String>>,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+struct Entry {
+    #[serde(rename = "PodUID")]
+    pod_uid: String,
+    #[serde(rename = "ContainerName")]
+    container_name: String,
+    #[serde(rename = "ResourceName")]
+    resource_name: String,
+    #[serde(rename = "DeviceIDs")]
+    device_ids: BTreeMap<String, Vec<String>>,
+    #[serde(rename = "AllocResp")]
+    alloc_resp: String,
+}
+
+/// What was read: who holds what, and which resources had registered.
+#[derive(Debug, Default)]
+pub struct Restored {
+    /// Holders.
+    pub held: BTreeMap<Holder, Held>,
+    /// Resource names.
+    pub registered: BTreeSet<String>,
+}
+
+fn checksum(data: &[u8]) -> u64 {
+    let hash = data.iter().fold(0x811c_9dc5_u32, |hash, byte| {
+        (hash ^ u32::from(*byte)).wrapping_mul(0x0100_0193)
+    });
+    u64::from(hash)
+}
+
+/// The file's text for these books.
+pub fn render(books: &DeviceBooks) -> String {
+    let entries = books.holders().iter().map(|(holder, held)| Entry {
+        pod_uid: holder.pod.clone(),
+        container_name: holder.container.clone(),
+        resource_name: holder.resource.clone(),
+        device_ids: books
+            .by_numa(&holder.resource, &held.ids)
+            .into_iter()
+            .map(|(node, ids)| (node.to_string(), ids))
+            .collect(),
+        alloc_resp: STANDARD.encode(held.response.encode_to_vec()),
+    });
+    let entries: Vec<Entry> = entries.collect();
+    let registered = books.healthy().iter();
+    let data = Data {
+        // Go writes an empty slice that was never made as null.
+        pod_device_entries: (!entries.is_empty()).then_some(entries),
+        registered_devices: registered
+            .map(|(resource, ids)| (resource.clone(), ids.iter().cloned().collect()))
+            .collect(),
+    };
+    let checksum = checksum(serde_json::to_string(&data).unwrap_or_default().as_bytes());
+    serde_json::to_string(&File { data, checksum }).unwrap_or_default()
+}
+
+/// Reads a checkpoint's text.
+pub fn parse(text: &str) -> Result<Restored, String> {
+    let file: File = serde_json::from_str(text).map_err(|error| error.to_string())?;
+    let data = serde_json::to_string(&file.data).map_err(|error| error.to_string())?;
+    if checksum(data.as_bytes()) != file.checksum {
+        return Err("checkpoint is corrupted".to_owned());
+    }
+    let mut restored = Restored {
+        registered: file.data.registered_devices.into_keys().collect(),
+        ..Restored::default()
+    };
+    for entry in file.data.pod_device_entries.unwrap_or_default() {
+        let bytes = STANDARD.decode(&entry.alloc_resp).map_err(|error| error.to_string())?;
+        let response = ContainerAllocateResponse::decode(bytes.as_slice()).map_err(|error| error.to_string())?;
+        let holder = Holder {
+            pod: entry.pod_uid,
+            container: entry.container_name,
+            resource: entry.resource_name,
+        };
+        let ids = entry.device_ids.into_values().flatten().collect();
+        restored.held.insert(holder, Held { ids, response });
+    }
+    Ok(restored)
+}
+
+/// Replaces a file as a whole: readers see the old text or the new one.
+pub(crate) fn replace(path: &Path, text: &str) -> std::io::Result<()> {
+    let temporary = path.with_extension("tmp");
+    std::fs::write(&temporary, text)?;
+    std::fs::rename(&temporary, path)
+}

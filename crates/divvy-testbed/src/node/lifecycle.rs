@@ -1,0 +1,213 @@
+//! What a pod worker does next: a function of the pod and of its containers (`computePodActions` of the kubelet).
+
+use divvy_model::ContainerKind;
+
+use super::plan::{PodPlan, Restart};
+use super::runtime::ContainerState;
+
+/// A container's latest run.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Latest {
+    pub(crate) container: String,
+    pub(crate) id: String,
+    pub(crate) state: ContainerState,
+    /// It belongs to the sandbox that runs now; otherwise it is from before a reboot.
+    pub(crate) in_this_sandbox: bool,
+}
+
+/// The next thing to do.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Step {
+    /// Start these containers (each when its back-off is over).
+    Start(Vec<String>),
+    /// End these: the pod is done and its sidecars are still up.
+    Stop(Vec<String>),
+    /// Nothing until something changes.
+    Wait,
+    /// All containers have ended for good.
+    Finish {
+        /// Every app container ended with status 0.
+        succeeded: bool,
+    },
+}
+
+/// Whether all init containers have done their part: the ordinary ones ended well, the sidecars run.
+pub(crate) fn initialized(pod: &PodPlan, latest: &[Latest]) -> bool {
+    let of = |name: &str| latest.iter().find(|run| run.container == name);
+    // Once an app container was started the init containers are history.
+    let begun = |kind: ContainerKind| {
+        pod.containers
+            .iter()
+            .any(|container| container.kind == kind && of(&container.name).is_some_and(|run| run.in_this_sandbox))
+    };
+    begun(ContainerKind::App)
+        || pod
+            .containers
+            .iter()
+            .filter(|container| container.kind != ContainerKind::App)
+            .all(|container| {
+                let Some(run) = of(&container.name).filter(|run| run.in_this_sandbox) else {
+                    return false;
+                };
+                match container.kind {
+                    ContainerKind::Init => run.state == ContainerState::Exited { code: 0 },
+                    _ => run.state == ContainerState::Running,
+                }
+            })
+}
+
+/// What to do while the pod is meant to run.
+pub(crate) fn next(pod: &PodPlan, latest: &[Latest]) -> Step {
+    let of = |name: &str| latest.iter().find(|run| run.container == name);
+    let mut start = Vec::new();
+    let initialized = initialized(pod, latest);
+    let mut init_failed = false;
+    for container in pod.containers.iter().filter(|container| container.kind != ContainerKind::App) {
+        let run = of(&container.name).filter(|run| run.in_this_sandbox).map(|run| run.state);
+        match (container.kind, run) {
+            (ContainerKind::Init, _) if initialized => continue,
+            (ContainerKind::Init, Some(ContainerState::Exited { code: 0 })) => continue,
+            (ContainerKind::Init, Some(ContainerState::Exited { .. })) if pod.restart == Restart::Never => init_failed = true,
+            (_, None | Some(ContainerState::Exited { .. })) => start.push(container.name.clone()),
+            (ContainerKind::Init, Some(ContainerState::Running)) => {}
+            (_, Some(ContainerState::Running)) => continue,
+        }
+        // The next one begins only when this one is done; once the pod runs, every sidecar is looked after.
+        if !initialized {
+            break;
+        }
+    }
+    let mut done = 0;
+    let mut succeeded = true;
+    let apps = || pod.containers.iter().filter(|container| container.kind == ContainerKind::App);
+    for container in apps() {
+        match of(&container.name).map(|run| run.state) {
+            None if initialized => start.push(container.name.clone()),
+            None | Some(ContainerState::Running) => {}
+            Some(ContainerState::Exited { code }) => {
+                let again = match pod.restart {
+                    Restart::Always => true,
+                    Restart::OnFailure => code != 0,
+                    Restart::Never => false,
+                };
+                if !again {
+                    done += 1;
+                    succeeded &= code == 0;
+                } else if initialized {
+                    start.push(container.name.clone());
+                }
+            }
+        }
+    }
+    if init_failed || done == apps().count() {
+        let running = latest.iter().filter(|run| run.state == ContainerState::Running);
+        let running: Vec<String> = running.map(|run| run.container.clone()).collect();
+        return match running.is_empty() {
+            true => Step::Finish {
+                succeeded: succeeded && !init_failed,
+            },
+            false => Step::Stop(running),
+        };
+    }
+    if start.is_empty() { Step::Wait } else { Step::Start(start) }
+}
+
+/// Which containers get SIGTERM now, on the way down: the app containers and ordinary init containers at once, the
+/// sidecars when those have ended, last one first.
+pub(crate) fn to_terminate(pod: &PodPlan, latest: &[Latest]) -> Vec<String> {
+    let running = |kinds: &[ContainerKind]| -> Vec<String> {
+        let of_kind = pod.containers.iter().filter(|container| kinds.contains(&container.kind));
+        let ids = of_kind.filter_map(|container| {
+            let run = latest.iter().find(|run| run.container == container.name)?;
+            (run.state == ContainerState::Running).then(|| run.id.clone())
+        });
+        ids.collect()
+    };
+    let first = running(&[ContainerKind::App, ContainerKind::Init]);
+    if first.is_empty() {
+        return running(&[ContainerKind::Sidecar]).pop().into_iter().collect();
+    }
+    first
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const RUNS: ContainerState = ContainerState::Running;
+    const OK: ContainerState = ContainerState::Exited { code: 0 };
+    const BAD: ContainerState = ContainerState::Exited { code: 1 };
+
+    fn pod(restart: &str) -> PodPlan {
+        let pod = serde_json::json!({"metadata": {"name": "p", "uid": "u"}, "spec": {"restartPolicy": restart,
+            "initContainers": [{"name": "i"}, {"name": "s", "restartPolicy": "Always"}],
+            "containers": [{"name": "a"}, {"name": "b"}]}});
+        PodPlan::of(&serde_json::from_value(pod).expect("pod"))
+    }
+
+    fn runs(of: &[(&str, ContainerState)]) -> Vec<Latest> {
+        let run = |(container, state): &(&str, ContainerState)| Latest {
+            container: (*container).to_owned(),
+            id: format!("id-{container}"),
+            state: *state,
+            in_this_sandbox: true,
+        };
+        of.iter().map(run).collect()
+    }
+
+    fn start(names: &[&str]) -> Step {
+        Step::Start(names.iter().map(|name| (*name).to_owned()).collect())
+    }
+
+    #[test]
+    fn containers_start_in_order_and_restart_by_policy() {
+        for (restart, of, step) in [
+            ("Always", vec![], start(&["i"])),
+            ("Always", vec![("i", RUNS)], Step::Wait),
+            ("Always", vec![("i", BAD)], start(&["i"])),
+            ("Never", vec![("i", BAD)], Step::Finish { succeeded: false }),
+            ("Always", vec![("i", OK)], start(&["s"])),
+            ("Always", vec![("i", OK), ("s", RUNS)], start(&["a", "b"])),
+            ("Always", vec![("i", OK), ("s", RUNS), ("a", RUNS), ("b", RUNS)], Step::Wait),
+            (
+                "Always",
+                vec![("i", OK), ("s", BAD), ("a", RUNS), ("b", OK)],
+                start(&["s", "b"]),
+            ),
+            (
+                "OnFailure",
+                vec![("i", OK), ("s", RUNS), ("a", BAD), ("b", OK)],
+                start(&["a"]),
+            ),
+            (
+                "Never",
+                vec![("i", OK), ("s", RUNS), ("a", BAD), ("b", OK)],
+                Step::Stop(vec!["s".to_owned()]),
+            ),
+            (
+                "Never",
+                vec![("i", OK), ("s", BAD), ("a", OK), ("b", OK)],
+                Step::Finish { succeeded: true },
+            ),
+        ] {
+            assert_eq!(next(&pod(restart), &runs(&of)), step, "{restart} {of:?}");
+        }
+    }
+
+    #[test]
+    fn after_a_reboot_init_containers_run_again() {
+        let mut latest = runs(&[("i", OK), ("s", BAD), ("a", BAD), ("b", BAD)]);
+        for run in &mut latest {
+            run.in_this_sandbox = false;
+        }
+        assert_eq!(next(&pod("Always"), &latest), start(&["i"]));
+    }
+
+    #[test]
+    fn sidecars_are_stopped_after_the_others() {
+        let up = runs(&[("i", OK), ("s", RUNS), ("a", RUNS), ("b", OK)]);
+        assert_eq!(to_terminate(&pod("Always"), &up), ["id-a"]);
+        let half = runs(&[("i", OK), ("s", RUNS), ("a", OK), ("b", OK)]);
+        assert_eq!(to_terminate(&pod("Always"), &half), ["id-s"]);
+    }
+}

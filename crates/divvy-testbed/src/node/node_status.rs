@@ -1,0 +1,182 @@
+//! The Node object: registered at start, its status written when it changed, not more often than each period.
+//!
+//! Simplifications: no Lease and no heartbeat (nothing here marks a silent node NotReady), no images, no volumes.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::{Node, NodeAddress, NodeCondition, NodeStatus, NodeSystemInfo};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
+use kube::Api;
+use kube::api::{Patch, PatchParams, PostParams};
+
+use super::kubelet::Shared;
+use super::{MAX_PODS, NodeSpec};
+
+/// What changes while the kubelet runs: capacity and allocatable.
+type Amounts = (BTreeMap<String, Quantity>, BTreeMap<String, Quantity>);
+
+fn amounts(shared: &Shared, spec: &NodeSpec, removed: &mut BTreeSet<String>) -> Amounts {
+    let base = [
+        ("cpu", spec.cpus.to_string()),
+        ("memory", format!("{}Ki", spec.memory_mib * 1024)),
+        ("pods", MAX_PODS.to_string()),
+    ];
+    let mut capacity: BTreeMap<String, Quantity> = base
+        .iter()
+        .map(|(name, amount)| ((*name).to_owned(), Quantity(amount.clone())))
+        .collect();
+    let mut allocatable = capacity.clone();
+    let (devices, gone) = shared.manager.capacity();
+    removed.extend(gone);
+    // A resource that was there and is removed stays as 0: it says that a plugin looked after it.
+    for resource in removed.iter() {
+        capacity.insert(resource.clone(), Quantity("0".to_owned()));
+        allocatable.insert(resource.clone(), Quantity("0".to_owned()));
+    }
+    for (resource, (all, healthy)) in devices {
+        removed.remove(&resource);
+        capacity.insert(resource.clone(), Quantity(all.to_string()));
+        allocatable.insert(resource, Quantity(healthy.to_string()));
+    }
+    (capacity, allocatable)
+}
+
+fn conditions(now: Timestamp) -> Vec<NodeCondition> {
+    let one = |kind: &str, status: &str, reason: &str, message: &str| NodeCondition {
+        type_: kind.to_owned(),
+        status: status.to_owned(),
+        reason: Some(reason.to_owned()),
+        message: Some(message.to_owned()),
+        last_heartbeat_time: Some(Time(now)),
+        last_transition_time: Some(Time(now)),
+    };
+    vec![
+        one(
+            "MemoryPressure",
+            "False",
+            "KubeletHasSufficientMemory",
+            "kubelet has sufficient memory available",
+        ),
+        one(
+            "DiskPressure",
+            "False",
+            "KubeletHasNoDiskPressure",
+            "kubelet has no disk pressure",
+        ),
+        one(
+            "PIDPressure",
+            "False",
+            "KubeletHasSufficientPID",
+            "kubelet has sufficient PID available",
+        ),
+        one("Ready", "True", "KubeletReady", "kubelet is posting ready status"),
+    ]
+}
+
+fn labels(spec: &NodeSpec) -> BTreeMap<String, String> {
+    let mut labels = spec.labels.clone();
+    for (key, value) in [
+        ("kubernetes.io/hostname", spec.name.as_str()),
+        ("kubernetes.io/os", "linux"),
+        ("kubernetes.io/arch", "amd64"),
+    ] {
+        labels.entry(key.to_owned()).or_insert_with(|| value.to_owned());
+    }
+    labels
+}
+
+fn full_status(spec: &NodeSpec, boot_id: &str, (capacity, allocatable): &Amounts) -> NodeStatus {
+    let address = |kind: &str, address: &str| NodeAddress {
+        type_: kind.to_owned(),
+        address: address.to_owned(),
+    };
+    NodeStatus {
+        addresses: Some(vec![address("InternalIP", &spec.address), address("Hostname", &spec.name)]),
+        capacity: Some(capacity.clone()),
+        allocatable: Some(allocatable.clone()),
+        conditions: Some(conditions(Timestamp::now())),
+        node_info: Some(NodeSystemInfo {
+            architecture: "amd64".to_owned(),
+            boot_id: boot_id.to_owned(),
+            container_runtime_version: "containerd://2.3.7".to_owned(),
+            kernel_version: "6.18.0".to_owned(),
+            kubelet_version: "v1.36.3".to_owned(),
+            operating_system: "linux".to_owned(),
+            os_image: "Divvy testbed".to_owned(),
+            ..NodeSystemInfo::default()
+        }),
+        ..NodeStatus::default()
+    }
+}
+
+/// Registers the node, then keeps its status true until the kubelet ends.
+pub(crate) async fn keep(shared: Arc<Shared>, spec: NodeSpec) {
+    let api: Api<Node> = Api::all(shared.client.clone());
+    let mut changes = shared.manager.changes();
+    let mut removed = BTreeSet::new();
+    let boot_id = spec.paths().boot_id();
+    let boot_id = std::fs::read_to_string(&boot_id).unwrap_or_default().trim().to_owned();
+    // A kubelet that starts writes the whole status once; afterwards only what changed.
+    let mut written: Option<Amounts> = None;
+    loop {
+        if written.is_none() {
+            match register(&api, &shared, &spec).await {
+                Ok(known) => removed.extend(known),
+                Err(error) => {
+                    tracing::warn!(%error, node = spec.name, "node could not be registered; will be tried again");
+                    tokio::time::sleep(shared.timings.api_retry).await;
+                    continue;
+                }
+            }
+        }
+        changes.borrow_and_update();
+        let now = amounts(&shared, &spec, &mut removed);
+        if written.as_ref() != Some(&now) {
+            let status = match written {
+                None => serde_json::json!(full_status(&spec, &boot_id, &now)),
+                Some(_) => serde_json::json!({"capacity": now.0, "allocatable": now.1}),
+            };
+            let patch = Patch::Merge(serde_json::json!({ "status": status }));
+            match api.patch_status(&spec.name, &PatchParams::default(), &patch).await {
+                Ok(_) => written = Some(now),
+                // Somebody deleted the object: it is made again.
+                Err(kube::Error::Api(status)) if status.code == 404 => written = None,
+                Err(error) => tracing::warn!(%error, node = spec.name, "node status was not written; will be tried again"),
+            }
+        }
+        tokio::time::sleep(shared.timings.status_period).await;
+    }
+}
+
+/// Makes the object if it is not there. Gives the extended resources that an older object still shows although the
+/// checkpoint is missing: they become 0, as the kubelet takes the node for a new one.
+async fn register(api: &Api<Node>, shared: &Shared, spec: &NodeSpec) -> kube::Result<Vec<String>> {
+    if let Some(node) = api.get_opt(&spec.name).await? {
+        let labels = serde_json::json!({"metadata": {"labels": labels(spec)}});
+        let has = |key: &String, value: &String| node.metadata.labels.as_ref().and_then(|all| all.get(key)) == Some(value);
+        if !self::labels(spec).iter().all(|(key, value)| has(key, value)) {
+            api.patch(&spec.name, &PatchParams::default(), &Patch::Merge(labels)).await?;
+        }
+        let shown = node.status.and_then(|status| status.capacity).unwrap_or_default();
+        let extended = shown
+            .into_keys()
+            .filter(|name| name.contains('/') && shared.manager.checkpoint_was_missing);
+        return Ok(extended.collect());
+    }
+    let node = Node {
+        metadata: ObjectMeta {
+            name: Some(spec.name.clone()),
+            labels: Some(labels(spec)),
+            ..ObjectMeta::default()
+        },
+        ..Node::default()
+    };
+    match api.create(&PostParams::default(), &node).await {
+        Ok(_) => Ok(Vec::new()),
+        Err(kube::Error::Api(status)) if status.code == 409 => Ok(Vec::new()),
+        Err(error) => Err(error),
+    }
+}

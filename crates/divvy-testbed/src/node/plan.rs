@@ -1,0 +1,311 @@
+//! What the kubelet and the runtime need to know of a pod, read from its object once.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use divvy_model::ContainerKind;
+use divvy_model::{quantity_milli, quantity_value};
+use k8s_openapi::api::core::v1::{Container, Pod};
+
+/// When an ended container is started again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Restart {
+    Always,
+    OnFailure,
+    Never,
+}
+
+/// What a container's process does, by its `command` and `args`.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct Behaviour {
+    pub(crate) ends: Ends,
+    /// `--ignore-term`: only SIGKILL ends it.
+    pub(crate) ignores_term: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) enum Ends {
+    /// `sleep N`: status 0 after N seconds.
+    After(Duration),
+    /// `fail`: status 1, at once.
+    Failing,
+    /// `run`, or anything else.
+    Never,
+}
+
+impl Behaviour {
+    fn of(words: &[String]) -> Behaviour {
+        let mut ends = Ends::Never;
+        for (i, word) in words.iter().enumerate() {
+            match word.as_str() {
+                "sleep" => {
+                    let seconds = words.get(i + 1).and_then(|text| text.parse::<f64>().ok());
+                    if let Some(after) = seconds.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok()) {
+                        ends = Ends::After(after);
+                        break;
+                    }
+                }
+                "fail" => {
+                    ends = Ends::Failing;
+                    break;
+                }
+                "run" => break,
+                _ => {}
+            }
+        }
+        Behaviour {
+            ends,
+            ignores_term: words.iter().any(|word| word == "--ignore-term"),
+        }
+    }
+}
+
+/// One container.
+#[derive(Debug, Clone)]
+pub(crate) struct ContainerPlan {
+    pub(crate) name: String,
+    pub(crate) kind: ContainerKind,
+    pub(crate) image: String,
+    /// Limits in whole units; for names without `/` too.
+    pub(crate) limits: BTreeMap<String, u64>,
+    pub(crate) env: Vec<(String, String)>,
+    pub(crate) behaviour: Behaviour,
+}
+
+/// One pod.
+#[derive(Debug, Clone)]
+pub(crate) struct PodPlan {
+    pub(crate) uid: String,
+    pub(crate) namespace: String,
+    pub(crate) name: String,
+    /// Init containers in order, then the others.
+    pub(crate) containers: Vec<ContainerPlan>,
+    pub(crate) restart: Restart,
+    /// `kubepods[/<qos>]/pod<UID>`.
+    pub(crate) cgroup: String,
+    pub(crate) qos: &'static str,
+    /// The grace period that the kubelet knows: of the deletion, else of the spec. `None`: neither says.
+    pub(crate) grace: Option<Duration>,
+    pub(crate) deleting: bool,
+}
+
+fn containers(pod: &Pod) -> impl Iterator<Item = (ContainerKind, &Container)> {
+    let spec = pod.spec.as_ref();
+    let init = spec.and_then(|spec| spec.init_containers.as_deref()).unwrap_or_default();
+    let apps = spec.map(|spec| spec.containers.as_slice()).unwrap_or_default();
+    let kind = |container: &Container| match container.restart_policy.as_deref() {
+        Some("Always") => ContainerKind::Sidecar,
+        _ => ContainerKind::Init,
+    };
+    init.iter()
+        .map(move |c| (kind(c), c))
+        .chain(apps.iter().map(|c| (ContainerKind::App, c)))
+}
+
+/// A pod's effective requests, by resource: cpu in thousandths, everything else in whole units; and `pods` = 1.
+/// Kubernetes' formula is divvy-model's. A quantity that cannot be read, or overflows, counts as the largest number:
+/// such a pod fits nowhere.
+pub(crate) fn effective_requests(pod: &Pod) -> BTreeMap<String, u64> {
+    let mut names: std::collections::BTreeSet<String> = std::collections::BTreeSet::new();
+    let mut asked: Vec<(ContainerKind, BTreeMap<String, u64>)> = Vec::new();
+    for (kind, container) in containers(pod) {
+        let mut of = BTreeMap::new();
+        if let Some(resources) = &container.resources {
+            // A request that is absent is the limit: the API server's default.
+            for map in [&resources.limits, &resources.requests].into_iter().flatten() {
+                for (name, quantity) in map {
+                    of.insert(name.clone(), amount(name, &quantity.0));
+                    names.insert(name.clone());
+                }
+            }
+        }
+        asked.push((kind, of));
+    }
+    let mut requests = BTreeMap::from([("pods".to_owned(), 1)]);
+    for name in names {
+        let containers = asked.iter().map(|(kind, of)| divvy_model::ContainerRequest {
+            name: String::new(),
+            kind: *kind,
+            units: of.get(&name).copied().unwrap_or(0),
+            gpu_count: 0,
+        });
+        let request = divvy_model::PodRequest {
+            containers: containers.collect(),
+        };
+        requests.insert(name, request.effective_units().unwrap_or(u64::MAX));
+    }
+    requests
+}
+
+/// A quantity of a resource as a number: cpu in thousandths, else whole units rounded up.
+pub(crate) fn amount(resource: &str, quantity: &str) -> u64 {
+    let parsed = if resource == "cpu" {
+        quantity_milli(quantity)
+    } else {
+        quantity_value(quantity)
+    };
+    parsed.unwrap_or_else(|_| {
+        tracing::warn!(resource, quantity, "quantity cannot be read");
+        u64::MAX
+    })
+}
+
+impl PodPlan {
+    pub(crate) fn of(pod: &Pod) -> PodPlan {
+        let meta = &pod.metadata;
+        let uid = meta.uid.clone().unwrap_or_default();
+        let spec = pod.spec.as_ref();
+        let restart = match spec.and_then(|spec| spec.restart_policy.as_deref()) {
+            Some("OnFailure") => Restart::OnFailure,
+            Some("Never") => Restart::Never,
+            _ => Restart::Always,
+        };
+        let (qos, parent) = match qos_class(pod) {
+            "Guaranteed" => ("Guaranteed", "kubepods".to_owned()),
+            "Burstable" => ("Burstable", "kubepods/burstable".to_owned()),
+            _ => ("BestEffort", "kubepods/besteffort".to_owned()),
+        };
+        let of_spec = spec.and_then(|spec| spec.termination_grace_period_seconds);
+        let seconds = meta.deletion_grace_period_seconds.or(of_spec);
+        PodPlan {
+            namespace: meta.namespace.clone().unwrap_or_default(),
+            name: meta.name.clone().unwrap_or_default(),
+            containers: containers(pod).map(|(kind, container)| plan(pod, kind, container)).collect(),
+            restart,
+            cgroup: format!("{parent}/pod{uid}"),
+            qos,
+            grace: seconds.map(|seconds| Duration::from_secs(u64::try_from(seconds).unwrap_or(0))),
+            deleting: meta.deletion_timestamp.is_some(),
+            uid,
+        }
+    }
+
+    pub(crate) fn container(&self, name: &str) -> Option<&ContainerPlan> {
+        self.containers.iter().find(|container| container.name == name)
+    }
+
+    pub(crate) fn has_init(&self) -> bool {
+        self.containers.iter().any(|container| container.kind != ContainerKind::App)
+    }
+}
+
+fn plan(pod: &Pod, kind: ContainerKind, container: &Container) -> ContainerPlan {
+    let limits = container.resources.as_ref().and_then(|resources| resources.limits.as_ref());
+    let words: Vec<String> = [&container.command, &container.args]
+        .into_iter()
+        .flatten()
+        .flatten()
+        .cloned()
+        .collect();
+    let env = container.env.iter().flatten().filter_map(|variable| {
+        let field = || {
+            let source = variable.value_from.as_ref()?;
+            field(pod, &source.field_ref.as_ref()?.field_path)
+        };
+        Some((variable.name.clone(), variable.value.clone().or_else(field)?))
+    });
+    ContainerPlan {
+        name: container.name.clone(),
+        kind,
+        image: container.image.clone().unwrap_or_default(),
+        limits: limits
+            .into_iter()
+            .flatten()
+            .map(|(name, quantity)| (name.clone(), amount(name, &quantity.0)))
+            .collect(),
+        env: env.collect(),
+        behaviour: Behaviour::of(&words),
+    }
+}
+
+/// The fields of the downward API that pods commonly ask for.
+fn field(pod: &Pod, path: &str) -> Option<String> {
+    let spec = pod.spec.as_ref();
+    match path {
+        "metadata.name" => pod.metadata.name.clone(),
+        "metadata.namespace" => pod.metadata.namespace.clone(),
+        "metadata.uid" => pod.metadata.uid.clone(),
+        "spec.nodeName" => spec.and_then(|spec| spec.node_name.clone()),
+        "spec.serviceAccountName" => spec.and_then(|spec| spec.service_account_name.clone()),
+        "status.hostIP" => pod.status.as_ref().and_then(|status| status.host_ip.clone()),
+        _ => None,
+    }
+}
+
+/// Guaranteed: every container has cpu and memory limits equal to its requests; BestEffort: none has any.
+fn qos_class(pod: &Pod) -> &'static str {
+    let (mut any, mut all) = (false, true);
+    for (_, container) in containers(pod) {
+        let resources = container.resources.as_ref();
+        let limit = |name: &str| resources.and_then(|resources| resources.limits.as_ref()?.get(name));
+        let request = |name: &str| resources.and_then(|resources| resources.requests.as_ref()?.get(name));
+        for name in ["cpu", "memory"] {
+            any |= limit(name).is_some() || request(name).is_some();
+            all &= match (limit(name), request(name)) {
+                (Some(limit), Some(request)) => quantity_milli(&limit.0).ok() == quantity_milli(&request.0).ok(),
+                (Some(_), None) => true,
+                (None, _) => false,
+            };
+        }
+    }
+    match (any, all) {
+        (false, _) => "BestEffort",
+        (true, true) => "Guaranteed",
+        (true, false) => "Burstable",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pod(spec: serde_json::Value) -> Pod {
+        let pod = serde_json::json!({"metadata": {"name": "p", "namespace": "d", "uid": "u"}, "spec": spec});
+        serde_json::from_value(pod).expect("pod")
+    }
+
+    #[test]
+    fn arguments_say_what_a_container_does() {
+        let words = |text: &str| text.split(' ').map(str::to_owned).collect::<Vec<_>>();
+        let half = Ends::After(Duration::from_millis(500));
+        for (text, ends, ignores_term) in [
+            ("run", Ends::Never, false),
+            ("sleep 0.5", half, false),
+            ("sh sleep 0.5 --ignore-term", half, true),
+            ("sleep infinity", Ends::Never, false),
+            ("--ignore-term run", Ends::Never, true),
+            ("fail", Ends::Failing, false),
+            ("nginx", Ends::Never, false),
+        ] {
+            assert_eq!(Behaviour::of(&words(text)), Behaviour { ends, ignores_term }, "{text}");
+        }
+    }
+
+    #[test]
+    fn the_cgroup_follows_the_quality_of_service() {
+        let container = |resources: serde_json::Value| serde_json::json!({"containers": [{"name": "a", "resources": resources}]});
+        for (resources, path) in [
+            (serde_json::json!({}), "kubepods/besteffort/podu"),
+            (
+                serde_json::json!({"limits": {"aliyun.com/gpu-mem": "3"}}),
+                "kubepods/besteffort/podu",
+            ),
+            (serde_json::json!({"requests": {"cpu": "1"}}), "kubepods/burstable/podu"),
+            (serde_json::json!({"limits": {"cpu": "1", "memory": "1Gi"}}), "kubepods/podu"),
+        ] {
+            assert_eq!(PodPlan::of(&pod(container(resources))).cgroup, path);
+        }
+    }
+
+    #[test]
+    fn requests_are_the_effective_ones() {
+        let requests = effective_requests(&pod(serde_json::json!({
+            "initContainers": [{"name": "i", "resources": {"limits": {"x/y": "4"}}}],
+            "containers": [{"name": "a", "resources": {"limits": {"x/y": "1", "cpu": "500m"}, "requests": {"cpu": "250m"}}}],
+        })));
+        assert_eq!(
+            requests,
+            BTreeMap::from([("cpu".to_owned(), 250), ("pods".to_owned(), 1), ("x/y".to_owned(), 4)])
+        );
+    }
+}

@@ -1,0 +1,86 @@
+//! The kubelet's status manager for one pod: writes what the worker wants beside its work, again and again until it
+//! stands, and deletes the object for good once its containers have ended.
+
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::{Pod, PodStatus};
+use kube::api::{DeleteParams, Patch, PatchParams, Preconditions};
+use kube::{Api, Client};
+use tokio::sync::watch;
+
+/// What the API server is to be told.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub(crate) struct Desired {
+    pub(crate) status: Option<PodStatus>,
+    /// Delete the object: it was asked for, and nothing runs any more.
+    pub(crate) finalize: bool,
+}
+
+enum Written {
+    Yes,
+    /// The object is gone, or another of the same name is there.
+    Gone,
+    Retry,
+}
+
+fn outcome<T>(result: kube::Result<T>, what: &str) -> Written {
+    match result {
+        Ok(_) => Written::Yes,
+        Err(kube::Error::Api(status)) if status.code == 404 => Written::Gone,
+        // A precondition on the UID: the name belongs to another pod now.
+        Err(kube::Error::Api(status)) if status.code == 409 && status.message.to_lowercase().contains("uid") => Written::Gone,
+        Err(error) => {
+            tracing::warn!(%error, what, "will be tried again");
+            Written::Retry
+        }
+    }
+}
+
+/// Ends when the worker is gone, or the object.
+pub(crate) async fn write_status(
+    client: Client,
+    namespace: String,
+    name: String,
+    uid: String,
+    mut desired: watch::Receiver<Desired>,
+    retry: Duration,
+) {
+    let api: Api<Pod> = Api::namespaced(client, &namespace);
+    let mut written: Option<PodStatus> = None;
+    let mut deleted = false;
+    loop {
+        let now = desired.borrow_and_update().clone();
+        let mut result = Written::Yes;
+        if let Some(status) = now.status.as_ref().filter(|status| written.as_ref() != Some(status)) {
+            let patch = serde_json::json!({"metadata": {"uid": uid}, "status": status});
+            result = outcome(
+                api.patch_status(&name, &PatchParams::default(), &Patch::Merge(patch)).await,
+                "pod status",
+            );
+            if matches!(result, Written::Yes) {
+                written = Some(status.clone());
+            }
+        }
+        if matches!(result, Written::Yes) && now.finalize && !deleted {
+            let params = DeleteParams {
+                grace_period_seconds: Some(0),
+                preconditions: Some(Preconditions {
+                    uid: Some(uid.clone()),
+                    resource_version: None,
+                }),
+                ..DeleteParams::default()
+            };
+            result = outcome(api.delete(&name, &params).await, "pod deletion");
+            deleted = matches!(result, Written::Yes);
+        }
+        match result {
+            Written::Gone => return,
+            Written::Retry => tokio::time::sleep(retry).await,
+            Written::Yes => {
+                if desired.changed().await.is_err() {
+                    return;
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,227 @@
+//! The scheduling queue as a value: active, back-off and unschedulable pods. Times are milliseconds of one clock.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::node::Backoff;
+
+/// A pod's place in the order: higher priority first, then creation time, then UID.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Rank {
+    /// Negated, so that the greater priority comes first.
+    pub priority: i64,
+    /// Nanoseconds since the epoch.
+    pub created: i128,
+    /// Pod UID.
+    pub uid: String,
+}
+
+#[derive(Debug, Clone)]
+struct Waiting {
+    rank: Rank,
+    attempts: u32,
+    place: Place,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Place {
+    Active,
+    /// Being decided; `moves` as they were at its start.
+    InFlight {
+        moves: u64,
+    },
+    Backoff,
+    Unschedulable {
+        since_ms: u64,
+    },
+}
+
+/// The queue.
+#[derive(Debug)]
+pub struct Queue {
+    backoff: Backoff,
+    flush_ms: u64,
+    pods: BTreeMap<String, Waiting>,
+    active: BTreeSet<Rank>,
+    /// When a pod's back-off ends, for pods that failed before.
+    ready_ms: BTreeMap<String, u64>,
+    moves: u64,
+}
+
+impl Queue {
+    /// An empty queue.
+    pub fn new(backoff: Backoff, flush_ms: u64) -> Queue {
+        Queue {
+            backoff,
+            flush_ms,
+            pods: BTreeMap::new(),
+            active: BTreeSet::new(),
+            ready_ms: BTreeMap::new(),
+            moves: 0,
+        }
+    }
+
+    /// A new pod; nothing when it is known.
+    pub fn add(&mut self, rank: Rank) {
+        if self.pods.contains_key(&rank.uid) {
+            return;
+        }
+        self.active.insert(rank.clone());
+        let waiting = Waiting {
+            rank: rank.clone(),
+            attempts: 0,
+            place: Place::Active,
+        };
+        self.pods.insert(rank.uid, waiting);
+    }
+
+    /// The pod is gone, or bound.
+    pub fn remove(&mut self, uid: &str) {
+        if let Some(waiting) = self.pods.remove(uid) {
+            self.active.remove(&waiting.rank);
+        }
+        self.ready_ms.remove(uid);
+    }
+
+    /// The next pod to decide, which is then in flight.
+    pub fn pop(&mut self, now_ms: u64) -> Option<String> {
+        self.flush(now_ms);
+        let rank = self.active.pop_first()?;
+        let moves = self.moves;
+        let waiting = self.pods.get_mut(&rank.uid)?;
+        waiting.attempts = waiting.attempts.saturating_add(1);
+        waiting.place = Place::InFlight { moves };
+        Some(rank.uid)
+    }
+
+    /// It did not fit, or a call failed. `wait_for_event`: nothing but an event of the cluster can change that; an error
+    /// is tried again after the back-off. When something moved meanwhile, back-off is enough too.
+    pub fn failed(&mut self, uid: &str, now_ms: u64, wait_for_event: bool) {
+        let Some(waiting) = self.pods.get_mut(uid) else {
+            return;
+        };
+        let moved = matches!(waiting.place, Place::InFlight { moves } if moves != self.moves);
+        let delay = self.backoff.delay(waiting.attempts.saturating_sub(1));
+        let delay = u64::try_from(delay.as_millis()).unwrap_or(u64::MAX);
+        self.ready_ms.insert(uid.to_owned(), now_ms.saturating_add(delay));
+        waiting.place = match wait_for_event && !moved {
+            true => Place::Unschedulable { since_ms: now_ms },
+            false => Place::Backoff,
+        };
+    }
+
+    /// Something in the cluster changed: what was unschedulable may fit now.
+    pub fn wake_all(&mut self) {
+        self.moves += 1;
+        for waiting in self.pods.values_mut() {
+            if matches!(waiting.place, Place::Unschedulable { .. }) {
+                waiting.place = Place::Backoff;
+            }
+        }
+    }
+
+    /// The pod itself changed.
+    pub fn wake(&mut self, uid: &str) {
+        if let Some(waiting) = self.pods.get_mut(uid)
+            && matches!(waiting.place, Place::Unschedulable { .. })
+        {
+            waiting.place = Place::Backoff;
+        }
+    }
+
+    fn flush(&mut self, now_ms: u64) {
+        for (uid, waiting) in &mut self.pods {
+            if let Place::Unschedulable { since_ms } = waiting.place
+                && now_ms.saturating_sub(since_ms) >= self.flush_ms
+            {
+                waiting.place = Place::Backoff;
+            }
+            if waiting.place == Place::Backoff && self.ready_ms.get(uid).is_none_or(|ready| *ready <= now_ms) {
+                waiting.place = Place::Active;
+                self.active.insert(waiting.rank.clone());
+            }
+        }
+    }
+
+    /// When a pod becomes active without an event.
+    pub fn next_ms(&self) -> Option<u64> {
+        let times = self.pods.iter().filter_map(|(uid, waiting)| match waiting.place {
+            Place::Active => Some(0),
+            Place::InFlight { .. } => None,
+            Place::Backoff => Some(self.ready_ms.get(uid).copied().unwrap_or(0)),
+            Place::Unschedulable { since_ms } => Some(since_ms.saturating_add(self.flush_ms)),
+        });
+        times.min()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    fn queue() -> Queue {
+        let backoff = Backoff {
+            first: Duration::from_millis(100),
+            max: Duration::from_millis(1000),
+        };
+        Queue::new(backoff, 300_000)
+    }
+
+    fn rank(uid: &str, created: i128, priority: i64) -> Rank {
+        Rank {
+            priority: -priority,
+            created,
+            uid: uid.to_owned(),
+        }
+    }
+
+    #[test]
+    fn pods_come_in_the_order_of_priority_and_creation() {
+        let mut queue = queue();
+        for (uid, created, priority) in [("c", 3, 0), ("a", 1, 0), ("b", 2, 0), ("z", 9, 5)] {
+            queue.add(rank(uid, created, priority));
+        }
+        let order: Vec<String> = std::iter::from_fn(|| queue.pop(0)).collect();
+        assert_eq!(order, ["z", "a", "b", "c"]);
+    }
+
+    #[test]
+    fn an_unschedulable_pod_waits_for_an_event_and_for_its_back_off() {
+        let mut queue = queue();
+        queue.add(rank("a", 1, 0));
+        assert_eq!(queue.pop(0).as_deref(), Some("a"));
+        queue.failed("a", 0, true);
+        assert_eq!(queue.pop(10_000), None);
+        queue.wake_all();
+        assert_eq!(queue.pop(10_000).as_deref(), Some("a"));
+        // The second wait is twice as long.
+        queue.failed("a", 10_000, true);
+        queue.wake_all();
+        assert_eq!(queue.pop(10_199), None);
+        assert_eq!(queue.next_ms(), Some(10_200));
+        assert_eq!(queue.pop(10_200).as_deref(), Some("a"));
+    }
+
+    #[test]
+    fn an_event_during_the_decision_is_not_lost() {
+        let mut queue = queue();
+        queue.add(rank("a", 1, 0));
+        assert!(queue.pop(0).is_some());
+        queue.wake_all();
+        queue.failed("a", 0, true);
+        assert_eq!(queue.pop(100).as_deref(), Some("a"));
+    }
+
+    #[test]
+    fn an_error_is_tried_again_without_an_event_and_the_rest_is_flushed() {
+        let mut queue = queue();
+        queue.add(rank("a", 1, 0));
+        assert!(queue.pop(0).is_some());
+        queue.failed("a", 0, false);
+        assert_eq!(queue.pop(100).as_deref(), Some("a"));
+        queue.failed("a", 100, true);
+        assert_eq!(queue.pop(300_099), None);
+        assert_eq!(queue.pop(300_100).as_deref(), Some("a"));
+    }
+}
