@@ -49,7 +49,7 @@ pub use registry::{DeleteOptions, Deleted, PatchKind};
 pub use resources::Resource;
 pub use store::{Event, EventKind};
 
-use registry::Registry;
+use registry::{Registry, WriteOptions};
 use resources::{Resources, Target};
 use store::{Inner, Store};
 
@@ -257,7 +257,7 @@ impl ApiServer {
             target.name = object["metadata"]["name"].as_str().unwrap_or("").to_owned();
             self.registry().bind(&target, &object, false)?
         } else {
-            self.registry().create(&target, object, false)?
+            self.registry().create(&target, object, WriteOptions::default())?
         };
         Ok(events::to_view(&target.resource, &stored).into_owned())
     }
@@ -268,7 +268,7 @@ impl ApiServer {
     /// As the API's: 404, 409, 422, …
     pub fn patch(&self, resource: &str, namespace: &str, name: &str, kind: PatchKind, patch: &Value) -> Result<Value, ApiError> {
         let target = self.target(resource, namespace, name)?;
-        let (stored, _) = self.registry().patch(&target, kind, patch, false)?;
+        let (stored, _) = self.registry().patch(&target, kind, patch, WriteOptions::default())?;
         Ok(events::to_view(&target.resource, &stored).into_owned())
     }
 
@@ -278,7 +278,7 @@ impl ApiServer {
     /// As the API's: 404, 409 when `metadata.resourceVersion` is not the present one, 422, …
     pub fn update(&self, resource: &str, namespace: &str, name: &str, object: Value) -> Result<Value, ApiError> {
         let target = self.target(resource, namespace, name)?;
-        let (stored, _) = self.registry().update(&target, object, false)?;
+        let (stored, _) = self.registry().update(&target, object, WriteOptions::default())?;
         Ok(events::to_view(&target.resource, &stored).into_owned())
     }
 

@@ -14,7 +14,8 @@ pub struct ApiError {
     pub reason: &'static str,
     /// `Status.message`, for people.
     pub message: String,
-    details: Value,
+    /// Boxed to keep results small.
+    details: Option<Box<Value>>,
     retry_after_s: Option<u32>,
 }
 
@@ -79,7 +80,7 @@ impl ApiError {
             code,
             reason,
             message: message.into(),
-            details: Value::Null,
+            details: None,
             retry_after_s: None,
         }
     }
@@ -93,7 +94,7 @@ impl ApiError {
             details.insert("group".into(), group.into());
         }
         details.insert("kind".into(), plural.into());
-        self.details = Value::Object(details);
+        self.details = Some(Box::new(Value::Object(details)));
         self
     }
 
@@ -152,7 +153,9 @@ impl ApiError {
             .iter()
             .map(|e| json!({"reason": e.reason, "message": e.message, "field": e.field}))
             .collect();
-        error.details = json!({"name": name, "group": group, "kind": kind, "causes": causes});
+        error.details = Some(Box::new(
+            json!({"name": name, "group": group, "kind": kind, "causes": causes}),
+        ));
         error
     }
 
@@ -160,21 +163,18 @@ impl ApiError {
     pub(crate) fn revision_too_large(asked: u64, current: u64) -> ApiError {
         let message = format!("Too large resource version: {asked}, current: {current}");
         let mut error = ApiError::new(504, "Timeout", message);
-        error.details = json!({
+        error.details = Some(Box::new(json!({
             "causes": [{"reason": "ResourceVersionTooLarge", "message": "Too large resource version"}],
             "retryAfterSeconds": 1
-        });
+        })));
         error
     }
 
     /// Tells clients when to come again (`Retry-After` and `details.retryAfterSeconds`).
     pub(crate) fn retry_after(mut self, seconds: u32) -> ApiError {
         self.retry_after_s = Some(seconds);
-        if let Value::Object(details) = &mut self.details {
-            details.insert("retryAfterSeconds".into(), seconds.into());
-        } else {
-            self.details = json!({"retryAfterSeconds": seconds});
-        }
+        let details = self.details.get_or_insert_with(|| Box::new(json!({})));
+        details["retryAfterSeconds"] = seconds.into();
         self
     }
 
@@ -190,8 +190,8 @@ impl ApiError {
             "status": "Failure", "message": self.message, "reason": self.reason,
         });
         if let Value::Object(map) = &mut status {
-            if !self.details.is_null() {
-                map.insert("details".into(), self.details.clone());
+            if let Some(details) = &self.details {
+                map.insert("details".into(), (**details).clone());
             }
             map.insert("code".into(), self.code.into());
         }

@@ -254,7 +254,8 @@ impl Faults {
         let mut plan = Plan::default();
         for active in self.rules().1.values_mut() {
             let Active { rule, .. } = active;
-            if !rule.matching.covers(facts) || rule.times.is_some_and(|times| active.fired >= times) {
+            let concerns = rule.effect != Effect::StaleReads || matches!(facts.verb, "get" | "list" | "watch");
+            if !concerns || !rule.matching.covers(facts) || rule.times.is_some_and(|times| active.fired >= times) {
                 continue;
             }
             active.seen += 1;

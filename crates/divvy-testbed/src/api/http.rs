@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use super::error::{ApiError, FieldError};
 use super::faults::{Facts, Frozen};
-use super::registry::{DeleteOptions, Deleted, PatchKind};
+use super::registry::{DeleteOptions, Deleted, PatchKind, WriteOptions};
 use super::render::Rendering;
 use super::resources::{Path, Target};
 use super::selector::Selector;
@@ -217,9 +217,9 @@ impl Call {
             "list" => self.list(api),
             "watch" => self.watch(api),
             "create" => self.create(api),
-            "update" => Ok(written(registry.update(&self.target, self.json()?, self.dry_run()?)?)),
+            "update" => Ok(written(registry.update(&self.target, self.json()?, self.write_options()?)?)),
             "patch" => {
-                let result = registry.patch(&self.target, self.patch_kind()?, &self.json()?, self.dry_run()?)?;
+                let result = registry.patch(&self.target, self.patch_kind()?, &self.json()?, self.write_options()?)?;
                 Ok(written(result))
             }
             "delete" => {
@@ -245,9 +245,17 @@ impl Call {
     }
 
     fn json(&self) -> Result<Value, ApiError> {
+        if self.content_type.contains("protobuf") || self.content_type.contains("cbor") {
+            let why = format!(
+                "this API server reads JSON bodies only, and was sent {}; with kubectl use `apply -f` or `create -f` in place of \
+                 `create KIND`",
+                self.content_type
+            );
+            return Err(ApiError::new(415, "UnsupportedMediaType", why));
+        }
         serde_json::from_slice(&self.body).map_err(|why| {
             ApiError::bad_request(format!(
-                "the body is not JSON ({why}); this server reads no YAML and no protobuf (Content-Type was {:?})",
+                "the body is not JSON ({why}); this API server reads no YAML (Content-Type was {:?})",
                 self.content_type
             ))
         })
@@ -261,6 +269,14 @@ impl Call {
                 "Unsupported value: {other:?}: supported values: \"All\" (dryRun)"
             ))),
         }
+    }
+
+    /// `fieldValidation=Warn` is taken for `Ignore`: there are no warnings.
+    fn write_options(&self) -> Result<WriteOptions, ApiError> {
+        Ok(WriteOptions {
+            dry_run: self.dry_run()?,
+            strict: self.query.get("fieldValidation") == Some("Strict"),
+        })
     }
 
     fn patch_kind(&self) -> Result<PatchKind, ApiError> {
@@ -441,7 +457,7 @@ impl Call {
                 registry.bind(&target, &body, dry_run)?;
             }
             _ => {
-                let stored = registry.create(&self.target, body, dry_run)?;
+                let stored = registry.create(&self.target, body, self.write_options()?)?;
                 let rendered = self.rendering.object(resource, &stored, &registry.clock);
                 return Ok(json_response(StatusCode::CREATED, &rendered));
             }

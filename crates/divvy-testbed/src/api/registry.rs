@@ -52,15 +52,21 @@ pub enum Deleted {
     Pending(Arc<Value>),
 }
 
-/// Validates only; nothing is stored.
-pub(crate) type DryRun = bool;
+/// How a write is done.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct WriteOptions {
+    /// Check only; nothing is stored.
+    pub(crate) dry_run: bool,
+    /// `fieldValidation=Strict`: fields that the kind does not have are refused, not dropped.
+    pub(crate) strict: bool,
+}
 
 const STALE: &str = "the object has been modified; please apply your changes to the latest version and try again";
 
 impl Registry {
-    pub(crate) fn create(&self, target: &Target, mut body: Value, dry_run: DryRun) -> Result<Arc<Value>, ApiError> {
+    pub(crate) fn create(&self, target: &Target, mut body: Value, options: WriteOptions) -> Result<Arc<Value>, ApiError> {
         let resource = &*target.resource;
-        self.check_body(resource, &mut body)?;
+        self.check_body(resource, &mut body, options.strict)?;
         if !target.name.is_empty() {
             return Err(ApiError::method_not_allowed());
         }
@@ -84,7 +90,7 @@ impl Registry {
                 return Err(ApiError::already_exists(&resource.qualified(), &key.1));
             }
             let object = self.fresh(inner, resource, body)?;
-            Ok(commit(inner, resource, object, dry_run))
+            Ok(commit(inner, resource, object, options.dry_run))
         })
     }
 
@@ -128,9 +134,9 @@ impl Registry {
     }
 
     /// PUT. True: the object was created by it.
-    pub(crate) fn update(&self, target: &Target, mut body: Value, dry_run: DryRun) -> Result<(Arc<Value>, bool), ApiError> {
+    pub(crate) fn update(&self, target: &Target, mut body: Value, options: WriteOptions) -> Result<(Arc<Value>, bool), ApiError> {
         let resource = &*target.resource;
-        self.check_body(resource, &mut body)?;
+        self.check_body(resource, &mut body, options.strict)?;
         let body_name = body["metadata"]["name"].as_str().unwrap_or("");
         if body_name != target.name {
             return Err(ApiError::bad_request(format!(
@@ -142,11 +148,11 @@ impl Registry {
         self.store.write(|inner| {
             let key = (target.namespace.clone(), target.name.clone());
             match inner.get(&resource.storage(), &key) {
-                Some(existing) => Ok((self.replace(inner, target, &existing, body, dry_run)?, false)),
+                Some(existing) => Ok((self.replace(inner, target, &existing, body, options.dry_run)?, false)),
                 None if resource.create_on_update && target.subresource.is_empty() => {
                     check_namespace(inner, resource, &target.namespace)?;
                     let object = self.fresh(inner, resource, body)?;
-                    Ok((commit(inner, resource, object, dry_run), true))
+                    Ok((commit(inner, resource, object, options.dry_run), true))
                 }
                 None => Err(ApiError::not_found(&resource.qualified(), &target.name)),
             }
@@ -159,7 +165,7 @@ impl Registry {
         target: &Target,
         kind: PatchKind,
         body: &Value,
-        dry_run: DryRun,
+        options: WriteOptions,
     ) -> Result<(Arc<Value>, bool), ApiError> {
         let resource = &*target.resource;
         self.store.write(|inner| {
@@ -170,13 +176,13 @@ impl Registry {
                 }
                 let mut object = Value::Object(Map::new());
                 patch::strategic(&mut object, body)?;
-                self.check_body(resource, &mut object)?;
+                self.check_body(resource, &mut object, options.strict)?;
                 place_in_namespace(target, &mut object)?;
                 object["metadata"]["name"] = target.name.clone().into();
                 check_name(resource, &target.name)?;
                 check_namespace(inner, resource, &target.namespace)?;
                 let object = self.fresh(inner, resource, object)?;
-                return Ok((commit(inner, resource, object, dry_run), true));
+                return Ok((commit(inner, resource, object, options.dry_run), true));
             };
             // The patch is written against the view of the object that its writer sees.
             let mut object = events::to_view(resource, &existing).into_owned();
@@ -192,9 +198,9 @@ impl Registry {
                     target.name
                 )));
             }
-            self.check_body(resource, &mut object)?;
+            self.check_body(resource, &mut object, options.strict)?;
             place_in_namespace(target, &mut object)?;
-            Ok((self.replace(inner, target, &existing, object, dry_run)?, false))
+            Ok((self.replace(inner, target, &existing, object, options.dry_run)?, false))
         })
     }
 
@@ -205,7 +211,7 @@ impl Registry {
         target: &Target,
         existing: &Arc<Value>,
         mut new: Value,
-        dry_run: DryRun,
+        dry_run: bool,
     ) -> Result<Arc<Value>, ApiError> {
         let resource = &*target.resource;
         let name = target.name.as_str();
@@ -280,18 +286,12 @@ impl Registry {
         Ok(stored)
     }
 
-    pub(crate) fn delete(&self, target: &Target, options: &DeleteOptions, dry_run: DryRun) -> Result<Deleted, ApiError> {
+    pub(crate) fn delete(&self, target: &Target, options: &DeleteOptions, dry_run: bool) -> Result<Deleted, ApiError> {
         self.store.write(|inner| self.delete_in(inner, target, options, dry_run))
     }
 
     /// As `Store.Delete` and `rest.BeforeDelete`.
-    fn delete_in(
-        &self,
-        inner: &mut Inner,
-        target: &Target,
-        options: &DeleteOptions,
-        dry_run: DryRun,
-    ) -> Result<Deleted, ApiError> {
+    fn delete_in(&self, inner: &mut Inner, target: &Target, options: &DeleteOptions, dry_run: bool) -> Result<Deleted, ApiError> {
         let resource = &*target.resource;
         let key = (target.namespace.clone(), target.name.clone());
         let existing = inner
@@ -366,7 +366,7 @@ impl Registry {
     }
 
     /// What the namespace controller does over time is done at once; the namespace stays, Terminating, while pods end.
-    fn delete_namespace(&self, inner: &mut Inner, existing: &Arc<Value>, dry_run: DryRun) -> Result<Deleted, ApiError> {
+    fn delete_namespace(&self, inner: &mut Inner, existing: &Arc<Value>, dry_run: bool) -> Result<Deleted, ApiError> {
         let name = existing["metadata"]["name"].as_str().unwrap_or("").to_owned();
         if matches!(name.as_str(), "default" | "kube-system" | "kube-public") {
             let why = format!("namespaces {name:?} is forbidden: this namespace may not be deleted");
@@ -412,7 +412,7 @@ impl Registry {
         target: &Target,
         selector: &Selector,
         options: &DeleteOptions,
-        dry_run: DryRun,
+        dry_run: bool,
     ) -> Result<Vec<Arc<Value>>, ApiError> {
         self.store.write(|inner| {
             let all = inner.snapshot(&target.resource.storage()).objects;
@@ -435,7 +435,7 @@ impl Registry {
     }
 
     /// `POST pods/NAME/binding`: one transaction on the pod (`BindingREST.Create`).
-    pub(crate) fn bind(&self, target: &Target, binding: &Value, dry_run: DryRun) -> Result<Arc<Value>, ApiError> {
+    pub(crate) fn bind(&self, target: &Target, binding: &Value, dry_run: bool) -> Result<Arc<Value>, ApiError> {
         let name = binding["metadata"]["name"].as_str().unwrap_or("");
         if name != target.name {
             return Err(ApiError::bad_request("name in URL does not match name in Binding object"));
@@ -469,7 +469,7 @@ impl Registry {
     }
 
     /// The shape every object must have; sets apiVersion and kind, and turns views into what is stored.
-    fn check_body(&self, resource: &Resource, body: &mut Value) -> Result<(), ApiError> {
+    fn check_body(&self, resource: &Resource, body: &mut Value, strict: bool) -> Result<(), ApiError> {
         if !body.is_object() {
             return Err(ApiError::bad_request(format!("{} must be a JSON object", resource.kind)));
         }
@@ -489,7 +489,7 @@ impl Registry {
             body["metadata"] = json!({});
         }
         check_metadata(resource, body)?;
-        check_types(resource, body)?;
+        check_types(resource, body, strict)?;
         if resource.is_events_k8s_io() {
             *body = events::to_storage(body);
         }
@@ -497,7 +497,7 @@ impl Registry {
     }
 }
 
-fn commit(inner: &mut Inner, resource: &Resource, object: Value, dry_run: DryRun) -> Arc<Value> {
+fn commit(inner: &mut Inner, resource: &Resource, object: Value, dry_run: bool) -> Arc<Value> {
     if dry_run {
         return Arc::new(object);
     }
@@ -640,28 +640,67 @@ fn check_metadata(resource: &Resource, body: &Value) -> Result<(), ApiError> {
     Ok(())
 }
 
-/// Pods, nodes and leases are decoded as what they claim to be; the other kinds are taken as they come.
-fn check_types(resource: &Resource, body: &Value) -> Result<(), ApiError> {
+/// Pods, nodes and leases are decoded as what they claim to be, and what these kinds do not have is dropped, or refused when
+/// `strict`. The other kinds are taken as they come.
+fn check_types(resource: &Resource, body: &mut Value, strict: bool) -> Result<(), ApiError> {
     use k8s_openapi::api::{coordination::v1::Lease, core::v1::Node, core::v1::Pod};
-    use serde::Deserialize;
-    let result = match (resource.group.as_ref(), resource.plural.as_ref()) {
+    let decoded = match (resource.group.as_ref(), resource.plural.as_ref()) {
         ("", "pods") => {
-            let mut body = body.clone();
-            pods::normalise_quantities(&mut body);
-            Pod::deserialize(&body).map(drop)
+            pods::normalise_quantities(body);
+            through::<Pod>(body)
         }
         ("", "nodes") => {
-            let mut body = body.clone();
-            node_quantities(&mut body);
-            Node::deserialize(&body).map(drop)
+            node_quantities(body);
+            through::<Node>(body)
         }
-        ("coordination.k8s.io", "leases") => Lease::deserialize(body).map(drop),
-        _ => Ok(()),
+        ("coordination.k8s.io", "leases") => through::<Lease>(body),
+        _ => return Ok(()),
     };
-    result.map_err(|why| {
+    let wrong = |why: String| {
         let (version, kind) = (&resource.version, &resource.kind);
         ApiError::bad_request(format!("{kind} in version {version:?} cannot be handled as a {kind}: {why}"))
-    })
+    };
+    let mut unknown = Vec::new();
+    drop_unknown(body, &decoded.map_err(|why| wrong(why.to_string()))?, "", &mut unknown);
+    if strict && !unknown.is_empty() {
+        let list: Vec<String> = unknown.iter().map(|field| format!("unknown field {field:?}")).collect();
+        return Err(wrong(format!("strict decoding error: {}", list.join(", "))));
+    }
+    Ok(())
+}
+
+fn through<K: serde::Serialize + serde::de::DeserializeOwned>(body: &Value) -> Result<Value, serde_json::Error> {
+    serde_json::to_value(K::deserialize(body)?)
+}
+
+/// Removes what did not survive decoding; an explicit null is no field.
+fn drop_unknown(body: &mut Value, decoded: &Value, path: &str, unknown: &mut Vec<String>) {
+    match (body, decoded) {
+        (Value::Object(body), Value::Object(decoded)) => body.retain(|name, value| {
+            let at = if path.is_empty() {
+                name.clone()
+            } else {
+                format!("{path}.{name}")
+            };
+            match decoded.get(name) {
+                Some(decoded) => {
+                    drop_unknown(value, decoded, &at, unknown);
+                    true
+                }
+                None if value.is_null() => true,
+                None => {
+                    unknown.push(at);
+                    false
+                }
+            }
+        }),
+        (Value::Array(body), Value::Array(decoded)) => {
+            for (index, (value, decoded)) in body.iter_mut().zip(decoded).enumerate() {
+                drop_unknown(value, decoded, &format!("{path}[{index}]"), unknown);
+            }
+        }
+        _ => {}
+    }
 }
 
 fn node_quantities(node: &mut Value) {

@@ -1,0 +1,138 @@
+//! The server on a real port: connections, tokens, kubeconfig, and what ends with it.
+
+use std::time::Duration;
+
+use divvy_testbed::api::{Effect, Match, Options, Rule};
+use futures::StreamExt;
+use kube::api::{ListParams, PostParams, WatchEvent, WatchParams};
+use kube::config::{KubeConfigOptions, Kubeconfig};
+use kube::{Client, Config};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+use super::*;
+
+async fn client(kubeconfig: &str) -> Client {
+    let config = Kubeconfig::from_yaml(kubeconfig).unwrap();
+    let mut config = Config::from_custom_kubeconfig(config, &KubeConfigOptions::default())
+        .await
+        .unwrap();
+    config.default_retry = false;
+    Client::try_from(config).unwrap()
+}
+
+#[tokio::test]
+async fn clients_in_other_processes_come_by_kubeconfig() {
+    let api = server();
+    let listening = api.listen("127.0.0.1:0".parse().unwrap()).await.unwrap();
+    let pods: Api<Pod> = Api::default_namespaced(client(&api.kubeconfig(listening.addr())).await);
+    pods.create(&PostParams::default(), &typed(pod("a"))).await.unwrap();
+    let mut events = Box::pin(pods.watch(&WatchParams::default(), "0").await.unwrap());
+    assert!(matches!(events.next().await.unwrap().unwrap(), WatchEvent::Added(pod) if pod.metadata.name.as_deref() == Some("a")));
+    api.create("pods", pod("b")).unwrap();
+    let next = tokio::time::timeout(Duration::from_secs(5), events.next())
+        .await
+        .expect("events are not held back");
+    assert!(matches!(next.unwrap().unwrap(), WatchEvent::Added(pod) if pod.metadata.name.as_deref() == Some("b")));
+
+    api.faults()
+        .add(Rule::new(Match::any().verb("list"), Effect::LoseAnswer).times(1));
+    let lost = pods.list(&ListParams::default()).await;
+    assert!(
+        !matches!(lost, Ok(_) | Err(kube::Error::Api(_))),
+        "the connection broke: {lost:?}"
+    );
+    assert_eq!(pods.list(&ListParams::default()).await.unwrap().items.len(), 2);
+
+    let addr = listening.addr();
+    listening.shutdown().await;
+    assert!(tokio::net::TcpStream::connect(addr).await.is_err(), "the port is closed");
+    let rest: Vec<_> = events.collect().await;
+    assert!(rest.iter().all(Result::is_err), "no event after the end: {rest:?}");
+}
+
+#[tokio::test]
+async fn users_are_told_apart_by_their_kubeconfig() {
+    let api = server_with(Options {
+        token: Some("s3cret".into()),
+        ..Options::default()
+    });
+    let listening = api.listen("127.0.0.1:0".parse().unwrap()).await.unwrap();
+    let refuse = Effect::Refuse {
+        code: 500,
+        retry_after_s: None,
+    };
+    api.faults().add(Rule::new(Match::any().client("agent-n1"), refuse));
+    let list = async |user: &str| {
+        let client = client(&api.kubeconfig_for(listening.addr(), user)).await;
+        Api::<Pod>::default_namespaced(client).list(&ListParams::default()).await
+    };
+    assert_eq!(refusal(list("agent-n1").await).0, 500);
+    assert!(list("agent-n2").await.is_ok());
+}
+
+#[tokio::test]
+async fn without_the_token_nothing_is_told() {
+    let api = server_with(Options {
+        token: Some("s3cret".into()),
+        ..Options::default()
+    });
+    for (authorization, expected) in [
+        ("", 401),
+        ("Bearer wrong", 401),
+        ("Bearer s3cre", 401),
+        ("Bearer s3cretandmore", 401),
+        ("Basic s3cret", 401),
+        ("Bearer s3cret", 200),
+        ("Bearer s3cret~someone", 200),
+    ] {
+        for path in ["/api/v1/pods", "/version", "/api"] {
+            let (code, answer) = request(&api, "GET", path, &[("authorization", authorization)], &json!(null)).await;
+            assert_eq!(code, expected, "{authorization} {path}");
+            assert!(code == 200 || answer["reason"] == "Unauthorized");
+        }
+    }
+    assert_eq!(request(&api, "GET", "/readyz", &[], &json!(null)).await, (200, json!("ok")));
+    assert!(
+        pods(&api).list(&ListParams::default()).await.is_ok(),
+        "its own client has the token"
+    );
+}
+
+#[tokio::test]
+async fn a_server_that_is_down_breaks_every_connection() {
+    let api = server();
+    let listening = api.listen("127.0.0.1:0".parse().unwrap()).await.unwrap();
+    let mut bytes = Vec::new();
+    for (down, expected) in [(true, ""), (false, "HTTP/1.1 200 OK")] {
+        api.faults().set_down(down);
+        let mut stream = tokio::net::TcpStream::connect(listening.addr()).await.unwrap();
+        stream
+            .write_all(b"GET /healthz HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+            .await
+            .unwrap();
+        bytes.clear();
+        // A reset is as good as an end.
+        let _ = stream.read_to_end(&mut bytes).await;
+        assert!(String::from_utf8_lossy(&bytes).starts_with(expected) && bytes.is_empty() == down);
+    }
+}
+
+#[tokio::test]
+async fn dropping_the_listener_frees_its_port() {
+    let api = server();
+    let first = api.listen("127.0.0.1:0".parse().unwrap()).await.unwrap();
+    let addr = first.addr();
+    drop(first);
+    let again = async {
+        loop {
+            match api.listen(addr).await {
+                Ok(listening) => return listening,
+                Err(_) => tokio::task::yield_now().await,
+            }
+        }
+    };
+    let second = tokio::time::timeout(Duration::from_secs(5), again)
+        .await
+        .expect("the port becomes free");
+    assert_eq!(second.addr(), addr);
+}

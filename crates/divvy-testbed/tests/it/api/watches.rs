@@ -1,0 +1,293 @@
+//! Watches: raw streams, and kube-rs watchers and reflectors over them. On a paused clock: nothing here waits for real time.
+
+use std::time::Duration;
+
+use axum::body::BodyDataStream;
+use divvy_testbed::api::{Options, PatchKind};
+use futures::{Stream, StreamExt};
+use k8s_openapi::api::core::v1::Node;
+use kube::ResourceExt;
+use kube::core::PartialObjectMeta;
+use kube::runtime::watcher::{self, Event};
+use kube::runtime::{WatchStreamExt, reflector, watcher as watch};
+
+use super::*;
+
+/// The lines of one watch response.
+struct Lines {
+    body: BodyDataStream,
+    buffer: Vec<u8>,
+}
+
+impl Lines {
+    async fn open(api: &ApiServer, path: &str, accept: &str) -> Lines {
+        let request = Request::get(path).header("accept", accept).body(Body::empty()).unwrap();
+        let response = api.router().oneshot(request).await.unwrap();
+        assert_eq!(response.status(), 200, "{path}");
+        Lines {
+            body: response.into_body().into_data_stream(),
+            buffer: Vec::new(),
+        }
+    }
+
+    /// The next event; `None` at the end of the stream.
+    async fn next(&mut self) -> Option<Value> {
+        loop {
+            if let Some(end) = self.buffer.iter().position(|byte| *byte == b'\n') {
+                let line: Vec<u8> = self.buffer.drain(..=end).collect();
+                return Some(serde_json::from_slice(&line).unwrap());
+            }
+            let chunk = tokio::time::timeout(Duration::from_secs(60), self.body.next())
+                .await
+                .expect("an event or the end")?;
+            self.buffer.extend_from_slice(&chunk.unwrap());
+        }
+    }
+
+    /// `ADDED p`, …; bookmarks with their revision.
+    async fn told(&mut self) -> String {
+        let Some(event) = self.next().await else { return "end".into() };
+        let object = &event["object"];
+        let what = object["metadata"]["name"]
+            .as_str()
+            .or(object["metadata"]["resourceVersion"].as_str())
+            .unwrap_or("");
+        format!("{} {what}", event["type"].as_str().unwrap())
+    }
+}
+
+const PODS: &str = "/api/v1/namespaces/default/pods?watch=true";
+
+fn bind(api: &ApiServer, name: &str, node: &str) {
+    api.create("pods/binding", json!({"metadata": {"name": name}, "target": {"name": node}}))
+        .unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_watch_tells_what_changes_after_its_revision() {
+    let api = server();
+    api.create("pods", pod("a")).unwrap();
+    let revision = api.revision();
+    let mut all = Lines::open(&api, PODS, "application/json").await;
+    let mut later = Lines::open(&api, &format!("{PODS}&resourceVersion={revision}"), "application/json").await;
+    api.create("pods", pod("b")).unwrap();
+    api.patch(
+        "pods",
+        "default",
+        "a",
+        PatchKind::Merge,
+        &json!({"metadata": {"labels": {"x": "y"}}}),
+    )
+    .unwrap();
+    api.create("configmaps", json!({"metadata": {"name": "unrelated"}})).unwrap();
+    api.delete("pods", "default", "b", &Default::default()).unwrap();
+    for (lines, expected) in [
+        (&mut all, vec!["ADDED a", "ADDED b", "MODIFIED a", "MODIFIED b", "DELETED b"]),
+        (&mut later, vec!["ADDED b", "MODIFIED a", "MODIFIED b", "DELETED b"]),
+    ] {
+        for expected in expected {
+            assert_eq!(lines.told().await, expected);
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_object_that_begins_or_ceases_to_match_is_added_or_deleted() {
+    let api = server();
+    let mut on_node = Lines::open(&api, &format!("{PODS}&fieldSelector=spec.nodeName%3Dn1"), "application/json").await;
+    let mut labelled = Lines::open(&api, &format!("{PODS}&labelSelector=app%3Dx"), "application/json").await;
+    api.create("pods", pod("a")).unwrap();
+    bind(&api, "a", "n1");
+    let label = |value: Value| {
+        api.patch(
+            "pods",
+            "default",
+            "a",
+            PatchKind::Merge,
+            &json!({"metadata": {"labels": {"app": value}}}),
+        )
+        .unwrap()
+    };
+    label(json!("x"));
+    label(json!("y"));
+    assert_eq!(on_node.told().await, "ADDED a");
+    assert_eq!(on_node.told().await, "MODIFIED a");
+    assert_eq!(labelled.told().await, "ADDED a");
+    let gone = labelled.next().await.unwrap();
+    assert_eq!(
+        (&gone["type"], &gone["object"]["metadata"]["labels"]["app"]),
+        (&json!("DELETED"), &json!("x"))
+    );
+    assert_eq!(gone["object"]["metadata"]["resourceVersion"], api.revision().to_string());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_quiet_watch_has_bookmarks_and_ends_at_its_timeout() {
+    let api = server_with(Options {
+        bookmark_interval: Duration::from_secs(3),
+        ..Options::default()
+    });
+    let path = format!(
+        "{PODS}&allowWatchBookmarks=true&timeoutSeconds=8&resourceVersion={}",
+        api.revision()
+    );
+    let mut lines = Lines::open(&api, &path, "application/json").await;
+    api.create("configmaps", json!({"metadata": {"name": "unrelated"}})).unwrap();
+    let revision = api.revision();
+    assert_eq!(
+        lines.told().await,
+        format!("BOOKMARK {revision}"),
+        "it moves on although no pod changed"
+    );
+    assert_eq!(lines.told().await, format!("BOOKMARK {revision}"));
+    assert_eq!(lines.told().await, "end");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_streaming_list_is_marked_at_its_end() {
+    let api = server();
+    api.create("pods", pod("a")).unwrap();
+    api.create("pods", pod("b")).unwrap();
+    let path = format!("{PODS}&sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true");
+    let mut lines = Lines::open(&api, &path, "application/json").await;
+    assert_eq!(lines.told().await, "ADDED a");
+    assert_eq!(lines.told().await, "ADDED b");
+    let end = lines.next().await.unwrap();
+    assert_eq!(end["type"], "BOOKMARK");
+    assert_eq!(end["object"]["metadata"]["annotations"]["k8s.io/initial-events-end"], "true");
+    api.create("pods", pod("c")).unwrap();
+    assert_eq!(lines.told().await, "ADDED c");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_watch_from_before_the_ring_is_expired() {
+    let api = server_with(Options {
+        watch_history: 2,
+        ..Options::default()
+    });
+    let old = api.revision();
+    for name in ["a", "b", "c"] {
+        api.create("pods", pod(name)).unwrap();
+    }
+    let mut lines = Lines::open(&api, &format!("{PODS}&resourceVersion={old}"), "application/json").await;
+    let error = lines.next().await.unwrap();
+    assert_eq!((&error["type"], &error["object"]["code"]), (&json!("ERROR"), &json!(410)));
+    assert_eq!(error["object"]["reason"], "Expired");
+    assert_eq!(lines.told().await, "end");
+    let mut recent = Lines::open(
+        &api,
+        &format!("{PODS}&resourceVersion={}", api.revision() - 2),
+        "application/json",
+    )
+    .await;
+    assert_eq!(recent.told().await, "ADDED b");
+}
+
+#[tokio::test(start_paused = true)]
+async fn tables_are_watched_row_by_row() {
+    let api = server();
+    let accept = "application/json;as=Table;v=v1;g=meta.k8s.io,application/json";
+    let mut lines = Lines::open(&api, PODS, accept).await;
+    api.create("pods", pod("a")).unwrap();
+    let event = lines.next().await.unwrap();
+    let table = &event["object"];
+    assert_eq!((&event["type"], &table["kind"]), (&json!("ADDED"), &json!("Table")));
+    let cells = table["rows"][0]["cells"].as_array().unwrap();
+    assert_eq!(cells[..4], ["a", "0/1", "Pending", "0"]);
+    assert_eq!(table["rows"][0]["object"]["metadata"]["name"], "a");
+}
+
+/// Runs a reflector until the test ends; gives its store.
+fn reflect<K>(stream: impl Stream<Item = watcher::Result<Event<K>>> + Send + 'static) -> reflector::Store<K>
+where
+    K: kube::Resource + Clone + std::fmt::Debug + Send + Sync + 'static,
+    K::DynamicType: Eq + std::hash::Hash + Clone + Default + Send + Sync,
+{
+    let (reader, writer) = reflector::store();
+    // Errors are the stream's to recover from.
+    tokio::spawn(stream.default_backoff().reflect(writer).for_each(|_| std::future::ready(())));
+    reader
+}
+
+async fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
+    let limit = tokio::time::Instant::now() + Duration::from_secs(60);
+    while !holds() {
+        assert!(tokio::time::Instant::now() < limit, "not within a minute: {what}");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn reflectors_stay_true_through_cuts_compaction_and_an_api_server_that_is_down() {
+    for config in [watcher::Config::default(), watcher::Config::default().streaming_lists()] {
+        let api = server();
+        let store = reflect(watch(pods(&api), config.clone()));
+        let names = |store: &reflector::Store<Pod>| {
+            let mut names: Vec<String> = store.state().iter().map(|pod| pod.name_any()).collect();
+            names.sort();
+            names
+        };
+        api.create("pods", pod("a")).unwrap();
+        eventually("the first pod", || names(&store) == ["a"]).await;
+
+        api.faults().cut_watches();
+        api.create("pods", pod("b")).unwrap();
+        eventually("after a cut", || names(&store) == ["a", "b"]).await;
+
+        // While the watch is down its place in history is forgotten: 410, and a new list.
+        api.faults().set_down(true);
+        api.create("pods", pod("c")).unwrap();
+        api.delete("pods", "default", "a", &Default::default()).unwrap();
+        tokio::time::sleep(Duration::from_secs(5)).await;
+        assert_eq!(names(&store), ["a", "b"], "nothing is heard of a server that is down");
+        api.faults().compact();
+        api.faults().set_down(false);
+        eventually("after compaction", || names(&store) == ["b", "c"]).await;
+
+        api.faults().hold_watches(true);
+        api.create("pods", pod("d")).unwrap();
+        tokio::time::sleep(Duration::from_secs(20)).await;
+        assert_eq!(names(&store), ["b", "c"], "held watches tell nothing");
+        api.faults().hold_watches(false);
+        eventually("after the hold", || names(&store) == ["b", "c", "d"]).await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn kube_metadata_watchers_and_cluster_scoped_objects_work() {
+    let api = server();
+    api.create(
+        "nodes",
+        json!({"metadata": {"name": "n1", "annotations": {"k": "v"}}, "status": {"capacity": {"cpu": 1}}}),
+    )
+    .unwrap();
+    let nodes: Api<PartialObjectMeta<Node>> = Api::all(api.client());
+    let store = reflect(watch(nodes, watcher::Config::default()));
+    eventually("the node's metadata", || {
+        store
+            .state()
+            .first()
+            .is_some_and(|node| node.annotations().get("k").map(String::as_str) == Some("v"))
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn until_looks_again_after_every_commit() {
+    let api = server();
+    let waiting = tokio::spawn({
+        let api = api.clone();
+        async move {
+            api.until(Duration::from_secs(5), |api| api.get("pods", "default", "a").ok())
+                .await
+        }
+    });
+    tokio::task::yield_now().await;
+    api.create("pods", pod("a")).unwrap();
+    assert_eq!(waiting.await.unwrap().unwrap()["metadata"]["name"], "a");
+    assert_eq!(
+        api.until(Duration::from_secs(5), |api| api.get("pods", "default", "b").ok())
+            .await,
+        None
+    );
+}

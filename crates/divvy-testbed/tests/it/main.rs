@@ -1,0 +1,4 @@
+//! Integration tests, one binary.
+#![allow(clippy::unwrap_used)]
+
+mod api;
