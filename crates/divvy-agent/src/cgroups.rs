@@ -23,7 +23,7 @@ const ABOVE_KUBEPODS: usize = 3;
 ///
 /// # Errors
 /// There is no cgroup file system under the root, or it cannot be listed: then nothing is known of any pod.
-pub fn populated_pods(sys_root: &Path) -> Result<BTreeSet<String>, String> {
+pub(crate) fn populated_pods(sys_root: &Path) -> Result<BTreeSet<String>, String> {
     let base = sys_root.join("sys/fs/cgroup");
     let mut populated = BTreeSet::new();
     if !base.is_dir() {
@@ -64,9 +64,8 @@ fn walk(directory: &Path, levels: usize, inside: bool, populated: &mut BTreeSet<
         }
         match uid_of(&name) {
             Some(uid) if inside => {
-                if !populated.contains(&uid) && is_populated(&entry.path()) {
-                    populated.insert(uid);
-                }
+                let alive = populated.contains(&uid) || is_populated(&entry.path());
+                alive.then(|| populated.insert(uid));
             }
             _ if !inside && is_kubepods(&name) => walk(&entry.path(), 1, true, populated)?,
             _ if levels > 0 && !is_foreign(&name) => walk(&entry.path(), levels - 1, inside, populated)?,

@@ -15,6 +15,8 @@ use crate::Error;
 pub struct Config {
     /// `--kubeconfig`; `None`: `KUBECONFIG`, `~/.kube/config`, else the pod's service account.
     pub kubeconfig: Option<PathBuf>,
+    /// `--context`.
+    pub context: Option<String>,
     /// `--node-name`: the node's object in the cluster.
     pub node_name: String,
     /// `--kubelet-dir`: the kubelet's root directory.
@@ -39,6 +41,8 @@ pub struct Config {
     pub metrics: Option<SocketAddr>,
     /// `--health-recovery`: how long a failed GPU must be without a new error before it is offered again.
     pub health_recovery: Duration,
+    /// How often the probe is asked for a snapshot. Errors that the driver reports come at once.
+    pub probe_interval: Duration,
 }
 
 /// Where the probe is.
@@ -129,6 +133,7 @@ impl Config {
     pub fn new(node_name: impl Into<String>) -> Config {
         Config {
             kubeconfig: None,
+            context: None,
             node_name: node_name.into(),
             kubelet_dir: "/var/lib/kubelet".into(),
             cdi_dir: "/var/run/cdi".into(),
@@ -141,6 +146,7 @@ impl Config {
             device_list_strategy: DeviceListStrategy::Auto,
             metrics: None,
             health_recovery: Duration::from_secs(30),
+            probe_interval: Duration::from_secs(5),
         }
     }
 
@@ -190,6 +196,8 @@ impl Config {
 pub struct FileConfig {
     /// As `--kubeconfig`.
     pub kubeconfig: Option<PathBuf>,
+    /// As `--context`.
+    pub context: Option<String>,
     /// As `--node-name`.
     pub node_name: Option<String>,
     /// As `--kubelet-dir`.
@@ -278,6 +286,9 @@ impl FileConfig {
             if from.is_some() {
                 to.clone_from(from);
             }
+        }
+        if self.context.is_some() {
+            config.context.clone_from(&self.context);
         }
         if self.metrics.is_some() {
             config.metrics = self.metrics;

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use rustix::fs::OFlags;
 
 /// The most bytes of a file of ours, or of a CDI spec, that are read.
-pub const LIMIT: u64 = 64 * 1024;
+pub(crate) const LIMIT: u64 = 64 * 1024;
 
 /// Something went wrong with one file.
 #[derive(Debug, thiserror::Error)]
@@ -38,7 +38,7 @@ fn no_follow() -> i32 {
 ///
 /// # Errors
 /// With the path and the system's reason; the old file is then as it was.
-pub fn write_atomic(directory: &Path, name: &str, content: &[u8], mode: u32) -> Result<(), FileError> {
+pub(crate) fn write_atomic(directory: &Path, name: &str, content: &[u8], mode: u32) -> Result<(), FileError> {
     // Several writers in one process (two agents in a test) and a leftover of a killed one must not meet.
     static COUNTER: AtomicU32 = AtomicU32::new(0);
     let counter = COUNTER.fetch_add(1, Ordering::Relaxed);
@@ -75,7 +75,7 @@ pub fn write_atomic(directory: &Path, name: &str, content: &[u8], mode: u32) -> 
 ///
 /// # Errors
 /// With the path and the system's reason.
-pub fn remove(directory: &Path, name: &str) -> Result<(), FileError> {
+pub(crate) fn remove(directory: &Path, name: &str) -> Result<(), FileError> {
     let path = directory.join(name);
     match std::fs::remove_file(&path) {
         Ok(()) => sync_directory(directory),
@@ -94,7 +94,7 @@ fn sync_directory(directory: &Path) -> Result<(), FileError> {
 ///
 /// # Errors
 /// With the path and the reason: not readable, not a plain file, larger than `limit`, not UTF-8.
-pub fn read(path: &Path, limit: u64) -> Result<Option<String>, FileError> {
+pub(crate) fn read(path: &Path, limit: u64) -> Result<Option<String>, FileError> {
     let file = match OpenOptions::new().read(true).custom_flags(no_follow()).open(path) {
         Ok(file) => file,
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
@@ -119,7 +119,7 @@ pub fn read(path: &Path, limit: u64) -> Result<Option<String>, FileError> {
 ///
 /// # Errors
 /// The system's reason.
-pub fn read_kernel(path: &Path) -> io::Result<String> {
+pub(crate) fn read_kernel(path: &Path) -> io::Result<String> {
     let mut text = String::new();
     File::open(path)?.take(LIMIT).read_to_string(&mut text)?;
     Ok(text)
@@ -129,7 +129,7 @@ pub fn read_kernel(path: &Path) -> io::Result<String> {
 ///
 /// # Errors
 /// With the path and the system's reason.
-pub fn names(directory: &Path) -> Result<Vec<String>, FileError> {
+pub(crate) fn names(directory: &Path) -> Result<Vec<String>, FileError> {
     let entries = match std::fs::read_dir(directory) {
         Ok(entries) => entries,
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
@@ -150,7 +150,7 @@ pub fn names(directory: &Path) -> Result<Vec<String>, FileError> {
 ///
 /// # Errors
 /// With the path and the system's reason.
-pub fn make_directory(path: &Path, mode: u32) -> Result<(), FileError> {
+pub(crate) fn make_directory(path: &Path, mode: u32) -> Result<(), FileError> {
     DirBuilder::new()
         .recursive(true)
         .mode(mode)
@@ -162,7 +162,7 @@ pub fn make_directory(path: &Path, mode: u32) -> Result<(), FileError> {
 ///
 /// # Errors
 /// With the path and the system's reason.
-pub fn remove_temporary(directory: &Path, is_ours: impl Fn(&str) -> bool) -> Result<(), FileError> {
+pub(crate) fn remove_temporary(directory: &Path, is_ours: impl Fn(&str) -> bool) -> Result<(), FileError> {
     for name in names(directory)? {
         let inner = name.strip_prefix('.').and_then(|name| name.strip_suffix(".tmp"));
         let base = inner.and_then(|inner| {

@@ -19,7 +19,7 @@ const FOREIGN_SPEC_LIMIT: u64 = 4 * 1024 * 1024;
 
 /// Where the agent's files are.
 #[derive(Debug, Clone)]
-pub struct Store {
+pub(crate) struct Store {
     grants: PathBuf,
     cdi: PathBuf,
     sys_root: PathBuf,
@@ -32,7 +32,7 @@ impl Store {
     ///
     /// # Errors
     /// With the path and the system's reason.
-    pub fn open(state: &Path, cdi: &Path, sys_root: &Path) -> Result<Store, FileError> {
+    pub(crate) fn open(state: &Path, cdi: &Path, sys_root: &Path) -> Result<Store, FileError> {
         let grants = state.join("grants");
         files::make_directory(state, 0o700)?;
         // Also one that was there before: names of grants are secrets.
@@ -59,7 +59,7 @@ impl Store {
     /// # Errors
     /// The file is there and is not a key: with another one, no name that the kubelet has recorded would be derivable, and whoever
     /// made this file should know why. Or it can neither be read nor written.
-    pub fn node_key(&self) -> Result<NodeKey, FileError> {
+    pub(crate) fn node_key(&self) -> Result<NodeKey, FileError> {
         let path = self.state.join(KEY_FILE);
         let refuse = |action, source| FileError {
             action,
@@ -97,7 +97,7 @@ impl Store {
     ///
     /// # Errors
     /// The directory cannot be listed.
-    pub fn load_records(&self) -> Result<Vec<GrantRecord>, FileError> {
+    pub(crate) fn load_records(&self) -> Result<Vec<GrantRecord>, FileError> {
         let mut records = Vec::new();
         for name in files::names(&self.grants)? {
             if !name.ends_with(".json") {
@@ -131,7 +131,7 @@ impl Store {
     ///
     /// # Errors
     /// With the path and the system's reason; nothing was changed then.
-    pub fn perform(&self, action: &Action) -> Result<(), FileError> {
+    pub(crate) fn perform(&self, action: &Action) -> Result<(), FileError> {
         match action {
             Action::WriteRecord(record) => {
                 files::write_atomic(&self.grants, &record.file_name(), record.to_json().as_bytes(), 0o600)
@@ -157,7 +157,7 @@ impl Store {
     ///
     /// # Errors
     /// The directory cannot be listed.
-    pub fn specs(&self) -> Result<BTreeMap<String, String>, FileError> {
+    pub(crate) fn specs(&self) -> Result<BTreeMap<String, String>, FileError> {
         let mut specs = BTreeMap::new();
         for file in files::names(&self.cdi)? {
             let Some(name) = cdi::name_of_file(&file) else { continue };
@@ -174,7 +174,7 @@ impl Store {
     }
 
     /// The driver's files on the node: device files, and CDI specs of whole GPUs in the CDI directory and in `/etc/cdi`.
-    pub fn node_files(&self) -> NodeFiles {
+    pub(crate) fn node_files(&self) -> NodeFiles {
         let devices: BTreeSet<String> = SHARED_DEVICES
             .iter()
             .filter(|path| self.sys_root.join(path.trim_start_matches('/')).exists())
@@ -216,7 +216,7 @@ fn decode_key(text: &str) -> Option<[u8; 32]> {
 }
 
 /// `/proc/sys/kernel/random/boot_id` under a root; a made-up one where there is none (it only tells boots apart).
-pub fn boot_id(sys_root: &Path) -> String {
+pub(crate) fn boot_id(sys_root: &Path) -> String {
     let path = "proc/sys/kernel/random/boot_id";
     files::read_kernel(&sys_root.join(path))
         .or_else(|_| files::read_kernel(&Path::new("/").join(path)))

@@ -13,9 +13,8 @@ impl Core {
     /// Exactly `size` ids (as far as there are so many), all of `must_include` among them, as many as possible on one GPU:
     /// that of `must_include`, else that of the pod that this call is probably for, else the fullest that has room. Any
     /// input gets a legal answer: an error would reject the pod for good (research/reliability.md section 1.5).
-    pub fn preferred(&mut self, available: &[String], must_include: &[String], size: i32) -> Vec<String> {
+    pub fn preferred(&mut self, available: &[String], must_include: &[String], size: usize) -> Vec<String> {
         self.guess = None;
-        let size = usize::try_from(size).unwrap_or(0);
         let mut seen = BTreeSet::new();
         let mut chosen: Vec<String> = must_include
             .iter()

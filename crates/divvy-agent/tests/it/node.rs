@@ -236,8 +236,7 @@ impl Node {
             } else {
                 let free = self.free_ids();
                 let available: Vec<String> = free.into_iter().chain(reuse.clone()).collect();
-                let size = i32::try_from(want).expect("small");
-                let ids = self.core.preferred(&available, &must, size);
+                let ids = self.core.preferred(&available, &must, want);
                 if ids.len() < want {
                     return Err("requested number of devices unavailable".to_owned());
                 }

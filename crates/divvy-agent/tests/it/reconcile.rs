@@ -24,7 +24,8 @@ fn at_rest_there_is_nothing_to_do() {
 /// Invariants 3 and 4.
 #[test]
 fn a_grant_ends_only_when_the_pod_is_over_and_its_processes_are_gone() {
-    let over: [(&str, fn(&mut Node)); 2] = [
+    type End = fn(&mut Node);
+    let over: [(&str, End); 2] = [
         ("object gone", |node| node.object_gone("a")),
         ("succeeded", |node| {
             node.change("a", |pod| {

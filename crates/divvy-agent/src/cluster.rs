@@ -1,0 +1,193 @@
+//! What the agent reads from and writes to the API server: its node's pods, its node's annotation, events.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use divvy_cluster::events::{Events, Note, pod_reference};
+use divvy_cluster::objects::{self, NodeObject, PodObject};
+use divvy_cluster::watch::{self, Change};
+use divvy_cluster::{convert, in_words, list};
+use divvy_model::{Inventory, Pod, names};
+use futures::StreamExt;
+use kube::Api;
+use kube::api::{Patch, PatchParams};
+use tokio::sync::mpsc;
+use tracing::{debug, info, warn};
+
+use crate::Error;
+use crate::agent::Agent;
+use crate::decide::Action;
+
+/// A watch that was interrupted says so again within this time if it could not be taken up.
+const INTERRUPTED: Duration = Duration::from_secs(45);
+/// How long one request may take.
+const TIMEOUT: Duration = Duration::from_secs(10);
+const RETRY_FIRST: Duration = Duration::from_millis(200);
+const RETRY_MAX: Duration = Duration::from_secs(30);
+/// How often it is checked that the annotation is still there: the node's object may be made anew.
+const CHECK_INVENTORY: Duration = Duration::from_secs(60);
+
+/// Follows the pods of this node for ever.
+pub(crate) async fn follow_pods(agent: Arc<Agent>) -> Result<(), Error> {
+    let changes = watch::pods(agent.client(), Some(agent.selector()));
+    tokio::pin!(changes);
+    while let Some(change) = changes.next().await {
+        let actions = match change {
+            Change::Apply(object) => pod(&object).map(|pod| agent.core().apply_pod(pod)).unwrap_or_default(),
+            Change::Delete(object) => {
+                agent.core().delete_pod(object.metadata.uid.as_deref().unwrap_or_default());
+                Vec::new()
+            }
+            Change::Reset(objects) => {
+                let pods: Vec<Pod> = objects.iter().filter_map(pod).collect();
+                let actions = agent.core().reset_pods(pods);
+                agent.set_synced();
+                actions
+            }
+            Change::Interrupted(text) => {
+                agent.ready.set_for(
+                    "pods",
+                    format!("the watch of this node's pods was interrupted: {text}"),
+                    INTERRUPTED,
+                );
+                continue;
+            }
+        };
+        agent.ready.clear("pods");
+        agent.say(actions);
+        agent.publish();
+        agent.pods_changed.notify_waiters();
+        agent.look.notify_one();
+    }
+    Err(Error::Ended {
+        part: "the watch of pods",
+        text: "its stream ended".to_owned(),
+    })
+}
+
+/// A pod that cannot be read was admitted by an API server that validates quantities: it cannot ask for our resource.
+fn pod(object: &PodObject) -> Option<Pod> {
+    match convert::pod(object) {
+        Ok(pod) => Some(pod),
+        Err(error) => {
+            let name = object.metadata.name.as_deref().unwrap_or("?");
+            warn!(pod = name, %error, "this pod cannot be read and is left out");
+            None
+        }
+    }
+}
+
+/// The node's inventory as it is in the cluster; `None` where there is none, or none that can be read, or no answer in time.
+pub(crate) async fn inventory_before(client: &kube::Client, node: &str, patience: Duration) -> Option<Inventory> {
+    match tokio::time::timeout(patience, list::node(client, node)).await {
+        Ok(Ok(node)) => match node.inventory {
+            Some(Ok(inventory)) => Some(inventory),
+            Some(Err(error)) => {
+                info!(%error, "the node's inventory is of no use and will be written anew");
+                None
+            }
+            None => None,
+        },
+        Ok(Err(error)) => {
+            warn!(%error, "what the node's inventory said before is not known");
+            None
+        }
+        Err(_) => {
+            warn!("the API server does not answer; what the node's inventory said before is not known");
+            None
+        }
+    }
+}
+
+/// Keeps the node's annotation as the core wants it, and says by `written` when it first is.
+pub(crate) async fn publish_inventory(
+    agent: Arc<Agent>,
+    node: String,
+    written: tokio::sync::watch::Sender<bool>,
+) -> Result<(), Error> {
+    let api: Api<NodeObject> = Api::all_with(agent.client(), &objects::nodes());
+    let mut wanted = agent.inventory.subscribe();
+    let mut wait = RETRY_FIRST;
+    let mut done: Arc<str> = Arc::from("");
+    loop {
+        let text = wanted.borrow_and_update().clone();
+        if !text.is_empty() && text != done {
+            match patch(&api, &node, &text).await {
+                Ok(()) => {
+                    debug!("the node's inventory is written");
+                    agent.ready.clear("inventory");
+                    written.send_replace(true);
+                    done = text;
+                    wait = RETRY_FIRST;
+                }
+                Err(error) => {
+                    let reason = format!(
+                        "the annotation {} of node {node} could not be written: {error}",
+                        names::INVENTORY
+                    );
+                    warn!("{reason}; trying again");
+                    agent.ready.set("inventory", reason);
+                    tokio::time::sleep(wait).await;
+                    wait = (wait * 2).min(RETRY_MAX);
+                    continue;
+                }
+            }
+        }
+        tokio::select! {
+            changed = wanted.changed() => if changed.is_err() {
+                return Ok(());
+            },
+            () = tokio::time::sleep(CHECK_INVENTORY) => {
+                if !done.is_empty() && !is_there(&api, &node, &done).await {
+                    info!("the node's inventory was changed or removed by somebody else; writing it again");
+                    done = Arc::from("");
+                }
+            }
+        }
+    }
+}
+
+async fn patch(api: &Api<NodeObject>, node: &str, text: &str) -> Result<(), String> {
+    let patch = serde_json::json!({"metadata": {"annotations": {names::INVENTORY: text}}});
+    let (params, patch) = (PatchParams::default(), Patch::Merge(&patch));
+    let request = api.patch_metadata(node, &params, &patch);
+    match tokio::time::timeout(TIMEOUT, request).await {
+        Ok(Ok(_)) => Ok(()),
+        Ok(Err(error)) => Err(in_words(&error)),
+        Err(_) => Err("the API server does not answer".to_owned()),
+    }
+}
+
+/// Without an answer it is taken to be there: the next look will tell.
+async fn is_there(api: &Api<NodeObject>, node: &str, text: &str) -> bool {
+    match tokio::time::timeout(TIMEOUT, api.get_metadata(node)).await {
+        Ok(Ok(object)) => {
+            let annotations = object.metadata.annotations.unwrap_or_default();
+            annotations.get(names::INVENTORY).map(String::as_str) == Some(text)
+        }
+        Ok(Err(_)) | Err(_) => true,
+    }
+}
+
+/// Publishes events one after the other. One that the API server does not take is only in the log.
+pub(crate) async fn publish_events(client: kube::Client, node: String, mut queue: mpsc::Receiver<Action>) -> Result<(), Error> {
+    let events = Events::new(client, "divvy-agent", Some(node));
+    while let Some(action) = queue.recv().await {
+        let Action::Event { pod, uid, reason, text } = action else {
+            continue;
+        };
+        let regarding = pod_reference(&pod.namespace, &pod.name, &uid);
+        let note = Note {
+            warning: true,
+            reason: reason.to_owned(),
+            action: "Reconciling".to_owned(),
+            text,
+        };
+        match tokio::time::timeout(TIMEOUT, events.publish(&regarding, note)).await {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => warn!(%pod, reason, %error, "an event could not be published"),
+            Err(_) => warn!(%pod, reason, "an event could not be published: the API server does not answer"),
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,213 @@
+//! From the probe's updates to the core's GPUs: facts, and the verdict on their health.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use divvy_hardware::client::{Probe as Where, ProbeClient, Spawn, Timing, Update};
+use divvy_hardware::health::{Settings, Tracker, Verdict};
+use divvy_hardware::{GpuFacts, Snapshot};
+use divvy_model::{Gpu, Health, Inventory, MiB};
+use tracing::{info, warn};
+
+use crate::agent::Agent;
+use crate::{Config, Error, config};
+
+/// How long the driver may be silent before its GPUs are not offered any more: a container that is started then would hang too.
+const SILENCE: Duration = Duration::from_secs(60);
+
+/// All GPUs that were ever seen by this process, or that grants on disk lie on.
+struct Machine {
+    tracker: Tracker,
+    driver: String,
+    gpus: BTreeMap<String, Gpu>,
+    silent_since: Option<Instant>,
+}
+
+/// Follows the probe for ever. `before` is the node's inventory as an earlier agent left it: what failed then has not recovered
+/// because the agent restarted.
+///
+/// # Errors
+/// The memory unit does not fit this node.
+pub(crate) async fn follow(agent: Arc<Agent>, config: Config, before: Option<Inventory>) -> Result<(), Error> {
+    let started = Instant::now();
+    let wait_ms = u64::try_from(config.health_recovery.as_millis()).unwrap_or(u64::MAX);
+    let mut machine = Machine {
+        tracker: Tracker::new(Settings {
+            wait_ms,
+            longest_wait_ms: Settings::default().longest_wait_ms.max(wait_ms),
+            ..Settings::default()
+        }),
+        driver: String::new(),
+        gpus: BTreeMap::new(),
+        silent_since: None,
+    };
+    machine.recall(&agent, before);
+    let timing = Timing {
+        poll: config.probe_interval,
+        ..Timing::default()
+    };
+    let mut client = ProbeClient::start(probe(&config)?, timing);
+    let mut warned = None;
+    loop {
+        let Some(update) = client.next().await else {
+            return Err(Error::Ended {
+                part: "the probe's client",
+                text: "it gave its last update".to_owned(),
+            });
+        };
+        let now = u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX);
+        match update {
+            Update::Snapshot(snapshot) => {
+                agent.ready.clear("gpus");
+                agent.metrics.probe(true);
+                machine.snapshot(now, snapshot);
+            }
+            Update::Xid(event) => {
+                let changed = machine.tracker.xid(now, event.uuid.as_deref(), event.xid);
+                if changed.is_empty() {
+                    info!(
+                        gpu = event.uuid.as_deref().unwrap_or("?"),
+                        xid = event.xid,
+                        "XID, of no consequence"
+                    );
+                    continue;
+                }
+            }
+            Update::Unavailable(failure) => {
+                machine.tracker.unavailable(now);
+                agent.metrics.probe(false);
+                agent.ready.set("gpus", failure.to_string());
+                let since = *machine.silent_since.get_or_insert_with(Instant::now);
+                if since.elapsed() < SILENCE || machine.gpus.is_empty() {
+                    continue;
+                }
+            }
+        }
+        let warning = machine.publish(&agent)?;
+        if warning != warned {
+            if let Some(text) = &warning {
+                warn!("{text}");
+            }
+            warned = warning;
+        }
+    }
+}
+
+fn probe(config: &Config) -> Result<Where, Error> {
+    let program = match &config.probe {
+        Some(config::Probe::Socket(socket)) => return Ok(Where::Socket(socket.clone())),
+        Some(config::Probe::Start(program)) => program.clone(),
+        None => beside_us()?,
+    };
+    // The library is found by the probe itself, in the node's root.
+    let driver_root =
+        (config.sys_root != std::path::Path::new("/") && config.nvml_library.is_none()).then(|| config.sys_root.clone());
+    Ok(Where::Spawn(Spawn {
+        program,
+        nvml_library: config.nvml_library.clone(),
+        driver_root,
+        env: Vec::new(),
+        watchdog: None,
+        dir: config.state_dir().join("probe"),
+    }))
+}
+
+fn beside_us() -> Result<PathBuf, Error> {
+    let own = std::env::current_exe().map_err(|error| Error::Config {
+        origin: "--probe".to_owned(),
+        text: format!("it is not given, and the own program cannot be found to look for divvy-probe beside it: {error}"),
+    })?;
+    Ok(own.with_file_name("divvy-probe"))
+}
+
+impl Machine {
+    /// Takes over what the node's annotation says of GPUs that failed, and of lost ones on which grants lie.
+    fn recall(&mut self, agent: &Agent, before: Option<Inventory>) {
+        let Some(before) = before else { return };
+        let core = agent.core();
+        for gpu in before.gpus {
+            let in_use = core
+                .records()
+                .any(|record| record.gpus.iter().any(|share| share.uuid == gpu.uuid));
+            if gpu.health == Health::Failed || (gpu.health == Health::Lost && in_use) {
+                let verdict = Verdict {
+                    health: gpu.health,
+                    reason: gpu.reason.clone(),
+                };
+                info!(
+                    gpu = gpu.uuid,
+                    reason = verdict.reason,
+                    "this GPU had failed before the agent started"
+                );
+                self.tracker.recall(&gpu.uuid, verdict);
+                self.gpus.insert(gpu.uuid.clone(), gpu);
+            }
+        }
+    }
+
+    fn snapshot(&mut self, now: u64, snapshot: Snapshot) {
+        self.silent_since = None;
+        for uuid in self.tracker.snapshot(now, &snapshot) {
+            if let Some(verdict) = self.tracker.verdict(&uuid) {
+                match verdict.health {
+                    Health::Ok => info!(gpu = uuid, "this GPU has recovered"),
+                    health => warn!(
+                        gpu = uuid,
+                        ?health,
+                        reason = verdict.reason,
+                        "this GPU is not offered any more"
+                    ),
+                }
+            }
+        }
+        self.driver = snapshot.driver;
+        for facts in snapshot.gpus {
+            let gpu = from_facts(facts);
+            self.gpus.insert(gpu.uuid.clone(), gpu);
+        }
+    }
+
+    fn publish(&mut self, agent: &Agent) -> Result<Option<String>, Error> {
+        let silent = self.silent_since.is_some_and(|since| since.elapsed() >= SILENCE);
+        let mut gpus: Vec<Gpu> = self.gpus.values().cloned().collect();
+        for gpu in &mut gpus {
+            let verdict = self.tracker.verdict(&gpu.uuid).cloned().unwrap_or_default();
+            gpu.health = verdict.health;
+            gpu.reason = verdict.reason;
+            if silent && gpu.health == Health::Ok {
+                gpu.health = Health::Failed;
+                gpu.reason = Some("the driver does not answer".to_owned());
+            }
+        }
+        // A lost GPU keeps its index; another may have it by now.
+        gpus.sort_by(|a, b| (a.index, a.health == Health::Lost, &a.uuid).cmp(&(b.index, b.health == Health::Lost, &b.uuid)));
+        let warning = agent.core().set_hardware(&self.driver, gpus)?;
+        agent.hardware_changed();
+        Ok(warning.map(|warning| warning.to_string()))
+    }
+}
+
+fn from_facts(facts: GpuFacts) -> Gpu {
+    Gpu {
+        uuid: facts.uuid,
+        kind: "gpu".to_owned(),
+        parent: None,
+        index: facts.index,
+        minor: facts.minor,
+        pci: facts.pci,
+        model: facts.model,
+        cc: facts.cc,
+        sms: facts.sms,
+        clock_mhz: facts.clock_mhz,
+        total: facts.total,
+        reserve: MiB::ZERO,
+        units: 0,
+        held: MiB::ZERO,
+        numa: facts.numa,
+        health: Health::Ok,
+        reason: None,
+        links: facts.links,
+    }
+}

@@ -1,0 +1,233 @@
+//! What `/metrics` shows. Counters are kept here; what is a state is read from the core when it is asked for.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use divvy_model::Health;
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::encoding::text::{encode, encode_registry};
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::Histogram;
+use prometheus_client::registry::Registry;
+
+use crate::decide::{Class, Core, Reconciled};
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Outcome {
+    outcome: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ClassLabel {
+    class: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ResourceLabel {
+    resource: String,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct DeviceLabel {
+    resource: &'static str,
+    healthy: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct HealthLabel {
+    health: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct GpuLabel {
+    gpu: String,
+}
+
+/// Counters of one agent.
+pub(crate) struct Metrics {
+    registry: Mutex<Registry>,
+    pre_start: Family<Outcome, Histogram>,
+    steering_misses: Counter,
+    double_handouts: Counter,
+    reconcile: Family<ClassLabel, Counter>,
+    registrations: Family<ResourceLabel, Gauge>,
+    registered: Family<ResourceLabel, Gauge>,
+    probe_up: Gauge,
+}
+
+impl fmt::Debug for Metrics {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Metrics").finish_non_exhaustive()
+    }
+}
+
+impl Metrics {
+    pub(crate) fn new() -> Metrics {
+        let metrics = Metrics {
+            registry: Mutex::new(Registry::default()),
+            // Up to the 5 s that a start waits for its pod to be seen.
+            pre_start: Family::new_with_constructor(|| {
+                Histogram::new([0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 5.0])
+            }),
+            steering_misses: Counter::default(),
+            double_handouts: Counter::default(),
+            reconcile: Family::default(),
+            registrations: Family::default(),
+            registered: Family::default(),
+            probe_up: Gauge::default(),
+        };
+        for class in Class::ALL {
+            drop(metrics.reconcile.get_or_create(&ClassLabel { class: class.label() }));
+        }
+        let mut registry = metrics.registry.lock().unwrap_or_else(PoisonError::into_inner);
+        registry.register(
+            "divvy_agent_pre_start_duration_seconds",
+            "Time to answer PreStartContainer, by outcome",
+            metrics.pre_start.clone(),
+        );
+        registry.register(
+            "divvy_agent_steering_misses",
+            "Containers whose device ids lie on another GPU than the one they were given",
+            metrics.steering_misses.clone(),
+        );
+        registry.register(
+            "divvy_agent_double_handouts",
+            "Container starts whose device ids another live pod has too (kubernetes#137534)",
+            metrics.double_handouts.clone(),
+        );
+        registry.register(
+            "divvy_agent_reconcile",
+            "Disagreements found between records, specs, checkpoint, pods and cgroups, by class",
+            metrics.reconcile.clone(),
+        );
+        registry.register(
+            "divvy_agent_registrations",
+            "Registrations that the kubelet took since the agent started",
+            metrics.registrations.clone(),
+        );
+        registry.register(
+            "divvy_agent_registered",
+            "1 while the kubelet listens to the resource's devices",
+            metrics.registered.clone(),
+        );
+        registry.register(
+            "divvy_agent_probe_up",
+            "1 while the probe gives snapshots of the GPUs",
+            metrics.probe_up.clone(),
+        );
+        drop(registry);
+        metrics
+    }
+
+    pub(crate) fn pre_start(&self, outcome: &'static str, took: Duration) {
+        self.pre_start.get_or_create(&Outcome { outcome }).observe(took.as_secs_f64());
+    }
+
+    pub(crate) fn granted(&self, steered_wrong: bool, shared_ids: bool) {
+        if steered_wrong {
+            self.steering_misses.inc();
+        }
+        if shared_ids {
+            self.double_handouts.inc();
+        }
+    }
+
+    pub(crate) fn reconciled(&self, found: &Reconciled) {
+        for (class, count) in &found.classes {
+            self.reconcile
+                .get_or_create(&ClassLabel { class: class.label() })
+                .inc_by(*count);
+        }
+    }
+
+    pub(crate) fn registration(&self, resource: &str, status: &divvy_kubelet::plugin::Status) {
+        let label = ResourceLabel {
+            resource: resource.to_owned(),
+        };
+        let count = i64::try_from(status.registrations).unwrap_or(i64::MAX);
+        self.registrations.get_or_create(&label).set(count);
+        self.registered.get_or_create(&label).set(i64::from(status.is_ready()));
+    }
+
+    pub(crate) fn probe(&self, up: bool) {
+        self.probe_up.set(i64::from(up));
+    }
+
+    /// The text of `/metrics`, in the OpenMetrics format.
+    pub(crate) fn text(&self, core: &Core) -> Result<String, fmt::Error> {
+        let mut text = String::new();
+        encode_registry(&mut text, &self.registry.lock().unwrap_or_else(PoisonError::into_inner))?;
+        let mut now = Registry::default();
+        describe(&mut now, core);
+        encode(&mut text, &now)?;
+        Ok(text)
+    }
+}
+
+fn describe(registry: &mut Registry, core: &Core) {
+    let gauge = |value: u64| i64::try_from(value).unwrap_or(i64::MAX);
+    let gpus: Family<HealthLabel, Gauge> = Family::default();
+    for health in ["ok", "failed", "lost"] {
+        drop(gpus.get_or_create(&HealthLabel { health }));
+    }
+    let held: Family<GpuLabel, Gauge> = Family::default();
+    let shared: Family<GpuLabel, Gauge> = Family::default();
+    let inventory = core.inventory();
+    for gpu in &inventory.gpus {
+        let health = match gpu.health {
+            Health::Ok => "ok",
+            Health::Failed => "failed",
+            Health::Lost => "lost",
+        };
+        gpus.get_or_create(&HealthLabel { health }).inc();
+        let label = GpuLabel { gpu: gpu.uuid.clone() };
+        held.get_or_create(&label).set(gauge(gpu.held.0));
+        let capacity = inventory.unit.memory(gpu.units).map_or(0, |memory| memory.0);
+        shared.get_or_create(&label).set(gauge(capacity));
+    }
+    let granted: Family<GpuLabel, Gauge> = Family::default();
+    let mut pods: BTreeMap<(&str, &str), u64> = BTreeMap::new();
+    let mut records = 0;
+    for record in core.records() {
+        records += 1;
+        for share in &record.gpus {
+            pods.insert((&record.uid, &share.uuid), share.memory.0);
+        }
+    }
+    for ((_, uuid), memory) in pods {
+        let label = GpuLabel { gpu: uuid.to_owned() };
+        granted.get_or_create(&label).inc_by(gauge(memory));
+    }
+    let devices = core.devices();
+    let ids: Family<DeviceLabel, Gauge> = Family::default();
+    for (resource, devices) in [("gpu-mem", &devices.memory), ("gpu-count", &devices.count)] {
+        for (healthy, is) in [("true", true), ("false", false)] {
+            let count = devices.iter().filter(|device| device.healthy == is).count() as u64;
+            ids.get_or_create(&DeviceLabel { resource, healthy }).set(gauge(count));
+        }
+    }
+    let grants: Gauge = Gauge::default();
+    grants.set(gauge(records));
+    registry.register("divvy_agent_gpus", "GPUs of the node by health", gpus);
+    registry.register("divvy_agent_device_ids", "Device ids offered to the kubelet", ids);
+    registry.register("divvy_agent_grants", "Containers with a grant", grants);
+    registry.register(
+        "divvy_agent_gpu_shared_mebibytes",
+        "Memory that a GPU offers to share",
+        shared,
+    );
+    registry.register(
+        "divvy_agent_gpu_granted_mebibytes",
+        "Memory of pods with a grant on a GPU",
+        granted,
+    );
+    registry.register(
+        "divvy_agent_gpu_held_mebibytes",
+        "Memory held by containers whose pod object is gone or has ended",
+        held,
+    );
+}
