@@ -16,6 +16,7 @@
 //! nodes and leases are not checked against a schema. No garbage collection by owner. `metadata.generation` and managed fields
 //! are not kept. The parts' own pages say more.
 
+mod checks;
 mod clock;
 mod discovery;
 mod error;

@@ -330,10 +330,16 @@ impl Call {
     }
 
     fn get(&self, api: &ApiServer) -> Result<Arc<Value>, ApiError> {
-        let snapshot = self.snapshot(api);
-        self.not_in_future(snapshot.revision)?;
+        let storage = self.target.resource.storage();
         let key = (self.target.namespace.clone(), self.target.name.clone());
-        let found = snapshot.objects.get(&key).cloned();
+        let (found, revision) = if self.stale.is_some() {
+            let snapshot = self.snapshot(api);
+            (snapshot.objects.get(&key).cloned(), snapshot.revision)
+        } else {
+            let store = &api.registry().store;
+            store.read(|inner| (inner.get(&storage, &key), inner.revision()))
+        };
+        self.not_in_future(revision)?;
         found.ok_or_else(|| ApiError::not_found(&self.target.resource.qualified(), &self.target.name))
     }
 

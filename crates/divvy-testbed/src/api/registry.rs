@@ -9,7 +9,7 @@ use super::error::{ApiError, FieldError};
 use super::resources::{Resource, Resources, Target};
 use super::selector::Selector;
 use super::store::{Inner, Key, Store, key_of};
-use super::{events, patch, pods};
+use super::{checks, events, patch, pods};
 
 /// The store with the API's rules in front of it.
 #[derive(Debug)]
@@ -70,7 +70,7 @@ impl Registry {
         if !target.name.is_empty() {
             return Err(ApiError::method_not_allowed());
         }
-        place_in_namespace(target, &mut body)?;
+        checks::place_in_namespace(target, &mut body)?;
         let name = body["metadata"]["name"].as_str().unwrap_or("").to_owned();
         let generate = body["metadata"]["generateName"].as_str().unwrap_or("").to_owned();
         self.store.write(|inner| {
@@ -83,8 +83,8 @@ impl Registry {
                 (name, _) => name.to_owned(),
             };
             body["metadata"]["name"] = name.clone().into();
-            check_name(resource, &name)?;
-            check_namespace(inner, resource, &target.namespace)?;
+            checks::name(resource, &name)?;
+            checks::namespace(inner, resource, &target.namespace)?;
             let key = (target.namespace.clone(), name);
             if inner.get(&resource.storage(), &key).is_some() {
                 return Err(ApiError::already_exists(&resource.qualified(), &key.1));
@@ -124,7 +124,7 @@ impl Registry {
             object["status"] = json!({"phase": "Active"});
         } else if resource.is_core("nodes") {
             // A kubelet registers its node with the status in one request.
-            node_quantities(&mut object);
+            checks::node_quantities(&mut object);
         } else if resource.status
             && let Value::Object(map) = &mut object
         {
@@ -144,13 +144,13 @@ impl Registry {
                 target.name
             )));
         }
-        place_in_namespace(target, &mut body)?;
+        checks::place_in_namespace(target, &mut body)?;
         self.store.write(|inner| {
             let key = (target.namespace.clone(), target.name.clone());
             match inner.get(&resource.storage(), &key) {
                 Some(existing) => Ok((self.replace(inner, target, &existing, body, options.dry_run)?, false)),
                 None if resource.create_on_update && target.subresource.is_empty() => {
-                    check_namespace(inner, resource, &target.namespace)?;
+                    checks::namespace(inner, resource, &target.namespace)?;
                     let object = self.fresh(inner, resource, body)?;
                     Ok((commit(inner, resource, object, options.dry_run), true))
                 }
@@ -177,10 +177,10 @@ impl Registry {
                 let mut object = Value::Object(Map::new());
                 patch::strategic(&mut object, body)?;
                 self.check_body(resource, &mut object, options.strict)?;
-                place_in_namespace(target, &mut object)?;
+                checks::place_in_namespace(target, &mut object)?;
                 object["metadata"]["name"] = target.name.clone().into();
-                check_name(resource, &target.name)?;
-                check_namespace(inner, resource, &target.namespace)?;
+                checks::name(resource, &target.name)?;
+                checks::namespace(inner, resource, &target.namespace)?;
                 let object = self.fresh(inner, resource, object)?;
                 return Ok((commit(inner, resource, object, options.dry_run), true));
             };
@@ -199,7 +199,7 @@ impl Registry {
                 )));
             }
             self.check_body(resource, &mut object, options.strict)?;
-            place_in_namespace(target, &mut object)?;
+            checks::place_in_namespace(target, &mut object)?;
             Ok((self.replace(inner, target, &existing, object, options.dry_run)?, false))
         })
     }
@@ -269,7 +269,7 @@ impl Registry {
                 return Err(ApiError::invalid("", "Pod", name, &errors));
             }
         } else if resource.is_core("nodes") {
-            node_quantities(&mut new);
+            checks::node_quantities(&mut new);
         }
         // An update that changes nothing is no commit: no revision, no event (etcd3 store, GuaranteedUpdate).
         if new == **existing {
@@ -442,9 +442,9 @@ impl Registry {
         }
         let namespace = binding["metadata"]["namespace"].as_str().unwrap_or("");
         if !namespace.is_empty() && namespace != target.namespace {
-            return Err(wrong_namespace());
+            return Err(checks::wrong_namespace());
         }
-        check_metadata(&target.resource, binding)?;
+        checks::metadata(&target.resource, binding)?;
         let node = pods::binding_target(binding)?;
         self.store.write(|inner| {
             let key = (target.namespace.clone(), target.name.clone());
@@ -488,8 +488,8 @@ impl Registry {
         if body["metadata"].is_null() {
             body["metadata"] = json!({});
         }
-        check_metadata(resource, body)?;
-        check_types(resource, body, strict)?;
+        checks::metadata(resource, body)?;
+        checks::types(resource, body, strict)?;
         if resource.is_events_k8s_io() {
             *body = events::to_storage(body);
         }
@@ -525,7 +525,7 @@ fn no_finalizers(object: &Value) -> bool {
     object["metadata"]["finalizers"].as_array().is_none_or(Vec::is_empty)
 }
 
-fn set_or_remove(object: &mut Value, field: &str, value: Value) {
+pub(crate) fn set_or_remove(object: &mut Value, field: &str, value: Value) {
     if let Value::Object(map) = object {
         if value.is_null() {
             map.shift_remove(field);
@@ -545,170 +545,6 @@ fn precondition_failed(resource: &Resource, target: &Target, what: &str, wanted:
         have.as_str().unwrap_or("")
     );
     ApiError::conflict(&resource.qualified(), &target.name, &why)
-}
-
-fn wrong_namespace() -> ApiError {
-    ApiError::bad_request("the namespace of the provided object does not match the namespace sent on the request")
-}
-
-/// The object's namespace is the path's.
-fn place_in_namespace(target: &Target, body: &mut Value) -> Result<(), ApiError> {
-    let have = body["metadata"]["namespace"].as_str().unwrap_or("");
-    if !have.is_empty() && have != target.namespace {
-        return Err(wrong_namespace());
-    }
-    if target.resource.namespaced && target.namespace.is_empty() {
-        return Err(ApiError::bad_request("an empty namespace may not be set during creation"));
-    }
-    let namespace = if target.namespace.is_empty() {
-        Value::Null
-    } else {
-        target.namespace.clone().into()
-    };
-    set_or_remove(&mut body["metadata"], "namespace", namespace);
-    Ok(())
-}
-
-/// NamespaceLifecycle admission: nothing is created in a namespace that is absent or ending.
-fn check_namespace(inner: &Inner, resource: &Resource, namespace: &str) -> Result<(), ApiError> {
-    if !resource.namespaced {
-        return Ok(());
-    }
-    match inner.get("namespaces", &(String::new(), namespace.to_owned())) {
-        None => Err(ApiError::not_found("namespaces", namespace)),
-        Some(found) if !found["metadata"]["deletionTimestamp"].is_null() => Err(ApiError::new(
-            403,
-            "Forbidden",
-            format!("unable to create new content in namespace {namespace} because it is being terminated"),
-        )),
-        Some(_) => Ok(()),
-    }
-}
-
-fn check_name(resource: &Resource, name: &str) -> Result<(), ApiError> {
-    let refuse = |detail: &str| {
-        let error = FieldError::invalid("metadata.name", &Value::String(name.to_owned()), detail);
-        Err(ApiError::invalid(&resource.group, &resource.kind, name, &[error]))
-    };
-    if resource.group == "rbac.authorization.k8s.io" {
-        if matches!(name, "." | "..") || name.contains(['/', '%']) {
-            return refuse("may not be '.' or '..' or contain '/' or '%'");
-        }
-    } else if resource.is_core("namespaces") {
-        if !pods::is_dns_label(name) {
-            return refuse(pods::NOT_A_LABEL);
-        }
-    } else if !pods::is_dns_subdomain(name) {
-        return refuse(
-            "a lowercase RFC 1123 subdomain must consist of lower case alphanumeric characters, '-' or '.', and must start and end \
-             with an alphanumeric character (e.g. 'example.com', regex used for validation is \
-             '[a-z0-9]([-a-z0-9]*[a-z0-9])?(\\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*')",
-        );
-    }
-    Ok(())
-}
-
-/// Maps of text that are not are refused where the decoder would.
-fn check_metadata(resource: &Resource, body: &Value) -> Result<(), ApiError> {
-    let wrong = |what: &str| {
-        let (version, kind) = (&resource.version, &resource.kind);
-        ApiError::bad_request(format!("{kind} in version {version:?} cannot be handled as a {kind}: {what}"))
-    };
-    for field in ["labels", "annotations"] {
-        match &body["metadata"][field] {
-            Value::Null => {}
-            Value::Object(map) => {
-                if let Some((key, value)) = map.iter().find(|(_, value)| !value.is_string()) {
-                    return Err(wrong(&format!("metadata.{field}[{key}] is {value}, and must be a string")));
-                }
-            }
-            other => return Err(wrong(&format!("metadata.{field} is {other}, and must be a map of strings"))),
-        }
-    }
-    // TotalAnnotationSizeLimitB
-    let size: usize = body["metadata"]["annotations"]
-        .as_object()
-        .into_iter()
-        .flatten()
-        .map(|(key, value)| key.len() + value.as_str().map_or(0, str::len))
-        .sum();
-    if size > 256 * 1024 {
-        let error = FieldError::too_long("metadata.annotations", 256 * 1024);
-        let name = body["metadata"]["name"].as_str().unwrap_or("");
-        return Err(ApiError::invalid(&resource.group, &resource.kind, name, &[error]));
-    }
-    Ok(())
-}
-
-/// Pods, nodes and leases are decoded as what they claim to be, and what these kinds do not have is dropped, or refused when
-/// `strict`. The other kinds are taken as they come.
-fn check_types(resource: &Resource, body: &mut Value, strict: bool) -> Result<(), ApiError> {
-    use k8s_openapi::api::{coordination::v1::Lease, core::v1::Node, core::v1::Pod};
-    let decoded = match (resource.group.as_ref(), resource.plural.as_ref()) {
-        ("", "pods") => {
-            pods::normalise_quantities(body);
-            through::<Pod>(body)
-        }
-        ("", "nodes") => {
-            node_quantities(body);
-            through::<Node>(body)
-        }
-        ("coordination.k8s.io", "leases") => through::<Lease>(body),
-        _ => return Ok(()),
-    };
-    let wrong = |why: String| {
-        let (version, kind) = (&resource.version, &resource.kind);
-        ApiError::bad_request(format!("{kind} in version {version:?} cannot be handled as a {kind}: {why}"))
-    };
-    let mut unknown = Vec::new();
-    drop_unknown(body, &decoded.map_err(|why| wrong(why.to_string()))?, "", &mut unknown);
-    if strict && !unknown.is_empty() {
-        let list: Vec<String> = unknown.iter().map(|field| format!("unknown field {field:?}")).collect();
-        return Err(wrong(format!("strict decoding error: {}", list.join(", "))));
-    }
-    Ok(())
-}
-
-fn through<K: serde::Serialize + serde::de::DeserializeOwned>(body: &Value) -> Result<Value, serde_json::Error> {
-    serde_json::to_value(K::deserialize(body)?)
-}
-
-/// Removes what did not survive decoding; an explicit null is no field.
-fn drop_unknown(body: &mut Value, decoded: &Value, path: &str, unknown: &mut Vec<String>) {
-    match (body, decoded) {
-        (Value::Object(body), Value::Object(decoded)) => body.retain(|name, value| {
-            let at = if path.is_empty() {
-                name.clone()
-            } else {
-                format!("{path}.{name}")
-            };
-            match decoded.get(name) {
-                Some(decoded) => {
-                    drop_unknown(value, decoded, &at, unknown);
-                    true
-                }
-                None if value.is_null() => true,
-                None => {
-                    unknown.push(at);
-                    false
-                }
-            }
-        }),
-        (Value::Array(body), Value::Array(decoded)) => {
-            for (index, (value, decoded)) in body.iter_mut().zip(decoded).enumerate() {
-                drop_unknown(value, decoded, &format!("{path}[{index}]"), unknown);
-            }
-        }
-        _ => {}
-    }
-}
-
-fn node_quantities(node: &mut Value) {
-    for field in ["capacity", "allocatable"] {
-        if let Some(Value::Object(quantities)) = node.pointer_mut(&format!("/status/{field}")) {
-            pods::quantities_to_text(quantities);
-        }
-    }
 }
 
 /// The five characters that `generateName` appends (apiserver `pkg/storage/names`).
