@@ -78,6 +78,12 @@ impl Calls {
         self.enter_for(what.into(), self.limit.saturating_mul(INITIALISING))
     }
 
+    /// The same for a call that was told to wait for `wait`.
+    #[must_use = "the call counts as over when this is dropped"]
+    pub fn enter_wait(&self, what: impl Into<Cow<'static, str>>, wait: Duration) -> Call<'_> {
+        self.enter_for(what.into(), self.limit.saturating_add(wait))
+    }
+
     fn enter_for(&self, what: Cow<'static, str>, limit: Duration) -> Call<'_> {
         let mut running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
         running.last += 1;
@@ -126,6 +132,10 @@ mod tests {
         assert!(lasted >= Duration::from_secs(10));
         drop(call);
         assert_eq!(calls.overdue(after(11)), None);
+        let wait = calls.enter_wait("nvmlEventSetWait", Duration::from_secs(5));
+        assert_eq!(calls.overdue(after(14)), None);
+        assert!(calls.overdue(after(16)).is_some());
+        drop(wait);
         let _init = calls.enter_init("nvmlInit");
         assert_eq!(calls.overdue(after(59)), None);
         assert!(calls.overdue(after(62)).is_some());

@@ -7,6 +7,7 @@ mod child;
 mod connection;
 
 use std::collections::BTreeMap;
+use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -41,18 +42,10 @@ pub struct Spawn {
     pub driver_root: Option<PathBuf>,
     /// `--watchdog`.
     pub watchdog: Option<Duration>,
+    /// Environment besides this process's own.
+    pub env: Vec<(String, OsString)>,
     /// A folder for the socket (`probe.sock`), of this agent alone; made with mode 0700 if it is not there.
     pub dir: PathBuf,
-}
-
-impl Probe {
-    /// Reads the agent's `--probe PATH|unix:SOCKET`.
-    pub fn parse(text: &str, spawn: impl FnOnce(PathBuf) -> Spawn) -> Probe {
-        match text.strip_prefix("unix:") {
-            Some(socket) => Probe::Socket(socket.into()),
-            None => Probe::Spawn(spawn(text.into())),
-        }
-    }
 }
 
 /// How often to ask and how long to wait.

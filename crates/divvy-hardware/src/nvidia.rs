@@ -120,5 +120,5 @@ fn failure(error: &NvmlError, doing: &str) -> Failure {
         ),
         _ => (Code::Unknown, "nvidia-smi on the node shows whether the driver works at all"),
     };
-    Failure::new(code, format!("{doing}: {error}. {hint}"))
+    Failure::new(code, format!("{doing} failed: {error}; {hint}"))
 }

@@ -31,7 +31,7 @@ use signal_hook::low_level;
 
 use crate::backend::{Backend, Calls};
 use crate::nvidia::{self, Nvidia};
-use crate::{Error, Failure, Known};
+use crate::{Error, Failure};
 
 pub use options::{Command, Options, UsageError};
 pub use peer::peer_uid;
@@ -131,7 +131,7 @@ fn listen(options: &Options) -> Result<std::convert::Infallible, Error> {
     })?;
 
     let hub = Arc::new(hub::Hub::new());
-    let jobs = owner::start(hub.clone(), Known::default(), {
+    let jobs = owner::start(hub.clone(), owner::Pace::default(), {
         let options = options.clone();
         move || open_nvidia(&options, &calls).map(|nvidia| Box::new(nvidia) as Box<dyn Backend>)
     })?;

@@ -94,8 +94,8 @@ pub enum Health {
     Lost,
 }
 
-/// A connection: `["GPU-…","nvlink",12]`; kind `nvlink`, `single-switch`, `multi-switch`, `host-bridge`, `node`,
-/// `system`; the number is that of NVLinks, else 0.
+/// A connection: `["GPU-…","nvlink",12]`; kind `nvlink`, or the nearest common ancestor on the PCI bus: `same-board`,
+/// `single-switch`, `multi-switch`, `host-bridge`, `node`, `system`; the number is that of NVLinks, else 0.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Link(pub String, pub String, pub u32);
 

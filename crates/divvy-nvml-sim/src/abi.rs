@@ -104,3 +104,29 @@ fn field<const N: usize>(text: &str) -> [c_char; N] {
     }
     out
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_text_that_does_not_fit_with_its_end_is_refused() {
+        let mut buffer = [1; 8];
+        let mut put = |length, text: &str| {
+            // SAFETY: the buffer has at least `length` bytes.
+            let result = unsafe { put_text(buffer.as_mut_ptr(), length, text) };
+            (result, buffer)
+        };
+        assert_eq!(put(4, "four"), (Err(INSUFFICIENT_SIZE), [1; 8]));
+        let (result, buffer) = put(5, "four");
+        assert_eq!((result, buffer[4], buffer[5]), (Ok(()), 0, 1));
+    }
+
+    #[test]
+    fn before_nvml_init_every_call_says_so() {
+        let uninitialized = Err(ffi::nvmlReturn_enum_NVML_ERROR_UNINITIALIZED);
+        assert_eq!(machine_call(|_| Ok(())), uninitialized);
+        assert_eq!(device_call(handle_of(0), |_, _, _| Ok(())), uninitialized);
+        assert_eq!(device_call(std::ptr::null_mut(), |_, _, _| Ok(())), Err(INVALID_ARGUMENT));
+    }
+}

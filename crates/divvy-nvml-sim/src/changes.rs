@@ -62,3 +62,27 @@ pub(crate) fn write(path: &Path, changes: &Changes) -> io::Result<()> {
     fs::write(&temporary, serde_json::to_vec(changes).map_err(io::Error::other)?)?;
     fs::rename(&temporary, path)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_written_is_read_and_a_replaced_file_has_another_stamp() {
+        let dir = tempfile::tempdir().expect("folder");
+        let path = state_file(&dir.path().join("control"));
+        assert_eq!(path, dir.path().join("control.state"));
+        assert_eq!(stamp(&path), None);
+        let mut changes = Changes::default();
+        let mut stamps = Vec::new();
+        for lost in [true, false] {
+            changes.gpus.entry(1).or_default().lost = lost;
+            write(&path, &changes).expect("write");
+            assert_eq!(read(&path).expect("read"), changes);
+            stamps.push(stamp(&path));
+        }
+        assert_ne!(stamps[0], stamps[1]);
+        std::fs::write(&path, "{\"initError\":9}").expect("by hand");
+        assert_eq!(read(&path).expect("partial").init_error, 9);
+    }
+}

@@ -198,3 +198,51 @@ impl Card {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn machine(text: &str) -> Result<Machine, String> {
+        let dir = tempfile::tempdir().expect("folder");
+        let path = dir.path().join("m.toml");
+        std::fs::write(&path, text).expect("file");
+        Machine::load(&path, None)
+    }
+
+    #[test]
+    fn bus_ids_are_read_in_all_their_forms() {
+        let pci = Some(Pci {
+            domain: 0,
+            bus: 0x81,
+            device: 2,
+        });
+        for text in ["0000:81:02.0", "00000000:81:02.0", "81:02.0"] {
+            assert_eq!(Pci::parse(text), pci, "{text}");
+        }
+        for text in ["", "81", "0000:181:00.0", "0000:81:20.0", "x:81:00.0"] {
+            assert_eq!(Pci::parse(text), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn a_link_that_one_gpu_describes_is_seen_from_both_ends() {
+        let gpu = "[[node.gpu]]\nmodel = \"m\"\nmemory_mib = 1\n";
+        let links = "links = [[1, \"nvlink\", 2], [2, \"host-bridge\", 0]]\n";
+        let machine = machine(&format!("v = 1\n[[node]]\nname = \"n\"\n{gpu}{links}{gpu}{gpu}numa = 1\n")).expect("machine");
+        let nvlinks: Vec<_> = machine.cards.iter().map(|card| card.nvlinks.clone()).collect();
+        assert_eq!(nvlinks, [vec![1, 1], vec![0, 0], vec![]]);
+        let levels = [(0, 0), (0, 1), (0, 2), (2, 0), (1, 2)].map(|(a, b)| machine.common_ancestor(a, b));
+        assert_eq!(levels, [0, 40, 30, 30, 50], "not described: by NUMA node");
+    }
+
+    #[test]
+    fn what_nvml_cannot_say_is_refused_when_the_description_is_read() {
+        for (field, part) in [("pci = \"here\"", "PCI bus id"), ("cc = \"new\"", "like \"8.0\"")] {
+            let text = format!("v = 1\n[[node]]\nname = \"n\"\n[[node.gpu]]\nmodel = \"m\"\nmemory_mib = 1\n{field}\n");
+            let error = machine(&text).expect_err(field);
+            assert!(error.contains(part), "{error}");
+        }
+        assert!(machine("v = 1").expect_err("no node").contains("no node"));
+    }
+}

@@ -60,6 +60,7 @@ impl Child {
         if let Some(watchdog) = spawn.watchdog {
             command.arg("--watchdog").arg(watchdog.as_secs_f64().to_string());
         }
+        command.envs(spawn.env.iter().map(|(name, value)| (name, value)));
         // Standard error is the agent's: what the probe logs belongs to its log.
         command.stdin(Stdio::piped()).stdout(Stdio::null()).kill_on_drop(true);
         let mut process = command

@@ -18,7 +18,7 @@ use crate::backend::{Calls, Event};
 /// nvmlEventTypeXidCriticalError. ECC types are not asked for: what matters of them arrives as XIDs 48, 63, 64, 94, 95.
 const XID: u64 = 8;
 /// How long one wait lasts; also how soon a stop is noticed.
-const WAIT_MS: u32 = 1000;
+const WAIT: Duration = Duration::from_secs(1);
 /// Pause after a failed wait: a broken set must not become a busy loop.
 const PAUSE: Duration = Duration::from_millis(500);
 /// When GPUs that could not be registered are tried again.
@@ -90,8 +90,8 @@ fn run(nvml: &Arc<Nvml>, calls: &Calls, stop: &AtomicBool, sender: &Sender<Event
 /// Waits once; whether the set has to be made anew.
 fn wait(registered: &mut Registered, calls: &Calls, sender: &Sender<Event>) -> bool {
     let answer = {
-        let _call = calls.enter("nvmlEventSetWait");
-        registered.set.wait(WAIT_MS)
+        let _call = calls.enter_wait("nvmlEventSetWait", WAIT);
+        registered.set.wait(WAIT)
     };
     match answer {
         Ok(event) => {

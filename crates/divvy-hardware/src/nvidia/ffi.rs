@@ -7,6 +7,7 @@
 
 use std::mem::MaybeUninit;
 use std::sync::Arc;
+use std::time::Duration;
 
 use nvml_wrapper::error::{NvmlError, nvml_sym, nvml_try};
 use nvml_wrapper::{Device, Nvml};
@@ -79,9 +80,10 @@ impl EventSet {
         nvml_try(unsafe { call(device.handle(), types, self.set) })
     }
 
-    /// Waits for at most `timeout_ms`; [`NvmlError::Timeout`] when nothing happened.
-    pub(super) fn wait(&mut self, timeout_ms: u32) -> Result<RawEvent, NvmlError> {
+    /// Waits for at most `timeout`; [`NvmlError::Timeout`] when nothing happened.
+    pub(super) fn wait(&mut self, timeout: Duration) -> Result<RawEvent, NvmlError> {
         let call = nvml_sym(self.nvml.lib().nvmlEventSetWait_v2.as_ref())?;
+        let timeout_ms = timeout.as_millis().try_into().unwrap_or(u32::MAX);
         let mut data = MaybeUninit::<sys::nvmlEventData_t>::zeroed();
         // SAFETY: the set was created by this NVML and not freed; `data` is valid for writes, and all zeros are a
         // valid nvmlEventData_t.

@@ -161,26 +161,20 @@ fn numa(pci: &str, device: &Device<'_>) -> Option<u32> {
     (nodes.next().is_none() && word.is_power_of_two()).then(|| index * u64::BITS + word.trailing_zeros())
 }
 
-/// Reads how the GPUs are connected; only anew when other GPUs are there than before.
+/// Reads how the GPUs are connected, unless that is known of all that are there. Connections to a GPU that is lost are
+/// kept: it is expected back.
 fn connect(snapshot: &mut Snapshot, devices: &BTreeMap<String, Device<'_>>, calls: &Calls, known: &Known) {
-    let others = snapshot.gpus.len().saturating_sub(1);
-    let peers_known = |gpu: &GpuFacts| {
-        let before = known.gpu(&gpu.uuid).filter(|before| before.error.is_none());
-        before.is_some_and(|before| {
-            let mut peers: Vec<&str> = before.links.iter().map(|link| link.0.as_str()).collect();
-            peers.dedup();
-            peers.len() == others && peers.iter().all(|peer| devices.contains_key(*peer))
-        })
-    };
-    if snapshot.gpus.iter().all(peers_known) || snapshot.gpus.iter().any(|gpu| gpu.error.is_some()) {
-        return;
-    }
+    let knows = |gpu: &GpuFacts, peer: &str| gpu.uuid == peer || gpu.links.iter().any(|link| link.0 == peer);
     let places: Vec<(String, String)> = snapshot.gpus.iter().map(|gpu| (gpu.uuid.clone(), gpu.pci.clone())).collect();
     for gpu in &mut snapshot.gpus {
-        let _call = calls.enter(format!("reading the connections of GPU {}", gpu.index));
         let Some(device) = devices.get(&gpu.uuid) else { continue };
+        if gpu.error.is_some() || places.iter().all(|(peer, _)| knows(gpu, peer)) {
+            continue;
+        }
+        let _call = calls.enter(format!("reading the connections of GPU {}", gpu.index));
         let nvlinks = nvlinks(device);
-        gpu.links.clear();
+        gpu.links
+            .retain(|link| !devices.contains_key(&link.0) && known.gpu(&link.0).is_some());
         for (uuid, pci) in places.iter().filter(|(uuid, _)| *uuid != gpu.uuid) {
             if let Some(count) = nvlinks.get(pci) {
                 gpu.links.push(Link(uuid.clone(), "nvlink".to_owned(), *count));

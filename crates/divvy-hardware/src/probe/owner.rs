@@ -13,10 +13,24 @@ use crate::backend::{Backend, Event};
 use crate::protocol::Op;
 use crate::{Code, Error, Failure, Known};
 
-/// No more than one attempt to open a driver in this time.
-const REOPEN: Duration = Duration::from_secs(1);
-/// A driver's library remembers a GPU as lost until it is initialised anew; while one is lost that is done this often.
-const REOPEN_FOR_LOST: Duration = Duration::from_secs(30);
+/// When a driver is opened again.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Pace {
+    /// After it could not be opened or used; no more than one attempt in this time.
+    reopen: Duration,
+    /// While a GPU is lost: the driver's library remembers it as lost until it is initialised anew.
+    reopen_for_lost: Duration,
+}
+
+impl Default for Pace {
+    fn default() -> Pace {
+        Pace {
+            reopen: Duration::from_secs(1),
+            reopen_for_lost: Duration::from_secs(30),
+        }
+    }
+}
+
 /// Questions that wait for the driver.
 const QUEUE: usize = 32;
 
@@ -37,6 +51,7 @@ pub(super) fn ask(jobs: &SyncSender<Job>, op: Op) -> Result<Value, Failure> {
 
 struct Owner<O> {
     open: O,
+    pace: Pace,
     hub: Arc<Hub>,
     backend: Option<Box<dyn Backend>>,
     opened_at: Option<Instant>,
@@ -47,18 +62,19 @@ struct Owner<O> {
 }
 
 /// Starts the thread; it opens the driver at once.
-pub(super) fn start<O>(hub: Arc<Hub>, known: Known, open: O) -> Result<SyncSender<Job>, Error>
+pub(super) fn start<O>(hub: Arc<Hub>, pace: Pace, open: O) -> Result<SyncSender<Job>, Error>
 where
     O: FnMut() -> Result<Box<dyn Backend>, Failure> + Send + 'static,
 {
     let (sender, jobs) = sync_channel(QUEUE);
     let mut owner = Owner {
         open,
+        pace,
         hub,
         backend: None,
         opened_at: None,
         failure: Failure::new(Code::Unknown, "the driver was not opened yet"),
-        known,
+        known: Known::default(),
     };
     // The standard stack: the driver's library runs on it.
     let thread = thread::Builder::new().name("owner".to_owned());
@@ -78,7 +94,7 @@ impl<O: FnMut() -> Result<Box<dyn Backend>, Failure>> Owner<O> {
     }
 
     fn ensure_open(&mut self) {
-        if self.backend.is_some() || self.opened_at.is_some_and(|at| at.elapsed() < REOPEN) {
+        if self.backend.is_some() || self.opened_at.is_some_and(|at| at.elapsed() < self.pace.reopen) {
             return;
         }
         let opened = (self.open)();
@@ -112,7 +128,7 @@ impl<O: FnMut() -> Result<Box<dyn Backend>, Failure>> Owner<O> {
             Op::Processes => backend.processes().map(serde_json::to_value),
             Op::Hello | Op::Ping => Ok(Ok(Value::Null)),
         };
-        let expired = self.opened_at.is_none_or(|at| at.elapsed() >= REOPEN_FOR_LOST);
+        let expired = self.opened_at.is_none_or(|at| at.elapsed() >= self.pace.reopen_for_lost);
         if answer.is_err() {
             self.backend = None;
         }
@@ -159,12 +175,12 @@ mod tests {
     use std::sync::mpsc::{Sender, channel};
 
     use super::*;
-    use crate::{GpuProcesses, Snapshot};
+    use crate::{GpuFacts, GpuProcesses, Snapshot};
 
     /// A driver whose answers are scripted.
     struct Scripted {
         answers: Arc<Mutex<Vec<Result<Snapshot, Failure>>>>,
-        _events: Option<Sender<Event>>,
+        events: Option<Sender<Event>>,
     }
 
     impl Backend for Scripted {
@@ -176,42 +192,73 @@ mod tests {
         }
         fn events(&mut self) -> Receiver<Event> {
             let (sender, receiver) = channel();
-            self._events = Some(sender);
+            self.events = Some(sender);
             receiver
         }
     }
 
-    #[test]
-    fn a_driver_that_fails_is_opened_again_but_not_more_than_once_in_a_second() {
-        let empty = Snapshot {
-            v: 1,
-            driver: "1".to_owned(),
-            cuda: String::new(),
-            gpus: Vec::new(),
-            unreadable: Vec::new(),
-        };
-        let failure = Failure::new(Code::DriverNotLoaded, "gone");
-        let answers = Arc::new(Mutex::new(vec![Ok(empty.clone()), Err(failure.clone()), Ok(empty)]));
-        let opened = Arc::new(Mutex::new(0));
-        let jobs = start(Arc::new(Hub::new()), Known::default(), {
+    /// An owner of a driver with these answers, and how often it opened it.
+    fn scripted(pace: Pace, answers: Vec<Result<Snapshot, Failure>>) -> (SyncSender<Job>, Arc<Mutex<u32>>) {
+        let (answers, opened) = (Arc::new(Mutex::new(answers)), Arc::new(Mutex::new(0)));
+        let open = {
             let opened = opened.clone();
             move || {
                 *opened.lock().expect("lock") += 1;
-                Ok(Box::new(Scripted {
-                    answers: answers.clone(),
-                    _events: None,
-                }))
+                let answers = answers.clone();
+                Ok(Box::new(Scripted { answers, events: None }) as Box<dyn Backend>)
             }
-        })
-        .expect("thread");
+        };
+        (start(Arc::new(Hub::new()), pace, open).expect("thread"), opened)
+    }
+
+    fn snapshot(lost: bool) -> Snapshot {
+        let gpu = GpuFacts {
+            uuid: "GPU-a".to_owned(),
+            lost,
+            ..GpuFacts::default()
+        };
+        Snapshot {
+            v: 1,
+            driver: "1".to_owned(),
+            cuda: String::new(),
+            gpus: vec![gpu],
+            unreadable: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn a_driver_that_fails_is_opened_again_but_not_at_every_question() {
+        let pace = Pace {
+            reopen: Duration::from_millis(200),
+            ..Pace::default()
+        };
+        let failure = Failure::new(Code::DriverNotLoaded, "gone");
+        let (jobs, opened) = scripted(pace, vec![Ok(snapshot(false)), Err(failure.clone()), Ok(snapshot(false))]);
         let started = Instant::now();
         assert!(ask(&jobs, Op::Snapshot).is_ok());
-        assert_eq!(ask(&jobs, Op::Snapshot), Err(failure.clone()));
+        assert_eq!(ask(&jobs, Op::Snapshot), Err(failure));
         while ask(&jobs, Op::Snapshot).is_err() {
             assert!(started.elapsed() < Duration::from_secs(10));
-            thread::sleep(Duration::from_millis(20));
+            thread::sleep(Duration::from_millis(5));
         }
-        assert!(started.elapsed() >= REOPEN);
+        assert!(started.elapsed() >= pace.reopen);
         assert_eq!(*opened.lock().expect("lock"), 2);
+    }
+
+    #[test]
+    fn a_driver_is_opened_anew_while_a_gpu_is_lost_and_left_alone_otherwise() {
+        for (lost, wait, opens) in [(true, 0, 4), (true, 3600, 1), (false, 0, 1)] {
+            let pace = Pace {
+                reopen: Duration::ZERO,
+                reopen_for_lost: Duration::from_secs(wait),
+            };
+            let (jobs, opened) = scripted(pace, vec![Ok(snapshot(lost)); 3]);
+            for _ in 0..3 {
+                assert_eq!(ask(&jobs, Op::Snapshot).expect("snapshot")["gpus"][0]["lost"], lost);
+            }
+            // The owner opens after it answered; one more question waits for that.
+            ask(&jobs, Op::Processes).expect("processes");
+            assert_eq!(*opened.lock().expect("lock"), opens, "lost: {lost}, wait: {wait}");
+        }
     }
 }

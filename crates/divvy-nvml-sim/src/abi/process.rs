@@ -133,3 +133,32 @@ unsafe extern "C" fn nvmlDeviceGetMPSComputeRunningProcesses_v3(
     // SAFETY: the caller's count and array.
     answer(|| unsafe { put_list(count, infos, none(device)?) })
 }
+
+#[cfg(test)]
+mod tests {
+    use std::ptr;
+
+    use super::*;
+
+    #[test]
+    fn a_list_says_its_length_first_and_fills_no_more_than_fits() {
+        let list = || vec![v2(1, MIB), v2(2, MIB)];
+        let mut count = 0;
+        // SAFETY: a null array with a count of 0.
+        assert_eq!(
+            unsafe { put_list(&raw mut count, ptr::null_mut(), list()) },
+            Err(INSUFFICIENT_SIZE)
+        );
+        assert_eq!(count, 2);
+        let mut room = [v2(0, 0); 3];
+        count = 3;
+        // SAFETY: the array has the room that the count says.
+        assert_eq!(unsafe { put_list(&raw mut count, room.as_mut_ptr(), list()) }, Ok(()));
+        assert_eq!((count, room.map(|process| process.pid)), (2, [1, 2, 0]));
+        // SAFETY: a null count is refused, not followed.
+        let no_count = unsafe { put_list(ptr::null_mut(), room.as_mut_ptr(), list()) };
+        // SAFETY: a null array is refused, not followed.
+        let no_array = unsafe { put_list(&raw mut count, ptr::null_mut(), list()) };
+        assert_eq!((no_count, no_array), (Err(INVALID_ARGUMENT), Err(INVALID_ARGUMENT)));
+    }
+}

@@ -1,0 +1,220 @@
+//! The client that starts a probe and keeps it alive.
+
+use std::time::{Duration, Instant};
+
+use divvy_hardware::client::{Probe, ProbeClient, Timing, Update};
+use divvy_hardware::{Code, Snapshot, xid_is_fatal};
+use divvy_model::MiB;
+use rustix::process::Signal;
+use serde_json::json;
+
+use crate::support::{GPU0, GPU1, Machine, TWO, eventually, fast, kill, processes_with, snapshot, unavailable, wait_for};
+
+async fn xid(client: &mut ProbeClient) -> (Option<String>, u64) {
+    let found = |update| match update {
+        Update::Xid(event) => Some((event.uuid, event.xid)),
+        _ => None,
+    };
+    wait_for(client, "XID", found).await
+}
+
+fn any(_: &Snapshot) -> bool {
+    true
+}
+
+/// The client's own probe.
+fn child(machine: &Machine) -> u32 {
+    let listen = format!("unix:{}", machine.path("private/probe.sock").display());
+    let found = processes_with(&listen);
+    assert_eq!(found.len(), 1, "one probe: {found:?}");
+    found[0]
+}
+
+#[tokio::test]
+async fn the_first_update_is_what_the_machine_description_says() {
+    let machine = Machine::new(TWO);
+    let mut client = machine.client(fast());
+    let Some(Update::Snapshot(snapshot)) = client.next().await else {
+        panic!("a snapshot comes first");
+    };
+    let gpus: Vec<_> = snapshot
+        .gpus
+        .iter()
+        .map(|gpu| (gpu.uuid.as_str(), gpu.total, gpu.minor))
+        .collect();
+    assert_eq!(gpus, [(GPU0, MiB(40960), 0), (GPU1, MiB(15360), 5)]);
+    let processes = client.handle().processes().await.expect("processes");
+    assert_eq!((processes[0].uuid.as_str(), processes[0].processes.len()), (GPU0, 2));
+}
+
+#[tokio::test]
+async fn an_xid_arrives_within_a_second_and_a_snapshot_follows_at_once() {
+    let machine = Machine::new(TWO);
+    let timing = Timing {
+        poll: Duration::from_secs(3600),
+        ..fast()
+    };
+    let mut client = machine.client(timing);
+    snapshot(&mut client, "snapshot", any).await;
+    for (number, fatal) in [(79, true), (31, false), (119, true)] {
+        let before = Instant::now();
+        machine.xid(0, number);
+        assert_eq!(xid(&mut client).await, (Some(GPU0.to_owned()), number));
+        assert_eq!(xid_is_fatal(number), fatal);
+        snapshot(&mut client, "snapshot after the XID", any).await;
+        assert!(before.elapsed() < Duration::from_secs(1), "{:?}", before.elapsed());
+    }
+}
+
+#[tokio::test]
+async fn a_lost_gpu_keeps_its_name_its_neighbour_goes_on_and_it_comes_back() {
+    let machine = Machine::new(TWO);
+    let mut client = machine.client(fast());
+    snapshot(&mut client, "snapshot", any).await;
+    machine.xid(0, 79);
+    machine.change(json!({"op": "lost", "gpu": 0, "lost": true})).await;
+    assert_eq!(xid(&mut client).await.1, 79);
+    let seen = snapshot(&mut client, "loss", |seen| seen.gpus.iter().any(|gpu| gpu.lost)).await;
+    let gpus: Vec<_> = seen.gpus.iter().map(|gpu| (gpu.uuid.as_str(), gpu.lost, gpu.total)).collect();
+    assert_eq!(gpus, [(GPU0, true, MiB(40960)), (GPU1, false, MiB(15360))]);
+    assert!(
+        seen.gpus[0]
+            .error
+            .as_ref()
+            .is_some_and(|text| text.contains("fell off the bus")),
+        "{:?}",
+        seen.gpus[0]
+    );
+    assert_eq!((seen.gpus[1].error.as_ref(), seen.gpus[1].links.len()), (None, 2));
+    machine.change(json!({"op": "lost", "gpu": 0, "lost": false})).await;
+    let back = snapshot(&mut client, "return", |seen| seen.gpus.iter().all(|gpu| !gpu.lost)).await;
+    assert_eq!((back.gpus[0].error.as_ref(), back.gpus[0].used), (None, MiB(510)));
+}
+
+#[tokio::test]
+async fn a_driver_that_cannot_be_initialised_is_reported_and_found_when_it_can() {
+    let machine = Machine::new(TWO);
+    std::fs::write(machine.path("control.state"), "{\"initError\":9}").expect("state");
+    let mut client = machine.client(fast());
+    assert_eq!(unavailable(&mut client).await.code, Code::DriverNotLoaded);
+    assert_eq!(
+        client.handle().processes().await.expect_err("no driver").code,
+        Code::DriverNotLoaded
+    );
+    machine.change(json!({"op": "init", "error": 0})).await;
+    snapshot(&mut client, "snapshot", any).await;
+}
+
+#[tokio::test]
+async fn a_probe_that_ended_itself_because_the_driver_hung_is_started_again() {
+    let machine = Machine::new(TWO);
+    let mut client = ProbeClient::start(Probe::Spawn(machine.spawn(Duration::from_millis(300))), fast());
+    snapshot(&mut client, "snapshot", any).await;
+    let first = child(&machine);
+    machine.change(json!({"op": "hang", "seconds": 60})).await;
+    let failure = unavailable(&mut client).await;
+    assert_eq!(failure.code, Code::Timeout, "{failure}");
+    assert!(failure.text.contains("ended itself"), "{failure}");
+    machine.change(json!({"op": "hang", "seconds": 0})).await;
+    snapshot(&mut client, "snapshot", any).await;
+    assert_ne!(child(&machine), first);
+}
+
+#[tokio::test]
+async fn a_probe_that_hangs_without_ending_is_killed_and_started_again() {
+    let machine = Machine::new(TWO);
+    let timing = Timing {
+        answer: Duration::from_millis(300),
+        first_answer: Duration::from_secs(2),
+        ..fast()
+    };
+    let mut client = ProbeClient::start(Probe::Spawn(machine.spawn(Duration::from_secs(600))), timing);
+    snapshot(&mut client, "snapshot", any).await;
+    let first = child(&machine);
+    // Stopped, it neither answers nor notices anything; its watchdog sleeps too.
+    kill(first, Signal::STOP);
+    let failure = unavailable(&mut client).await;
+    assert_eq!(failure.code, Code::Timeout, "{failure}");
+    snapshot(&mut client, "snapshot", any).await;
+    assert_ne!(child(&machine), first);
+}
+
+#[tokio::test]
+async fn a_driver_that_takes_long_to_start_is_reported_as_such_and_waited_for() {
+    let mut machine = Machine::new(TWO);
+    machine.extra.push(("DIVVY_NVML_SIM_HANG".to_owned(), "1".into()));
+    let timing = Timing {
+        answer: Duration::from_millis(100),
+        ..fast()
+    };
+    let mut client = machine.client(timing);
+    let failure = unavailable(&mut client).await;
+    assert_eq!(failure.code, Code::Timeout);
+    assert!(failure.text.contains("not answered yet"), "{failure}");
+    let first = child(&machine);
+    snapshot(&mut client, "snapshot", any).await;
+    assert_eq!(child(&machine), first, "the same probe");
+}
+
+#[tokio::test]
+async fn a_lost_gpu_stays_lost_when_the_probe_is_killed_and_started_again() {
+    let machine = Machine::new(TWO);
+    let mut client = machine.client(fast());
+    snapshot(&mut client, "snapshot", any).await;
+    machine.change(json!({"op": "lost", "gpu": 1, "lost": true})).await;
+    snapshot(&mut client, "loss", |seen| seen.gpus.iter().any(|gpu| gpu.lost)).await;
+    kill(child(&machine), Signal::KILL);
+    let failure = unavailable(&mut client).await;
+    assert_eq!(failure.code, Code::ProbeUnreachable, "{failure}");
+    assert!(failure.text.contains("signal: 9"), "{failure}");
+    // This probe never saw the GPU: it knows that there is one, and not which.
+    let seen = snapshot(&mut client, "snapshot", any).await;
+    assert_eq!(seen.gpus.len(), 1);
+    assert_eq!((seen.unreadable[0].index, seen.unreadable[0].lost), (1, true));
+}
+
+#[tokio::test]
+async fn an_xid_that_comes_while_the_agent_is_away_is_told_when_it_is_back() {
+    let machine = Machine::new(TWO);
+    let _probe = machine.listening("s", &[]);
+    let probe = Probe::Socket(machine.path("s"));
+    let mut client = ProbeClient::start(probe.clone(), fast());
+    snapshot(&mut client, "snapshot", any).await;
+    drop(client);
+    machine.xid(1, 48);
+    let mut client = ProbeClient::start(probe, fast());
+    assert_eq!(xid(&mut client).await, (Some(GPU1.to_owned()), 48));
+}
+
+#[tokio::test]
+async fn dropping_the_client_leaves_no_process_and_no_socket() {
+    let machine = Machine::new(TWO);
+    let mut client = machine.client(fast());
+    snapshot(&mut client, "snapshot", any).await;
+    child(&machine);
+    drop(client);
+    // Let the runtime drop the task.
+    tokio::time::sleep(Duration::from_millis(1)).await;
+    let listen = format!("unix:{}", machine.path("private/probe.sock").display());
+    eventually("no process is left", || processes_with(&listen).is_empty());
+    assert!(!machine.path("private/probe.sock").exists());
+}
+
+#[tokio::test]
+async fn a_probe_that_cannot_be_started_or_reached_is_tried_for_ever() {
+    let machine = Machine::new(TWO);
+    let mut spawn = machine.spawn(Duration::from_secs(5));
+    spawn.program = machine.path("no-such-program");
+    let mut client = ProbeClient::start(Probe::Spawn(spawn), fast());
+    for _ in 0..3 {
+        let failure = unavailable(&mut client).await;
+        assert_eq!(failure.code, Code::ProbeUnreachable);
+        assert!(failure.text.contains("cannot start"), "{failure}");
+    }
+    let mut client = ProbeClient::start(Probe::Socket(machine.path("s")), fast());
+    for _ in 0..3 {
+        assert_eq!(unavailable(&mut client).await.code, Code::ProbeUnreachable);
+    }
+    let _probe = machine.listening("s", &[]);
+    snapshot(&mut client, "snapshot", any).await;
+}

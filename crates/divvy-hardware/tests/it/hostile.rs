@@ -1,0 +1,181 @@
+//! Neither side trusts the other.
+
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::time::Duration;
+
+use divvy_hardware::Code;
+use divvy_hardware::client::{Probe, ProbeClient, Timing};
+use serde_json::{Value, json};
+
+use crate::support::{Lines, Machine, TWO, connect, eventually, fast, snapshot, unavailable};
+
+/// Answers questions as `answer` says: the bytes, and whether the connection goes on.
+fn serve(stream: UnixStream, answer: impl Fn(u64, &str) -> Option<Vec<u8>>) {
+    let mut writer = stream.try_clone().expect("clone");
+    for line in BufReader::new(stream).lines() {
+        let Ok(line) = line else { return };
+        let question: Value = serde_json::from_str(&line).expect("the client speaks JSON");
+        let id = question["id"].as_u64().expect("id");
+        let Some(bytes) = answer(id, question["op"].as_str().expect("op")) else {
+            return;
+        };
+        // The client may have hung up on us: that is what is wanted of it.
+        if writer.write_all(&bytes).is_err() {
+            return;
+        }
+    }
+}
+
+fn good(id: u64, op: &str) -> Option<Vec<u8>> {
+    let ok = match op {
+        "hello" => json!({"v": 1, "probe": "9", "instance": "x", "seq": 0}),
+        "snapshot" => json!({"v": 1, "driver": "1", "gpus": [], "new": true}),
+        _ => json!({}),
+    };
+    Some(format!("{}\n", json!({"id": id, "ok": ok})).into_bytes())
+}
+
+#[tokio::test]
+async fn a_hostile_probe_is_left_and_an_honest_one_in_its_place_is_heard() {
+    type Answer = fn(u64, &str) -> Option<Vec<u8>>;
+    let cases: [(&str, Answer, Code); 13] = [
+        ("garbage", |_, _| Some(b"\0\x01 not json {{{\n".to_vec()), Code::Protocol),
+        ("not UTF-8", |_, _| Some(b"\xff\xfe\n".to_vec()), Code::Protocol),
+        ("a line of 2 MiB", |_, _| Some(vec![b'x'; 2 << 20]), Code::Protocol),
+        (
+            "an end in the middle of a line",
+            |id, _| (id == 1).then(|| b"{\"id\":1,".to_vec()),
+            Code::ProbeUnreachable,
+        ),
+        ("an immediate end", |_, _| None, Code::ProbeUnreachable),
+        (
+            "answers to other questions",
+            |id, _| Some(format!("{{\"id\":{},\"ok\":{{}}}}\n", id + 77).into_bytes()),
+            Code::Timeout,
+        ),
+        ("silence", |_, _| Some(Vec::new()), Code::Timeout),
+        (
+            "only unknown events",
+            |_, _| Some(b"{\"event\":\"new\"}\n".repeat(1000)),
+            Code::Timeout,
+        ),
+        (
+            "both answers",
+            |id, _| Some(format!("{{\"id\":{id},\"ok\":1,\"err\":{{\"code\":\"x\",\"text\":\"\"}}}}\n").into_bytes()),
+            Code::Protocol,
+        ),
+        (
+            "a deep value",
+            |id, _| Some(format!("{{\"id\":{id},\"ok\":{}\n", "[".repeat(100_000)).into_bytes()),
+            Code::Protocol,
+        ),
+        (
+            "the wrong kind of answer",
+            |id, _| Some(format!("{{\"id\":{id},\"ok\":[1,2]}}\n").into_bytes()),
+            Code::Protocol,
+        ),
+        (
+            "a GPU that is a path",
+            |id, op| match op {
+                "snapshot" => {
+                    let gpu = json!({"uuid": "../../etc/passwd", "index": 0, "minor": 0, "totalMiB": 1});
+                    let ok = json!({"v": 1, "driver": "1", "gpus": [gpu]});
+                    Some(format!("{}\n", json!({"id": id, "ok": ok})).into_bytes())
+                }
+                _ => good(id, op),
+            },
+            Code::Protocol,
+        ),
+        (
+            "a number that does not fit",
+            |id, op| {
+                match op {
+                "snapshot" => Some(format!("{{\"id\":{id},\"ok\":{{\"v\":1,\"driver\":\"1\",\"gpus\":[{{\"uuid\":\"GPU-a\",\"index\":0,\"minor\":0,\"totalMiB\":1e300}}]}}}}\n").into_bytes()),
+                _ => good(id, op),
+            }
+            },
+            Code::Protocol,
+        ),
+    ];
+    for (name, hostile, code) in cases {
+        let dir = tempfile::tempdir().expect("folder");
+        let path = dir.path().join("s");
+        let listener = UnixListener::bind(&path).expect("listen");
+        std::thread::spawn(move || {
+            for (i, stream) in listener.incoming().enumerate() {
+                match (i, stream) {
+                    (0, Ok(stream)) => serve(stream, hostile),
+                    (_, Ok(stream)) => serve(stream, good),
+                    (_, Err(_)) => return,
+                }
+            }
+        });
+        let timing = Timing {
+            answer: Duration::from_millis(200),
+            first_answer: Duration::from_millis(200),
+            ..fast()
+        };
+        let mut client = ProbeClient::start(Probe::Socket(path), timing);
+        let failure = unavailable(&mut client).await;
+        assert_eq!(failure.code, code, "{name}: {failure}");
+        snapshot(&mut client, name, |seen| seen.gpus.is_empty()).await;
+    }
+}
+
+#[test]
+fn a_hostile_client_is_told_why_and_disconnected_and_the_others_do_not_notice() {
+    let machine = Machine::new(TWO);
+    let _probe = machine.listening("s", &[]);
+    let mut honest = Lines::new(connect(&machine.path("s")));
+    let ping = "{\"v\":1,\"id\":1,\"op\":\"ping\"}";
+    let mut honest_is_served = || assert_eq!(honest.ask(ping), json!({"id": 1, "ok": {}}));
+
+    // What is a line but no question is refused, and the connection goes on.
+    let mut client = Lines::new(connect(&machine.path("s")));
+    for line in [
+        "",
+        "nonsense",
+        "[1]",
+        "{\"id\":3}",
+        "{\"v\":1,\"id\":-3,\"op\":\"ping\"}",
+        "{\"v\":9,\"id\":3,\"op\":\"ping\"}",
+    ] {
+        assert_eq!(client.ask(line)["err"]["code"], "protocol", "{line}");
+    }
+    assert_eq!(client.ask(ping), json!({"id": 1, "ok": {}}));
+    honest_is_served();
+
+    // What is no line ends it.
+    for bytes in [b"\xff\xff\n".to_vec(), vec![b'x'; (1 << 20) + 2]] {
+        let mut client = Lines::new(connect(&machine.path("s")));
+        client.send(&bytes);
+        assert_eq!(client.next().expect("a reason")["err"]["code"], "protocol");
+        assert_eq!(client.next(), None);
+        honest_is_served();
+    }
+
+    // One that asks and never reads holds up nobody.
+    let mut deaf = connect(&machine.path("s"));
+    deaf.set_write_timeout(Some(Duration::from_millis(200))).expect("timeout");
+    let question = "{\"v\":1,\"id\":1,\"op\":\"snapshot\"}\n".repeat(100);
+    let mut sent = 0;
+    while sent < 1000 && deaf.write_all(question.as_bytes()).is_ok() {
+        sent += 1;
+    }
+    assert!(sent < 1000, "the probe reads on for a client that takes no answers");
+    honest_is_served();
+    drop(deaf);
+
+    // Too many are turned away, until some leave.
+    let mut crowd: Vec<Lines> = (0..40).map(|_| Lines::new(connect(&machine.path("s")))).collect();
+    let busy = crowd.last_mut().and_then(Lines::next).expect("a reason");
+    assert_eq!(busy["err"]["code"], "busy");
+    honest_is_served();
+    drop(crowd);
+    eventually("there is room again", || {
+        let mut client = Lines::new(connect(&machine.path("s")));
+        client.send(format!("{ping}\n").as_bytes());
+        client.next().is_some_and(|answer| answer.get("ok").is_some())
+    });
+}

@@ -1,0 +1,298 @@
+//! The probe itself, over its socket and its command line.
+
+use std::io::Read;
+use std::os::unix::fs::PermissionsExt;
+use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use divvy_hardware::Snapshot;
+use rustix::process::Signal;
+use serde_json::{Value, json};
+
+use crate::support::{GPU0, GPU1, Lines, Machine, PROBE, Running, TWO, connect, eventually, kill, sim_library};
+
+fn once(machine: &Machine, arguments: &[&str]) -> Output {
+    machine
+        .command()
+        .arg("--once")
+        .args(arguments)
+        .stdin(Stdio::null())
+        .output()
+        .expect("probe")
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+#[test]
+fn once_prints_what_the_machine_description_says() {
+    let output = once(&Machine::new(TWO), &[]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let snapshot: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    let gpus = json!([
+        {
+            "uuid": GPU0, "index": 0, "minor": 0, "pci": "0000:80:00.0", "model": "NVIDIA A100-SXM4-40GB", "cc": "8.0",
+            "sms": 108, "clockMHz": 1410, "totalMiB": 40960, "usedMiB": 510, "numa": null, "temperature": 35,
+            "utilization": 0, "links": [[GPU1, "nvlink", 12], [GPU1, "single-switch", 0]], "lost": false, "error": null,
+        },
+        {
+            "uuid": GPU1, "index": 1, "minor": 5, "pci": "0000:af:00.0", "model": "Tesla T4", "cc": "7.5",
+            "sms": 40, "clockMHz": 1590, "totalMiB": 15360, "usedMiB": 0, "numa": 1, "temperature": 60,
+            "utilization": 90, "links": [[GPU0, "nvlink", 12], [GPU0, "single-switch", 0]], "lost": false, "error": null,
+        },
+    ]);
+    assert_eq!(snapshot, json!({"v": 1, "driver": "550.54.15", "cuda": "12.4", "gpus": gpus}));
+}
+
+#[test]
+fn once_says_why_there_is_no_driver_and_what_to_do() {
+    let with = |name: &str, value: &str| {
+        let mut machine = Machine::new(TWO);
+        machine.extra.push((name.to_owned(), value.into()));
+        machine
+    };
+    for (machine, status, part) in [
+        (with("DIVVY_NVML_SIM_INIT_ERROR", "9"), 1, "modprobe nvidia"),
+        (with("DIVVY_NVML_SIM_INIT_ERROR", "4"), 1, "must be privileged"),
+        (with("DIVVY_NVML_SIM_INIT_ERROR", "18"), 1, "reload it or reboot"),
+        (with("DIVVY_NVML_SIM_NODE", "nobody"), 1, "no node is named nobody"),
+        (with("DIVVY_NVML_SIM_HANG", "60"), 70, "the driver hangs"),
+    ] {
+        let output = once(&machine, &["--watchdog", "0.1"]);
+        assert_eq!(output.status.code(), Some(status), "{part}");
+        assert!(text(&output.stderr).contains(part), "{}", text(&output.stderr));
+        assert_eq!(text(&output.stdout), "");
+    }
+    let missing = Command::new(PROBE)
+        .args(["--once", "--driver-root", "/nowhere"])
+        .output()
+        .expect("probe");
+    assert_eq!(missing.status.code(), Some(1));
+    assert!(
+        text(&missing.stderr).contains("no libnvidia-ml.so.1 below /nowhere"),
+        "{}",
+        text(&missing.stderr)
+    );
+    let typo = Command::new(PROBE).args(["--listn", "unix:/x"]).output().expect("probe");
+    assert_eq!(typo.status.code(), Some(2));
+    assert!(text(&typo.stderr).contains("did you mean --listen"), "{}", text(&typo.stderr));
+}
+
+#[test]
+fn the_driver_is_found_below_a_driver_root() {
+    let machine = Machine::new(TWO);
+    let folder = machine.path("root/usr/lib64");
+    std::fs::create_dir_all(&folder).expect("folder");
+    std::os::unix::fs::symlink(sim_library(), folder.join("libnvidia-ml.so.1")).expect("link");
+    let mut command = Command::new(PROBE);
+    command
+        .envs(machine.env())
+        .arg("--once")
+        .arg("--driver-root")
+        .arg(machine.path("root"));
+    let output = command.output().expect("probe");
+    let snapshot: Snapshot = serde_json::from_slice(&output.stdout).expect("snapshot");
+    assert_eq!(snapshot.gpus.len(), 2);
+}
+
+#[test]
+fn questions_are_answered_in_their_order_by_number() {
+    let machine = Machine::new(TWO);
+    let _probe = machine.listening("s", &[]);
+    let mut client = Lines::new(connect(&machine.path("s")));
+    client.send(
+        b"{\"v\":1,\"id\":5,\"op\":\"snapshot\"}\n{\"v\":1,\"id\":4,\"op\":\"ping\"}\n{\"v\":1,\"id\":9,\"op\":\"processes\"}\n",
+    );
+    let snapshot = client.next().expect("snapshot");
+    assert_eq!(
+        (&snapshot["id"], &snapshot["ok"]["gpus"][1]["uuid"]),
+        (&json!(5), &json!(GPU1))
+    );
+    assert_eq!(client.next(), Some(json!({"id": 4, "ok": {}})));
+    let processes = json!([
+        {"uuid": GPU0, "processes": [{"pid": 1, "usedMiB": 10}, {"pid": 7, "usedMiB": 500}]},
+        {"uuid": GPU1, "processes": []},
+    ]);
+    assert_eq!(client.next(), Some(json!({"id": 9, "ok": processes})));
+    let hello = client.ask("{\"v\":1,\"id\":10,\"op\":\"hello\"}");
+    assert_eq!((&hello["ok"]["v"], &hello["ok"]["seq"]), (&json!(1), &json!(0)));
+}
+
+#[test]
+fn what_changes_at_run_time_is_in_the_next_snapshot() {
+    let machine = Machine::new(TWO);
+    let _probe = machine.listening("s", &[]);
+    let mut client = Lines::new(connect(&machine.path("s")));
+    let mut gpu = |field: &str| client.ask("{\"v\":1,\"id\":1,\"op\":\"snapshot\"}")["ok"]["gpus"][0][field].clone();
+    assert_eq!(gpu("usedMiB"), 510);
+    machine.control(&json!({"op": "memory", "gpu": 0, "pid": 7, "used_mib": 0}));
+    machine.control(&json!({"op": "memory", "gpu": 0, "pid": 123, "used_mib": 100}));
+    assert_eq!(gpu("usedMiB"), 110);
+    machine.control(&json!({"op": "temperature", "gpu": 0, "celsius": 91}));
+    assert_eq!(gpu("temperature"), 91);
+    machine.control(&json!({"op": "utilization", "gpu": 0, "percent": 77}));
+    assert_eq!(gpu("utilization"), 77);
+    let mut control = Lines::new(connect(&machine.path("control")));
+    for (wrong, part) in [
+        ("{\"op\":\"lost\",\"gpu\":2,\"lost\":true}", "there is no GPU 2"),
+        ("{\"op\":\"explode\"}", "unknown variant"),
+        ("{\"op\":\"memory\",\"gpu\":0,\"pid\":1,\"used_mib\":50000}", "has 40960 MiB"),
+        ("nonsense", "expected"),
+    ] {
+        let answer = control.ask(wrong);
+        assert!(answer["err"].as_str().is_some_and(|text| text.contains(part)), "{answer}");
+    }
+}
+
+#[test]
+fn an_xid_reaches_every_client_within_a_second_and_one_that_was_away_finds_it_in_hello() {
+    let machine = Machine::new(TWO);
+    let _probe = machine.listening("s", &[]);
+    let mut clients = [(); 2].map(|()| Lines::new(connect(&machine.path("s"))));
+    for client in &mut clients {
+        client.ask("{\"v\":1,\"id\":1,\"op\":\"snapshot\"}");
+    }
+    let before = Instant::now();
+    machine.xid(1, 79);
+    for client in &mut clients {
+        let event = json!({"event": "xid", "seq": 1, "uuid": GPU1, "xid": 79, "gi": null, "ci": null});
+        assert_eq!(client.next(), Some(event));
+    }
+    assert!(before.elapsed() < Duration::from_secs(1), "{:?}", before.elapsed());
+    let hello = Lines::new(connect(&machine.path("s"))).ask("{\"v\":1,\"id\":1,\"op\":\"hello\"}");
+    assert_eq!(
+        (&hello["ok"]["seq"], &hello["ok"]["recent"][0]["xid"]),
+        (&json!(1), &json!(79))
+    );
+}
+
+#[test]
+fn a_driver_that_comes_later_is_found_without_a_restart() {
+    let machine = Machine::new(TWO);
+    std::fs::write(machine.path("control.state"), "{\"initError\":9}").expect("state");
+    let _probe = machine.listening("s", &[]);
+    let mut client = Lines::new(connect(&machine.path("s")));
+    let mut ask = || client.ask("{\"v\":1,\"id\":1,\"op\":\"snapshot\"}");
+    assert_eq!(ask()["err"]["code"], "driver_not_loaded");
+    machine.control(&json!({"op": "init", "error": 0}));
+    eventually("the driver is found", || ask()["ok"]["gpus"][0]["uuid"] == GPU0);
+}
+
+#[test]
+fn the_socket_is_for_its_owner_alone_and_another_probe_does_not_take_it() {
+    let machine = Machine::new(TWO);
+    let mut first = machine.listening("s", &[]);
+    let socket = machine.path("s");
+    let mode = std::fs::metadata(&socket).expect("socket").permissions().mode();
+    assert_eq!(mode & 0o777, 0o600);
+    let second = |path: &str| {
+        let listen = format!("unix:{}", machine.path(path).display());
+        let output = machine
+            .command()
+            .stdin(Stdio::null())
+            .arg("--listen")
+            .arg(listen)
+            .output()
+            .expect("probe");
+        (output.status.code(), text(&output.stderr))
+    };
+    let (status, error) = second("s");
+    assert_eq!(status, Some(1));
+    assert!(error.contains("another probe listens there"), "{error}");
+    let (_, error) = second("machine.toml");
+    assert!(error.contains("it is not a socket"), "{error}");
+    let (_, error) = second("nowhere/s");
+    assert!(error.contains("does the folder exist"), "{error}");
+    // A socket that a killed probe left behind is replaced.
+    first.0.kill().expect("kill");
+    first.ended();
+    assert!(socket.exists());
+    let _third = machine.listening("s", &[]);
+}
+
+#[test]
+fn sigterm_removes_the_socket_and_exits_0_even_while_the_driver_hangs() {
+    for hangs in [false, true] {
+        let machine = Machine::new(TWO);
+        if hangs {
+            std::fs::write(machine.path("control.state"), "{\"hangUntilMs\":99999999999999}").expect("state");
+        }
+        let mut probe = machine.listening("s", &[]);
+        kill(probe.0.id(), Signal::TERM);
+        assert_eq!(probe.ended(), 0);
+        assert!(!machine.path("s").exists());
+    }
+}
+
+#[test]
+fn a_probe_whose_parent_is_killed_ends_and_removes_its_socket() {
+    let machine = Machine::new(TWO);
+    // The shell holds the writing end of the probe's standard input, as an agent does, and is killed.
+    let script = "mkfifo in; \"$PROBE\" --nvml-library \"$LIB\" --listen unix:s --exit-with-stdin <in & exec 9>in; echo $!; wait";
+    let mut shell = Command::new("sh");
+    shell
+        .current_dir(machine.dir.path())
+        .envs(machine.env())
+        .env("PROBE", PROBE)
+        .env("LIB", sim_library());
+    let mut shell = Running(shell.args(["-c", script]).stdout(Stdio::piped()).spawn().expect("sh"));
+    drop(connect(&machine.path("s")));
+    let mut pid = String::new();
+    let mut out = shell.0.stdout.take().expect("stdout");
+    let mut byte = [0];
+    while out.read(&mut byte).expect("read") == 1 && byte[0] != b'\n' {
+        pid.push(byte[0].into());
+    }
+    shell.0.kill().expect("kill -9");
+    let process = format!("/proc/{}", pid.trim());
+    eventually("the probe ends", || {
+        match std::fs::read_to_string(format!("{process}/stat")) {
+            // A zombie has ended; in a container nobody may collect it.
+            Ok(stat) => stat.contains(") Z "),
+            Err(_) => true,
+        }
+    });
+    assert!(!machine.path("s").exists());
+}
+
+#[test]
+fn a_hanging_driver_call_ends_the_probe_with_70() {
+    let machine = Machine::new(TWO);
+    let mut probe = machine.listening("s", &["--watchdog", "0.3"]);
+    let mut client = Lines::new(connect(&machine.path("s")));
+    client.ask("{\"v\":1,\"id\":1,\"op\":\"snapshot\"}");
+    machine.control(&json!({"op": "hang", "seconds": 60}));
+    client.send(b"{\"v\":1,\"id\":2,\"op\":\"snapshot\"}\n");
+    assert_eq!(probe.ended(), 70);
+    assert!(!machine.path("s").exists());
+}
+
+#[test]
+fn a_probe_with_eight_gpus_is_small() {
+    let mut description = String::from("v = 1\n[[node]]\nname = \"eight\"\n");
+    for i in 0..8 {
+        let links: Vec<String> = (0..8).filter(|j| *j != i).map(|j| format!("[{j}, \"nvlink\", 2]")).collect();
+        description.push_str(&format!(
+            "[[node.gpu]]\nmodel = \"NVIDIA A100-SXM4-40GB\"\nmemory_mib = 40960\nlinks = [{}]\n",
+            links.join(", ")
+        ));
+    }
+    let machine = Machine::new(&description);
+    let probe = machine.listening("s", &[]);
+    let mut client = Lines::new(connect(&machine.path("s")));
+    for id in 0..100 {
+        let answer = client.ask(&json!({"v": 1, "id": id, "op": "snapshot"}).to_string());
+        assert_eq!(answer["ok"]["gpus"].as_array().map(Vec::len), Some(8));
+    }
+    let status = std::fs::read_to_string(format!("/proc/{}/status", probe.0.id())).expect("status");
+    let kib = |field: &str| {
+        let line = status.lines().find(|line| line.starts_with(field)).expect(field);
+        line.split_whitespace()
+            .nth(1)
+            .and_then(|value| value.parse::<u64>().ok())
+            .expect("KiB")
+    };
+    // Pages of files count with their size on disk, which a debug build inflates; what the probe allocates does not.
+    assert!(kib("RssAnon") <= 4096, "{status}");
+}
