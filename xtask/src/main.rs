@@ -1,19 +1,28 @@
-//! Chores of this repository: `cargo xtask codegen` writes the checked-in gRPC code from the protocol files.
+//! Chores of this repository.
 
+mod build;
 mod codegen;
+mod purity;
 
 use std::process::ExitCode;
 
 use anyhow::Result;
 
-const USAGE: &str = "usage: cargo xtask codegen [--check]
+const USAGE: &str = "usage: cargo xtask COMMAND
 
+  demo [ARGS]       builds everything and runs `divvy demo`
+  test [ARGS]       builds everything and runs every test
+  purity            fails if a crate that must be pure can do I/O
   codegen           writes crates/divvy-kubelet/src/gen/*.rs from crates/divvy-kubelet/proto
   codegen --check   changes nothing; fails if the files in the tree are not what codegen would write";
 
 fn main() -> Result<ExitCode> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    match arguments.iter().map(String::as_str).collect::<Vec<_>>().as_slice() {
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    match arguments.as_slice() {
+        ["demo", rest @ ..] => return build::demo(rest),
+        ["test", rest @ ..] => build::test(rest)?,
+        ["purity"] => purity::check()?,
         ["codegen"] => codegen::write()?,
         ["codegen", "--check"] => codegen::check()?,
         _ => anyhow::bail!("{USAGE}"),

@@ -22,12 +22,26 @@ pub struct Index {
 }
 
 /// How far one of the two watches is.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Feed {
     /// Complete lists received: 0 until the first, then one more after each watch that could not be resumed.
     pub lists: u64,
     /// Times that the watch broke.
     pub interruptions: u64,
+    /// Why it broke, until something is received again.
+    pub trouble: Option<String>,
+}
+
+impl Feed {
+    fn listed(&mut self) {
+        self.lists += 1;
+        self.trouble = None;
+    }
+
+    fn interrupted(&mut self, why: String) {
+        self.interruptions += 1;
+        self.trouble = Some(why);
+    }
 }
 
 impl Index {
@@ -52,13 +66,13 @@ impl Index {
     }
 
     /// How far the watch of pods is.
-    pub fn pods(&self) -> Feed {
-        self.pods
+    pub fn pods(&self) -> &Feed {
+        &self.pods
     }
 
     /// How far the watch of nodes is.
-    pub fn nodes(&self) -> Feed {
-        self.nodes
+    pub fn nodes(&self) -> &Feed {
+        &self.nodes
     }
 
     /// Whether pods and nodes have been listed once: before that, what looks free may be taken.
@@ -73,6 +87,7 @@ impl Index {
 
     /// A pod is there, in this state.
     pub fn apply_pod(&mut self, pod: Pod) {
+        self.pods.trouble = None;
         self.ledger.apply_pod(pod);
     }
 
@@ -85,13 +100,14 @@ impl Index {
     /// Exactly these pods are there.
     pub fn reset_pods(&mut self, pods: Vec<Pod>) {
         self.ledger.replace_pods(pods);
-        self.pods.lists += 1;
+        self.pods.listed();
         let ledger = &self.ledger;
         self.unreadable.retain(|uid, _| ledger.pod(uid).is_some());
     }
 
     /// A node is there, in this state.
     pub fn apply_node(&mut self, node: &Node) {
+        self.nodes.trouble = None;
         self.ledger.apply_node(node);
     }
 
@@ -103,7 +119,7 @@ impl Index {
     /// Exactly these nodes are there.
     pub fn reset_nodes(&mut self, nodes: &[Node]) {
         self.ledger.replace_nodes(nodes);
-        self.nodes.lists += 1;
+        self.nodes.listed();
     }
 
     /// Takes in a change of pods.
@@ -118,7 +134,7 @@ impl Index {
                 let pods = objects.into_iter().map(|object| self.read(object)).collect();
                 self.reset_pods(pods);
             }
-            Change::Interrupted(_) => self.pods.interruptions += 1,
+            Change::Interrupted(why) => self.pods.interrupted(why),
         }
     }
 
@@ -131,7 +147,7 @@ impl Index {
                 let nodes: Vec<Node> = objects.iter().map(convert::node).collect();
                 self.reset_nodes(&nodes);
             }
-            Change::Interrupted(_) => self.nodes.interruptions += 1,
+            Change::Interrupted(why) => self.nodes.interrupted(why),
         }
     }
 

@@ -3,6 +3,7 @@
 //! - [`client`]: which cluster, from flags and kubeconfig files
 //! - [`objects`]: the slim forms in which pods and nodes are read: only the fields that Divvy looks at
 //! - [`convert`]: slim objects to values of `divvy-model`
+//! - [`list`]: one look at the cluster
 //! - [`watch`]: a list and its changes, for ever
 //! - [`index`]: pods and nodes to the ledger; no I/O
 //! - [`events`]: what users see in `kubectl describe`
@@ -16,6 +17,7 @@ pub mod convert;
 mod error;
 pub mod events;
 pub mod index;
+pub mod list;
 pub mod objects;
 pub mod watch;
 

@@ -48,6 +48,25 @@ impl fmt::Display for MiB {
     }
 }
 
+impl FromStr for MiB {
+    type Err = Error;
+
+    /// `512MiB`, `2GiB`, or `0`.
+    fn from_str(text: &str) -> Result<Self, Error> {
+        let wrong = || Error::invalid("amount of memory", format!("{text:?} is not one; write it as 512MiB or 2GiB"));
+        let (digits, factor) = match (text.strip_suffix("MiB"), text.strip_suffix("GiB")) {
+            (Some(digits), _) => (digits, 1),
+            (_, Some(digits)) => (digits, 1024),
+            _ if text == "0" => (text, 1),
+            _ => return Err(wrong()),
+        };
+        if digits.is_empty() || !digits.bytes().all(|b| b.is_ascii_digit()) {
+            return Err(wrong());
+        }
+        digits.parse::<u64>().ok().and_then(|count| count.checked_mul(factor)).map(MiB).ok_or_else(wrong)
+    }
+}
+
 /// How much memory one unit of `aliyun.com/gpu-mem` is: a whole number of MiB, one for the whole cluster.
 ///
 /// Written `GiB` (the default), `MiB`, or a chunk such as `256MiB` or `2GiB`.
@@ -158,6 +177,16 @@ mod tests {
         ] {
             let error = text.parse::<MemoryUnit>().expect_err(text).to_string();
             assert!(error.contains("256MiB"), "{error}");
+        }
+    }
+
+    #[test]
+    fn an_amount_has_its_unit_written() {
+        for (text, mib) in [("0", 0), ("512MiB", 512), ("2GiB", 2048)] {
+            assert_eq!(text.parse::<MiB>().expect(text), MiB(mib));
+        }
+        for text in ["512", "", "MiB", "-1MiB", "1.5GiB", "18446744073709551615GiB"] {
+            assert!(text.parse::<MiB>().is_err(), "{text}");
         }
     }
 

@@ -1,1 +1,14 @@
-//! The divvy program: grammar, wiring, printing
+//! The divvy program: grammar, wiring, printing.
+//!
+//! - [`cli`]: the grammar
+//! - [`commands`]: one module per command, from parsed arguments to actions
+//! - [`inspect`], [`why`]: what the tables show, as values, and their text
+//! - [`printer`]: the only writer to standard output
+
+#![forbid(unsafe_code)]
+
+pub mod cli;
+pub mod commands;
+pub mod inspect;
+pub mod printer;
+pub mod why;

@@ -1,1 +1,72 @@
-fn main() {}
+//! Parses, runs, and turns errors into words: everything else is in the library.
+
+use std::io::IsTerminal as _;
+use std::process::ExitCode;
+
+use clap::Parser as _;
+use divvy::cli::{Cli, arguments};
+use tracing_subscriber::EnvFilter;
+
+fn main() -> ExitCode {
+    let cli = Cli::parse_from(arguments(std::env::args_os()));
+    if let Err(error) = log(cli.log.as_deref()) {
+        return fail(&error);
+    }
+    // One thread: every command waits far more than it computes, and an agent must be small.
+    let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => return fail(&anyhow::Error::new(error).context("the program could not start")),
+    };
+    let outcome = runtime.block_on(divvy::commands::run(cli));
+    // A blocking call that hangs must not hold up the end of the program.
+    runtime.shutdown_background();
+    match outcome {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        // `divvy inspect … | head` is no error.
+        Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
+        Err(error) => fail(&error),
+    }
+}
+
+/// Plain on a terminal, JSON otherwise: the one is read by people, the other by collectors.
+fn log(filter: Option<&str>) -> anyhow::Result<()> {
+    let filter = EnvFilter::try_new(
+        filter.unwrap_or("warn,kube_client=error,divvy=info,divvy_agent=info,divvy_extender=info,divvy_kubelet=info,divvy_hardware=info"),
+    )
+    .map_err(|error| anyhow::anyhow!("--log: {error}; write a level such as info, or module=level pairs"))?;
+    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    if std::io::stderr().is_terminal() {
+        builder.with_target(false).init();
+    } else {
+        builder
+            .json()
+            .flatten_event(true)
+            .with_current_span(false)
+            .with_span_list(false)
+            .init();
+    }
+    Ok(())
+}
+
+#[expect(clippy::print_stderr, reason = "the one place where an error reaches the user")]
+fn fail(error: &anyhow::Error) -> ExitCode {
+    let mut text = format!("error: {error}");
+    for cause in error.chain().skip(1) {
+        let cause = cause.to_string();
+        if !text.contains(&cause) {
+            text.push_str(": ");
+            text.push_str(&cause);
+        }
+    }
+    eprintln!("{text}");
+    ExitCode::FAILURE
+}
+
+fn is_broken_pipe(error: &anyhow::Error) -> bool {
+    error.chain().any(|cause| {
+        cause
+            .downcast_ref::<std::io::Error>()
+            .is_some_and(|error| error.kind() == std::io::ErrorKind::BrokenPipe)
+    })
+}

@@ -138,13 +138,13 @@ fn it_is_synced_when_both_were_listed_once() {
     assert!(index.synced());
     index.pod_change(Change::Interrupted("gone".to_owned()));
     assert!(index.synced(), "a watch that broke is taken up again; what is known stays");
+    let feed = index.pods();
     assert_eq!(
-        index.pods(),
-        Feed {
-            lists: 1,
-            interruptions: 1
-        }
+        (feed.lists, feed.interruptions, feed.trouble.as_deref()),
+        (1, 1, Some("gone"))
     );
+    index.pod_change(Change::Apply(pod_object(0, 0, None, 0, 1, "Pending")));
+    assert_eq!(index.pods().trouble, None);
 }
 
 #[test]

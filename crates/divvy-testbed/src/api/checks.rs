@@ -114,6 +114,12 @@ pub(crate) fn types(resource: &Resource, body: &mut Value, strict: bool) -> Resu
         }
         ("", "nodes") => {
             node_quantities(body);
+            // Go encodes both, empty or not: `omitempty` does not leave a struct out.
+            for part in ["spec", "status"] {
+                if body[part].is_null() {
+                    body[part] = serde_json::json!({});
+                }
+            }
             through::<Node>(body)
         }
         ("coordination.k8s.io", "leases") => through::<Lease>(body),

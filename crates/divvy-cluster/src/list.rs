@@ -1,0 +1,63 @@
+//! One look at the cluster, for the command line.
+
+use divvy_model::{Node, Pod};
+use kube::api::{Api, ListParams};
+
+use crate::objects::{NodeObject, PodObject};
+use crate::{Error, convert, objects};
+
+/// Pods of a cluster, and those that could not be read.
+#[derive(Debug, Default)]
+pub struct Pods {
+    /// In the API server's order: by namespace and name.
+    pub pods: Vec<Pod>,
+    /// `namespace/name` and what is wrong.
+    pub unreadable: Vec<(String, divvy_model::Error)>,
+}
+
+/// All pods, or those that a field selector names.
+pub async fn pods(client: &kube::Client, field_selector: Option<&str>) -> Result<Pods, Error> {
+    let api: Api<PodObject> = Api::all_with(client.clone(), &objects::pods());
+    let mut found = Pods::default();
+    let mut params = ListParams::default().limit(5000);
+    if let Some(selector) = field_selector {
+        params = params.fields(selector);
+    }
+    loop {
+        let page = api.list(&params).await.map_err(|source| Error::api("the pods could not be listed", source))?;
+        for object in &page.items {
+            match convert::pod(object) {
+                Ok(pod) => found.pods.push(pod),
+                Err(error) => {
+                    let meta = &object.metadata;
+                    let name = format!("{}/{}", meta.namespace.as_deref().unwrap_or(""), meta.name.as_deref().unwrap_or(""));
+                    found.unreadable.push((name, error));
+                }
+            }
+        }
+        match page.metadata.continue_.filter(|token| !token.is_empty()) {
+            Some(token) => params = params.continue_token(&token),
+            None => return Ok(found),
+        }
+    }
+}
+
+/// All nodes.
+pub async fn nodes(client: &kube::Client) -> Result<Vec<Node>, Error> {
+    let api: Api<NodeObject> = Api::all_with(client.clone(), &objects::nodes());
+    let list = api.list(&ListParams::default()).await.map_err(|source| Error::api("the nodes could not be listed", source))?;
+    Ok(list.items.iter().map(convert::node).collect())
+}
+
+/// One node.
+pub async fn node(client: &kube::Client, name: &str) -> Result<Node, Error> {
+    let api: Api<NodeObject> = Api::all_with(client.clone(), &objects::nodes());
+    let object = api.get(name).await.map_err(|source| Error::api(format!("node {name} could not be read"), source))?;
+    Ok(convert::node(&object))
+}
+
+/// One pod as it is, status conditions among it.
+pub async fn pod(client: &kube::Client, namespace: &str, name: &str) -> Result<PodObject, Error> {
+    let api: Api<PodObject> = Api::namespaced_with(client.clone(), namespace, &objects::pods());
+    api.get(name).await.map_err(|source| Error::api(format!("pod {namespace}/{name} could not be read"), source))
+}

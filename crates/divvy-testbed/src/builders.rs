@@ -1,0 +1,180 @@
+//! Pods as a user writes them: `pod("train").gpu_mem(3).build()`.
+
+use serde_json::{Value, json};
+
+/// Starts a pod manifest in namespace `default` with one container `main`.
+pub fn pod(name: &str) -> PodBuilder {
+    PodBuilder {
+        name: name.to_owned(),
+        namespace: "default".to_owned(),
+        containers: vec![ContainerBuilder::new("main")],
+        init: Vec::new(),
+        grace_seconds: None,
+        restart_policy: None,
+        node: None,
+        annotations: Vec::new(),
+    }
+}
+
+/// A pod manifest in the making.
+#[derive(Debug, Clone)]
+pub struct PodBuilder {
+    name: String,
+    namespace: String,
+    containers: Vec<ContainerBuilder>,
+    init: Vec<ContainerBuilder>,
+    grace_seconds: Option<u64>,
+    restart_policy: Option<&'static str>,
+    node: Option<String>,
+    annotations: Vec<(String, String)>,
+}
+
+/// A container of a pod manifest.
+#[derive(Debug, Clone)]
+pub struct ContainerBuilder {
+    name: String,
+    limits: Vec<(String, String)>,
+    env: Vec<(String, String)>,
+    args: Vec<String>,
+    always: bool,
+}
+
+impl ContainerBuilder {
+    fn new(name: &str) -> Self {
+        Self {
+            name: name.to_owned(),
+            limits: Vec::new(),
+            env: Vec::new(),
+            args: vec!["run".to_owned()],
+            always: false,
+        }
+    }
+
+    fn build(&self) -> Value {
+        let limits: serde_json::Map<String, Value> = self.limits.iter().map(|(k, v)| (k.clone(), v.clone().into())).collect();
+        let env: Vec<Value> = self
+            .env
+            .iter()
+            .map(|(name, value)| json!({"name": name, "value": value}))
+            .collect();
+        let mut container = json!({"name": self.name, "image": "divvy.test/probe:1", "args": self.args, "resources": {"limits": limits}, "env": env});
+        if self.always {
+            container["restartPolicy"] = "Always".into();
+        }
+        container
+    }
+}
+
+impl PodBuilder {
+    /// Another namespace.
+    pub fn namespace(mut self, namespace: &str) -> Self {
+        self.namespace = namespace.to_owned();
+        self
+    }
+
+    /// Adds a container that asks for this many units; calls that follow are about it.
+    pub fn container(mut self, name: &str, units: u64) -> Self {
+        self.containers.push(ContainerBuilder::new(name));
+        self.gpu_mem(units)
+    }
+
+    /// Adds an init container that asks for this many units and ends at once.
+    pub fn init(mut self, name: &str, units: u64) -> Self {
+        let mut container = ContainerBuilder::new(name);
+        container
+            .limits
+            .push((divvy_model::names::GPU_MEM.to_owned(), units.to_string()));
+        container.args = vec!["sleep".to_owned(), "0".to_owned()];
+        self.init.push(container);
+        self
+    }
+
+    /// Adds a sidecar (an init container that is always restarted).
+    pub fn sidecar(mut self, name: &str, units: u64) -> Self {
+        let mut container = ContainerBuilder::new(name);
+        container
+            .limits
+            .push((divvy_model::names::GPU_MEM.to_owned(), units.to_string()));
+        container.always = true;
+        self.init.push(container);
+        self
+    }
+
+    fn last(&mut self) -> &mut ContainerBuilder {
+        self.containers.last_mut().expect("a pod has a container from the start")
+    }
+
+    /// The last container asks for units of shared GPU memory.
+    pub fn gpu_mem(self, units: u64) -> Self {
+        self.limit(divvy_model::names::GPU_MEM, &units.to_string())
+    }
+
+    /// The last container has this limit.
+    pub fn limit(mut self, resource: &str, quantity: &str) -> Self {
+        self.last().limits.push((resource.to_owned(), quantity.to_owned()));
+        self
+    }
+
+    /// The last container sets this variable itself.
+    pub fn env(mut self, name: &str, value: &str) -> Self {
+        self.last().env.push((name.to_owned(), value.to_owned()));
+        self
+    }
+
+    /// The last container runs this (see the runtime's programs in [`crate::node`]).
+    pub fn args(mut self, args: &[&str]) -> Self {
+        self.last().args = args.iter().map(|arg| (*arg).to_owned()).collect();
+        self
+    }
+
+    /// `terminationGracePeriodSeconds`.
+    pub fn grace_seconds(mut self, seconds: u64) -> Self {
+        self.grace_seconds = Some(seconds);
+        self
+    }
+
+    /// `restartPolicy: Never`.
+    pub fn once(mut self) -> Self {
+        self.restart_policy = Some("Never");
+        self
+    }
+
+    /// `spec.nodeName`, past the scheduler.
+    pub fn on_node(mut self, node: &str) -> Self {
+        self.node = Some(node.to_owned());
+        self
+    }
+
+    /// An annotation.
+    pub fn annotation(mut self, key: &str, value: &str) -> Self {
+        self.annotations.push((key.to_owned(), value.to_owned()));
+        self
+    }
+
+    /// The manifest.
+    pub fn build(&self) -> Value {
+        let annotations: serde_json::Map<String, Value> =
+            self.annotations.iter().map(|(k, v)| (k.clone(), v.clone().into())).collect();
+        let containers: Vec<Value> = self.containers.iter().map(ContainerBuilder::build).collect();
+        let mut pod = json!({
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {"name": self.name, "namespace": self.namespace, "annotations": annotations},
+            "spec": {"containers": containers},
+        });
+        let spec = &mut pod["spec"];
+        if !self.init.is_empty() {
+            spec["initContainers"] = self.init.iter().map(ContainerBuilder::build).collect();
+        }
+        if let Some(seconds) = self.grace_seconds {
+            spec["terminationGracePeriodSeconds"] = seconds.into();
+        }
+        if let Some(policy) = self.restart_policy {
+            spec["restartPolicy"] = policy.into();
+        }
+        if let Some(node) = &self.node {
+            spec["nodeName"] = node.clone().into();
+        }
+        pod
+    }
+}

@@ -1,0 +1,389 @@
+//! The embedded cluster: a simulated API server, scheduler and nodes in this process; Divvy's own programs beside it, real.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use divvy_model::machine::Machines;
+use serde_json::json;
+use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
+use tokio::net::{TcpStream, UnixStream};
+use tokio::time::Instant;
+
+use crate::api::{ApiServer, Listening, Options};
+use crate::node::{Node, NodeSpec};
+use crate::programs::{Program, Programs};
+use crate::root::Root;
+use crate::scenario::{Cluster, Fault, Report};
+use crate::scheduler::{Scheduler, SchedulerConfig};
+
+/// What a cluster is made from.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    /// The machines that can join, as a description.
+    pub machines: String,
+    /// Where the real programs are.
+    pub programs: Programs,
+    /// Where to make the cluster's folder.
+    pub base: PathBuf,
+    /// Seed of all that a real cluster leaves to chance.
+    pub seed: u64,
+    /// How long a GPU must answer well before it is offered again.
+    pub recovery_seconds: u64,
+}
+
+/// A running cluster.
+pub struct Embedded {
+    settings: Settings,
+    machines: Machines,
+    api: ApiServer,
+    listening: Listening,
+    client: kube::Client,
+    extender_address: SocketAddr,
+    scheduler: Scheduler,
+    extender: Program,
+    nodes: BTreeMap<String, EmbeddedNode>,
+    // Last: the folder goes when everything in it has ended.
+    root: Root,
+}
+
+impl std::fmt::Debug for Embedded {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Embedded").field("root", &self.root).finish_non_exhaustive()
+    }
+}
+
+#[derive(Debug)]
+struct EmbeddedNode {
+    node: Node,
+    agent: Option<Program>,
+}
+
+impl Embedded {
+    /// Brings up the API server, the extender and the scheduler; nodes [`join`](Cluster::join) later.
+    pub async fn start(settings: Settings) -> io::Result<Embedded> {
+        let machines = Machines::parse(&settings.machines)
+            .map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, error.to_string()))?;
+        let root = Root::create(&settings.base)?;
+        std::fs::write(root.path().join("machines.toml"), &settings.machines)?;
+        let api = ApiServer::new(Options {
+            seed: Some(settings.seed),
+            token: Some(token()?),
+            ..Options::default()
+        });
+        let listening = api.listen(SocketAddr::from(([127, 0, 0, 1], 0))).await?;
+        write_private(&root.path().join("kubeconfig"), &api.kubeconfig(listening.addr()))?;
+        let extender_address = free_address()?;
+        let extender = start_extender(&settings, root.path(), extender_address)?;
+        let client = api.client();
+        let scheduler = Scheduler::start(
+            client.clone(),
+            SchedulerConfig {
+                extender_url: Some(format!("http://{extender_address}/gpushare-scheduler")),
+                seed: settings.seed,
+                ..SchedulerConfig::default()
+            },
+        );
+        let mut cluster = Embedded {
+            settings,
+            machines,
+            api,
+            listening,
+            client,
+            extender_address,
+            scheduler,
+            extender,
+            nodes: BTreeMap::new(),
+            root,
+        };
+        cluster.extender_ready().await?;
+        Ok(cluster)
+    }
+
+    /// The kubeconfig file.
+    pub fn kubeconfig(&self) -> PathBuf {
+        self.root.path().join("kubeconfig")
+    }
+
+    /// `http://127.0.0.1:…` of the API server.
+    pub fn api_url(&self) -> String {
+        format!("http://{}", self.listening.addr())
+    }
+
+    /// `http://127.0.0.1:…/gpushare-scheduler`
+    pub fn extender_url(&self) -> String {
+        format!("http://{}/gpushare-scheduler", self.extender_address)
+    }
+
+    /// The API server itself, for its faults and its history.
+    pub fn api(&self) -> &ApiServer {
+        &self.api
+    }
+
+    /// The machines that can join.
+    pub fn machines(&self) -> &Machines {
+        &self.machines
+    }
+
+    /// A node that has joined.
+    pub fn node(&self, name: &str) -> io::Result<&Node> {
+        self.nodes.get(name).map(|node| &node.node).ok_or_else(|| not_joined(name))
+    }
+
+    /// Process numbers of the children: the extender's and the agents'.
+    pub fn pids(&self) -> Vec<u32> {
+        let agents = self.nodes.values().filter_map(|node| node.agent.as_ref());
+        std::iter::once(&self.extender)
+            .chain(agents)
+            .filter_map(Program::pid)
+            .collect()
+    }
+
+    /// Ends everything in order and removes the folder.
+    pub async fn shutdown(mut self) {
+        for node in self.nodes.values_mut() {
+            if let Some(agent) = &mut node.agent
+                && let Err(error) = agent.stop().await
+            {
+                tracing::warn!(%error, "an agent did not stop");
+            }
+        }
+        if let Err(error) = self.extender.stop().await {
+            tracing::warn!(%error, "the extender did not stop");
+        }
+        self.scheduler.shutdown().await;
+        for node in std::mem::take(&mut self.nodes).into_values() {
+            node.node.shutdown().await;
+        }
+    }
+
+    fn folder(&self, node: &str) -> PathBuf {
+        self.root.path().join(node)
+    }
+
+    async fn extender_ready(&mut self) -> io::Result<()> {
+        let until = Instant::now() + Duration::from_secs(10);
+        loop {
+            match http_get(self.extender_address, "/readyz").await {
+                Ok(answer) if answer.starts_with("HTTP/1.1 200") => return Ok(()),
+                _ if self.extender.ended()? => {
+                    return Err(io::Error::other(format!(
+                        "the extender has ended. {}",
+                        self.extender.last_words()
+                    )));
+                }
+                Ok(answer) if Instant::now() > until => {
+                    return Err(io::Error::other(format!(
+                        "the extender is not ready: {answer}. {}",
+                        self.extender.last_words()
+                    )));
+                }
+                Err(error) if Instant::now() > until => {
+                    return Err(io::Error::other(format!(
+                        "the extender does not answer: {error}. {}",
+                        self.extender.last_words()
+                    )));
+                }
+                Ok(_) | Err(_) => tokio::time::sleep(Duration::from_millis(10)).await,
+            }
+        }
+    }
+
+    /// One request to the simulated NVML library of a node.
+    async fn nvml(&self, node: &str, request: serde_json::Value) -> io::Result<()> {
+        let socket = self.folder(node).join("nvml.sock");
+        let mut stream = BufReader::new(UnixStream::connect(&socket).await?);
+        stream.write_all(format!("{request}\n").as_bytes()).await?;
+        let mut answer = String::new();
+        stream.read_line(&mut answer).await?;
+        let answer: serde_json::Value = serde_json::from_str(&answer)?;
+        match answer.get("err") {
+            None => Ok(()),
+            Some(error) => Err(io::Error::other(format!("the simulated NVML refused {request}: {error}"))),
+        }
+    }
+}
+
+impl Cluster for Embedded {
+    fn client(&self) -> kube::Client {
+        self.client.clone()
+    }
+
+    async fn join(&mut self, name: &str) -> io::Result<()> {
+        let machine = self.machines.node(name).cloned();
+        let machine = machine.ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, format!("no machine is named {name}")))?;
+        let position = self.machines.nodes.iter().position(|node| node.name == name).unwrap_or(0);
+        let spec = NodeSpec {
+            address: machine
+                .address
+                .clone()
+                .unwrap_or_else(|| format!("10.0.{}.{}", position / 250, position % 250 + 1)),
+            cpus: machine.cpus,
+            memory_mib: machine.memory_mib,
+            gpu_minors: (0..machine.gpus.len()).map(|index| machine.gpu_minor(index)).collect(),
+            seed: self.settings.seed.wrapping_add(position as u64),
+            ..NodeSpec::new(name, self.folder(name))
+        };
+        let node = Node::start(self.client.clone(), spec).await.map_err(io::Error::other)?;
+        self.nodes.insert(name.to_owned(), EmbeddedNode { node, agent: None });
+        if machine.gpus.is_empty() {
+            Ok(())
+        } else {
+            self.start_agent(name).await
+        }
+    }
+
+    fn has_gpus(&self, node: &str) -> bool {
+        self.machines.node(node).is_some_and(|machine| !machine.gpus.is_empty())
+    }
+
+    async fn report(&self, pod_uid: &str, container: &str) -> io::Result<Option<Report>> {
+        let containers = self.nodes.values().flat_map(|node| node.node.containers());
+        let newest = containers
+            .filter(|view| view.pod_uid == pod_uid && view.container == container)
+            .max_by_key(|view| (view.attempt, view.started_at));
+        Ok(newest.map(|view| Report {
+            running: view.is_running(),
+            id: view.id,
+            env: view.env,
+            devices: view.devices,
+        }))
+    }
+
+    async fn fault(&mut self, node: &str, gpu: u32, fault: Fault) -> io::Result<()> {
+        match fault {
+            Fault::Dies { xid } => {
+                self.nvml(node, json!({"op": "xid", "gpu": gpu, "xid": xid})).await?;
+                self.nvml(node, json!({"op": "lost", "gpu": gpu, "lost": true})).await
+            }
+            Fault::Recovers => self.nvml(node, json!({"op": "lost", "gpu": gpu, "lost": false})).await,
+        }
+    }
+
+    async fn kill_agent(&mut self, node: &str) -> io::Result<()> {
+        let found = self.nodes.get_mut(node).ok_or_else(|| not_joined(node))?;
+        match found.agent.take() {
+            Some(mut agent) => agent.kill().await,
+            None => Ok(()),
+        }
+    }
+
+    async fn start_agent(&mut self, name: &str) -> io::Result<()> {
+        let folder = self.folder(name);
+        let logs = self.root.path().join("logs");
+        let kubeconfig = self.kubeconfig();
+        let found = self.nodes.get_mut(name).ok_or_else(|| not_joined(name))?;
+        let paths = found.node.paths();
+        let recovery = format!("{}s", self.settings.recovery_seconds);
+        let text = |path: &Path| path.display().to_string();
+        let (machines, control) = (text(&self.root.path().join("machines.toml")), text(&folder.join("nvml.sock")));
+        let program = Program::start(
+            &format!("agent-{name}"),
+            &self.settings.programs.divvy,
+            &[
+                "agent",
+                "--exit-with-stdin",
+                "--node-name",
+                name,
+                "--kubeconfig",
+                &text(&kubeconfig),
+                "--kubelet-dir",
+                &text(&paths.kubelet_dir),
+                "--cdi-dir",
+                &text(&paths.cdi_dir),
+                "--state-dir",
+                &text(&folder.join("state")),
+                "--sys-root",
+                &text(&paths.sys_root),
+                "--probe",
+                &text(&self.settings.programs.probe),
+                "--nvml-library",
+                &text(&self.settings.programs.nvml_sim),
+                "--health-recovery",
+                &recovery,
+            ],
+            &[
+                ("DIVVY_NVML_SIM", machines.as_str()),
+                ("DIVVY_NVML_SIM_NODE", name),
+                ("DIVVY_NVML_SIM_CONTROL", control.as_str()),
+            ],
+            &logs,
+        )?;
+        found.agent = Some(program);
+        Ok(())
+    }
+
+    async fn restart_kubelet(&mut self, node: &str) -> io::Result<()> {
+        self.node(node)?.restart_kubelet(false).await.map_err(io::Error::other)
+    }
+
+    async fn restart_extender(&mut self) -> io::Result<()> {
+        self.extender.kill().await?;
+        self.extender = start_extender(&self.settings, self.root.path(), self.extender_address)?;
+        self.extender_ready().await
+    }
+
+    async fn divvy(&self, args: &[&str]) -> io::Result<(String, String, bool)> {
+        let output = tokio::process::Command::new(&self.settings.programs.divvy)
+            .args(args)
+            .env("KUBECONFIG", self.kubeconfig())
+            .stdin(std::process::Stdio::null())
+            .kill_on_drop(true)
+            .output()
+            .await?;
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        Ok((text(&output.stdout), text(&output.stderr), output.status.success()))
+    }
+}
+
+fn start_extender(settings: &Settings, root: &Path, address: SocketAddr) -> io::Result<Program> {
+    let kubeconfig = root.join("kubeconfig").display().to_string();
+    Program::start(
+        "extender",
+        &settings.programs.divvy,
+        &[
+            "extender",
+            "--exit-with-stdin",
+            "--kubeconfig",
+            &kubeconfig,
+            "--listen",
+            &address.to_string(),
+        ],
+        &[],
+        &root.join("logs"),
+    )
+}
+
+fn not_joined(name: &str) -> io::Error {
+    io::Error::new(io::ErrorKind::NotFound, format!("node {name} has not joined"))
+}
+
+/// An address of the loopback that nobody listens on now.
+fn free_address() -> io::Result<SocketAddr> {
+    std::net::TcpListener::bind(SocketAddr::from(([127, 0, 0, 1], 0)))?.local_addr()
+}
+
+/// A bearer token that other users of the machine cannot guess.
+fn token() -> io::Result<String> {
+    let mut bytes = [0u8; 16];
+    io::Read::read_exact(&mut std::fs::File::open("/dev/urandom")?, &mut bytes)?;
+    Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
+}
+
+fn write_private(path: &Path, text: &str) -> io::Result<()> {
+    use std::os::unix::fs::OpenOptionsExt as _;
+    let mut file = std::fs::File::options().write(true).create_new(true).mode(0o600).open(path)?;
+    io::Write::write_all(&mut file, text.as_bytes())
+}
+
+async fn http_get(address: SocketAddr, path: &str) -> io::Result<String> {
+    let mut stream = TcpStream::connect(address).await?;
+    stream
+        .write_all(format!("GET {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n").as_bytes())
+        .await?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).await?;
+    Ok(answer)
+}

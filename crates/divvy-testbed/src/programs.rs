@@ -1,0 +1,126 @@
+//! The real programs, as child processes that cannot outlive their parent.
+
+use std::fs::{self, File};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal, kill_process};
+use tokio::process::{Child, Command};
+
+/// Where the built programs are.
+#[derive(Debug, Clone)]
+pub struct Programs {
+    /// `divvy`
+    pub divvy: PathBuf,
+    /// `divvy-probe`
+    pub probe: PathBuf,
+    /// `libdivvy_nvml_sim.so`
+    pub nvml_sim: PathBuf,
+}
+
+impl Programs {
+    /// The programs beside this `divvy`, as cargo and the release archive lay them.
+    pub fn beside(divvy: &Path) -> io::Result<Programs> {
+        let folder = divvy.parent().unwrap_or(Path::new("."));
+        let find = |name: &str| {
+            let path = folder.join(name);
+            if path.is_file() {
+                return Ok(path);
+            }
+            Err(io::Error::new(
+                io::ErrorKind::NotFound,
+                format!(
+                    "{name} is not in {}, where this divvy is; build everything with `cargo build`",
+                    folder.display()
+                ),
+            ))
+        };
+        Ok(Programs {
+            divvy: divvy.to_path_buf(),
+            probe: find("divvy-probe")?,
+            nvml_sim: find("libdivvy_nvml_sim.so")?,
+        })
+    }
+}
+
+/// A running program. Dropping it kills it; the end of its standard input, which a kill -9 of this process brings about,
+/// ends it, too (`--exit-with-stdin`).
+#[derive(Debug)]
+pub struct Program {
+    name: String,
+    child: Child,
+    log: PathBuf,
+}
+
+impl Program {
+    /// Starts a program; what it prints goes to `<logs>/<name>.log`.
+    pub fn start(name: &str, program: &Path, args: &[&str], env: &[(&str, &str)], logs: &Path) -> io::Result<Program> {
+        fs::create_dir_all(logs)?;
+        let log = logs.join(format!("{name}.log"));
+        let out = File::options().create(true).append(true).open(&log)?;
+        let child = Command::new(program)
+            .args(args)
+            // What a user has set for a real cluster must not reach into this one.
+            .env_remove("KUBECONFIG")
+            .env_remove("NODE_NAME")
+            .envs(env.iter().copied())
+            .stdin(Stdio::piped())
+            .stdout(out.try_clone()?)
+            .stderr(out)
+            // Ctrl-C is for the parent, which ends its children in order.
+            .process_group(0)
+            .kill_on_drop(true)
+            .spawn()
+            .map_err(|error| io::Error::new(error.kind(), format!("{} could not be started: {error}", program.display())))?;
+        Ok(Program {
+            name: name.to_owned(),
+            child,
+            log,
+        })
+    }
+
+    /// Its process number, while it runs.
+    pub fn pid(&self) -> Option<u32> {
+        self.child.id()
+    }
+
+    /// Whether it has ended by itself.
+    pub fn ended(&mut self) -> io::Result<bool> {
+        Ok(self.child.try_wait()?.is_some())
+    }
+
+    /// The last lines that it printed.
+    pub fn last_words(&self) -> String {
+        let text = fs::read_to_string(&self.log).unwrap_or_default();
+        let lines: Vec<&str> = text.lines().collect();
+        let last = lines[lines.len().saturating_sub(5)..].join("\n");
+        format!("{} printed last:\n{last}", self.name)
+    }
+
+    /// kill -9.
+    pub async fn kill(&mut self) -> io::Result<()> {
+        self.child.kill().await
+    }
+
+    /// SIGTERM; kill -9 when it has not ended after two seconds. Says whether it ended by itself with status 0.
+    pub async fn stop(&mut self) -> io::Result<bool> {
+        if let Some(pid) = self
+            .child
+            .id()
+            .and_then(|pid| i32::try_from(pid).ok())
+            .and_then(Pid::from_raw)
+        {
+            // It may just have ended.
+            let _ = kill_process(pid, Signal::TERM);
+        }
+        match tokio::time::timeout(Duration::from_secs(2), self.child.wait()).await {
+            Ok(status) => Ok(status?.success()),
+            Err(_) => {
+                self.child.kill().await?;
+                Ok(false)
+            }
+        }
+    }
+}

@@ -1,0 +1,110 @@
+//! The folder that a cluster lives in, and its end: also after a kill -9.
+
+use std::fs::{self, File};
+use std::io;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{FlockOperation, flock};
+
+const PREFIX: &str = "divvy-demo-";
+const LOCK: &str = "lock";
+
+/// A folder of its own for one cluster, removed when this is dropped. While its process lives it holds a lock on a file in it, so
+/// that the next cluster to start can tell what a killed one left behind.
+#[derive(Debug)]
+pub struct Root {
+    path: PathBuf,
+    _lock: File,
+}
+
+impl Root {
+    /// Makes a folder in `base` (the system's temporary folder, say), after removing those of clusters that were killed.
+    pub fn create(base: &Path) -> io::Result<Root> {
+        sweep(base)?;
+        let own = std::process::id();
+        for attempt in 0..1000u32 {
+            // Short: a Unix socket's path has at most 107 bytes, and sockets lie five folders deeper.
+            let path = base.join(format!("{PREFIX}{own}-{attempt}"));
+            match fs::create_dir(&path) {
+                Ok(()) => {
+                    let lock = File::create(path.join(LOCK))?;
+                    flock(&lock, FlockOperation::NonBlockingLockExclusive)?;
+                    let mut permissions = fs::metadata(&path)?.permissions();
+                    std::os::unix::fs::PermissionsExt::set_mode(&mut permissions, 0o700);
+                    fs::set_permissions(&path, permissions)?;
+                    return Ok(Root { path, _lock: lock });
+                }
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Err(io::Error::new(
+            io::ErrorKind::AlreadyExists,
+            format!("a thousand folders {PREFIX}{own}-* are in {}", base.display()),
+        ))
+    }
+
+    /// The folder.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+impl Drop for Root {
+    fn drop(&mut self) {
+        // A child that is just ending may still write into the folder: once more then.
+        for _ in 0..3 {
+            match fs::remove_dir_all(&self.path) {
+                Ok(()) => return,
+                Err(error) if error.kind() == io::ErrorKind::NotFound => return,
+                Err(error) => tracing::debug!(path = %self.path.display(), %error, "not removed yet"),
+            }
+        }
+    }
+}
+
+/// Removes the folders whose lock nobody holds.
+fn sweep(base: &Path) -> io::Result<()> {
+    for entry in fs::read_dir(base)? {
+        let entry = entry?;
+        if !entry.file_name().to_string_lossy().starts_with(PREFIX) || !entry.file_type()?.is_dir() {
+            continue;
+        }
+        let free = match File::open(entry.path().join(LOCK)) {
+            Ok(lock) => flock(&lock, FlockOperation::NonBlockingLockExclusive).is_ok(),
+            // No lock file yet: a cluster that is being made right now, unless it has been so for a minute.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                entry.metadata()?.modified()?.elapsed().is_ok_and(|age| age.as_secs() > 60)
+            }
+            Err(_) => false,
+        };
+        if free && let Err(error) = fs::remove_dir_all(entry.path()) {
+            tracing::warn!(path = %entry.path().display(), %error, "a killed cluster's folder could not be removed");
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_folder_goes_with_its_owner_and_a_dead_owners_folder_with_the_next_start() {
+        let base = tempfile::tempdir().expect("a folder");
+        let dead = base.path().join(format!("{PREFIX}1-0"));
+        fs::create_dir(&dead).expect("made");
+        fs::write(dead.join(LOCK), "").expect("made");
+        let first = Root::create(base.path()).expect("made");
+        assert!(!dead.exists(), "nobody holds its lock");
+        let second = Root::create(base.path()).expect("made");
+        assert!(
+            first.path().exists() && first.path() != second.path(),
+            "a living cluster is left alone"
+        );
+        let path = first.path().to_path_buf();
+        drop(first);
+        assert!(!path.exists());
+        assert!(second.path().exists());
+    }
+}

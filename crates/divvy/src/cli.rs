@@ -1,0 +1,317 @@
+//! The grammar: every command, flag and variable, and what `--help` says of them. What they do is in [`crate::commands`].
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use divvy_model::{MemoryUnit, MiB};
+
+/// Share GPUs between pods on Kubernetes
+#[derive(Debug, Parser)]
+#[command(
+    name = "divvy",
+    version,
+    after_help = "\
+Examples:
+  divvy demo                          a cluster in one process, with simulated GPUs
+  divvy inspect gpushare              who has how much of which GPU
+  divvy why my-pod                    why a pod waits, or where it runs
+  divvy agent --node-name \"$NODE\"     on a GPU node (a DaemonSet does this)
+  divvy extender --listen 0.0.0.0:12345
+
+As a kubectl plugin: link this program as kubectl-divvy and kubectl-inspect-gpushare into your PATH."
+)]
+pub struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+    /// What to log to standard error: error, warn, info, debug, trace, or per module as in divvy_agent=debug
+    #[arg(long, global = true, env = "DIVVY_LOG", value_name = "FILTER")]
+    pub log: Option<String>,
+}
+
+/// The commands.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    Agent(AgentArgs),
+    Extender(ExtenderArgs),
+    /// Show who has how much of which GPU
+    #[command(subcommand)]
+    Inspect(InspectCommand),
+    Why(WhyArgs),
+    Demo(DemoArgs),
+}
+
+/// Which cluster.
+#[derive(Debug, Clone, Args)]
+pub struct ClusterArgs {
+    /// The kubeconfig file; several paths as in KUBECONFIG [default: $KUBECONFIG, else ~/.kube/config, else the pod's own account]
+    #[arg(long, value_name = "FILE")]
+    pub kubeconfig: Option<PathBuf>,
+    /// The context of the kubeconfig to use
+    #[arg(long, value_name = "NAME")]
+    pub context: Option<String>,
+}
+
+/// Run on a GPU node: find its GPUs, advertise their memory, hand each container its own GPU
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  divvy agent --node-name gpu-1 --kubeconfig /etc/kubernetes/kubelet.conf
+  divvy agent --node-name gpu-1 --memory-unit 256MiB --reserve-memory 512MiB
+  NODE_NAME=gpu-1 divvy agent --probe unix:/run/divvy/probe.sock --metrics 0.0.0.0:9400
+
+Resources offered to the kubelet:
+  aliyun.com/gpu-mem     units of GPU memory (--memory-unit)
+  aliyun.com/gpu-count   the node's GPUs, for those who look at it; asking for it has no effect
+
+The agent goes on whatever happens to the kubelet, the API server or the driver; /readyz (with --metrics) says what it waits for.")]
+pub struct AgentArgs {
+    /// This node's name in the cluster
+    #[arg(long, env = "NODE_NAME", value_name = "NAME")]
+    pub node_name: Option<String>,
+    #[command(flatten)]
+    pub cluster: ClusterArgs,
+    /// The kubelet's folder, with device-plugins/ in it [default: /var/lib/kubelet]
+    #[arg(long, env = "DIVVY_KUBELET_DIR", value_name = "DIR")]
+    pub kubelet_dir: Option<PathBuf>,
+    /// Where the container runtime looks for CDI specs [default: /var/run/cdi]
+    #[arg(long, env = "DIVVY_CDI_DIR", value_name = "DIR")]
+    pub cdi_dir: Option<PathBuf>,
+    /// Where grants are recorded; must survive a reboot [default: KUBELET_DIR/plugins/divvy.dev]
+    #[arg(long, env = "DIVVY_STATE_DIR", value_name = "DIR")]
+    pub state_dir: Option<PathBuf>,
+    /// The root under which /sys, /proc and /dev of the node lie [default: /]
+    #[arg(long, env = "DIVVY_SYS_ROOT", value_name = "DIR")]
+    pub sys_root: Option<PathBuf>,
+    /// The divvy-probe to start, or unix:SOCKET of one that runs [default: the divvy-probe beside this program]
+    #[arg(long, env = "DIVVY_PROBE", value_name = "PATH|unix:SOCKET")]
+    pub probe: Option<String>,
+    /// The driver's libnvidia-ml.so.1, for a probe that the agent starts [default: searched for]
+    #[arg(long, env = "DIVVY_NVML_LIBRARY", value_name = "PATH")]
+    pub nvml_library: Option<PathBuf>,
+    /// One unit of aliyun.com/gpu-mem: GiB, MiB, or a chunk such as 256MiB; the same on the extender [default: GiB]
+    #[arg(long, env = "DIVVY_MEMORY_UNIT", value_name = "UNIT")]
+    pub memory_unit: Option<MemoryUnit>,
+    /// Memory of each GPU that is not shared (a desktop runs on it too), such as 512MiB or 2GiB [default: 0]
+    #[arg(long, env = "DIVVY_RESERVE_MEMORY", value_name = "AMOUNT")]
+    pub reserve_memory: Option<MiB>,
+    /// How a container gets its GPU [default: auto]
+    #[arg(long, env = "DIVVY_DEVICE_LIST_STRATEGY", value_name = "STRATEGY")]
+    pub device_list_strategy: Option<Strategy>,
+    /// Serve /metrics, /healthz and /readyz here [default: not served]
+    #[arg(long, env = "DIVVY_METRICS", value_name = "ADDR:PORT")]
+    pub metrics: Option<SocketAddr>,
+    /// How long a failed GPU must be without a new error before it is offered again, such as 30s or 5m [default: 30s]
+    #[arg(long, env = "DIVVY_HEALTH_RECOVERY", value_name = "TIME", value_parser = divvy_agent::config::parse_duration)]
+    pub health_recovery: Option<std::time::Duration>,
+    /// Read settings from this TOML file; flags and variables win over it
+    #[arg(long, env = "DIVVY_CONFIG", value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// End when standard input is closed, so that nothing outlives whoever started it.
+    #[arg(long, hide = true)]
+    pub exit_with_stdin: bool,
+}
+
+/// How a container gets its GPU.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Strategy {
+    /// The best that this node can do
+    Auto,
+    /// Through CDI (containerd 2.0 and later, CRI-O)
+    Cdi,
+    /// Through environment variables
+    Envvar,
+}
+
+/// Run beside kube-scheduler: decide on which node and GPU a pod goes
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  divvy extender --listen 0.0.0.0:12345
+  divvy extender --kubeconfig ~/.kube/config --listen 127.0.0.1:32766 --memory-unit MiB
+
+kube-scheduler reaches it through its configuration (KubeSchedulerConfiguration, extenders):
+  urlPrefix: http://ADDR:PORT/gpushare-scheduler   filterVerb: filter   bindVerb: bind
+  nodeCacheCapable: true   ignorable: false
+  managedResources: [{name: aliyun.com/gpu-mem, ignoredByScheduler: false}]")]
+pub struct ExtenderArgs {
+    #[command(flatten)]
+    pub cluster: ClusterArgs,
+    /// Where to listen
+    #[arg(long, env = "DIVVY_LISTEN", value_name = "ADDR:PORT", default_value = "127.0.0.1:32766")]
+    pub listen: SocketAddr,
+    /// One unit of aliyun.com/gpu-mem: GiB, MiB, or a chunk such as 256MiB; the same on every agent
+    #[arg(long, env = "DIVVY_MEMORY_UNIT", value_name = "UNIT", default_value = "GiB")]
+    pub memory_unit: MemoryUnit,
+    /// End when standard input is closed, so that nothing outlives whoever started it.
+    #[arg(long, hide = true)]
+    pub exit_with_stdin: bool,
+}
+
+/// What to inspect.
+#[derive(Debug, Subcommand)]
+pub enum InspectCommand {
+    Gpushare(InspectArgs),
+}
+
+/// Show GPU memory given to pods, per node and GPU, in units
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  kubectl inspect gpushare            a line per node
+  kubectl inspect gpushare -d         every pod
+  kubectl inspect gpushare gpu-1      one node
+  kubectl inspect gpushare -o wide    a line per GPU, with model and health
+  kubectl inspect gpushare -o json | jq '.nodes[].gpus[]'
+
+PENDING are pods on a node whose annotations name no GPU.")]
+pub struct InspectArgs {
+    /// Only this node
+    pub node: Option<String>,
+    /// A block per node, a line per pod
+    #[arg(short, long)]
+    pub details: bool,
+    /// Another form
+    #[arg(short, long, value_name = "FORMAT")]
+    pub output: Option<InspectOutput>,
+    #[command(flatten)]
+    pub cluster: ClusterArgs,
+}
+
+/// Forms of `inspect`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum InspectOutput {
+    /// A line per GPU
+    Wide,
+    /// JSON
+    Json,
+    /// YAML
+    Yaml,
+}
+
+/// Explain why a pod waits for a GPU, or where it runs and what it holds
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  divvy why my-pod                  in the context's namespace
+  kubectl divvy why -n ml train-0
+  divvy why -A                      every pod that waits for GPU memory
+  divvy why my-pod -o json")]
+pub struct WhyArgs {
+    /// The pod [default: every pod that waits for GPU memory]
+    pub pod: Option<String>,
+    /// Its namespace [default: the context's]
+    #[arg(short, long, value_name = "NAME")]
+    pub namespace: Option<String>,
+    /// Look in all namespaces
+    #[arg(short = 'A', long, conflicts_with_all = ["namespace", "pod"])]
+    pub all_namespaces: bool,
+    /// Another form
+    #[arg(short, long, value_name = "FORMAT")]
+    pub output: Option<WhyOutput>,
+    /// One unit of aliyun.com/gpu-mem, for nodes whose agent publishes none
+    #[arg(long, env = "DIVVY_MEMORY_UNIT", value_name = "UNIT", default_value = "GiB")]
+    pub memory_unit: MemoryUnit,
+    #[command(flatten)]
+    pub cluster: ClusterArgs,
+}
+
+/// Forms of `why`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum WhyOutput {
+    /// JSON
+    Json,
+    /// YAML
+    Yaml,
+}
+
+/// Run a cluster in one process with simulated GPUs, and play a scenario on it
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  divvy demo                          the tutorial: two pods on one card, then a day on a small cluster
+  divvy demo --scenario tutorial      only the two pods
+  divvy demo --keep                   leave the cluster up and try kubectl on it
+  divvy demo --nodes my-nodes.toml --keep
+  divvy demo -o json | jq -r .text    every step as a line of JSON
+
+Needs no root, no network and no GPU. The agents, probes and the extender are the real programs; the API server, the
+scheduler, the kubelets, the container runtime and the NVML library are simulators.
+
+The exit status is 1 if any step did not come out as the scenario says.")]
+pub struct DemoArgs {
+    /// What to play: tutorial or tour [default: tour; with --nodes, nothing]
+    #[arg(long, value_name = "NAME")]
+    pub scenario: Option<String>,
+    /// Other machines: a machine description in TOML
+    #[arg(long, value_name = "FILE")]
+    pub nodes: Option<PathBuf>,
+    /// Leave the cluster up until Ctrl-C, and say how to reach it
+    #[arg(long)]
+    pub keep: bool,
+    /// Another form
+    #[arg(short, long, value_name = "FORMAT")]
+    pub output: Option<DemoOutput>,
+    /// Do not wait between steps for a person to read along
+    #[arg(long)]
+    pub fast: bool,
+    /// Seed of everything that a real cluster leaves to chance
+    #[arg(long, value_name = "NUMBER", default_value_t = 1)]
+    pub seed: u64,
+}
+
+/// Forms of the demo's story.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum DemoOutput {
+    /// A JSON object per line
+    Json,
+}
+
+/// The arguments as clap should see them: a program that is linked under a kubectl plugin's name starts in the
+/// middle of the grammar.
+pub fn arguments(given: impl IntoIterator<Item = std::ffi::OsString>) -> Vec<std::ffi::OsString> {
+    let mut given: Vec<_> = given.into_iter().collect();
+    let name = given
+        .first()
+        .map(PathBuf::from)
+        .and_then(|path| path.file_name().map(|name| name.to_string_lossy().into_owned()));
+    if matches!(name.as_deref(), Some("kubectl-inspect-gpushare" | "kubectl-inspect_gpushare")) {
+        given.splice(1..1, ["inspect".into(), "gpushare".into()]);
+    }
+    given
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_grammar_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn the_old_plugins_name_is_the_inspect_command() {
+        let parsed = |arguments_given: &[&str]| Cli::try_parse_from(arguments(arguments_given.iter().map(Into::into)));
+        for name in ["kubectl-inspect-gpushare", "/usr/local/bin/kubectl-inspect_gpushare"] {
+            let Ok(Cli {
+                command: Command::Inspect(InspectCommand::Gpushare(args)),
+                ..
+            }) = parsed(&[name, "-d", "gpu-1"])
+            else {
+                panic!("{name} is not inspect");
+            };
+            assert!(args.details);
+            assert_eq!(args.node.as_deref(), Some("gpu-1"));
+        }
+        assert!(matches!(
+            parsed(&["kubectl-divvy", "why", "p"]),
+            Ok(Cli {
+                command: Command::Why(_),
+                ..
+            })
+        ));
+    }
+}

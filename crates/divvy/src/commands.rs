@@ -1,0 +1,50 @@
+//! One module per command: from parsed arguments to actions.
+
+pub mod agent;
+pub mod demo;
+pub mod extender;
+pub mod inspect;
+pub mod why;
+
+use std::io::Read as _;
+
+use tokio_util::sync::CancellationToken;
+
+use crate::cli::{Cli, Command, InspectCommand};
+
+/// Runs what was asked for. `Ok(false)`: it ran, and its result is not what it should be.
+pub async fn run(cli: Cli) -> anyhow::Result<bool> {
+    match cli.command {
+        Command::Agent(args) => agent::run(args).await.map(|()| true),
+        Command::Extender(args) => extender::run(args).await.map(|()| true),
+        Command::Inspect(InspectCommand::Gpushare(args)) => inspect::run(args).await.map(|()| true),
+        Command::Why(args) => why::run(args).await.map(|()| true),
+        Command::Demo(args) => demo::run(args).await,
+    }
+}
+
+/// Cancelled by SIGTERM, SIGINT, and, with `--exit-with-stdin`, by the end of standard input.
+fn until_stopped(exit_with_stdin: bool) -> anyhow::Result<CancellationToken> {
+    use tokio::signal::unix::{SignalKind, signal};
+    let token = CancellationToken::new();
+    let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+    let stop = token.clone();
+    tokio::spawn(async move {
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+        }
+        stop.cancel();
+    });
+    if exit_with_stdin {
+        let stop = token.clone();
+        // A thread of its own: a read of standard input cannot be taken back, and must not hold up the end.
+        std::thread::spawn(move || {
+            let mut stdin = std::io::stdin().lock();
+            let mut buffer = [0; 256];
+            while stdin.read(&mut buffer).is_ok_and(|read| read > 0) {}
+            stop.cancel();
+        });
+    }
+    Ok(token)
+}

@@ -1,0 +1,176 @@
+//! `divvy demo`.
+
+use std::io;
+use std::time::{Duration, Instant};
+
+use anyhow::Context as _;
+use divvy_testbed::embedded::{Embedded, Settings};
+use divvy_testbed::programs::Programs;
+use divvy_testbed::scenario::{BUILT_IN, Cluster as _, Play, Scenario};
+use divvy_testbed::story::{Event, Listener, Told};
+
+use crate::cli::{DemoArgs, DemoOutput};
+use crate::printer;
+
+/// Brings a cluster up, plays on it, and takes it down. `Ok(false)`: something did not come out as the scenario says.
+pub async fn run(args: DemoArgs) -> anyhow::Result<bool> {
+    let stopped = super::until_stopped(false)?;
+    let scenario = chosen(&args)?;
+    let own = std::env::current_exe().context("this program's own path is not known")?;
+    let machines = match &args.nodes {
+        Some(path) => std::fs::read_to_string(path).with_context(|| format!("--nodes {}", path.display()))?,
+        None => BUILT_IN.to_owned(),
+    };
+    let settings = Settings {
+        machines,
+        programs: Programs::beside(&own)?,
+        base: std::env::temp_dir(),
+        seed: args.seed,
+        recovery_seconds: 1,
+    };
+    let began = Instant::now();
+    let mut cluster = tokio::select! {
+        started = Embedded::start(settings) => started.context("the cluster did not come up")?,
+        () = stopped.cancelled() => return Ok(true),
+    };
+    let mut listener = Teller {
+        json: args.output == Some(DemoOutput::Json),
+    };
+    let pause = if args.fast || listener.json {
+        Duration::ZERO
+    } else {
+        Duration::from_millis(1200)
+    };
+    let outcome = tokio::select! {
+        outcome = tell(&args, scenario, &mut cluster, &mut listener, pause, began) => outcome,
+        () = stopped.cancelled() => Ok(true),
+    };
+    if args.keep && outcome.is_ok() && !stopped.is_cancelled() {
+        keep(&cluster)?;
+        stopped.cancelled().await;
+    }
+    cluster.shutdown().await;
+    outcome
+}
+
+/// The scenario, or none where only machines were named.
+fn chosen(args: &DemoArgs) -> anyhow::Result<Option<Scenario>> {
+    match &args.scenario {
+        Some(name) => Scenario::named(name).map(Some).ok_or_else(|| {
+            let known: Vec<String> = Scenario::ALL
+                .iter()
+                .map(|(_, name, about)| format!("  {name:<10} {about}"))
+                .collect();
+            anyhow::anyhow!("there is no scenario {name:?}; the scenarios are\n{}", known.join("\n"))
+        }),
+        None if args.nodes.is_some() => Ok(None),
+        None => Ok(Some(Scenario::Tour)),
+    }
+}
+
+async fn tell(
+    args: &DemoArgs,
+    scenario: Option<Scenario>,
+    cluster: &mut Embedded,
+    listener: &mut Teller,
+    pause: Duration,
+    began: Instant,
+) -> anyhow::Result<bool> {
+    let (api, extender) = (cluster.api_url(), cluster.extender_url());
+    let names: Vec<String> = cluster.machines().nodes.iter().map(|node| node.name.clone()).collect();
+    let mut play = Play::new(cluster, listener, pause);
+    let text = format!("The cluster is up after {} ms", began.elapsed().as_millis());
+    play.scene(&text).await?;
+    play.step("simulated", "API server", &api, Vec::new())?;
+    play.step("real", "divvy extender", &extender, Vec::new())?;
+    match scenario {
+        Some(scenario) => scenario.play(&mut play).await?,
+        None => {
+            for name in &names {
+                play.cluster.join(name).await?;
+                play.step("joined", &format!("node {name}"), "", Vec::new())?;
+            }
+            play.all_offered().await?;
+            play.run("kubectl inspect gpushare", &["inspect", "gpushare"]).await?;
+        }
+    }
+    let (checks, failures) = play.score();
+    let text = if failures == 0 {
+        format!("All {checks} checks hold")
+    } else {
+        format!("{failures} of {checks} checks do not hold")
+    };
+    play.scene(&text).await?;
+    if failures > 0 && args.keep {
+        tracing::warn!("the cluster is kept for you to look at, though checks failed");
+    }
+    Ok(failures == 0)
+}
+
+fn keep(cluster: &Embedded) -> io::Result<()> {
+    let kubeconfig = cluster.kubeconfig();
+    printer::print(&format!(
+        "
+The cluster stays up until Ctrl-C. In another terminal:
+
+  export KUBECONFIG={}
+  kubectl get pods -o wide
+  kubectl --validate=false apply -f - <<'POD'
+  apiVersion: v1
+  kind: Pod
+  metadata: {{name: mine}}
+  spec:
+    containers:
+    - {{name: main, image: any, resources: {{limits: {{aliyun.com/gpu-mem: 4}}}}}}
+  POD
+  divvy why mine
+  divvy inspect gpushare -d
+",
+        kubeconfig.display()
+    ))
+}
+
+/// Prints what the play tells: for people, or a line of JSON each.
+struct Teller {
+    json: bool,
+}
+
+impl Listener for Teller {
+    fn hear(&mut self, told: &Told) -> io::Result<()> {
+        if self.json {
+            return printer::line(&serde_json::to_string(told)?);
+        }
+        printer::print(&for_people(&told.event))
+    }
+}
+
+fn for_people(event: &Event) -> String {
+    match event {
+        Event::Scene { text } => format!("\n== {text}\n"),
+        Event::Step {
+            what,
+            subject,
+            text,
+            details,
+        } => {
+            let mut lines = format!("{what:>10}  {subject}  {text}\n");
+            for detail in details {
+                lines.push_str(&format!("            {detail}\n"));
+            }
+            lines
+        }
+        Event::Command { text, output } => {
+            let mut lines = format!("\n    $ {text}\n");
+            for line in output.lines() {
+                lines.push_str(&format!("    {line}\n"));
+            }
+            lines.push('\n');
+            lines
+        }
+        Event::Check { ok: true, text, .. } => format!("        ok  {text}\n"),
+        Event::Check { ok: false, text, found } => format!(
+            "    FAILED  {text}\n            found: {}\n",
+            found.as_deref().unwrap_or("something else")
+        ),
+    }
+}

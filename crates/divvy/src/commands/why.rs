@@ -1,0 +1,65 @@
+//! `divvy why`.
+
+use divvy_cluster::objects::PodObject;
+use divvy_cluster::{client, convert, list};
+use divvy_placement::Ledger;
+
+use super::inspect::choice;
+use crate::cli::{WhyArgs, WhyOutput};
+use crate::{printer, why};
+
+/// Reads nodes and pods once, builds the extender's own ledger from them, and explains.
+pub async fn run(args: WhyArgs) -> anyhow::Result<()> {
+    let connection = client::connect(&choice(&args.cluster)).await?;
+    let (nodes, pods) = tokio::try_join!(list::nodes(&connection.client), list::pods(&connection.client, None))?;
+    for (pod, error) in &pods.unreadable {
+        tracing::warn!("pod {pod} is left out: {error}");
+    }
+    // The cluster's unit is what the agents publish; the flag is for clusters where none does.
+    let published = nodes.iter().find_map(|node| match &node.inventory {
+        Some(Ok(inventory)) => Some(inventory.unit),
+        _ => None,
+    });
+    let mut ledger = Ledger::new(published.unwrap_or(args.memory_unit));
+    ledger.replace_nodes(&nodes);
+    ledger.replace_pods(pods.pods.iter().cloned());
+
+    let namespace = args.namespace.clone().unwrap_or(connection.namespace);
+    let mut asked: Vec<PodObject> = Vec::new();
+    if let Some(name) = &args.pod {
+        asked.push(list::pod(&connection.client, &namespace, name).await?);
+    } else {
+        let wanted = pods.pods.iter().filter(|pod| {
+            pod.node.is_none()
+                && !pod.ended()
+                && pod.request.wants_memory()
+                && (args.all_namespaces || pod.namespace == namespace)
+        });
+        for pod in wanted {
+            // It may have gone since it was listed.
+            if let Ok(object) = list::pod(&connection.client, &pod.namespace, &pod.name).await {
+                asked.push(object);
+            }
+        }
+    }
+    let mut answers = Vec::new();
+    for object in &asked {
+        answers.push(why::answer(&ledger, &convert::pod(object)?, object));
+    }
+    match args.output {
+        Some(WhyOutput::Json) if args.pod.is_some() => printer::json(&answers.first())?,
+        Some(WhyOutput::Yaml) if args.pod.is_some() => printer::yaml(&answers.first())?,
+        Some(WhyOutput::Json) => printer::json(&answers)?,
+        Some(WhyOutput::Yaml) => printer::yaml(&answers)?,
+        None if answers.is_empty() => {
+            let place = if args.all_namespaces {
+                "any namespace".to_owned()
+            } else {
+                format!("namespace {namespace}")
+            };
+            printer::line(&format!("No pod waits for GPU memory in {place}."))?;
+        }
+        None => printer::print(&answers.iter().map(why::text).collect::<Vec<_>>().join("\n"))?,
+    }
+    Ok(())
+}

@@ -1,0 +1,309 @@
+//! The old tool's tables, to the byte, and a wide one of our own.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+
+use super::view::{NodeView, View};
+use crate::printer::columns;
+
+/// `kubectl inspect gpushare`: a row per node.
+pub fn summary(view: &View) -> String {
+    let gpus = view.nodes.iter().map(|node| node.gpus.len()).max().unwrap_or(0);
+    let pending = view.nodes.iter().any(|node| !node.pending.is_empty());
+    let mut raw = String::from("NAME\tIPADDRESS\t");
+    for index in 0..gpus {
+        let _ = write!(raw, "GPU{index}(Allocated/Total)\t");
+    }
+    if pending {
+        raw.push_str("PENDING(Allocated)\t");
+    }
+    let _ = writeln!(raw, "GPU Memory({})", view.unit);
+    let mut dashes = 0;
+    for node in &view.nodes {
+        let mut row = format!("{}\t{}\t", node.name, node.address);
+        for column in 0..gpus {
+            match node.gpus.get(column) {
+                Some(gpu) => {
+                    let _ = write!(row, "{}/{}\t", gpu.allocated, gpu.total);
+                }
+                None => row.push_str("0/0\t"),
+            }
+        }
+        if pending {
+            if !node.pending.is_empty() {
+                let _ = write!(row, "{}", node.pending_units());
+            }
+            row.push('\t');
+        }
+        let _ = writeln!(row, "{}/{}", node.allocated, node.total);
+        if dashes == 0 {
+            // The old tool's own measure: the first row as it was before the columns were aligned.
+            dashes = row.len() + 20;
+        }
+        raw.push_str(&row);
+    }
+    let mut text = columns(&raw);
+    let _ = writeln!(text, "{}", "-".repeat(dashes));
+    let _ = writeln!(text, "Allocated/Total GPU Memory In Cluster:");
+    let _ = writeln!(
+        text,
+        "{}/{} ({}%)  ",
+        view.allocated,
+        view.total,
+        percent(view.allocated, view.total)
+    );
+    text
+}
+
+/// `kubectl inspect gpushare -d`: a block per node, a row per pod.
+pub fn details(view: &View) -> String {
+    let mut text = String::new();
+    let mut dashes = None;
+    for node in view.nodes.iter().filter(|node| node.total > 0) {
+        let _ = write!(
+            text,
+            "\n{}\n",
+            columns(&format!("NAME:\t{}\nIPADDRESS:\t{}\n", node.name, node.address))
+        );
+        let rows = pod_rows(node);
+        let dashes = *dashes.get_or_insert(rows.len() + 10);
+        let mut raw = String::from("NAME\tNAMESPACE\t");
+        for gpu in &node.gpus {
+            let _ = write!(raw, "GPU{}(Allocated)\t", gpu.index);
+        }
+        if !node.pending.is_empty() {
+            raw.push_str("Pending(Allocated)\t");
+        }
+        raw.push('\n');
+        raw.push_str(&rows);
+        let _ = writeln!(
+            raw,
+            "Allocated :\t{} ({}%)\t",
+            node.allocated,
+            percent(node.allocated, node.total)
+        );
+        let _ = writeln!(raw, "Total :\t{}\t", node.total);
+        text.push_str(&columns(&raw));
+        let _ = writeln!(text, "{}", "-".repeat(dashes));
+    }
+    let cluster = format!(
+        "Allocated/Total GPU Memory In Cluster:\t{}/{} ({}%)\t\n",
+        view.allocated,
+        view.total,
+        percent(view.allocated, view.total)
+    );
+    let _ = write!(text, "\n\n{}", columns(&cluster));
+    text
+}
+
+/// A node's pods, each once, in the order of their first GPU; pending ones last.
+fn pod_rows(node: &NodeView) -> String {
+    let pending_column = node.gpus.len();
+    let mut order: Vec<(&str, &str)> = Vec::new();
+    let mut cells: BTreeMap<(&str, &str), BTreeMap<usize, u64>> = BTreeMap::new();
+    let on_gpus = node
+        .gpus
+        .iter()
+        .enumerate()
+        .flat_map(|(column, gpu)| gpu.pods.iter().map(move |pod| (column, pod)));
+    for (column, pod) in on_gpus.chain(node.pending.iter().map(|pod| (pending_column, pod))) {
+        let key = (pod.namespace.as_str(), pod.name.as_str());
+        if !cells.contains_key(&key) {
+            order.push(key);
+        }
+        let cell = cells.entry(key).or_default().entry(column).or_default();
+        *cell = cell.saturating_add(pod.units);
+    }
+    let width = pending_column + usize::from(!node.pending.is_empty());
+    let mut rows = String::new();
+    for (namespace, name) in order {
+        let _ = write!(rows, "{name}\t{namespace}\t");
+        for column in 0..width {
+            let units = cells
+                .get(&(namespace, name))
+                .and_then(|pod| pod.get(&column))
+                .copied()
+                .unwrap_or(0);
+            let _ = write!(rows, "{units}\t");
+        }
+        rows.push('\n');
+    }
+    rows
+}
+
+/// `-o wide`: a row per GPU, with what only an inventory knows.
+pub fn wide(view: &View) -> String {
+    let mut raw = String::from("NODE\tIPADDRESS\tGPU\tMODEL\tALLOCATED\tTOTAL\tHEALTH\tPODS\tUUID\n");
+    let dash = |text: &Option<String>| text.clone().filter(|text| !text.is_empty()).unwrap_or_else(|| "-".to_owned());
+    for node in &view.nodes {
+        for gpu in &node.gpus {
+            let pods = gpu
+                .pods
+                .iter()
+                .map(|pod| format!("{}/{}", pod.namespace, pod.name))
+                .collect::<Vec<_>>()
+                .join(",");
+            let pods = if pods.is_empty() { "-".to_owned() } else { pods };
+            let _ = writeln!(
+                raw,
+                "{}\t{}\t{}\t{}\t{}\t{} {}\t{}\t{}\t{}",
+                node.name,
+                node.address,
+                gpu.index,
+                dash(&gpu.model),
+                gpu.allocated,
+                gpu.total,
+                view.unit,
+                dash(&gpu.health),
+                pods,
+                dash(&gpu.uuid)
+            );
+        }
+        for pod in &node.pending {
+            let _ = writeln!(
+                raw,
+                "{}\t{}\tpending\t-\t{}\t-\t-\t{}/{}\t-",
+                node.name, node.address, pod.units, pod.namespace, pod.name
+            );
+        }
+    }
+    columns(&raw)
+}
+
+/// Truncated, as the old tool does; nothing of nothing is 0 %.
+fn percent(part: u64, whole: u64) -> u128 {
+    (u128::from(part) * 100).checked_div(u128::from(whole)).unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::inspect::view::view;
+    use divvy_model::legacy::LegacyAllocation;
+    use divvy_model::{ContainerKind, ContainerRequest, Held, Node, Pod, PodRequest};
+
+    fn node(name: &str, address: &str, units: u64, gpus: u64) -> Node {
+        Node {
+            name: name.to_owned(),
+            address: Some(address.to_owned()),
+            allocatable_units: units,
+            allocatable_gpus: gpus,
+            ..Node::default()
+        }
+    }
+
+    fn pod(namespace: &str, name: &str, node: &str, units: u64, gpus: &[(u32, u64)]) -> Pod {
+        let held = match gpus {
+            [] => Held::Nothing,
+            gpus => Held::Legacy(LegacyAllocation {
+                gpus: gpus.iter().copied().collect(),
+            }),
+        };
+        let container = ContainerRequest {
+            name: "main".to_owned(),
+            kind: ContainerKind::App,
+            units,
+            gpu_count: 0,
+        };
+        Pod {
+            uid: format!("uid-{name}"),
+            namespace: namespace.to_owned(),
+            name: name.to_owned(),
+            node: Some(node.to_owned()),
+            held,
+            request: PodRequest {
+                containers: vec![container],
+            },
+            ..Pod::default()
+        }
+    }
+
+    fn documented() -> View {
+        view(
+            &[
+                node("node-b", "10.0.0.2", 16, 1),
+                node("node-a", "10.0.0.1", 32, 2),
+                node("cpu", "10.0.0.3", 0, 0),
+            ],
+            &[
+                pod("ml", "train-0", "node-a", 8, &[(0, 8)]),
+                pod("default", "infer-8x2p", "node-a", 3, &[(1, 3)]),
+                pod("default", "infer-7c9d", "node-a", 3, &[(1, 3)]),
+                pod("default", "lost", "node-b", 5, &[]),
+            ],
+        )
+    }
+
+    #[test]
+    fn the_summary_is_the_old_tools_to_the_byte() {
+        assert_eq!(
+            summary(&documented()),
+            "NAME    IPADDRESS  GPU0(Allocated/Total)  GPU1(Allocated/Total)  PENDING(Allocated)  GPU Memory(GiB)\n\
+             node-a  10.0.0.1   8/16                   6/16                                       14/32\n\
+             node-b  10.0.0.2   0/16                   0/0                    5                   5/16\n\
+             -----------------------------------------------------\n\
+             Allocated/Total GPU Memory In Cluster:\n\
+             19/48 (39%)  \n"
+        );
+    }
+
+    #[test]
+    fn the_details_are_the_old_tools_to_the_byte() {
+        assert_eq!(
+            details(&documented()),
+            "\nNAME:       node-a\nIPADDRESS:  10.0.0.1\n\nNAME         NAMESPACE  GPU0(Allocated)  GPU1(Allocated)  \n\
+             train-0      ml         8                0                \n\
+             infer-7c9d   default    0                3                \n\
+             infer-8x2p   default    0                3                \n\
+             Allocated :  14 (43%)   \n\
+             Total :      32         \n\
+             --------------------------------------------------------------------------\n\
+             \nNAME:       node-b\nIPADDRESS:  10.0.0.2\n\nNAME         NAMESPACE  GPU0(Allocated)  Pending(Allocated)  \n\
+             lost         default    0                5                   \n\
+             Allocated :  5 (31%)    \n\
+             Total :      16         \n\
+             --------------------------------------------------------------------------\n\
+             \n\nAllocated/Total GPU Memory In Cluster:  19/48 (39%)  \n"
+        );
+    }
+
+    #[test]
+    fn the_tutorials_table_has_54_dashes() {
+        let cluster = view(
+            &[node("archlinux", "192.168.8.100", 16, 1)],
+            &[pod("default", "binpack-0", "archlinux", 3, &[(0, 3)])],
+        );
+        assert_eq!(
+            summary(&cluster),
+            format!(
+                "NAME       IPADDRESS      GPU0(Allocated/Total)  GPU Memory(GiB)\n\
+                 archlinux  192.168.8.100  3/16                   3/16\n\
+                 {}\n\
+                 Allocated/Total GPU Memory In Cluster:\n\
+                 3/16 (18%)  \n",
+                "-".repeat(54)
+            )
+        );
+    }
+
+    #[test]
+    fn a_cluster_without_gpus_has_an_empty_table() {
+        assert_eq!(
+            summary(&view(&[node("cpu", "10.0.0.3", 0, 0)], &[])),
+            "NAME  IPADDRESS  GPU Memory()\n\nAllocated/Total GPU Memory In Cluster:\n0/0 (0%)  \n"
+        );
+    }
+
+    #[test]
+    fn a_pod_on_two_gpus_is_one_row() {
+        let cluster = view(
+            &[node("n", "10.0.0.1", 64, 4)],
+            &[pod("default", "p", "n", 6, &[(0, 3), (1, 3)])],
+        );
+        assert!(
+            details(&cluster)
+                .contains("p            default    3                3                0                0                \n")
+        );
+        assert!(summary(&cluster).contains("3/16                   3/16                   0/16"));
+    }
+}

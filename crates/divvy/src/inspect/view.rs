@@ -1,0 +1,247 @@
+//! The cluster as the tables show it.
+
+use std::collections::BTreeMap;
+
+use divvy_model::{Allocation, ContainerKind, Held, Inventory, Node, Phase, Pod};
+use serde::Serialize;
+
+/// The cluster.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct View {
+    /// What one unit is: `GiB`, `MiB`, `256MiB`; empty without a GPU node.
+    pub unit: String,
+    /// The nodes with GPUs to share, by name.
+    pub nodes: Vec<NodeView>,
+    /// Units given to pods.
+    pub allocated: u64,
+    /// Units in all.
+    pub total: u64,
+}
+
+/// A node.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct NodeView {
+    /// Its name.
+    pub name: String,
+    /// First InternalIP, else `unknown`.
+    pub address: String,
+    /// Units given to pods, pending ones among them.
+    pub allocated: u64,
+    /// Units in all.
+    pub total: u64,
+    /// Its GPUs by index.
+    pub gpus: Vec<GpuView>,
+    /// Pods on the node without a GPU that the annotations name.
+    pub pending: Vec<PodView>,
+}
+
+/// A GPU.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct GpuView {
+    /// Its index.
+    pub index: u32,
+    /// Its UUID, where the node's agent publishes an inventory.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub uuid: Option<String>,
+    /// Its product name, likewise.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub model: Option<String>,
+    /// `ok`, `failed (XID 79)`, `lost`, likewise.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub health: Option<String>,
+    /// Held by containers whose pod is gone, in MiB.
+    #[serde(rename = "heldMiB", skip_serializing_if = "is_zero")]
+    pub held_mib: u64,
+    /// Units given to pods.
+    pub allocated: u64,
+    /// Units in all.
+    pub total: u64,
+    /// The pods on it, by namespace and name.
+    pub pods: Vec<PodView>,
+}
+
+/// A pod's units on one GPU.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct PodView {
+    /// Its name.
+    pub name: String,
+    /// Its namespace.
+    pub namespace: String,
+    /// Units.
+    pub units: u64,
+}
+
+fn is_zero(value: &u64) -> bool {
+    *value == 0
+}
+
+impl NodeView {
+    /// Units of the pending pods.
+    pub fn pending_units(&self) -> u64 {
+        self.pending.iter().fold(0, |sum, pod| sum.saturating_add(pod.units))
+    }
+}
+
+/// Makes the view. Nodes without GPUs to share are left out, as the old tool leaves them out.
+pub fn view(nodes: &[Node], pods: &[Pod]) -> View {
+    let mut views: Vec<NodeView> = nodes.iter().filter_map(|node| node_view(node, pods)).collect();
+    views.sort_by(|a, b| a.name.cmp(&b.name));
+    let unit = nodes
+        .iter()
+        .filter(|node| views.iter().any(|view| view.name == node.name))
+        .map(unit_label)
+        .next()
+        .unwrap_or_default();
+    let sum = |part: fn(&NodeView) -> u64| views.iter().fold(0u64, |sum, view| sum.saturating_add(part(view)));
+    View {
+        unit,
+        allocated: sum(|view| view.allocated),
+        total: sum(|view| view.total),
+        nodes: views,
+    }
+}
+
+/// An inventory names its unit. Without one the size of a GPU tells: none has 1,000 GiB, and none less than 1,000 MiB (the old
+/// tool draws the line at 100 and calls an H200's 140 GiB MiB).
+fn unit_label(node: &Node) -> String {
+    match &node.inventory {
+        Some(Ok(inventory)) => inventory.unit.to_string(),
+        _ if node.allocatable_units.checked_div(node.allocatable_gpus).unwrap_or(0) > 1000 => "MiB".to_owned(),
+        _ => "GiB".to_owned(),
+    }
+}
+
+fn node_view(node: &Node, pods: &[Pod]) -> Option<NodeView> {
+    let inventory = match &node.inventory {
+        Some(Ok(inventory)) if !inventory.gpus.is_empty() => Some(inventory),
+        _ => None,
+    };
+    if node.allocatable_units == 0 && inventory.is_none() {
+        return None;
+    }
+    let mut gpus = match inventory {
+        Some(inventory) => inventory.gpus.iter().map(|gpu| gpu_of_inventory(gpu)).collect(),
+        None => gpus_by_division(node),
+    };
+    gpus.sort_by_key(|gpu: &GpuView| gpu.index);
+    let mut pending = Vec::new();
+    for pod in pods
+        .iter()
+        .filter(|pod| pod.node.as_deref() == Some(node.name.as_str()) && !done(pod))
+    {
+        place(pod, inventory, &mut gpus, &mut pending);
+    }
+    let by_name = |a: &PodView, b: &PodView| (&a.namespace, &a.name).cmp(&(&b.namespace, &b.name));
+    gpus.iter_mut().for_each(|gpu| gpu.pods.sort_by(by_name));
+    pending.sort_by(by_name);
+    let total = match inventory {
+        Some(inventory) => inventory.total_units(),
+        None => node.allocatable_units,
+    };
+    let on_gpus = gpus.iter().fold(0u64, |sum, gpu| sum.saturating_add(gpu.allocated));
+    let allocated = pending.iter().fold(on_gpus, |sum, pod| sum.saturating_add(pod.units));
+    let address = node.address.clone().unwrap_or_else(|| "unknown".to_owned());
+    Some(NodeView {
+        name: node.name.clone(),
+        address,
+        allocated,
+        total,
+        gpus,
+        pending,
+    })
+}
+
+/// The old tool drops pods by phase alone; one that still runs a container holds memory whatever its phase says.
+fn done(pod: &Pod) -> bool {
+    matches!(pod.phase, Phase::Succeeded | Phase::Failed) && !pod.container_running
+}
+
+fn gpu_of_inventory(gpu: &divvy_model::Gpu) -> GpuView {
+    let state = match gpu.health {
+        divvy_model::Health::Ok => "ok",
+        divvy_model::Health::Failed => "failed",
+        divvy_model::Health::Lost => "lost",
+    };
+    let health = match &gpu.reason {
+        Some(reason) => format!("{state} ({reason})"),
+        None => state.to_owned(),
+    };
+    GpuView {
+        index: gpu.index,
+        uuid: Some(gpu.uuid.clone()),
+        model: Some(gpu.model.clone()),
+        health: Some(health),
+        held_mib: gpu.held.0,
+        allocated: 0,
+        total: gpu.units,
+        pods: Vec::new(),
+    }
+}
+
+fn gpus_by_division(node: &Node) -> Vec<GpuView> {
+    let count = node.allocatable_gpus;
+    let total = node.allocatable_units.checked_div(count).unwrap_or(0);
+    // A count that no machine has comes from a status that somebody wrote by hand.
+    (0..u32::try_from(count.min(1024)).unwrap_or(0))
+        .map(|index| GpuView {
+            index,
+            uuid: None,
+            model: None,
+            health: None,
+            held_mib: 0,
+            allocated: 0,
+            total,
+            pods: Vec::new(),
+        })
+        .collect()
+}
+
+/// Adds a pod to the GPUs that it is on, or to the pending ones.
+fn place(pod: &Pod, inventory: Option<&Inventory>, gpus: &mut [GpuView], pending: &mut Vec<PodView>) {
+    let asked = pod
+        .request
+        .containers
+        .iter()
+        .filter(|container| container.kind == ContainerKind::App)
+        .fold(0u64, |sum, container| sum.saturating_add(container.units));
+    if asked == 0 && !pod.request.wants_memory() {
+        return;
+    }
+    let shares: BTreeMap<Option<u32>, u64> = match &pod.held {
+        Held::Allocation(allocation) => by_allocation(allocation, inventory),
+        Held::Legacy(legacy) if legacy.gpus.len() == 1 => legacy.gpus.keys().map(|index| (Some(*index), asked)).collect(),
+        Held::Legacy(legacy) => legacy.gpus.iter().map(|(index, units)| (Some(*index), *units)).collect(),
+        Held::Nothing | Held::Unreadable(_) => BTreeMap::from([(None, asked)]),
+    };
+    for (index, units) in shares {
+        let row = PodView {
+            name: pod.name.clone(),
+            namespace: pod.namespace.clone(),
+            units,
+        };
+        match gpus.iter_mut().find(|gpu| Some(gpu.index) == index) {
+            Some(gpu) => {
+                gpu.allocated = gpu.allocated.saturating_add(units);
+                gpu.pods.push(row);
+            }
+            None => pending.push(row),
+        }
+    }
+}
+
+/// Units per GPU of an allocation of ours; a GPU that the inventory does not know is `None`.
+fn by_allocation(allocation: &Allocation, inventory: Option<&Inventory>) -> BTreeMap<Option<u32>, u64> {
+    let mut shares = BTreeMap::new();
+    for share in &allocation.gpus {
+        let index = inventory
+            .and_then(|inventory| inventory.gpu(&share.uuid))
+            .map(|gpu| gpu.index);
+        let unit = inventory.map_or(divvy_model::MemoryUnit::GIB, |inventory| inventory.unit);
+        let sum: &mut u64 = shares.entry(index).or_default();
+        *sum = sum.saturating_add(share.memory.0.div_ceil(unit.mib()));
+    }
+    shares
+}

@@ -1,0 +1,39 @@
+//! The only writer to standard output. Data goes there; everything else goes to standard error.
+
+use std::io::{self, Write};
+
+/// Writes text as it is.
+pub fn print(text: &str) -> io::Result<()> {
+    let mut out = io::stdout().lock();
+    out.write_all(text.as_bytes())?;
+    out.flush()
+}
+
+/// Writes a line.
+pub fn line(text: &str) -> io::Result<()> {
+    print(&format!("{text}\n"))
+}
+
+/// A value as JSON, indented as kubectl does.
+pub fn json<T: serde::Serialize>(value: &T) -> anyhow::Result<()> {
+    let mut bytes = Vec::new();
+    let formatter = serde_json::ser::PrettyFormatter::with_indent(b"    ");
+    value.serialize(&mut serde_json::Serializer::with_formatter(&mut bytes, formatter))?;
+    let text = String::from_utf8(bytes)?;
+    Ok(line(&text)?)
+}
+
+/// A value as YAML.
+pub fn yaml<T: serde::Serialize>(value: &T) -> anyhow::Result<()> {
+    Ok(print(&serde_saphyr::to_string(value)?)?)
+}
+
+/// Tab-separated cells as columns: Go's text/tabwriter with minwidth 0 and padding 2, as kubectl and gpushare's tool use it.
+pub fn columns(cells: &str) -> String {
+    let mut writer = tabwriter::TabWriter::new(Vec::new()).minwidth(0).padding(2);
+    writer
+        .write_all(cells.as_bytes())
+        .and_then(|()| writer.flush())
+        .expect("a Vec takes every write");
+    String::from_utf8(writer.into_inner().expect("flushed")).expect("text in, text out")
+}
