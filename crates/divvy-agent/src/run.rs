@@ -27,7 +27,7 @@ const SETTLE: Duration = Duration::from_millis(50);
 const BEFORE: Duration = Duration::from_secs(2);
 /// How long a node with grants waits for its inventory to be written before it registers without: containers that only
 /// restart need the plugin, and the API server may be away for longer.
-const INVENTORY_PATIENCE: Duration = Duration::from_secs(10);
+const INVENTORY_PATIENCE: Duration = Duration::from_secs(3);
 const EVENTS: usize = 256;
 
 /// Runs the agent until `stop` is cancelled; then its sockets are removed and it returns `Ok`.

@@ -1,4 +1,5 @@
-//! The agent's decisions, as tables, as the races of research/reliability.md section 2.2, and at random.
+//! The agent's decisions, as tables, as the races of research/reliability.md section 2.2, and at random; and the whole agent on
+//! an emulated node.
 
 mod calls;
 mod devices;
@@ -6,3 +7,4 @@ mod node;
 mod races;
 mod random;
 mod reconcile;
+mod shell;

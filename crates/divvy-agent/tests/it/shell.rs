@@ -1,0 +1,427 @@
+//! The whole agent, in this process: an embedded API server, an emulated kubelet and runtime on real sockets, and a probe that
+//! says what the test wants.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use divvy_agent::config::Probe;
+use divvy_agent::{Config, Error};
+use divvy_model::{Allocation, ContainerShare, GpuShare, Inventory, MiB, names};
+use divvy_testbed::api::{ApiServer, DeleteOptions, Listening, Options};
+use divvy_testbed::builders;
+use divvy_testbed::node::{ContainerView, Node, NodeSpec};
+use serde_json::{Value, json};
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::net::{TcpStream, UnixListener};
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+
+const LIMIT: Duration = Duration::from_secs(10);
+
+/// What the probe says: GPUs with MiB, and XIDs so far.
+#[derive(Debug, Clone, Default)]
+struct Machine {
+    gpus: Vec<u64>,
+    xids: Vec<(usize, u64)>,
+}
+
+/// A probe of the tests' own: DESIGN.md section 15.
+async fn probe(listener: UnixListener, machine: watch::Receiver<Machine>) {
+    loop {
+        let Ok((stream, _)) = listener.accept().await else { return };
+        let mut machine = machine.clone();
+        tokio::spawn(async move {
+            let (read, mut write) = stream.into_split();
+            let mut lines = BufReader::new(read).lines();
+            let mut told = 0;
+            loop {
+                let line = tokio::select! {
+                    line = lines.next_line() => line,
+                    changed = machine.changed() => {
+                        if changed.is_err() { return }
+                        let xids = machine.borrow_and_update().xids.clone();
+                        for (seq, (gpu, xid)) in xids.iter().enumerate().skip(told) {
+                            let event = json!({"event": "xid", "seq": seq + 1, "uuid": format!("GPU-{gpu}"), "xid": xid});
+                            if write.write_all(format!("{event}\n").as_bytes()).await.is_err() { return }
+                        }
+                        told = xids.len();
+                        continue;
+                    }
+                };
+                let Ok(Some(line)) = line else { return };
+                let request: Value = serde_json::from_str(&line).expect("a request");
+                let gpus = machine.borrow().gpus.clone();
+                let ok = match request["op"].as_str() {
+                    Some("hello") => json!({"v": 1, "probe": "test", "instance": "one", "seq": 0}),
+                    Some("snapshot") => {
+                        let gpus: Vec<Value> = gpus
+                            .iter()
+                            .enumerate()
+                            .map(|(i, mib)| {
+                                json!({"uuid": format!("GPU-{i}"), "index": i, "minor": i, "model": "NVIDIA T4", "totalMiB": mib})
+                            })
+                            .collect();
+                        json!({"v": 1, "driver": "550.54.15", "gpus": gpus})
+                    }
+                    _ => json!({}),
+                };
+                let answer = json!({"id": request["id"], "ok": ok});
+                if write.write_all(format!("{answer}\n").as_bytes()).await.is_err() {
+                    return;
+                }
+            }
+        });
+    }
+}
+
+struct Bed {
+    api: ApiServer,
+    node: Node,
+    config: Config,
+    machine: watch::Sender<Machine>,
+    agent: Option<(JoinHandle<Result<(), Error>>, CancellationToken)>,
+    _listening: Listening,
+    _directory: tempfile::TempDir,
+}
+
+fn free_port() -> SocketAddr {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    listener.local_addr().expect("bound")
+}
+
+impl Bed {
+    async fn new(gpus: &[u64]) -> Bed {
+        let api = ApiServer::new(Options::default());
+        let listening = api.listen(([127, 0, 0, 1], 0).into()).await.expect("listening");
+        let directory = tempfile::tempdir().expect("temp dir");
+        let kubeconfig = directory.path().join("kubeconfig");
+        std::fs::write(&kubeconfig, api.kubeconfig(listening.addr())).expect("written");
+        let mut spec = NodeSpec::new("n1", directory.path());
+        spec.gpu_minors = (0..).take(gpus.len()).collect();
+        spec.timings.status_period = Duration::from_millis(10);
+        spec.timings.start_retry.first = Duration::from_millis(50);
+        spec.timings.restart_backoff.first = Duration::from_millis(50);
+        let paths = spec.paths();
+        let node = Node::start(api.client(), spec).await.expect("a node");
+        let socket: PathBuf = directory.path().join("probe.sock");
+        let machine = watch::Sender::new(Machine {
+            gpus: gpus.to_vec(),
+            xids: Vec::new(),
+        });
+        tokio::spawn(probe(UnixListener::bind(&socket).expect("bound"), machine.subscribe()));
+        let config = Config {
+            kubeconfig: Some(kubeconfig),
+            kubelet_dir: paths.kubelet_dir,
+            cdi_dir: paths.cdi_dir,
+            sys_root: paths.sys_root,
+            probe: Some(Probe::Socket(socket)),
+            metrics: Some(free_port()),
+            health_recovery: Duration::from_millis(100),
+            probe_interval: Duration::from_millis(100),
+            ..Config::new("n1")
+        };
+        let mut bed = Bed {
+            api,
+            node,
+            config,
+            machine,
+            agent: None,
+            _listening: listening,
+            _directory: directory,
+        };
+        bed.start_agent();
+        bed
+    }
+
+    fn start_agent(&mut self) {
+        let stop = CancellationToken::new();
+        let agent = tokio::spawn(divvy_agent::run(self.config.clone(), stop.clone()));
+        self.agent = Some((agent, stop));
+    }
+
+    async fn stop_agent(&mut self) {
+        let (agent, stop) = self.agent.take().expect("running");
+        stop.cancel();
+        let outcome = tokio::time::timeout(LIMIT, agent)
+            .await
+            .expect("ends in time")
+            .expect("no panic");
+        outcome.expect("a stop is no error");
+    }
+
+    /// `(capacity, allocatable)` of gpu-mem becomes this.
+    async fn memory_is(&self, capacity: u64, allocatable: u64) {
+        let found = self
+            .api
+            .until(LIMIT, |api| {
+                let node = api.get("nodes", "", "n1").ok()?;
+                let is = |kind: &str| node["status"][kind][names::GPU_MEM].as_str()?.parse::<u64>().ok();
+                (is("capacity") == Some(capacity) && is("allocatable") == Some(allocatable)).then_some(())
+            })
+            .await;
+        let node = self.api.get("nodes", "", "n1").expect("there");
+        assert!(found.is_some(), "{capacity} and {allocatable} expected: {}", node["status"]);
+    }
+
+    /// The inventory becomes as `look` wants it.
+    async fn inventory(&self, look: impl Fn(&Inventory) -> bool) -> Inventory {
+        let read = |api: &ApiServer| {
+            let node = api.get("nodes", "", "n1").ok()?;
+            Inventory::parse(node["metadata"]["annotations"][names::INVENTORY].as_str()?).ok()
+        };
+        let found = self
+            .api
+            .until(LIMIT, |api| read(api).filter(|inventory| look(inventory)))
+            .await;
+        found.unwrap_or_else(|| panic!("not as expected: {:?}", read(&self.api)))
+    }
+
+    /// A pod with one container, bound already; without `gpu` as if no extender had seen it.
+    fn create(&self, name: &str, gpu: Option<u32>, units: u64) -> String {
+        let mut pod = builders::pod(name).gpu_mem(units).build();
+        pod["spec"]["nodeName"] = "n1".into();
+        if let Some(gpu) = gpu {
+            let (uuid, memory) = (format!("GPU-{gpu}"), MiB(units * 1024));
+            let allocation = Allocation {
+                v: 1,
+                gpus: vec![GpuShare {
+                    uuid: uuid.clone(),
+                    memory,
+                    cores: 0,
+                    whole: false,
+                }],
+                containers: [("main".to_owned(), vec![ContainerShare { uuid, memory, cores: 0 }])].into(),
+            };
+            pod["metadata"]["annotations"][names::ALLOCATION] = allocation.to_json().into();
+        }
+        let pod = self.api.create("pods", pod).expect("created");
+        pod["metadata"]["uid"].as_str().expect("has one").to_owned()
+    }
+
+    /// The kubelet that runs now has this many ids of gpu-mem, all of them healthy.
+    async fn kubelet_has(&self, count: usize) {
+        let look = || {
+            let view = self.node.device_manager();
+            (view.resources.get(names::GPU_MEM) == Some(&(count, count))).then_some(())
+        };
+        self.eventually("the kubelet has the ids", look).await;
+    }
+
+    async fn eventually<T>(&self, what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+        let deadline = tokio::time::Instant::now() + LIMIT;
+        loop {
+            if let Some(found) = look() {
+                return found;
+            }
+            assert!(tokio::time::Instant::now() < deadline, "{what}: {:?}", self.node.containers());
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    }
+
+    async fn running(&self, pod: &str) -> ContainerView {
+        let look = || self.node.containers().into_iter().find(|c| c.pod == pod && c.is_running());
+        self.eventually(pod, look).await
+    }
+
+    async fn get(&self, path: &str) -> Option<(u16, String)> {
+        let mut stream = TcpStream::connect(self.config.metrics?).await.ok()?;
+        let request = format!("GET {path} HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n");
+        stream.write_all(request.as_bytes()).await.ok()?;
+        let mut text = String::new();
+        stream.read_to_string(&mut text).await.ok()?;
+        let (head, body) = text.split_once("\r\n\r\n")?;
+        Some((head.split(' ').nth(1)?.parse().ok()?, body.to_owned()))
+    }
+
+    async fn ready_is(&self, code: u16, contains: &str) {
+        let deadline = tokio::time::Instant::now() + LIMIT;
+        loop {
+            let found = self.get("/readyz").await;
+            if found
+                .as_ref()
+                .is_some_and(|(status, text)| *status == code && text.contains(contains))
+            {
+                return;
+            }
+            assert!(
+                tokio::time::Instant::now() < deadline,
+                "{code} {contains} expected: {found:?}"
+            );
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+
+    fn sockets(&self) -> Vec<String> {
+        let entries = std::fs::read_dir(self.config.device_plugin_dir()).expect("listed");
+        let names = entries.map(|entry| entry.expect("entry").file_name().into_string().expect("text"));
+        names
+            .filter(|name| name.starts_with("divvy") && name.ends_with(".sock"))
+            .collect()
+    }
+}
+
+fn env(container: &ContainerView, key: &str) -> String {
+    container.env.get(key).cloned().unwrap_or_default()
+}
+
+#[tokio::test]
+async fn a_pod_starts_on_the_gpu_of_its_allocation_and_outlives_the_agent() {
+    let mut bed = Bed::new(&[16384, 15109]).await;
+    bed.memory_is(30, 30).await;
+    bed.inventory(|inventory| inventory.total_units() == 30).await;
+    bed.ready_is(200, "ok").await;
+    bed.create("a", Some(1), 3);
+    let a = bed.running("a").await;
+    assert_eq!(env(&a, names::ALIYUN_IDX), "1");
+    assert_eq!(env(&a, names::ALIYUN_CONTAINER), "3");
+    assert_eq!(env(&a, names::ALIYUN_DEV), "14");
+    assert_eq!(env(&a, names::VISIBLE_DEVICES), "void");
+    assert!(a.devices.contains(&"/dev/nvidia1".to_owned()) && !a.devices.contains(&"/dev/nvidia0".to_owned()));
+    let (_, text) = bed.get("/metrics").await.expect("served");
+    for line in [
+        "divvy_agent_grants 1",
+        "divvy_agent_gpus{health=\"ok\"} 2",
+        "divvy_agent_gpu_granted_mebibytes{gpu=\"GPU-1\"} 3072",
+        "divvy_agent_pre_start_duration_seconds_count{outcome=\"granted\"} 1",
+    ] {
+        assert!(text.contains(line), "{line}: {text}");
+    }
+    bed.stop_agent().await;
+    assert_eq!(bed.sockets(), Vec::<String>::new(), "a stopped agent leaves no socket");
+    bed.memory_is(30, 0).await;
+    bed.start_agent();
+    bed.kubelet_has(30).await;
+    bed.create("b", Some(0), 16);
+    assert_eq!(env(&bed.running("b").await, names::ALIYUN_IDX), "0");
+    assert_eq!(bed.running("a").await.id, a.id, "nothing moved");
+    bed.stop_agent().await;
+}
+
+#[tokio::test]
+async fn memory_of_a_force_deleted_pod_is_given_again_only_when_its_container_ended() {
+    let mut bed = Bed::new(&[4096]).await;
+    bed.memory_is(4, 4).await;
+    let uid = bed.create("a", Some(0), 3);
+    bed.running("a").await;
+    // The kubelet does not see the deletion, so that the container stays.
+    bed.node.stop_kubelet(true).await;
+    let options = DeleteOptions {
+        grace_period_s: Some(0),
+        ..DeleteOptions::default()
+    };
+    bed.api.delete("pods", "default", "a", &options).expect("deleted");
+    bed.inventory(|inventory| inventory.gpus[0].held == MiB(3072)).await;
+    bed.stop_agent().await;
+    bed.start_agent();
+    bed.inventory(|inventory| inventory.gpus[0].held == MiB(3072)).await;
+    let record = bed.config.state_dir().join(format!("grants/{uid}_main.json"));
+    assert!(record.exists());
+    bed.node.start_kubelet().await.expect("started");
+    bed.inventory(|inventory| inventory.gpus[0].held == MiB(0)).await;
+    bed.eventually("the record goes", || (!record.exists()).then_some(())).await;
+    bed.kubelet_has(4).await;
+    bed.create("b", Some(0), 4);
+    bed.running("b").await;
+    bed.stop_agent().await;
+}
+
+#[tokio::test]
+async fn a_failed_gpu_is_not_offered_and_comes_back() {
+    let mut bed = Bed::new(&[4096, 4096]).await;
+    bed.memory_is(8, 8).await;
+    bed.create("a", Some(0), 1);
+    bed.running("a").await;
+    bed.machine.send_modify(|machine| machine.xids.push((0, 31)));
+    bed.machine.send_modify(|machine| machine.xids.push((0, 79)));
+    let failed = bed.inventory(|inventory| inventory.gpus[0].reason.is_some()).await;
+    assert_eq!(failed.gpus[0].reason.as_deref(), Some("XID 79"));
+    // GPU-1's four, and the one that a pod holds.
+    bed.memory_is(8, 5).await;
+    bed.inventory(|inventory| inventory.gpus[0].reason.is_none()).await;
+    bed.memory_is(8, 8).await;
+    bed.stop_agent().await;
+}
+
+#[tokio::test]
+async fn a_pod_bound_without_the_extender_is_told_so_in_an_event() {
+    let mut bed = Bed::new(&[4096]).await;
+    bed.memory_is(4, 4).await;
+    bed.create("a", None, 1);
+    let event = bed
+        .api
+        .until(LIMIT, |api| {
+            let events = api.list("events", "default").ok()?;
+            events.into_iter().find(|event| event["reason"] == "NoAllocation")
+        })
+        .await
+        .expect("an event");
+    let text = event.to_string();
+    assert!(text.contains("extender") && text.contains("default/a"), "{text}");
+    assert!(bed.node.containers().is_empty());
+    bed.stop_agent().await;
+}
+
+#[tokio::test]
+async fn known_pods_start_and_restart_while_the_api_server_is_away() {
+    let mut bed = Bed::new(&[4096]).await;
+    bed.memory_is(4, 4).await;
+    bed.create("a", Some(0), 1);
+    let a = bed.running("a").await;
+    // The agent's own way to the API server: its kubeconfig leads nowhere from now on.
+    let nowhere = bed.api.kubeconfig(free_port());
+    std::fs::write(bed.config.kubeconfig.as_ref().expect("set"), nowhere).expect("written");
+    bed.stop_agent().await;
+    bed.start_agent();
+    bed.ready_is(503, "inventory").await;
+    bed.ready_is(503, "pods").await;
+    // It registers without, for the sake of the container that is here.
+    bed.eventually("both sockets", || (bed.sockets().len() == 2).then_some(()))
+        .await;
+    assert_eq!(bed.running("a").await.id, a.id);
+    bed.stop_agent().await;
+}
+
+#[tokio::test]
+async fn without_a_probe_the_agent_waits_and_says_so() {
+    let mut bed = Bed::new(&[4096]).await;
+    bed.memory_is(4, 4).await;
+    bed.stop_agent().await;
+    bed.config.probe = Some(Probe::Socket(bed.config.sys_root.join("absent.sock")));
+    bed.start_agent();
+    bed.ready_is(503, "absent.sock").await;
+    let (code, _) = bed.get("/healthz").await.expect("served");
+    assert_eq!(code, 200);
+    assert!(!bed.agent.as_ref().expect("running").0.is_finished(), "it goes on trying");
+    bed.stop_agent().await;
+}
+
+#[tokio::test]
+async fn what_cannot_work_ends_the_agent_with_a_sentence() {
+    let directory = tempfile::tempdir().expect("temp dir");
+    let config = Config {
+        kubeconfig: Some(directory.path().join("absent")),
+        kubelet_dir: directory.path().join("kubelet"),
+        cdi_dir: directory.path().join("cdi"),
+        sys_root: directory.path().to_owned(),
+        ..Config::new("n1")
+    };
+    let run = |config: Config| async {
+        let outcome = divvy_agent::run(config, CancellationToken::new()).await;
+        outcome.expect_err("cannot work").to_string()
+    };
+    assert!(run(config.clone()).await.contains("absent"));
+    let envvar = Config {
+        device_list_strategy: "envvar".parse().expect("known"),
+        ..config.clone()
+    };
+    assert!(run(envvar).await.contains("CDI"));
+    std::fs::write(directory.path().join("file"), "").expect("written");
+    let in_the_way = Config {
+        state_dir: Some(directory.path().join("file")),
+        ..config
+    };
+    let text = run(in_the_way).await;
+    assert!(text.contains("/file") && text.contains("os error"), "{text}");
+}
