@@ -30,7 +30,11 @@ struct Machine {
 ///
 /// # Errors
 /// The memory unit does not fit this node.
-pub(crate) async fn follow(agent: Arc<Agent>, config: Config, before: Option<Inventory>) -> Result<(), Error> {
+pub(crate) async fn follow(
+    agent: Arc<Agent>,
+    config: Config,
+    before: impl Future<Output = Option<Inventory>> + Send,
+) -> Result<(), Error> {
     let started = Instant::now();
     let wait_ms = u64::try_from(config.health_recovery.as_millis()).unwrap_or(u64::MAX);
     let mut machine = Machine {
@@ -43,12 +47,13 @@ pub(crate) async fn follow(agent: Arc<Agent>, config: Config, before: Option<Inv
         gpus: BTreeMap::new(),
         silent_since: None,
     };
-    machine.recall(&agent, before);
     let timing = Timing {
         poll: config.probe_interval,
         ..Timing::default()
     };
     let mut client = ProbeClient::start(probe(&config)?, timing);
+    // While the probe starts.
+    machine.recall(&agent, before.await);
     let mut warned = None;
     loop {
         let Some(update) = client.next().await else {

@@ -101,7 +101,8 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
     tasks.spawn(until(&stop, {
         let (agent, config) = (agent.clone(), config.clone());
         async move {
-            let before = cluster::inventory_before(&client, &config.node_name, BEFORE).await;
+            let node = config.node_name.clone();
+            let before = async move { cluster::inventory_before(&client, &node, BEFORE).await };
             hardware::follow(agent, config, before).await
         }
     }));

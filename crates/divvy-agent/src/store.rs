@@ -2,8 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 
 use divvy_container::cdi;
 use divvy_model::GrantRecord;
@@ -18,12 +19,23 @@ const KEY_FILE: &str = "node.key";
 const FOREIGN_SPEC_LIMIT: u64 = 4 * 1024 * 1024;
 
 /// Where the agent's files are.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub(crate) struct Store {
     grants: PathBuf,
     cdi: PathBuf,
     sys_root: PathBuf,
     state: PathBuf,
+    /// Other tools' specs as they were read, until their files change: a driver's spec is long, and starts are frequent.
+    foreign: Mutex<(Vec<Stamp>, Vec<cdi::Spec>)>,
+}
+
+/// A file as it was when it was read.
+#[derive(Debug, PartialEq, Eq)]
+struct Stamp {
+    path: PathBuf,
+    inode: u64,
+    size: u64,
+    changed: (i64, i64),
 }
 
 impl Store {
@@ -51,6 +63,7 @@ impl Store {
             cdi: cdi.to_owned(),
             sys_root: sys_root.to_owned(),
             state: state.to_owned(),
+            foreign: Mutex::default(),
         })
     }
 
@@ -180,7 +193,14 @@ impl Store {
             .filter(|path| self.sys_root.join(path.trim_start_matches('/')).exists())
             .map(|path| (*path).to_owned())
             .collect();
-        let mut specs = Vec::new();
+        NodeFiles {
+            devices,
+            specs: self.foreign_specs(),
+        }
+    }
+
+    fn foreign_specs(&self) -> Vec<cdi::Spec> {
+        let mut stamps = Vec::new();
         // As CDI does: what lies in /var/run/cdi goes before what lies in /etc/cdi.
         for directory in [self.cdi.clone(), self.sys_root.join("etc/cdi")] {
             for file in files::names(&directory).unwrap_or_default() {
@@ -188,19 +208,42 @@ impl Store {
                 if !is_spec || file.starts_with('.') || cdi::name_of_file(&file).is_some() {
                     continue;
                 }
-                match files::read(&directory.join(&file), FOREIGN_SPEC_LIMIT) {
-                    // A cheap look before the parsing: most nodes have specs of other kinds.
-                    Ok(Some(text)) if text.contains(cdi::NVIDIA_KIND) => match cdi::Spec::parse(&text) {
-                        Ok(spec) if spec.kind == cdi::NVIDIA_KIND => specs.push(spec),
-                        Ok(_) => {}
-                        Err(error) => warn!(file, %error, "this CDI spec is not used"),
-                    },
-                    Ok(_) => {}
-                    Err(error) => warn!(%error, "this CDI spec is not used"),
+                let path = directory.join(&file);
+                if let Ok(metadata) = std::fs::symlink_metadata(&path) {
+                    stamps.push(Stamp {
+                        path,
+                        inode: metadata.ino(),
+                        size: metadata.size(),
+                        changed: (metadata.ctime(), metadata.ctime_nsec()),
+                    });
                 }
             }
         }
-        NodeFiles { devices, specs }
+        let mut known = self.foreign.lock().unwrap_or_else(PoisonError::into_inner);
+        if known.0 != stamps {
+            let specs = stamps.iter().filter_map(|stamp| foreign_spec(&stamp.path)).collect();
+            *known = (stamps, specs);
+        }
+        known.1.clone()
+    }
+}
+
+/// A spec of whole GPUs.
+fn foreign_spec(path: &Path) -> Option<cdi::Spec> {
+    match files::read(path, FOREIGN_SPEC_LIMIT) {
+        // A cheap look before the parsing: most nodes have specs of other kinds.
+        Ok(Some(text)) if text.contains(cdi::NVIDIA_KIND) => match cdi::Spec::parse(&text) {
+            Ok(spec) => (spec.kind == cdi::NVIDIA_KIND).then_some(spec),
+            Err(error) => {
+                warn!(path = %path.display(), %error, "this CDI spec is not used");
+                None
+            }
+        },
+        Ok(_) => None,
+        Err(error) => {
+            warn!(%error, "this CDI spec is not used");
+            None
+        }
     }
 }
 
@@ -346,7 +389,11 @@ mod tests {
             std::fs::create_dir_all(path.parent().expect("has one")).expect("made");
             std::fs::write(path, text).expect("written");
         }
+        store.node_files();
+        let nvidia = root.path().join("etc/cdi/nvidia.yaml");
+        std::fs::write(nvidia, "cdiVersion: 0.6.0\nkind: nvidia.com/gpu\ndevices: []\n").expect("changed");
         let found = store.node_files();
+        assert_eq!(found.specs[0].cdi_version, "0.6.0", "a changed file is read again");
         assert_eq!(found.devices, BTreeSet::from(["/dev/nvidia-uvm".to_owned()]));
         assert_eq!(found.specs.len(), 1);
     }
