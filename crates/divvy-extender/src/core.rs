@@ -115,6 +115,17 @@ pub enum Action {
         /// Pause before.
         after_ns: u64,
     },
+    /// Tell the pod's owner something that the pod does not fail for: a warning event.
+    Warn {
+        /// The pod.
+        pod: PodKey,
+        /// Its UID.
+        uid: String,
+        /// One word in CamelCase.
+        reason: &'static str,
+        /// In words.
+        text: String,
+    },
     /// Read this pod from the API server, then call [`Core::checked`].
     Check {
         /// UID of the pod that holds a reservation.

@@ -12,6 +12,9 @@ pub enum Error {
         /// What the system says.
         source: std::io::Error,
     },
+    /// The watches go on for ever by construction.
+    #[error("the watch of pods or nodes ended by itself; without it nothing can be placed")]
+    WatchEnded,
     /// Accepting connections ended.
     #[error("the extender stopped serving: {0}")]
     Serve(#[source] std::io::Error),

@@ -6,6 +6,7 @@ use std::pin::pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use divvy_cluster::events::{Events, Note, pod_reference};
 use divvy_cluster::objects::{self, PodObject};
 use divvy_cluster::{convert, in_words, watch};
 use divvy_model::{MemoryUnit, PodKey};
@@ -73,9 +74,8 @@ impl Served {
     }
 
     /// Waits until a watch ends by itself, which it should not.
-    pub(crate) async fn failed(&self) -> &'static str {
+    pub(crate) async fn failed(&self) {
         self.shared.ended.cancelled().await;
-        "the stream of changes is over"
     }
 }
 
@@ -85,6 +85,7 @@ pub(crate) struct Shared {
     answers: Mutex<BTreeMap<Ticket, oneshot::Sender<Result<(), String>>>>,
     pub(crate) metrics: Metrics,
     client: kube::Client,
+    events: Events,
     limits: Limits,
     started: Instant,
     tasks: TaskTracker,
@@ -103,6 +104,7 @@ pub fn serve(client: kube::Client, settings: Settings, stop: CancellationToken) 
         core: Mutex::new(Core::new(settings.unit, settings.timing)),
         answers: Mutex::new(BTreeMap::new()),
         metrics: Metrics::new(),
+        events: Events::new(client.clone(), "divvy-extender", None),
         client: client.clone(),
         limits: settings.limits,
         started: Instant::now(),
@@ -187,6 +189,24 @@ impl Shared {
                         let outcome = shared.get(&pod).await;
                         let actions = shared.core().got(op, outcome, shared.now());
                         shared.perform(actions);
+                    });
+                }
+                Action::Warn { pod, uid, reason, text } => {
+                    let shared = self.clone();
+                    self.tasks.spawn(async move {
+                        let note = Note {
+                            warning: true,
+                            reason: reason.to_owned(),
+                            action: "Binding".to_owned(),
+                            text,
+                        };
+                        let regarding = pod_reference(&pod.namespace, &pod.name, &uid);
+                        // An event is a courtesy: without it the pod runs all the same.
+                        match tokio::time::timeout(shared.limits.post, shared.events.publish(&regarding, note)).await {
+                            Ok(Ok(())) => {}
+                            Ok(Err(error)) => tracing::warn!(%pod, %error, reason, "no event"),
+                            Err(_elapsed) => tracing::warn!(%pod, reason, "no event: the API server did not answer"),
+                        }
                     });
                 }
                 Action::Check { uid, node, pod } => {

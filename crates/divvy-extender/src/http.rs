@@ -18,6 +18,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
 use divvy_cluster::convert;
+use divvy_cluster::index::Feed;
 use serde::Serialize;
 
 use crate::host::Shared;
@@ -114,10 +115,18 @@ async fn inspect_one(State(shared): State<Arc<Shared>>, Path(node): Path<String>
 
 async fn ready(State(shared): State<Arc<Shared>>) -> Response {
     let core = shared.core();
-    let (pods, nodes) = (core.index().pods().lists > 0, core.index().nodes().lists > 0);
-    let word = |listed| if listed { "listed" } else { "not listed yet" };
-    let text = format!("pods: {}\nnodes: {}\n", word(pods), word(nodes));
-    let status = if pods && nodes {
+    let line = |what: &str, feed: &Feed| {
+        let listed = if feed.lists > 0 { "listed" } else { "not listed yet" };
+        let trouble = feed
+            .trouble
+            .as_ref()
+            .map(|why| format!("; the watch is broken: {why}"))
+            .unwrap_or_default();
+        format!("{what}: {listed}{trouble}\n")
+    };
+    let text = line("pods", core.index().pods()) + &line("nodes", core.index().nodes());
+    // A watch that broke later is taken up again; what is known meanwhile is as good as the last event.
+    let status = if core.index().synced() {
         StatusCode::OK
     } else {
         StatusCode::SERVICE_UNAVAILABLE

@@ -73,18 +73,21 @@ pub async fn run_on(
         let server = axum::serve(listener, served.router.clone()).with_graceful_shutdown(stop.cancelled_owned());
         tokio::spawn(server.into_future())
     };
-    tokio::select! {
-        () = stop.cancelled() => {}
-        ended = served.failed() => tracing::error!(%ended, "a watch ended"),
-    }
+    let failed = tokio::select! {
+        () = stop.cancelled() => false,
+        () = served.failed() => true,
+    };
     stop.cancel();
-    // Binds that were begun are ended, so that their answers are not lost; a connection that stays open is not waited for.
-    let grace = Duration::from_secs(5);
-    served.finish(grace).await;
-    match tokio::time::timeout(grace, answering).await {
+    // Binds that were begun are ended, so that their answers are not lost.
+    served.finish(Duration::from_secs(5)).await;
+    // All that is left are connections without a request.
+    match tokio::time::timeout(Duration::from_secs(1), answering).await {
         Ok(Ok(ended)) => ended.map_err(Error::Serve)?,
         Ok(Err(panicked)) => return Err(Error::Serve(std::io::Error::other(panicked))),
-        Err(_elapsed) => tracing::warn!("some connections were still open after {grace:?}"),
+        Err(_elapsed) => tracing::debug!("some connections were still open"),
+    }
+    if failed {
+        return Err(Error::WatchEnded);
     }
     tracing::info!("the extender has stopped");
     Ok(())

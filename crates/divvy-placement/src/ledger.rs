@@ -1,4 +1,4 @@
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use divvy_model::{Held, MemoryUnit, MiB, Node, Pod, PodKey};
 
@@ -20,6 +20,8 @@ pub struct Ledger {
     nodes: BTreeMap<String, Entry>,
     /// UID → node → what is being written. More than one node only while the outcome of a bind is unknown.
     reservations: BTreeMap<String, BTreeMap<String, Reservation>>,
+    /// Pods that the API server said are gone before their own event came; states of them that come late count for nothing.
+    buried: Buried,
     /// Nodes whose count is out of date within one update.
     dirty: BTreeSet<String>,
     last_version: u64,
@@ -33,6 +35,28 @@ struct Entry {
     reserved: BTreeSet<String>,
     usage: Usage,
     version: u64,
+}
+
+/// The last so many UIDs that were buried: enough to outlast any watch that lags, and bounded.
+#[derive(Debug, Clone, Default)]
+struct Buried {
+    uids: BTreeSet<String>,
+    order: VecDeque<String>,
+}
+
+impl Buried {
+    const MOST: usize = 1024;
+
+    fn add(&mut self, uid: &str) {
+        if self.uids.insert(uid.to_owned()) {
+            self.order.push_back(uid.to_owned());
+        }
+        while self.order.len() > Self::MOST {
+            if let Some(oldest) = self.order.pop_front() {
+                self.uids.remove(&oldest);
+            }
+        }
+    }
 }
 
 /// What is taken on a node.
@@ -88,6 +112,7 @@ impl Ledger {
             uids: BTreeMap::new(),
             nodes: BTreeMap::new(),
             reservations: BTreeMap::new(),
+            buried: Buried::default(),
             dirty: BTreeSet::new(),
             last_version: 0,
         }
@@ -148,6 +173,13 @@ impl Ledger {
         let changed = self.unlink_pod(uid);
         self.settle();
         changed
+    }
+
+    /// The API server, asked directly, said that the pod with this UID is gone; its events may come late. As
+    /// [`Ledger::delete_pod`], and states of it that come later count for nothing: UIDs do not return.
+    pub fn bury_pod(&mut self, uid: &str) {
+        self.buried.add(uid);
+        self.delete_pod(uid);
     }
 
     /// Exactly these pods are there. Those known before and not among them are gone; reservations of pods never seen
@@ -257,7 +289,7 @@ impl Ledger {
     }
 
     fn link_pod(&mut self, pod: Pod) -> bool {
-        if pod.uid.is_empty() {
+        if pod.uid.is_empty() || self.buried.uids.contains(&pod.uid) {
             return false;
         }
         let key = pod.key();

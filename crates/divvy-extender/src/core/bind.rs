@@ -54,7 +54,10 @@ impl Core {
             Posted::Created => {
                 self.settle_bound(&args, now);
                 self.counts.bound += 1;
-                self.finish(id, Ok(()))
+                let warning = self.ops.get(&id).and_then(|op| gpu_count_warning(op.pod.as_ref()?));
+                let mut actions = self.finish(id, Ok(()));
+                actions.extend(warning);
+                actions
             }
             Posted::Conflict(text) => self.resolve(id, true, text, 0),
             Posted::Unknown(text) => {
@@ -63,7 +66,7 @@ impl Core {
                 self.resolve(id, false, text, 0)
             }
             Posted::NotFound(text) => {
-                self.index.ledger_mut().release(&args.pod_uid, &args.node);
+                self.index.ledger_mut().bury_pod(&args.pod_uid);
                 self.refuse(id, format!("pod {} is gone: {text}", args.key()))
             }
             Posted::Refused(text) => {
@@ -300,7 +303,7 @@ impl Core {
         };
         match outcome {
             Got::Found(pod) if pod.uid != args.pod_uid => {
-                self.index.ledger_mut().release(&args.pod_uid, &args.node);
+                self.index.ledger_mut().bury_pod(&args.pod_uid);
                 self.refuse(id, other_uid(&args, &pod.uid))
             }
             Got::Found(pod) => match pod.node.as_deref() {
@@ -341,7 +344,7 @@ impl Core {
                 ),
             },
             Got::NotFound => {
-                self.index.ledger_mut().release(&args.pod_uid, &args.node);
+                self.index.ledger_mut().bury_pod(&args.pod_uid);
                 self.refuse(id, format!("pod {} was deleted while it was bound", args.key()))
             }
             Got::Unreadable(_) | Got::Failed(_) => {
@@ -430,6 +433,23 @@ impl Core {
     pub(super) fn busy_with(&self, uid: &str) -> bool {
         self.pods_taken.contains_key(uid)
     }
+}
+
+/// gpushare's users believe that gpu-count means "so many GPUs" (research/gpushare.md section 7, 6); it never had an effect.
+fn gpu_count_warning(pod: &Pod) -> Option<Action> {
+    if pod.request.containers.iter().all(|container| container.gpu_count == 0) {
+        return None;
+    }
+    Some(Action::Warn {
+        pod: pod.key(),
+        uid: pod.uid.clone(),
+        reason: "GpuCountHasNoEffect",
+        text: format!(
+            "limits: {} has no effect on which GPUs a pod gets; ask for memory with {}: N, or for whole GPUs with nvidia.com/gpu: K",
+            divvy_model::names::GPU_COUNT,
+            divvy_model::names::GPU_MEM
+        ),
+    })
 }
 
 fn bound_elsewhere(args: &BindArgs, node: &str) -> String {

@@ -50,12 +50,8 @@ impl Core {
         };
         let (standing, since_ns) = (reservation.standing, reservation.since_ns);
         match outcome {
-            Got::NotFound => {
-                self.index.ledger_mut().release(uid, node);
-            }
-            Got::Found(pod) if pod.uid != uid => {
-                self.index.ledger_mut().release(uid, node);
-            }
+            Got::NotFound => self.index.ledger_mut().bury_pod(uid),
+            Got::Found(pod) if pod.uid != uid => self.index.ledger_mut().bury_pod(uid),
             Got::Found(pod) => match pod.node.as_deref() {
                 Some(bound) if bound == node && pod.held == reservation.held => {
                     if standing != Standing::Bound {

@@ -444,6 +444,20 @@ fn a_pod_that_asks_for_no_memory_is_bound_without_an_allocation() {
 }
 
 #[test]
+fn a_pod_that_asks_for_gpu_count_is_bound_and_warned() {
+    let mut q = pod("q", 8);
+    q.request.containers[0].gpu_count = 2;
+    let mut core = fixture(std::slice::from_ref(&q));
+    let (op, _) = one_post(core.begin_bind(args(&q, "n1"), at(0)).1);
+    let actions = core.posted(op, Posted::Created, at(1));
+    assert!(
+        matches!(&actions[..], [Action::Answer { result: Ok(()), .. }, Action::Warn { reason: "GpuCountHasNoEffect", text, .. }]
+            if text.starts_with("limits: aliyun.com/gpu-count has no effect")),
+        "{actions:?}"
+    );
+}
+
+#[test]
 fn nothing_is_answered_before_the_cluster_was_listed() {
     let q = pod("q", 8);
     let mut core = Core::new(MemoryUnit::GIB, Timing::default());

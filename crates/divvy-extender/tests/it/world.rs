@@ -25,6 +25,8 @@ enum Step {
     /// A change of GPU capacity.
     Node(u8, u64),
     Sweep,
+    /// POSTs without an answer are carried out now.
+    Late,
     Time(u64),
     Restart,
 }
@@ -34,7 +36,7 @@ enum Fate {
     Done,
     DoneAnswerLost,
     NeverDone,
-    /// No answer now, carried out at the next step of time if it still can be.
+    /// No answer now, carried out later if it still can be.
     DoneLate,
     Refused,
 }
@@ -57,11 +59,19 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         5 => (1..6u8).prop_map(Step::Watch),
         1 => Just(Step::CutAndList),
         1 => Just(Step::Sweep),
-        2 => prop_oneof![Just(10u64), Just(1_000), Just(70_000)].prop_map(Step::Time),
+        1 => Just(Step::Late),
+        2 => prop_oneof![Just(10u64), Just(1_000), Just(30_000), Just(70_000)].prop_map(Step::Time),
         1 => Just(Step::Restart),
         1 => (0..2u8, 0..3u64).prop_map(|(node, more)| Step::Node(node, more)),
     ];
     proptest::collection::vec(step, 1..80)
+}
+
+/// Who looks at a pod.
+#[derive(Debug)]
+enum Look {
+    Bind(OpId),
+    Sweep(String, String),
 }
 
 struct World {
@@ -74,8 +84,9 @@ struct World {
     /// Changes that the watch has not delivered: the pod, or the UID of one that is gone.
     feed: VecDeque<Result<Pod, String>>,
     posts: Vec<(OpId, BindingRequest)>,
-    gets: Vec<(Option<(String, String)>, Option<OpId>, PodKey)>,
-    late: Vec<BindingRequest>,
+    gets: Vec<(Look, PodKey)>,
+    /// POSTs without an answer that will be carried out, and when they were sent.
+    late: Vec<(BindingRequest, u64)>,
     /// Who waits for which answer.
     asked: BTreeMap<Ticket, (String, String)>,
 }
@@ -110,8 +121,9 @@ impl World {
                     );
                     self.posts.push((op, binding));
                 }
-                Action::Get { op, pod, .. } => self.gets.push((None, Some(op), pod)),
-                Action::Check { uid, node, pod } => self.gets.push((Some((uid, node)), None, pod)),
+                Action::Get { op, pod, .. } => self.gets.push((Look::Bind(op), pod)),
+                Action::Check { uid, node, pod } => self.gets.push((Look::Sweep(uid, node), pod)),
+                Action::Warn { text, .. } => prop_assert!(false, "nobody asked for gpu-count: {text}"),
                 Action::Answer { ticket, result } => {
                     let (uid, node) = self.asked.remove(&ticket).expect("asked once");
                     if result.is_ok() {
@@ -137,6 +149,12 @@ impl World {
                 self.feed.push_back(Ok(pod.clone()));
                 Posted::Created
             }
+        }
+    }
+
+    fn carry_out_all(&mut self, late: Vec<(BindingRequest, u64)>) {
+        for (binding, _) in late {
+            self.carry_out(&binding);
         }
     }
 
@@ -185,7 +203,7 @@ impl World {
                         }
                         Fate::NeverDone => lost(),
                         Fate::DoneLate => {
-                            self.late.push(binding);
+                            self.late.push((binding, self.now_ms));
                             lost()
                         }
                         Fate::Refused => Posted::Refused("forbidden".to_owned()),
@@ -196,17 +214,18 @@ impl World {
             }
             Step::Get(which, answered) => {
                 if !self.gets.is_empty() {
-                    let (check, op, key) = self.gets.remove(which % self.gets.len());
+                    let (look, key) = self.gets.remove(which % self.gets.len());
                     let outcome = match self.pods.get(&key.name) {
                         _ if !answered => Got::Failed("down".to_owned()),
                         Some(pod) => found(pod),
                         None => Got::NotFound,
                     };
-                    if let Some((uid, node)) = check {
-                        self.core.checked(&uid, &node, outcome, now);
-                    } else if let Some(op) = op {
-                        let actions = self.core.got(op, outcome, now);
-                        self.take(actions)?;
+                    match look {
+                        Look::Sweep(uid, node) => self.core.checked(&uid, &node, outcome, now),
+                        Look::Bind(op) => {
+                            let actions = self.core.got(op, outcome, now);
+                            self.take(actions)?;
+                        }
                     }
                 }
             }
@@ -228,11 +247,14 @@ impl World {
                 self.take(actions)?;
             }
             Step::Time(ms) => {
-                self.now_ms += ms;
                 // The API server carries out what it has within its request timeout.
-                for binding in std::mem::take(&mut self.late) {
-                    self.carry_out(&binding);
-                }
+                let now_ms = self.now_ms + ms;
+                let (due, left) = std::mem::take(&mut self.late)
+                    .into_iter()
+                    .partition(|(_, sent)| now_ms - sent > 60_000);
+                self.late = left;
+                self.carry_out_all(due);
+                self.now_ms = now_ms;
             }
             Step::Node(name, more) => {
                 let name = format!("n{name}");
@@ -247,11 +269,14 @@ impl World {
                     self.nodes.insert(name, changed);
                 }
             }
+            Step::Late => {
+                let late = std::mem::take(&mut self.late);
+                self.carry_out_all(late);
+            }
             Step::Restart => {
                 // What a dead process has sent is carried out before its successor lists, or not at all.
-                for binding in std::mem::take(&mut self.late) {
-                    self.carry_out(&binding);
-                }
+                let late = std::mem::take(&mut self.late);
+                self.carry_out_all(late);
                 self.posts.clear();
                 self.gets.clear();
                 self.asked.clear();

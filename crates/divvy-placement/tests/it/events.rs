@@ -105,6 +105,22 @@ fn a_pod_re_created_under_its_name_is_another_pod() {
 }
 
 #[test]
+fn late_states_of_a_pod_that_is_known_to_be_gone_count_for_nothing() {
+    let mut ledger = two_nodes();
+    ledger.reserve("u-q", "n1", reservation("n1", 0, 8));
+    ledger.bury_pod("u-q");
+    assert_eq!(free(&ledger, "n1"), [16, 16]);
+    assert!(!ledger.apply_pod(divvy_pod("q", "n1", 0, 8)));
+    ledger.replace_pods([divvy_pod("q", "n1", 0, 8)]);
+    assert_eq!(free(&ledger, "n1"), [16, 16]);
+    ledger.delete_pod("u-q");
+    let mut again = divvy_pod("q", "n1", 0, 8);
+    again.uid = "u-again".to_owned();
+    assert!(ledger.apply_pod(again));
+    assert_eq!(free(&ledger, "n1"), [8, 16]);
+}
+
+#[test]
 fn a_node_may_change_vanish_and_come_back_under_its_pods() {
     // Cases 20 and 21.
     let mut ledger = Ledger::new(GIB);
