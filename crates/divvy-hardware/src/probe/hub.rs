@@ -121,8 +121,11 @@ mod tests {
     #[test]
     fn a_client_that_does_not_read_is_disconnected_and_the_others_hear_everything() {
         let hub = Hub::new();
-        let join = |room| {
+        let mut held = Vec::new();
+        let mut join = |room| {
             let (ours, theirs) = UnixStream::pair().expect("pair");
+            // As the client's reading thread holds it: dropping the hub's copy alone does not close it.
+            held.push(ours.try_clone().expect("clone"));
             let (sender, receiver) = sync_channel(room);
             (hub.join(ours, sender).expect("room"), receiver, theirs)
         };
@@ -132,6 +135,9 @@ mod tests {
             hub.publish(None, xid, None, None);
         }
         assert_eq!(slow.try_iter().count(), 1);
+        slow_end
+            .set_read_timeout(Some(std::time::Duration::from_secs(5)))
+            .expect("timeout");
         assert_eq!(slow_end.read(&mut [0; 8]).expect("closed"), 0);
         assert_eq!(fast.try_iter().count(), 3);
         let hello = hub.hello();

@@ -145,10 +145,8 @@ mod tests {
         let list = || vec![v2(1, MIB), v2(2, MIB)];
         let mut count = 0;
         // SAFETY: a null array with a count of 0.
-        assert_eq!(
-            unsafe { put_list(&raw mut count, ptr::null_mut(), list()) },
-            Err(INSUFFICIENT_SIZE)
-        );
+        let asked = unsafe { put_list(&raw mut count, ptr::null_mut(), list()) };
+        assert_eq!(asked, Err(INSUFFICIENT_SIZE));
         assert_eq!(count, 2);
         let mut room = [v2(0, 0); 3];
         count = 3;
