@@ -30,8 +30,27 @@ pub struct Settings {
     pub base: PathBuf,
     /// Seed of all that a real cluster leaves to chance.
     pub seed: u64,
-    /// How long a GPU must answer well before it is offered again.
-    pub recovery_seconds: u64,
+    /// Flags for every agent besides those that it needs: `--health-recovery 1s`, say.
+    pub agent_flags: Vec<String>,
+    /// Keep every commit for [`ApiServer::history`]; it grows for as long as the cluster is up.
+    pub audit: bool,
+}
+
+impl Settings {
+    /// A cluster of these machines with these programs; GPUs that recover are offered again after about three seconds.
+    pub fn new(machines: impl Into<String>, programs: Programs) -> Settings {
+        let agent_flags = ["--health-recovery", "1s", "--probe-interval", "1s"]
+            .map(str::to_owned)
+            .to_vec();
+        Settings {
+            machines: machines.into(),
+            programs,
+            base: std::env::temp_dir(),
+            seed: 1,
+            agent_flags,
+            audit: true,
+        }
+    }
 }
 
 /// A running cluster.
@@ -71,12 +90,15 @@ impl Embedded {
         let api = ApiServer::new(Options {
             seed: Some(settings.seed),
             token: Some(token()?),
+            audit: settings.audit,
             ..Options::default()
         });
         let listening = api.listen(SocketAddr::from(([127, 0, 0, 1], 0))).await?;
         write_private(&root.path().join("kubeconfig"), &api.kubeconfig(listening.addr()))?;
         let extender_address = free_address()?;
-        let extender = start_extender(&settings, root.path(), extender_address)?;
+        let extender_kubeconfig = root.path().join("kubeconfig-extender");
+        write_private(&extender_kubeconfig, &api.kubeconfig_for(listening.addr(), "extender"))?;
+        let extender = start_extender(&settings, root.path(), &extender_kubeconfig, extender_address)?;
         let client = api.client();
         let scheduler = Scheduler::start(
             client.clone(),
@@ -132,6 +154,83 @@ impl Embedded {
         self.nodes.get(name).map(|node| &node.node).ok_or_else(|| not_joined(name))
     }
 
+    /// As [`Cluster::join`], with a node that is as `tune` makes it: another order of admission, a kubelet's bugs, other timings.
+    pub async fn join_as(&mut self, name: &str, tune: impl FnOnce(&mut NodeSpec)) -> io::Result<()> {
+        let machine = self.machines.node(name).cloned();
+        let machine = machine.ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, format!("no machine is named {name}")))?;
+        let position = self.machines.nodes.iter().position(|node| node.name == name).unwrap_or(0);
+        let made_up = || format!("10.0.{}.{}", position / 250, position % 250 + 1);
+        let mut spec = NodeSpec {
+            address: machine.address.clone().unwrap_or_else(made_up),
+            cpus: machine.cpus,
+            memory_mib: machine.memory_mib,
+            gpu_minors: (0..machine.gpus.len()).map(|index| machine.gpu_minor(index)).collect(),
+            seed: self.settings.seed.wrapping_add(position as u64),
+            ..NodeSpec::new(name, self.folder(name))
+        };
+        tune(&mut spec);
+        let node = Node::start(self.client.clone(), spec).await.map_err(io::Error::other)?;
+        self.nodes.insert(name.to_owned(), EmbeddedNode { node, agent: None });
+        if machine.gpus.is_empty() {
+            Ok(())
+        } else {
+            self.start_agent(name).await
+        }
+    }
+
+    /// SIGTERM to a node's agent. Says whether it ended by itself with status 0.
+    pub async fn stop_agent(&mut self, name: &str) -> io::Result<bool> {
+        match self.nodes.get_mut(name).ok_or_else(|| not_joined(name))?.agent.take() {
+            Some(mut agent) => agent.stop().await,
+            None => Ok(true),
+        }
+    }
+
+    /// Process number of a node's agent, while it runs.
+    pub fn agent_pid(&self, name: &str) -> Option<u32> {
+        self.nodes.get(name)?.agent.as_ref()?.pid()
+    }
+
+    /// What a node's agent printed last.
+    pub fn agent_log(&self, name: &str) -> String {
+        self.nodes
+            .get(name)
+            .and_then(|node| node.agent.as_ref())
+            .map(Program::last_words)
+            .unwrap_or_default()
+    }
+
+    /// kill -9 of the extender.
+    pub async fn kill_extender(&mut self) -> io::Result<()> {
+        self.extender.kill().await
+    }
+
+    /// Starts the extender again and waits until it is ready.
+    pub async fn start_extender(&mut self) -> io::Result<()> {
+        let kubeconfig = self.kubeconfig_of("extender")?;
+        self.extender = start_extender(&self.settings, self.root.path(), &kubeconfig, self.extender_address)?;
+        self.extender_ready().await
+    }
+
+    /// One request to the extender: method, path, body. Gives status and body.
+    pub async fn ask_extender(&self, method: &str, path: &str, body: &str) -> io::Result<(u16, String)> {
+        http(self.extender_address, method, path, body).await
+    }
+
+    /// Lets the simulated NVML library of a node do something; see its control socket.
+    pub async fn driver(&self, node: &str, request: serde_json::Value) -> io::Result<()> {
+        self.nvml(node, request).await
+    }
+
+    /// A kubeconfig of a user of its own, by which faults can tell clients apart ([`crate::api::Match::client`]).
+    fn kubeconfig_of(&self, user: &str) -> io::Result<PathBuf> {
+        let path = self.root.path().join(format!("kubeconfig-{user}"));
+        if !path.exists() {
+            write_private(&path, &self.api.kubeconfig_for(self.listening.addr(), user))?;
+        }
+        Ok(path)
+    }
+
     /// Process numbers of the children: the extender's and the agents'.
     pub fn pids(&self) -> Vec<u32> {
         let agents = self.nodes.values().filter_map(|node| node.agent.as_ref());
@@ -166,15 +265,15 @@ impl Embedded {
     async fn extender_ready(&mut self) -> io::Result<()> {
         let until = Instant::now() + Duration::from_secs(10);
         loop {
-            match http_get(self.extender_address, "/readyz").await {
-                Ok(answer) if answer.starts_with("HTTP/1.1 200") => return Ok(()),
+            match http(self.extender_address, "GET", "/readyz", "").await {
+                Ok((200, _)) => return Ok(()),
                 _ if self.extender.ended()? => {
                     return Err(io::Error::other(format!(
                         "the extender has ended. {}",
                         self.extender.last_words()
                     )));
                 }
-                Ok(answer) if Instant::now() > until => {
+                Ok((_, answer)) if Instant::now() > until => {
                     return Err(io::Error::other(format!(
                         "the extender is not ready: {answer}. {}",
                         self.extender.last_words()
@@ -212,27 +311,7 @@ impl Cluster for Embedded {
     }
 
     async fn join(&mut self, name: &str) -> io::Result<()> {
-        let machine = self.machines.node(name).cloned();
-        let machine = machine.ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, format!("no machine is named {name}")))?;
-        let position = self.machines.nodes.iter().position(|node| node.name == name).unwrap_or(0);
-        let spec = NodeSpec {
-            address: machine
-                .address
-                .clone()
-                .unwrap_or_else(|| format!("10.0.{}.{}", position / 250, position % 250 + 1)),
-            cpus: machine.cpus,
-            memory_mib: machine.memory_mib,
-            gpu_minors: (0..machine.gpus.len()).map(|index| machine.gpu_minor(index)).collect(),
-            seed: self.settings.seed.wrapping_add(position as u64),
-            ..NodeSpec::new(name, self.folder(name))
-        };
-        let node = Node::start(self.client.clone(), spec).await.map_err(io::Error::other)?;
-        self.nodes.insert(name.to_owned(), EmbeddedNode { node, agent: None });
-        if machine.gpus.is_empty() {
-            Ok(())
-        } else {
-            self.start_agent(name).await
-        }
+        self.join_as(name, |_| {}).await
     }
 
     fn has_gpus(&self, node: &str) -> bool {
@@ -273,37 +352,38 @@ impl Cluster for Embedded {
     async fn start_agent(&mut self, name: &str) -> io::Result<()> {
         let folder = self.folder(name);
         let logs = self.root.path().join("logs");
-        let kubeconfig = self.kubeconfig();
+        let kubeconfig = self.kubeconfig_of(&format!("agent-{name}"))?;
         let found = self.nodes.get_mut(name).ok_or_else(|| not_joined(name))?;
         let paths = found.node.paths();
-        let recovery = format!("{}s", self.settings.recovery_seconds);
         let text = |path: &Path| path.display().to_string();
         let (machines, control) = (text(&self.root.path().join("machines.toml")), text(&folder.join("nvml.sock")));
         let program = Program::start(
             &format!("agent-{name}"),
             &self.settings.programs.divvy,
             &[
-                "agent",
-                "--exit-with-stdin",
-                "--node-name",
-                name,
-                "--kubeconfig",
-                &text(&kubeconfig),
-                "--kubelet-dir",
-                &text(&paths.kubelet_dir),
-                "--cdi-dir",
-                &text(&paths.cdi_dir),
-                "--state-dir",
-                &text(&folder.join("state")),
-                "--sys-root",
-                &text(&paths.sys_root),
-                "--probe",
-                &text(&self.settings.programs.probe),
-                "--nvml-library",
-                &text(&self.settings.programs.nvml_sim),
-                "--health-recovery",
-                &recovery,
-            ],
+                &[
+                    "agent",
+                    "--exit-with-stdin",
+                    "--node-name",
+                    name,
+                    "--kubeconfig",
+                    &text(&kubeconfig),
+                    "--kubelet-dir",
+                    &text(&paths.kubelet_dir),
+                    "--cdi-dir",
+                    &text(&paths.cdi_dir),
+                    "--state-dir",
+                    &text(&folder.join("state")),
+                    "--sys-root",
+                    &text(&paths.sys_root),
+                    "--probe",
+                    &text(&self.settings.programs.probe),
+                    "--nvml-library",
+                    &text(&self.settings.programs.nvml_sim),
+                ][..],
+                &self.settings.agent_flags.iter().map(String::as_str).collect::<Vec<_>>(),
+            ]
+            .concat(),
             &[
                 ("DIVVY_NVML_SIM", machines.as_str()),
                 ("DIVVY_NVML_SIM_NODE", name),
@@ -320,9 +400,8 @@ impl Cluster for Embedded {
     }
 
     async fn restart_extender(&mut self) -> io::Result<()> {
-        self.extender.kill().await?;
-        self.extender = start_extender(&self.settings, self.root.path(), self.extender_address)?;
-        self.extender_ready().await
+        self.kill_extender().await?;
+        self.start_extender().await
     }
 
     async fn divvy(&self, args: &[&str]) -> io::Result<(String, String, bool)> {
@@ -338,8 +417,8 @@ impl Cluster for Embedded {
     }
 }
 
-fn start_extender(settings: &Settings, root: &Path, address: SocketAddr) -> io::Result<Program> {
-    let kubeconfig = root.join("kubeconfig").display().to_string();
+fn start_extender(settings: &Settings, root: &Path, kubeconfig: &Path, address: SocketAddr) -> io::Result<Program> {
+    let kubeconfig = kubeconfig.display().to_string();
     Program::start(
         "extender",
         &settings.programs.divvy,
@@ -378,12 +457,22 @@ fn write_private(path: &Path, text: &str) -> io::Result<()> {
     io::Write::write_all(&mut file, text.as_bytes())
 }
 
-async fn http_get(address: SocketAddr, path: &str) -> io::Result<String> {
+/// One HTTP/1.1 request on a connection of its own.
+async fn http(address: SocketAddr, method: &str, path: &str, body: &str) -> io::Result<(u16, String)> {
     let mut stream = TcpStream::connect(address).await?;
-    stream
-        .write_all(format!("GET {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n").as_bytes())
-        .await?;
+    let length = body.len();
+    let head = format!(
+        "{method} {path} HTTP/1.1\r\nHost: {address}\r\nContent-Type: application/json\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n"
+    );
+    stream.write_all(head.as_bytes()).await?;
+    stream.write_all(body.as_bytes()).await?;
     let mut answer = String::new();
     stream.read_to_string(&mut answer).await?;
-    Ok(answer)
+    let status = answer.split(' ').nth(1).and_then(|code| code.parse().ok());
+    let status = status.ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, format!("no HTTP answer: {answer:?}")))?;
+    let body = answer
+        .split_once("\r\n\r\n")
+        .map(|(_, body)| body.to_owned())
+        .unwrap_or_default();
+    Ok((status, body))
 }

@@ -145,6 +145,8 @@ pub struct Timings {
     pub dial: Duration,
     /// Before a failed write or watch is tried again.
     pub api_retry: Duration,
+    /// From the kubelet's start until it asks for its pods: who is first after a reboot, pods or plugins.
+    pub pods_after: Duration,
 }
 
 impl Default for Timings {
@@ -165,6 +167,7 @@ impl Default for Timings {
             pre_start: Duration::from_secs(30),
             dial: Duration::from_secs(10),
             api_retry: Duration::from_millis(100),
+            pods_after: Duration::ZERO,
         }
     }
 }
@@ -414,7 +417,7 @@ impl Node {
         let Some(kubelet) = kubelet.as_ref() else {
             return DeviceManagerView::default();
         };
-        let (resources, _) = kubelet.shared.manager.capacity();
+        let resources = kubelet.shared.manager.capacity();
         let holders = kubelet.shared.manager.read(|books| {
             let holders = books.holders().iter();
             holders.map(|(holder, held)| (holder.clone(), held.ids.clone())).collect()

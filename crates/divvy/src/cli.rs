@@ -105,6 +105,9 @@ pub struct AgentArgs {
     /// How long a failed GPU must be without a new error before it is offered again, such as 30s or 5m [default: 30s]
     #[arg(long, env = "DIVVY_HEALTH_RECOVERY", value_name = "TIME", value_parser = divvy_agent::config::parse_duration)]
     pub health_recovery: Option<std::time::Duration>,
+    /// How often the driver is asked how its GPUs are; errors that it reports come at once [default: 5s]
+    #[arg(long, env = "DIVVY_PROBE_INTERVAL", value_name = "TIME", value_parser = divvy_agent::config::parse_duration)]
+    pub probe_interval: Option<std::time::Duration>,
     /// Read settings from this TOML file; flags and variables win over it
     #[arg(long, env = "DIVVY_CONFIG", value_name = "FILE")]
     pub config: Option<PathBuf>,

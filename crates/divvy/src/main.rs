@@ -31,9 +31,9 @@ fn main() -> ExitCode {
 
 /// Plain on a terminal, JSON otherwise: the one is read by people, the other by collectors.
 fn log(filter: Option<&str>) -> anyhow::Result<()> {
-    let filter = EnvFilter::try_new(
-        filter.unwrap_or("warn,kube_client=error,divvy=info,divvy_agent=info,divvy_extender=info,divvy_kubelet=info,divvy_hardware=info"),
-    )
+    let filter = EnvFilter::try_new(filter.unwrap_or(
+        "warn,kube_client=error,divvy=info,divvy_agent=info,divvy_extender=info,divvy_kubelet=info,divvy_hardware=info",
+    ))
     .map_err(|error| anyhow::anyhow!("--log: {error}; write a level such as info, or module=level pairs"))?;
     let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
     if std::io::stderr().is_terminal() {

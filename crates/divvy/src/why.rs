@@ -345,7 +345,8 @@ pub fn text(answer: &Answer) -> String {
         let mut raw = String::from("NODE\tGPU\tMODEL\tFREE\tOF\tHEALTH\tHELD BY\n");
         for node in &answer.nodes {
             if node.gpus.is_empty() {
-                let _ = writeln!(raw, "{}\t-\t{}", node.node, node.reason);
+                // Every row has every column: a shorter one would end the columns above it.
+                let _ = writeln!(raw, "{}\t-\t-\t-\t-\t-\t{}", node.node, node.reason);
             }
             for gpu in &node.gpus {
                 let model = if gpu.model.is_empty() { "-" } else { &gpu.model };

@@ -262,6 +262,7 @@ impl SyncLoop {
     async fn run(mut self) {
         let api: Api<Pod> = Api::all(self.shared.client.clone());
         let config = watcher::Config::default().fields(&format!("spec.nodeName={}", self.shared.name));
+        tokio::time::sleep(self.shared.timings.pods_after).await;
         let mut events = watcher(api, config).boxed();
         let (done, mut ended) = mpsc::unbounded_channel::<String>();
         let mut listing: Option<BTreeMap<String, Pod>> = None;
@@ -430,7 +431,7 @@ impl SyncLoop {
     /// The first resource whose node sum the pod would exceed. A resource that the node does not have at all is not the
     /// kubelet's business; of what pods hold already, allocatable is never less.
     fn too_much(&self, plan: &PodPlan) -> Option<(String, u64, u64, u64)> {
-        let (devices, _) = self.shared.manager.capacity();
+        let devices = self.shared.manager.capacity();
         let held = self.shared.manager.read(|books| books.allocated_counts());
         let mut allocatable = BTreeMap::from([
             ("cpu".to_owned(), u64::from(self.spec.cpus) * 1000),

@@ -45,6 +45,7 @@ struct Inner {
     active: BTreeSet<String>,
     /// Until the first list of pods has been handled.
     starting: bool,
+    removed: BTreeSet<String>,
 }
 
 /// Everything that stays the same while a kubelet runs.
@@ -90,6 +91,7 @@ impl DeviceManager {
             seed,
             active: BTreeSet::new(),
             starting: true,
+            removed: BTreeSet::new(),
         };
         Arc::new(DeviceManager {
             directory,
@@ -136,16 +138,25 @@ impl DeviceManager {
         self.lock().active = active;
     }
 
-    /// Capacity and allocatable per resource, and the resources that were removed just now.
-    pub(crate) fn capacity(&self) -> (BTreeMap<String, (usize, usize)>, Vec<String>) {
+    /// Capacity and allocatable per resource. A resource that was removed stays as 0: that says that a plugin looked
+    /// after it.
+    pub(crate) fn capacity(&self) -> BTreeMap<String, (usize, usize)> {
         let grace = u64::try_from(self.endpoint_grace.as_millis()).unwrap_or(u64::MAX);
         let now = self.now_ms();
         let mut inner = self.lock();
         let (capacity, removed) = inner.books.capacity(now, grace);
         if !removed.is_empty() {
             self.write_checkpoint(&inner);
+            inner.removed.extend(removed);
         }
-        (capacity, removed)
+        inner.removed.retain(|resource| !capacity.contains_key(resource));
+        let removed = inner.removed.iter().map(|resource| (resource.clone(), (0, 0)));
+        removed.chain(capacity).collect()
+    }
+
+    /// Resources that the node's object shows from an earlier life.
+    pub(crate) fn remember_as_removed(&self, resources: impl IntoIterator<Item = String>) {
+        self.lock().removed.extend(resources);
     }
 
     /// The collection of pods that ended; podresources `List` triggers it too (that is how bug B1 happens).

@@ -2,7 +2,7 @@
 //!
 //! Simplifications: no Lease and no heartbeat (nothing here marks a silent node NotReady), no images, no volumes.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use jiff::Timestamp;
@@ -18,7 +18,7 @@ use super::{MAX_PODS, NodeSpec};
 /// What changes while the kubelet runs: capacity and allocatable.
 type Amounts = (BTreeMap<String, Quantity>, BTreeMap<String, Quantity>);
 
-fn amounts(shared: &Shared, spec: &NodeSpec, removed: &mut BTreeSet<String>) -> Amounts {
+fn amounts(shared: &Shared, spec: &NodeSpec) -> Amounts {
     let base = [
         ("cpu", spec.cpus.to_string()),
         ("memory", format!("{}Ki", spec.memory_mib * 1024)),
@@ -29,15 +29,7 @@ fn amounts(shared: &Shared, spec: &NodeSpec, removed: &mut BTreeSet<String>) -> 
         .map(|(name, amount)| ((*name).to_owned(), Quantity(amount.clone())))
         .collect();
     let mut allocatable = capacity.clone();
-    let (devices, gone) = shared.manager.capacity();
-    removed.extend(gone);
-    // A resource that was there and is removed stays as 0: it says that a plugin looked after it.
-    for resource in removed.iter() {
-        capacity.insert(resource.clone(), Quantity("0".to_owned()));
-        allocatable.insert(resource.clone(), Quantity("0".to_owned()));
-    }
-    for (resource, (all, healthy)) in devices {
-        removed.remove(&resource);
+    for (resource, (all, healthy)) in shared.manager.capacity() {
         capacity.insert(resource.clone(), Quantity(all.to_string()));
         allocatable.insert(resource, Quantity(healthy.to_string()));
     }
@@ -116,7 +108,6 @@ fn full_status(spec: &NodeSpec, boot_id: &str, (capacity, allocatable): &Amounts
 pub(crate) async fn keep(shared: Arc<Shared>, spec: NodeSpec) {
     let api: Api<Node> = Api::all(shared.client.clone());
     let mut changes = shared.manager.changes();
-    let mut removed = BTreeSet::new();
     let boot_id = spec.paths().boot_id();
     let boot_id = std::fs::read_to_string(&boot_id).unwrap_or_default().trim().to_owned();
     // A kubelet that starts writes the whole status once; afterwards only what changed.
@@ -124,7 +115,7 @@ pub(crate) async fn keep(shared: Arc<Shared>, spec: NodeSpec) {
     loop {
         if written.is_none() {
             match register(&api, &shared, &spec).await {
-                Ok(known) => removed.extend(known),
+                Ok(known) => shared.manager.remember_as_removed(known),
                 Err(error) => {
                     tracing::warn!(%error, node = spec.name, "node could not be registered; will be tried again");
                     tokio::time::sleep(shared.timings.api_retry).await;
@@ -133,7 +124,7 @@ pub(crate) async fn keep(shared: Arc<Shared>, spec: NodeSpec) {
             }
         }
         changes.borrow_and_update();
-        let now = amounts(&shared, &spec, &mut removed);
+        let now = amounts(&shared, &spec);
         if written.as_ref() != Some(&now) {
             let status = match written {
                 None => serde_json::json!(full_status(&spec, &boot_id, &now)),

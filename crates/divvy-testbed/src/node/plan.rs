@@ -84,7 +84,7 @@ pub(crate) struct PodPlan {
     /// `kubepods[/<qos>]/pod<UID>`.
     pub(crate) cgroup: String,
     pub(crate) qos: &'static str,
-    /// The grace period that the kubelet knows: of the deletion, else of the spec. `None`: neither says.
+    /// The grace period that the kubelet knows: of the deletion, else of the spec, 1 s at least. `None`: neither says.
     pub(crate) grace: Option<Duration>,
     pub(crate) deleting: bool,
 }
@@ -166,7 +166,9 @@ impl PodPlan {
             _ => ("BestEffort", "kubepods/besteffort".to_owned()),
         };
         let of_spec = spec.and_then(|spec| spec.termination_grace_period_seconds);
-        let seconds = meta.deletion_grace_period_seconds.or(of_spec);
+        // A forced deletion says 0, which the kubelet takes for "not said" (`calculateEffectiveGracePeriod`).
+        let of_deletion = meta.deletion_grace_period_seconds.filter(|seconds| *seconds != 0);
+        let seconds = of_deletion.or(of_spec).map(|seconds| seconds.max(1));
         PodPlan {
             namespace: meta.namespace.clone().unwrap_or_default(),
             name: meta.name.clone().unwrap_or_default(),

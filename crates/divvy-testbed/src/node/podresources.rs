@@ -87,7 +87,6 @@ fn describe(plan: &PodPlan, books: &DeviceBooks) -> PodResources {
         name: plan.name.clone(),
         namespace: plan.namespace.clone(),
         containers: containers.collect(),
-        ..PodResources::default()
     }
 }
 
@@ -109,10 +108,7 @@ impl PodResourcesLister for PodResourcesService {
         let pod_resources = self
             .manager
             .read(|books| active.map(|pod| describe(&pod.plan, books)).collect());
-        Ok(Response::new(ListPodResourcesResponse {
-            pod_resources,
-            ..ListPodResourcesResponse::default()
-        }))
+        Ok(Response::new(ListPodResourcesResponse { pod_resources }))
     }
 
     async fn get_allocatable_resources(

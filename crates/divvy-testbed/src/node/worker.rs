@@ -101,6 +101,10 @@ impl Worker {
             let update = self.updates.borrow_and_update().clone();
             let plan = PodPlan::of(&update.pod);
             let down = update.gone || plan.deleting || self.begin != Begin::Admitted || self.finished.is_some();
+            if !down {
+                // The user sees that it is being created while plugins are asked.
+                self.publish(&plan, &update);
+            }
             let wake = if down {
                 self.bring_down(&plan, &update)
             } else {

@@ -28,6 +28,7 @@ fn configuration(args: AgentArgs) -> anyhow::Result<Config> {
         device_list_strategy,
         metrics,
         health_recovery,
+        probe_interval,
         config: file,
         exit_with_stdin: _,
     } = args;
@@ -50,6 +51,7 @@ fn configuration(args: AgentArgs) -> anyhow::Result<Config> {
     set(memory_unit, &mut config.memory_unit);
     set(reserve_memory, &mut config.reserve_memory);
     set(health_recovery, &mut config.health_recovery);
+    set(probe_interval, &mut config.probe_interval);
     set(state_dir.map(Some), &mut config.state_dir);
     set(nvml_library.map(Some), &mut config.nvml_library);
     set(metrics.map(Some), &mut config.metrics);

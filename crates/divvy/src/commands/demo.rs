@@ -21,12 +21,11 @@ pub async fn run(args: DemoArgs) -> anyhow::Result<bool> {
         Some(path) => std::fs::read_to_string(path).with_context(|| format!("--nodes {}", path.display()))?,
         None => BUILT_IN.to_owned(),
     };
+    // Nobody audits a demo, and a kept one may stay up for days.
     let settings = Settings {
-        machines,
-        programs: Programs::beside(&own)?,
-        base: std::env::temp_dir(),
         seed: args.seed,
-        recovery_seconds: 1,
+        audit: false,
+        ..Settings::new(machines, Programs::beside(&own)?)
     };
     let began = Instant::now();
     let mut cluster = tokio::select! {
