@@ -1,0 +1,3 @@
+//! The programs as their users run them, on the embedded cluster.
+
+mod cluster;
