@@ -2,3 +2,5 @@
 #![allow(clippy::unwrap_used)]
 
 mod api;
+mod node;
+mod scheduler;
