@@ -26,13 +26,13 @@ pub enum Error {
         text: String,
     },
     /// The API server refused or did not answer.
-    #[error("{what}: {}", in_words(source))]
+    // No `source`: the message already says all of it, and a chain would say it twice.
+    #[error("{what}: {}", in_words(answer))]
     Api {
         /// What was tried.
         what: String,
         /// The answer.
-        #[source]
-        source: Box<kube::Error>,
+        answer: Box<kube::Error>,
     },
 }
 
@@ -41,7 +41,7 @@ impl Error {
     pub fn api(what: impl Into<String>, source: kube::Error) -> Error {
         Error::Api {
             what: what.into(),
-            source: Box::new(source),
+            answer: Box::new(source),
         }
     }
 }

@@ -67,7 +67,7 @@ pub struct Options {
     pub watch_history: usize,
     /// Keep every commit on pods and nodes for [`ApiServer::history`]. It grows without bound.
     pub audit: bool,
-    /// When set, requests must carry it as bearer token.
+    /// When set, requests must carry it: as bearer token, or, for kubectl, as the path `/t/<token>` before the request's own.
     pub token: Option<String>,
     /// Resources beyond the built-in ones.
     pub resources: Vec<Resource>,
@@ -159,11 +159,15 @@ impl ApiServer {
 
     /// As [`kubeconfig`](ApiServer::kubeconfig), with a user that [`Match::client`] can tell.
     pub fn kubeconfig_for(&self, addr: SocketAddr, user: &str) -> String {
+        let server = match &self.0.options.token {
+            Some(_) => format!("http://{addr}/t/{}", self.bearer(user)),
+            None => format!("http://{addr}"),
+        };
         // JSON strings are YAML strings.
         let (name, token) = (json!(user), json!(self.bearer(user)));
         format!(
             "apiVersion: v1\nkind: Config\ncurrent-context: divvy\n\
-             clusters:\n- name: divvy\n  cluster: {{server: \"http://{addr}\"}}\n\
+             clusters:\n- name: divvy\n  cluster: {{server: \"{server}\"}}\n\
              contexts:\n- name: divvy\n  context: {{cluster: divvy, user: {name}, namespace: default}}\n\
              users:\n- name: {name}\n  user: {{token: {token}}}\n"
         )

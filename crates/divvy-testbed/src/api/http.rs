@@ -100,12 +100,17 @@ async fn answer(api: &ApiServer, request: Request<Body>) -> Result<Response, Ref
     if *api.faults().down.borrow() {
         return Err(Refusal::Dropped);
     }
-    let segments = decode_path(parts.uri.path())?;
+    let mut segments = decode_path(parts.uri.path())?;
+    // kubectl sends no token over plain HTTP, so a kubeconfig has it in its server's path instead: `/t/<token>/api/v1/…`.
+    let in_path = match api.options().token {
+        Some(_) if segments.len() >= 2 && segments[0] == "t" => segments.drain(..2).nth(1),
+        _ => None,
+    };
     let names: Vec<&str> = segments.iter().map(String::as_str).collect();
     if matches!(names.as_slice(), ["healthz" | "livez" | "readyz", ..]) {
         return Ok(plain(StatusCode::OK, "text/plain; charset=utf-8", b"ok".to_vec()));
     }
-    let user = authenticate(api, &parts.headers)?;
+    let user = authenticate(api, in_path.as_deref(), &parts.headers)?;
     let query = axum::extract::Query::<Vec<(String, String)>>::try_from_uri(&parts.uri)
         .map(|query| Query(query.0))
         .map_err(|why| ApiError::bad_request(format!("the query cannot be read: {why}")))?;
@@ -168,12 +173,13 @@ async fn answer(api: &ApiServer, request: Request<Body>) -> Result<Response, Ref
     Ok(result?)
 }
 
-fn authenticate(api: &ApiServer, headers: &HeaderMap) -> Result<String, ApiError> {
-    let bearer = headers
+fn authenticate(api: &ApiServer, in_path: Option<&str>, headers: &HeaderMap) -> Result<String, ApiError> {
+    let in_header = headers
         .get(header::AUTHORIZATION)
         .and_then(|value| value.to_str().ok())
         .and_then(|value| value.strip_prefix("Bearer "))
         .unwrap_or("");
+    let bearer = in_path.unwrap_or(in_header);
     match &api.options().token {
         None => Ok(bearer.to_owned()),
         Some(token) => match bearer.strip_prefix(token.as_str()) {
