@@ -41,6 +41,9 @@ enum Fate {
     Refused,
 }
 
+/// Few and large, so that they meet on the same GPUs.
+const PODS: u8 = 4;
+
 fn steps() -> impl Strategy<Value = Vec<Step>> {
     let fate = prop_oneof![
         5 => Just(Fate::Done),
@@ -50,21 +53,21 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         1 => Just(Fate::Refused),
     ];
     let step = prop_oneof![
-        4 => (0..5u8, 0..9u64).prop_map(|(pod, units)| Step::Create(pod, units)),
-        2 => (0..5u8).prop_map(Step::Delete),
-        1 => (0..5u8).prop_map(Step::End),
-        6 => (0..5u8, 0..2u8).prop_map(|(pod, node)| Step::Bind(pod, node)),
+        4 => (0..PODS, prop_oneof![1 => 0..5u64, 2 => 5..9u64]).prop_map(|(pod, units)| Step::Create(pod, units)),
+        1 => (0..PODS).prop_map(Step::Delete),
+        1 => (0..PODS).prop_map(Step::End),
+        6 => (0..PODS, 0..2u8).prop_map(|(pod, node)| Step::Bind(pod, node)),
         6 => (any::<usize>(), fate).prop_map(|(which, fate)| Step::Post(which, fate)),
         3 => (any::<usize>(), proptest::bool::weighted(0.7)).prop_map(|(which, answered)| Step::Get(which, answered)),
         5 => (1..6u8).prop_map(Step::Watch),
         1 => Just(Step::CutAndList),
-        1 => Just(Step::Sweep),
+        2 => Just(Step::Sweep),
         1 => Just(Step::Late),
         2 => prop_oneof![Just(10u64), Just(1_000), Just(30_000), Just(70_000)].prop_map(Step::Time),
         1 => Just(Step::Restart),
         1 => (0..2u8, 0..3u64).prop_map(|(node, more)| Step::Node(node, more)),
     ];
-    proptest::collection::vec(step, 1..80)
+    proptest::collection::vec(step, 1..100)
 }
 
 /// Who looks at a pod.
