@@ -117,9 +117,7 @@ impl Core {
 
     /// A grant ends when no process of the pod is left *and* the pod's object is gone or has ended.
     fn end_grants(&self, facts: &Facts, records: &mut BTreeMap<Key, GrantRecord>, out: &mut Reconciled) {
-        if !facts.synced {
-            return;
-        }
+        // Until the list of pods was complete once, a pod that is not known may run.
         let ended: Vec<Key> = records.keys().filter(|key| !self.may_run(&key.uid, facts)).cloned().collect();
         for key in ended {
             let Some(record) = records.remove(&key) else { continue };
