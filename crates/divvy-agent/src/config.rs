@@ -94,22 +94,6 @@ impl FromStr for DeviceListStrategy {
     }
 }
 
-/// Reads an amount of memory: `512MiB`, `2GiB`, or `0`.
-///
-/// # Errors
-/// A sentence with an example.
-pub fn parse_memory(text: &str) -> Result<MiB, String> {
-    let digits = text.bytes().take_while(u8::is_ascii_digit).count();
-    let (number, unit) = text.split_at(digits);
-    if !number.is_empty() && number.bytes().all(|b| b == b'0') && matches!(unit, "" | "MiB" | "GiB") {
-        return Ok(MiB::ZERO);
-    }
-    match text.parse::<MemoryUnit>() {
-        Ok(amount) if !number.is_empty() => Ok(MiB(amount.mib())),
-        _ => Err(format!("{text:?} is not an amount of memory; write 512MiB, 2GiB or 0")),
-    }
-}
-
 /// Reads a duration in seconds or minutes: `30s`, `5m`.
 ///
 /// # Errors
@@ -299,7 +283,7 @@ impl FileConfig {
             "reserve-memory",
             &self.reserve_memory,
             &mut config.reserve_memory,
-            parse_memory,
+            str::parse,
         )?;
         read(
             "device-list-strategy",
@@ -342,7 +326,7 @@ mod tests {
         for (text, expected) in [
             ("nodename = \"n\"", "unknown field `nodename`"),
             ("memory-unit = \"GB\"", "memory-unit: memory unit: \"GB\" is not a unit"),
-            ("reserve-memory = \"-1\"", "reserve-memory: \"-1\" is not an amount of memory"),
+            ("reserve-memory = \"-1\"", "reserve-memory: amount of memory: \"-1\" is not one"),
             ("device-list-strategy = \"x\"", "write auto, cdi or envvar"),
             ("health-recovery = \"1h\"", "write 30s or 5m"),
             ("probe = \"unix:\"", "unix:SOCKET"),
@@ -356,17 +340,6 @@ mod tests {
             .expect_err("no file")
             .to_string();
         assert!(error.contains("/nonexistent.toml") && error.contains("os error 2"), "{error}");
-    }
-
-    #[test]
-    fn memory_is_written_with_its_unit() {
-        for (text, mib) in [("0", 0), ("0MiB", 0), ("512MiB", 512), ("2GiB", 2048)] {
-            assert_eq!(parse_memory(text), Ok(MiB(mib)), "{text}");
-        }
-        for text in ["", "GiB", "MiB", "512", "512M", "-1MiB", "1.5GiB"] {
-            let found = parse_memory(text);
-            assert!(found.is_err(), "{text}: {found:?}");
-        }
     }
 
     #[test]

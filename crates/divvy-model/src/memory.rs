@@ -182,7 +182,7 @@ mod tests {
 
     #[test]
     fn an_amount_has_its_unit_written() {
-        for (text, mib) in [("0", 0), ("512MiB", 512), ("2GiB", 2048)] {
+        for (text, mib) in [("0", 0), ("0MiB", 0), ("512MiB", 512), ("2GiB", 2048)] {
             assert_eq!(text.parse::<MiB>().expect(text), MiB(mib));
         }
         for text in ["512", "", "MiB", "-1MiB", "1.5GiB", "18446744073709551615GiB"] {

@@ -10,12 +10,15 @@ use divvy_testbed::story::{Listener, Told};
 
 /// The built programs; `cargo xtask test` builds them all before the tests.
 pub(crate) fn programs() -> Programs {
-    Programs::beside(Path::new(env!("CARGO_BIN_EXE_divvy"))).expect("`cargo xtask test`, or `cargo build --workspace` before `cargo test`")
+    Programs::beside(Path::new(env!("CARGO_BIN_EXE_divvy")))
+        .expect("`cargo xtask test`, or `cargo build --workspace` before `cargo test`")
 }
 
 /// A cluster of these machines, without nodes yet.
 pub(crate) async fn cluster(machines: &str) -> Embedded {
-    Embedded::start(Settings::new(machines, programs())).await.expect("the cluster comes up")
+    Embedded::start(Settings::new(machines, programs()))
+        .await
+        .expect("the cluster comes up")
 }
 
 /// Hears a play and keeps it, for the message of a test that fails.

@@ -1,0 +1,569 @@
+//! A cluster for tests that play an interleaving. Everything that runs on its nodes is recorded from the first moment, and
+//! [`Bed::end`] audits it: memory that containers really held, what was booked at every commit, and that nothing is left.
+
+mod audit;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use divvy_model::{Allocation, Inventory, names};
+use divvy_testbed::api::{ApiServer, Clock, DeleteOptions, Effect, Match, Rule, RuleId};
+use divvy_testbed::builders::PodBuilder;
+use divvy_testbed::embedded::{Embedded, Settings};
+use divvy_testbed::node::{ContainerView, Node, NodeEvent, NodeSpec};
+use divvy_testbed::scenario::Cluster as _;
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::{Value, json};
+use tokio::sync::broadcast::error::RecvError;
+use tokio::task::JoinSet;
+
+use crate::cluster::programs;
+
+/// How long something that must come may take. Only waited out when something is wrong.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// A scheduler that nobody runs: pods of this name are bound by the test.
+pub(crate) const BY_HAND: &str = "by-hand";
+
+/// What the nodes said.
+#[derive(Debug, Default)]
+struct Record {
+    /// Every container that ever ran, by id: its node, and its latest view.
+    runs: BTreeMap<String, (String, ContainerView)>,
+    /// Starts that the agent refused: pod, container, words.
+    refused_starts: Vec<(String, String, String)>,
+    /// Pods that the kubelet refused: pod, reason, words.
+    refused_pods: Vec<(String, String, String)>,
+    lagged: bool,
+}
+
+/// A cluster with nodes `n1`, `n2`, ….
+pub(crate) struct Bed {
+    pub(crate) cluster: Embedded,
+    nodes: Vec<String>,
+    record: Arc<Mutex<Record>>,
+    /// Aborted with the bed.
+    listeners: JoinSet<()>,
+}
+
+/// The agent of a node hears nothing of pods any more. [`CutOff::heal`] ends that.
+#[must_use]
+pub(crate) struct CutOff {
+    watch: RuleId,
+    rules: Vec<RuleId>,
+}
+
+fn machines(nodes: &[&[u64]]) -> String {
+    let mut text = "v = 1\n".to_owned();
+    for (i, gpus) in nodes.iter().enumerate() {
+        text.push_str(&format!("[[node]]\nname = \"n{}\"\n", i + 1));
+        for gib in *gpus {
+            text.push_str(&format!(
+                "[[node.gpu]]\nmodel = \"NVIDIA A100-SXM4-40GB\"\nmemory_mib = {}\n",
+                gib * 1024
+            ));
+        }
+    }
+    text
+}
+
+/// Timings of a node that keeps tests short.
+fn quick(spec: &mut NodeSpec) {
+    spec.timings.status_period = Duration::from_millis(20);
+    spec.timings.start_retry.first = Duration::from_millis(40);
+    spec.timings.start_retry.max = Duration::from_millis(150);
+    spec.timings.restart_backoff.first = Duration::from_millis(10);
+    spec.timings.restart_backoff.max = Duration::from_millis(50);
+}
+
+impl Bed {
+    /// Nodes with GPUs of these GiB.
+    pub(crate) async fn new(nodes: &[&[u64]]) -> Bed {
+        Bed::with(nodes, |_| {}).await
+    }
+
+    /// The same, each node as `tune` makes it.
+    pub(crate) async fn with(nodes: &[&[u64]], tune: impl Fn(&mut NodeSpec)) -> Bed {
+        Bed::at(nodes, Clock::system(), tune).await
+    }
+
+    /// The same, with an API server that takes the time from `clock`.
+    pub(crate) async fn at(nodes: &[&[u64]], clock: Clock, tune: impl Fn(&mut NodeSpec)) -> Bed {
+        let settings = Settings {
+            clock,
+            ..Settings::new(machines(nodes), programs())
+        };
+        let cluster = Embedded::start(settings).await.expect("the cluster comes up");
+        let mut bed = Bed {
+            cluster,
+            nodes: Vec::new(),
+            record: Arc::default(),
+            listeners: JoinSet::new(),
+        };
+        for i in 1..=nodes.len() {
+            let name = format!("n{i}");
+            let tuned = |spec: &mut NodeSpec| {
+                quick(spec);
+                tune(spec);
+            };
+            bed.cluster.join_as(&name, tuned).await.expect("the node joins");
+            bed.listen(&name);
+            bed.nodes.push(name);
+        }
+        bed.all_offered().await;
+        bed
+    }
+
+    fn listen(&mut self, name: &str) {
+        let (node, record) = (name.to_owned(), self.record.clone());
+        let mut events = self.node(name).events();
+        self.listeners.spawn(async move {
+            loop {
+                let event = events.recv().await;
+                let mut record = record.lock().unwrap_or_else(PoisonError::into_inner);
+                match event {
+                    Ok(NodeEvent::ContainerStarted(view) | NodeEvent::ContainerEnded(view)) => {
+                        record.runs.insert(view.id.clone(), (node.clone(), view));
+                    }
+                    Ok(NodeEvent::PreStartRefused {
+                        pod, container, message, ..
+                    }) => record.refused_starts.push((pod, container, message)),
+                    Ok(NodeEvent::AdmissionRefused {
+                        pod, reason, message, ..
+                    }) => record.refused_pods.push((pod, reason, message)),
+                    Err(RecvError::Lagged(_)) => record.lagged = true,
+                    Err(RecvError::Closed) => return,
+                }
+            }
+        });
+    }
+
+    fn record(&self) -> MutexGuard<'_, Record> {
+        self.record.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn api(&self) -> &ApiServer {
+        self.cluster.api()
+    }
+
+    pub(crate) fn node(&self, name: &str) -> &Node {
+        self.cluster.node(name).expect("the node has joined")
+    }
+
+    /// Waits until `look` sees what must come; it says what is there instead.
+    pub(crate) async fn until<T>(&self, what: &str, mut look: impl AsyncFnMut(&Bed) -> Result<T, String>) -> T {
+        let began = Instant::now();
+        loop {
+            match look(self).await {
+                Ok(found) => return found,
+                Err(seen) if began.elapsed() > PATIENCE => {
+                    let logs: Vec<String> = self.nodes.iter().map(|node| self.cluster.agent_log(node)).collect();
+                    panic!("waited in vain for {what}; there is: {seen}\n{}", logs.join("\n"));
+                }
+                Err(_) => tokio::time::sleep(Duration::from_millis(3)).await,
+            }
+        }
+    }
+
+    /// Looks for a while that something stays as it is.
+    pub(crate) async fn stays(&self, what: &str, time: Duration, look: impl Fn(&Bed) -> bool) {
+        let began = Instant::now();
+        while began.elapsed() < time {
+            assert!(look(self), "{what}: no longer after {:?}", began.elapsed());
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
+
+    fn units(&self, node: &str) -> u64 {
+        let machine = self.cluster.machines().node(node).expect("a machine");
+        machine.gpus.iter().map(|gpu| gpu.memory_mib / 1024).sum()
+    }
+
+    /// Waits until kubelet, API server and extender agree on what each node has.
+    pub(crate) async fn all_offered(&self) {
+        for node in &self.nodes {
+            self.offered(node).await;
+        }
+    }
+
+    /// The same for one node.
+    pub(crate) async fn offered(&self, node: &str) {
+        let units = self.units(node);
+        self.until(&format!("node {node} to offer {units} units"), async |bed: &Bed| {
+            let object = bed.api().get("nodes", "", node).map_err(|error| error.message)?;
+            let allocatable = object["status"]["allocatable"][names::GPU_MEM].clone();
+            let known = bed.inspect(node).await;
+            match allocatable == *units.to_string() && known["totalGPU"] == units {
+                true => Ok(()),
+                false => Err(format!("allocatable {allocatable}, the extender knows {known}")),
+            }
+        })
+        .await;
+    }
+
+    /// The extender's view of a node, as `kubectl inspect gpushare` asks for it.
+    pub(crate) async fn inspect(&self, node: &str) -> Value {
+        let path = format!("/gpushare-scheduler/inspect/{node}");
+        let (_, body) = self.cluster.ask_extender("GET", &path, "").await.expect("the extender answers");
+        let answer: Value = serde_json::from_str(&body).expect("JSON");
+        answer["nodes"][0].clone()
+    }
+
+    /// Creates a pod; gives its UID.
+    pub(crate) fn create(&self, pod: &PodBuilder) -> String {
+        self.create_object(pod.build())
+    }
+
+    /// Creates a pod that no scheduler looks at; gives its UID.
+    pub(crate) fn create_by_hand(&self, pod: &PodBuilder) -> String {
+        let mut object = pod.build();
+        object["spec"]["schedulerName"] = BY_HAND.into();
+        self.create_object(object)
+    }
+
+    pub(crate) fn create_object(&self, object: Value) -> String {
+        let pod = self.api().create("pods", object).expect("the pod is created");
+        pod["metadata"]["uid"].as_str().expect("a UID").to_owned()
+    }
+
+    /// What kube-scheduler does when it has chosen a node. Gives the extender's `Error`, empty for success.
+    pub(crate) async fn bind(&self, name: &str, uid: &str, node: &str) -> String {
+        let args = json!({"PodName": name, "PodNamespace": "default", "PodUID": uid, "Node": node});
+        let asked = self.cluster.ask_extender("POST", "/gpushare-scheduler/bind", &args.to_string());
+        let (status, body) = asked.await.expect("the extender answers");
+        assert_eq!(status, 200, "{body}");
+        let answer: Value = serde_json::from_str(&body).expect("JSON");
+        answer["Error"].as_str().expect("Error").to_owned()
+    }
+
+    /// The pod as it is; Null when it is gone.
+    pub(crate) fn pod(&self, name: &str) -> Value {
+        self.api().get("pods", "default", name).unwrap_or(Value::Null)
+    }
+
+    pub(crate) fn is_bound(&self, name: &str) -> bool {
+        self.pod(name)["spec"]["nodeName"].is_string()
+    }
+
+    /// The pod's allocation as its annotation says.
+    pub(crate) fn allocation(&self, name: &str) -> Option<Allocation> {
+        let pod = self.pod(name);
+        let text = pod["metadata"]["annotations"][names::ALLOCATION].as_str()?;
+        Some(Allocation::parse(text).expect("a legal allocation"))
+    }
+
+    /// Index of the pod's only GPU, by its allocation.
+    pub(crate) fn gpu_of(&self, name: &str) -> usize {
+        let allocation = self.allocation(name).expect("an allocation");
+        let pod = self.pod(name);
+        let node = pod["spec"]["nodeName"].as_str().expect("bound");
+        let machine = self.cluster.machines().node(node).expect("a machine");
+        let [share] = allocation.gpus.as_slice() else {
+            panic!("one GPU expected: {allocation:?}");
+        };
+        (0..machine.gpus.len())
+            .find(|index| machine.gpu_uuid(*index) == share.uuid)
+            .expect("a GPU of its node")
+    }
+
+    /// The newest start of a container.
+    pub(crate) fn container(&self, uid: &str, name: &str) -> Option<ContainerView> {
+        let containers = self.nodes.iter().flat_map(|node| self.node(node).containers());
+        containers
+            .filter(|view| view.pod_uid == uid && view.container == name)
+            .max_by_key(|view| (view.attempt, view.started_at))
+    }
+
+    pub(crate) fn runs(&self, uid: &str, name: &str) -> bool {
+        self.container(uid, name).is_some_and(|view| view.is_running())
+    }
+
+    /// How many containers of a pod ever ran.
+    pub(crate) fn ever_ran(&self, uid: &str) -> usize {
+        self.record().runs.values().filter(|(_, view)| view.pod_uid == uid).count()
+    }
+
+    /// Waits until the pod is bound and all its app containers run, each on the GPU of the pod's allocation, which its
+    /// environment names, too; gives them in order.
+    pub(crate) async fn running(&self, name: &str) -> Vec<ContainerView> {
+        self.until(&format!("pod {name} to run"), async |bed: &Bed| {
+            let pod = bed.pod(name);
+            let uid = pod["metadata"]["uid"].as_str().unwrap_or_default();
+            if pod["status"]["phase"] != "Running" {
+                return Err(pod["status"].to_string());
+            }
+            let containers = pod["spec"]["containers"].as_array().cloned().unwrap_or_default();
+            let views = containers.iter().map(|container| {
+                let view = bed.container(uid, container["name"].as_str().unwrap_or_default());
+                view.filter(ContainerView::is_running)
+                    .ok_or_else(|| format!("{} does not run", container["name"]))
+            });
+            views.collect::<Result<Vec<_>, _>>()
+        })
+        .await
+    }
+
+    /// Waits for an event about a pod.
+    pub(crate) async fn event(&self, pod: &str, reason: &str, part: &str) -> String {
+        self.until(&format!("event {reason} about {pod} with {part:?}"), async |bed: &Bed| {
+            let events = bed.api().list("events", "default").map_err(|error| error.message)?;
+            let of_pod = events.iter().filter(|event| event["involvedObject"]["name"] == pod);
+            let told: Vec<(String, String)> = of_pod
+                .map(|event| {
+                    let text = |key: &str| event[key].as_str().unwrap_or_default().to_owned();
+                    (text("reason"), text("message"))
+                })
+                .collect();
+            let found = told.iter().find(|(is, text)| is == reason && text.contains(part));
+            found.map(|(_, text)| text.clone()).ok_or_else(|| format!("{told:#?}"))
+        })
+        .await
+    }
+
+    /// Waits until a start of the pod was refused in words that contain `part`; gives them.
+    pub(crate) async fn start_refused(&self, pod: &str, part: &str) -> String {
+        self.until(&format!("a refused start of {pod} with {part:?}"), async |bed: &Bed| {
+            let refused = bed.refused_starts(pod);
+            let found = refused.iter().find(|text| text.contains(part));
+            found.cloned().ok_or_else(|| format!("{refused:#?}, {}", bed.pod(pod)["status"]))
+        })
+        .await
+    }
+
+    pub(crate) fn refused_starts(&self, pod: &str) -> Vec<String> {
+        let record = self.record();
+        let of_pod = record.refused_starts.iter().filter(|(name, ..)| name == pod);
+        of_pod.map(|(_, _, text)| text.clone()).collect()
+    }
+
+    /// Pods that the kubelet refused at admission: name, reason, words.
+    pub(crate) fn refused_pods(&self) -> Vec<(String, String, String)> {
+        self.record().refused_pods.clone()
+    }
+
+    pub(crate) fn delete(&self, name: &str) {
+        self.delete_within(name, None);
+    }
+
+    /// `kubectl delete --force --grace-period=0`
+    pub(crate) fn force_delete(&self, name: &str) {
+        self.delete_within(name, Some(0));
+    }
+
+    fn delete_within(&self, name: &str, grace_period_s: Option<i64>) {
+        let options = DeleteOptions {
+            grace_period_s,
+            ..DeleteOptions::default()
+        };
+        self.api()
+            .delete("pods", "default", name, &options)
+            .expect("the pod was there");
+    }
+
+    pub(crate) async fn gone(&self, name: &str) {
+        self.until(&format!("pod {name} to be gone"), async |bed: &Bed| match bed.pod(name) {
+            Value::Null => Ok(()),
+            pod => Err(pod["status"].to_string()),
+        })
+        .await;
+    }
+
+    pub(crate) async fn bound(&self, name: &str) {
+        self.until(&format!("pod {name} to be bound"), async |bed: &Bed| match bed.is_bound(name) {
+            true => Ok(()),
+            false => Err(bed.pod(name)["status"].to_string()),
+        })
+        .await;
+    }
+
+    pub(crate) async fn phase(&self, name: &str, phase: &str) -> Value {
+        self.until(&format!("pod {name} to be {phase}"), async |bed: &Bed| {
+            let pod = bed.pod(name);
+            if pod["status"]["phase"] == phase {
+                return Ok(pod);
+            }
+            Err(pod["status"].to_string())
+        })
+        .await
+    }
+
+    /// Waits until the extender refuses a node to a pod in words that contain `part`; gives the scheduler's message.
+    pub(crate) async fn unschedulable(&self, name: &str, part: &str) -> String {
+        self.until(&format!("pod {name} to be unschedulable, {part:?}"), async |bed: &Bed| {
+            let pod = bed.pod(name);
+            let conditions = pod["status"]["conditions"].as_array().cloned().unwrap_or_default();
+            let messages = conditions.iter().filter_map(|condition| condition["message"].as_str());
+            let found = messages.map(str::to_owned).find(|text| text.contains(part));
+            found.ok_or_else(|| pod["status"].to_string())
+        })
+        .await
+    }
+
+    /// Ids of gpu-mem that the kubelet has given to a pod, by container.
+    pub(crate) fn ids(&self, node: &str, uid: &str) -> BTreeMap<String, BTreeSet<String>> {
+        let holders = self.node(node).device_manager().holders;
+        let of_pod = holders
+            .into_iter()
+            .filter(|(holder, _)| holder.pod == uid && holder.resource == names::GPU_MEM);
+        of_pod.map(|(holder, ids)| (holder.container, ids)).collect()
+    }
+
+    /// Waits until the kubelet has devices for so many containers of a pod.
+    pub(crate) async fn admitted(&self, node: &str, uid: &str, containers: usize) {
+        self.until(&format!("{containers} containers of {uid} to have devices"), async |bed: &Bed| {
+            match bed.ids(node, uid).len() {
+                has if has >= containers => Ok(()),
+                has => Err(format!("{has}; refused: {:?}", bed.refused_pods())),
+            }
+        })
+        .await;
+    }
+
+    /// Names of the grants' records on a node: `<pod uid>_<container>.json`.
+    pub(crate) fn grants(&self, node: &str) -> BTreeSet<String> {
+        files(&self.node(node).paths().root.join("state/grants"))
+    }
+
+    /// Names of the grants' CDI specs on a node.
+    pub(crate) fn specs(&self, node: &str) -> BTreeSet<String> {
+        let mut specs = files(&self.node(node).paths().cdi_dir);
+        specs.retain(|name| name.starts_with("divvy.dev-grant_"));
+        specs
+    }
+
+    pub(crate) fn has_grant(&self, node: &str, uid: &str) -> bool {
+        self.grants(node).iter().any(|name| name.starts_with(uid))
+    }
+
+    /// The node's annotation.
+    pub(crate) fn inventory(&self, node: &str) -> Inventory {
+        let object = self.api().get("nodes", "", node).expect("the node's object");
+        let text = object["metadata"]["annotations"][names::INVENTORY].as_str().expect("an inventory");
+        Inventory::parse(text).expect("a legal inventory")
+    }
+
+    /// MiB that containers without a pod hold, by the node's annotation.
+    pub(crate) fn held_mib(&self, node: &str) -> u64 {
+        self.inventory(node).gpus.iter().map(|gpu| gpu.held.0).sum()
+    }
+
+    /// Stops a node's agent in its tracks, or lets it go on.
+    pub(crate) fn freeze(&self, node: &str, frozen: bool) {
+        let pid = self.cluster.agent_pid(node).and_then(|pid| i32::try_from(pid).ok());
+        let pid = pid.and_then(Pid::from_raw).expect("the agent runs");
+        let signal = if frozen { Signal::STOP } else { Signal::CONT };
+        kill_process(pid, signal).expect("the agent runs");
+    }
+
+    /// Kills a node's agent, then starts it; waits until it has registered.
+    pub(crate) async fn restart_agent(&mut self, node: &str) {
+        self.cluster.kill_agent(node).await.expect("killed");
+        self.cluster.start_agent(node).await.expect("started");
+        self.registered(node).await;
+    }
+
+    /// Waits until the kubelet has devices of the agent's.
+    pub(crate) async fn registered(&self, node: &str) {
+        let units = usize::try_from(self.units(node)).expect("few");
+        self.until("the agent to have registered", async |bed: &Bed| {
+            let resources = bed.node(node).device_manager().resources;
+            match resources.get(names::GPU_MEM) {
+                Some((capacity, healthy)) if *capacity == units && *healthy == units => Ok(()),
+                other => Err(format!("{other:?}")),
+            }
+        })
+        .await;
+    }
+
+    /// From now on a node's agent hears nothing of pods: its watch is broken, and lists do not come back.
+    pub(crate) async fn cut_off_agent(&self, node: &str) -> CutOff {
+        let faults = self.api().faults();
+        let of_agent = || Match::any().resource("pods").client(&format!("agent-{node}"));
+        let watch = faults.add(Rule::new(of_agent().verb("watch"), Effect::Hang));
+        let reads = faults.add(Rule::new(of_agent().verb("list").verb("get"), Effect::Hang));
+        faults.cut_watches();
+        let cut = CutOff {
+            watch,
+            rules: vec![watch, reads],
+        };
+        self.until("the agent to be cut off", async |bed: &Bed| {
+            match bed.api().faults().fired(watch) {
+                0 => Err("its watch is still open".to_owned()),
+                _ => Ok(()),
+            }
+        })
+        .await;
+        cut
+    }
+
+    /// Waits until every pod, container, grant, spec and booking is gone.
+    async fn all_free(&self) {
+        self.until("everything to be free", async |bed: &Bed| {
+            let pods = bed.api().list("pods", "").map_err(|error| error.message)?;
+            if !pods.is_empty() {
+                let names: Vec<String> = pods.iter().map(|pod| pod["metadata"]["name"].to_string()).collect();
+                return Err(format!("pods {}", names.join(" ")));
+            }
+            for node in &bed.nodes {
+                let (grants, specs, held) = (bed.grants(node), bed.specs(node), bed.held_mib(node));
+                let used = bed.inspect(node).await["usedGPU"].clone();
+                let running = bed.node(node).containers().iter().filter(|view| view.is_running()).count();
+                if !grants.is_empty() || !specs.is_empty() || held != 0 || used != 0 || running != 0 {
+                    return Err(format!(
+                        "on {node}: {running} containers, grants {grants:?}, specs {specs:?}, {held} MiB held, {used} units used"
+                    ));
+                }
+            }
+            Ok(())
+        })
+        .await;
+    }
+
+    /// Deletes every pod, waits until all is free, audits what happened, and ends the cluster.
+    pub(crate) async fn end(self) {
+        for pod in self.api().list("pods", "").expect("a list") {
+            let name = pod["metadata"]["name"].as_str().expect("a name");
+            if pod["metadata"]["deletionTimestamp"].is_null() {
+                self.delete(name);
+            }
+        }
+        self.all_free().await;
+        self.audit();
+        self.cluster.shutdown().await;
+    }
+
+    /// Panics if a container ever ran where it should not have, or a GPU was ever given twice.
+    pub(crate) fn audit(&self) {
+        let record = self.record();
+        assert!(!record.lagged, "events of a node were lost");
+        let bookings = audit::Bookings::of(&self.api().history(), self.cluster.machines());
+        audit::containers(record.runs.values(), &bookings, self.cluster.machines());
+    }
+}
+
+impl CutOff {
+    /// How many reads of pods hang, besides the watch.
+    pub(crate) async fn waited_for(&self, bed: &Bed) {
+        let reads: Vec<RuleId> = self.rules.iter().copied().filter(|rule| *rule != self.watch).collect();
+        bed.until("the agent to ask for pods", async |bed: &Bed| {
+            let asked: u64 = reads.iter().map(|rule| bed.api().faults().fired(*rule)).sum();
+            if asked > 0 { Ok(()) } else { Err("it did not".to_owned()) }
+        })
+        .await;
+    }
+
+    /// The agent hears of pods again.
+    pub(crate) fn heal(self, bed: &Bed) {
+        for rule in self.rules {
+            bed.api().faults().remove(rule);
+        }
+    }
+}
+
+fn files(directory: &std::path::Path) -> BTreeSet<String> {
+    let entries = std::fs::read_dir(directory).expect("the directory is there");
+    entries
+        .map(|entry| entry.expect("an entry").file_name().to_string_lossy().into_owned())
+        .collect()
+}

@@ -1,0 +1,68 @@
+//! Random histories with the real programs: agents, probes and extender as child processes, killed and cut off at random, under
+//! an API server that refuses, loses answers and goes away, on nodes whose GPUs, kubelets and boots fail.
+//!
+//! [`plan`] draws a sequence by its seed; [`run`] plays it; [`audit`] looks, all the time and from ground truth alone (the API
+//! server's commits, the containers that ran), for what must never be; [`quiet`] says what is still amiss when all is well again.
+//!
+//! `DIVVY_CHAOS_SEED=7` plays one sequence again, `DIVVY_CHAOS_RUNS=200` plays more. A failure prints its seed, its plan and what
+//! was done, and leaves the programs' logs below cargo's `tmp` folder.
+
+pub(crate) mod audit;
+mod plan;
+pub(crate) mod quiet;
+mod run;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use tokio::sync::Semaphore;
+use tokio::task::JoinSet;
+
+/// Sequences in CI.
+const RUNS: u64 = 20;
+/// Sequences at the same time: two cores carry about so many clusters.
+const AT_ONCE: usize = 4;
+
+fn number(variable: &str) -> Option<u64> {
+    let text = std::env::var(variable).ok()?;
+    Some(text.parse().unwrap_or_else(|_| panic!("{variable}={text:?} is not a number")))
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn whatever_crashes_repeats_or_comes_late_the_invariants_hold_and_at_quiet_everything_that_fits_runs() {
+    let only = number("DIVVY_CHAOS_SEED");
+    let seeds: Vec<u64> = match only {
+        Some(seed) => (seed..seed + number("DIVVY_CHAOS_RUNS").unwrap_or(1)).collect(),
+        None => (1..=number("DIVVY_CHAOS_RUNS").unwrap_or(RUNS)).collect(),
+    };
+    let turns = Arc::new(Semaphore::new(number("DIVVY_CHAOS_AT_ONCE").map_or(AT_ONCE, |n| n as usize)));
+    let mut sequences = JoinSet::new();
+    for seed in &seeds {
+        let (seed, turns) = (*seed, turns.clone());
+        sequences.spawn(async move {
+            let _turn = turns.acquire().await.expect("never closed");
+            run::sequence(seed).await
+        });
+    }
+    let mut total: BTreeMap<&'static str, u64> = BTreeMap::new();
+    let mut failures = Vec::new();
+    while let Some(ended) = sequences.join_next().await {
+        match ended.expect("a sequence reports what it finds and does not panic") {
+            Ok(counts) => counts.into_iter().for_each(|(what, count)| *total.entry(what).or_default() += count),
+            Err(report) => failures.push(report),
+        }
+    }
+    assert!(
+        failures.is_empty(),
+        "{} of {} sequences failed\n\n{}",
+        failures.len(),
+        seeds.len(),
+        failures.join("\n\n")
+    );
+    println!("{} sequences: {total:?}", seeds.len());
+    if only.is_none() {
+        // What never happened was not tested.
+        let never: Vec<&&str> = run::SOMETIMES.iter().filter(|what| !total.contains_key(**what)).collect();
+        assert!(never.is_empty(), "never happened in {} sequences: {never:?}; happened: {total:?}", seeds.len());
+    }
+}

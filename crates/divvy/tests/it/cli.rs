@@ -1,0 +1,213 @@
+//! The command line: what it prints, and what it says to what is wrong.
+
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+
+use divvy_testbed::api::{ApiServer, Listening, Options};
+use serde_json::json;
+
+fn command(args: &[&str], env: &[(&str, &str)]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_divvy"));
+    command
+        .args(args)
+        .stdin(Stdio::null())
+        .env_remove("KUBECONFIG")
+        .env_remove("NODE_NAME")
+        .env("HOME", "/nonexistent");
+    command.envs(env.iter().copied());
+    command
+}
+
+fn divvy(args: &[&str], env: &[(&str, &str)]) -> Output {
+    command(args, env).output().expect("it runs")
+}
+
+/// Where the API server is in this very process, and must go on while the program runs.
+async fn beside(args: &[&str], env: &[(&str, &str)]) -> Output {
+    tokio::process::Command::from(command(args, env))
+        .output()
+        .await
+        .expect("it runs")
+}
+
+fn stdout(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+fn stderr(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+#[test]
+fn every_help_teaches_by_example() {
+    for command in [
+        &["--help"][..],
+        &["agent", "--help"],
+        &["extender", "--help"],
+        &["inspect", "gpushare", "--help"],
+        &["why", "--help"],
+        &["demo", "--help"],
+    ] {
+        let output = divvy(command, &[]);
+        assert!(output.status.success(), "{command:?}");
+        assert!(stdout(&output).contains("\nExamples:\n"), "{command:?}: {}", stdout(&output));
+    }
+}
+
+#[test]
+fn what_is_wrong_is_named_with_what_to_type_instead() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let write = |name: &str, text: &str| {
+        let path = folder.path().join(name);
+        std::fs::write(&path, text).expect("written");
+        path.display().to_string()
+    };
+    let unknown_key = write("unknown.toml", "node-name = \"n\"\nmemory-units = \"GiB\"\n");
+    let wrong_value = write("value.toml", "memory-unit = \"GB\"\n");
+    let garbage = write("garbage", "{ not: [a kubeconfig");
+    let cases: Vec<(Vec<&str>, i32, &str)> = vec![
+        (
+            vec!["inspect", "gpushare", "--kubeconfig", "/nowhere"],
+            1,
+            "there is no kubeconfig file at /nowhere",
+        ),
+        (vec!["inspect", "gpushare", "--kubeconfig", &garbage], 1, "cannot be used"),
+        (vec!["why"], 1, "KUBECONFIG is not set"),
+        (vec!["inspect", "gpushare", "--outptu", "json"], 2, "--output"),
+        (vec!["inspect", "gpushare", "-o", "xml"], 2, "wide, json, yaml"),
+        (vec!["extender", "--listen", "here"], 2, "--listen"),
+        (vec!["extender", "--memory-unit", "GB"], 2, "256MiB"),
+        (vec!["agent"], 1, "--node-name"),
+        (
+            vec!["agent", "--node-name", "n", "--device-list-strategy", "envvar"],
+            1,
+            "auto or cdi",
+        ),
+        (
+            vec!["agent", "--node-name", "n", "--reserve-memory", "512"],
+            2,
+            "512MiB or 2GiB",
+        ),
+        (
+            vec!["agent", "--node-name", "n", "--config", "/nowhere.toml"],
+            1,
+            "/nowhere.toml",
+        ),
+        (vec!["agent", "--config", &unknown_key], 1, "unknown field `memory-units`"),
+        (vec!["agent", "--config", &wrong_value], 1, "memory-unit: "),
+        (vec!["agent", "--node-name", "n", "--probe", "unix:"], 1, "unix:SOCKET"),
+        (
+            vec!["agent", "--node-name", "n", "--kubeconfig", "/nowhere"],
+            1,
+            "there is no kubeconfig file at /nowhere",
+        ),
+    ];
+    for (args, status, part) in cases {
+        let output = divvy(&args, &[]);
+        assert_eq!(output.status.code(), Some(status), "{args:?}: {}", stderr(&output));
+        assert!(stderr(&output).contains(part), "{args:?} says {}", stderr(&output));
+        assert!(!stderr(&output).contains("panicked"), "{args:?}");
+    }
+}
+
+/// A cluster that gpushare's own programs made, as its documentation shows it.
+async fn gpushares_cluster(folder: &Path) -> (ApiServer, Listening, String) {
+    let api = ApiServer::new(Options::default());
+    for (name, address, units, gpus) in [("node-a", "10.0.0.1", "32", "2"), ("node-b", "10.0.0.2", "16", "1")] {
+        let resources = json!({"aliyun.com/gpu-mem": units, "aliyun.com/gpu-count": gpus});
+        let status =
+            json!({"capacity": resources, "allocatable": resources, "addresses": [{"type": "InternalIP", "address": address}]});
+        api.create("nodes", json!({"metadata": {"name": name}, "status": status}))
+            .expect("a node");
+    }
+    for (name, node, units, index) in [
+        ("train-0", "node-a", "8", Some("0")),
+        ("infer", "node-a", "3", Some("1")),
+        ("lost", "node-b", "5", None),
+    ] {
+        let annotations = match index {
+            Some(index) => json!({"ALIYUN_COM_GPU_MEM_IDX": index, "ALIYUN_COM_GPU_MEM_POD": units}),
+            None => json!({}),
+        };
+        let container = json!({"name": "main", "image": "i", "resources": {"limits": {"aliyun.com/gpu-mem": units}}});
+        let pod = json!({"metadata": {"name": name, "namespace": "default", "annotations": annotations}, "spec": {"nodeName": node, "containers": [container]}});
+        api.create("pods", pod).expect("a pod");
+    }
+    let listening = api.listen(([127, 0, 0, 1], 0).into()).await.expect("a port");
+    let path = folder.join("kubeconfig");
+    std::fs::write(&path, api.kubeconfig(listening.addr())).expect("written");
+    (api, listening, path.display().to_string())
+}
+
+#[tokio::test]
+async fn inspect_shows_a_cluster_of_gpushares_own_programs_in_every_form() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let (_api, _listening, kubeconfig) = gpushares_cluster(folder.path()).await;
+    let table = "NAME    IPADDRESS  GPU0(Allocated/Total)  GPU1(Allocated/Total)  PENDING(Allocated)  GPU Memory(GiB)\n\
+                 node-a  10.0.0.1   8/16                   3/16                                       11/32\n\
+                 node-b  10.0.0.2   0/16                   0/0                    5                   5/16\n\
+                 -----------------------------------------------------\n\
+                 Allocated/Total GPU Memory In Cluster:\n\
+                 16/48 (33%)  \n";
+    // Several paths, as kubectl takes them; those that are not there do not matter.
+    let several = format!("/nowhere:{kubeconfig}");
+    for env in [kubeconfig.as_str(), several.as_str()] {
+        assert_eq!(stdout(&beside(&["inspect", "gpushare"], &[("KUBECONFIG", env)]).await), table);
+    }
+    assert_eq!(
+        stdout(&beside(&["inspect", "gpushare", "--kubeconfig", &kubeconfig], &[]).await),
+        table
+    );
+    let one = stdout(&beside(&["inspect", "gpushare", "node-b", "--kubeconfig", &kubeconfig], &[]).await);
+    assert!(
+        one.contains("node-b  10.0.0.2   0/16                   5                   5/16\n") && !one.contains("node-a"),
+        "{one}"
+    );
+    let json: serde_json::Value = serde_json::from_str(&stdout(
+        &beside(&["inspect", "gpushare", "-o", "json", "--kubeconfig", &kubeconfig], &[]).await,
+    ))
+    .expect("JSON");
+    assert_eq!(
+        json["nodes"][0]["gpus"][0]["pods"][0],
+        json!({"name": "train-0", "namespace": "default", "units": 8})
+    );
+    assert_eq!(
+        (&json["allocated"], &json["total"], &json["unit"]),
+        (&json!(16), &json!(48), &json!("GiB"))
+    );
+    let yaml = stdout(&beside(&["inspect", "gpushare", "-o", "yaml", "--kubeconfig", &kubeconfig], &[]).await);
+    assert!(yaml.contains("unit: GiB\n"), "{yaml}");
+    let missing = beside(&["inspect", "gpushare", "node-c", "--kubeconfig", &kubeconfig], &[]).await;
+    assert_eq!(missing.status.code(), Some(1));
+    assert!(
+        stderr(&missing).contains("node node-c could not be read"),
+        "{}",
+        stderr(&missing)
+    );
+}
+
+#[tokio::test]
+async fn why_tells_a_bound_pod_without_an_allocation_from_one_that_runs() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let (_api, _listening, kubeconfig) = gpushares_cluster(folder.path()).await;
+    let why = async |args: &[&str]| beside(&[&["why", "--kubeconfig", &kubeconfig][..], args].concat(), &[]).await;
+    let runs = stdout(&why(&["train-0"]).await);
+    assert!(
+        runs.contains("is bound to node node-a") && runs.contains("holds 8 GiB of GPU 0"),
+        "{runs}"
+    );
+    let lost = stdout(&why(&["lost"]).await);
+    assert!(lost.contains("without an allocation") && lost.contains("bindVerb"), "{lost}");
+    assert_eq!(stdout(&why(&["-A"]).await), "No pod waits for GPU memory in any namespace.\n");
+    let none = why(&["nope", "-n", "elsewhere"]).await;
+    assert_eq!(none.status.code(), Some(1));
+    assert_eq!(
+        stderr(&none),
+        "error: pod elsewhere/nope could not be read: pods \"nope\" not found (404 NotFound)\n"
+    );
+    let json: serde_json::Value = serde_json::from_str(&stdout(&why(&["train-0", "-o", "json"]).await)).expect("JSON");
+    assert_eq!(
+        (&json["state"], &json["holds"][0]["memoryMiB"]),
+        (&json!("bound"), &json!(8192))
+    );
+}

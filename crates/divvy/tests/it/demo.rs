@@ -1,0 +1,173 @@
+//! `divvy demo` as a stranger runs it, and ended at any moment.
+
+use std::path::Path;
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::cluster::programs;
+
+fn demo(base: &Path, args: &[&str]) -> Command {
+    let mut command = Command::new(programs().divvy);
+    command
+        .arg("demo")
+        .arg("--fast")
+        .args(args)
+        .env("TMPDIR", base)
+        .stdin(Stdio::null());
+    command
+}
+
+fn text(output: &Output) -> String {
+    format!(
+        "{}{}",
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr)
+    )
+}
+
+/// Command lines of running processes that name this folder: a cluster's children all do.
+fn processes_of(base: &Path) -> Vec<String> {
+    let needle = base.display().to_string();
+    let processes = std::fs::read_dir("/proc").expect("/proc").filter_map(Result::ok);
+    processes
+        .filter_map(|entry| std::fs::read(entry.path().join("cmdline")).ok())
+        .map(|bytes| String::from_utf8_lossy(&bytes).replace('\0', " "))
+        .filter(|line| line.contains(&needle))
+        .collect()
+}
+
+fn files_of(base: &Path) -> Vec<String> {
+    let entries = std::fs::read_dir(base).expect("the folder").filter_map(Result::ok);
+    entries
+        .map(|entry| entry.file_name().to_string_lossy().into_owned())
+        .collect()
+}
+
+fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
+    let until = Instant::now() + Duration::from_secs(10);
+    while !holds() {
+        assert!(Instant::now() < until, "{what}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+fn signal(child: &Child, signal: Signal) {
+    let pid = i32::try_from(child.id())
+        .ok()
+        .and_then(Pid::from_raw)
+        .expect("a process number");
+    kill_process(pid, signal).expect("it runs");
+}
+
+#[test]
+fn the_tour_comes_out_as_it_says_and_leaves_nothing_behind() {
+    let base = tempfile::tempdir().expect("a folder");
+    let output = demo(base.path(), &["-o", "json"]).output().expect("it runs");
+    assert!(output.status.success(), "{}", text(&output));
+    let mut checks = 0;
+    let lines = String::from_utf8(output.stdout).expect("text");
+    for line in lines.lines() {
+        let told: serde_json::Value = serde_json::from_str(line).expect("every line is JSON");
+        if told["kind"] == "check" {
+            assert_eq!(told["ok"], true, "{line}");
+            checks += 1;
+        }
+    }
+    assert!(checks >= 19, "only {checks} checks were made");
+    assert_eq!(processes_of(base.path()), Vec::<String>::new());
+    assert_eq!(files_of(base.path()), Vec::<String>::new());
+}
+
+#[test]
+fn a_step_that_does_not_come_out_makes_the_status_non_zero() {
+    let base = tempfile::tempdir().expect("a folder");
+    let nodes = base.path().join("nodes.toml");
+    let other = divvy_testbed::scenario::BUILT_IN.replace("192.168.8.100", "10.0.0.9");
+    std::fs::write(&nodes, other).expect("written");
+    let output = demo(
+        base.path(),
+        &["--scenario", "tutorial", "--nodes", &nodes.display().to_string()],
+    )
+    .output()
+    .expect("it runs");
+    assert_eq!(output.status.code(), Some(1), "{}", text(&output));
+    assert!(
+        text(&output).contains("FAILED  the table says 3/16 (18%)"),
+        "{}",
+        text(&output)
+    );
+}
+
+#[test]
+fn other_machines_come_up_as_their_file_says() {
+    let base = tempfile::tempdir().expect("a folder");
+    let nodes = base.path().join("nodes.toml");
+    let description = "v = 1\n[[node]]\nname = \"dgx\"\naddress = \"10.1.2.3\"\n".to_owned()
+        + &"[[node.gpu]]\nmodel = \"NVIDIA A100-SXM4-80GB\"\nmemory_mib = 81920\n".repeat(8);
+    std::fs::write(&nodes, description).expect("written");
+    let output = demo(base.path(), &["--nodes", &nodes.display().to_string()])
+        .output()
+        .expect("it runs");
+    assert!(output.status.success(), "{}", text(&output));
+    assert!(text(&output).contains("0/640 (0%)"), "{}", text(&output));
+}
+
+#[test]
+fn wrong_arguments_are_refused_before_anything_starts() {
+    let base = tempfile::tempdir().expect("a folder");
+    let nodes = base.path().join("nodes.toml");
+    std::fs::write(&nodes, "v = 1\n[[node]]\nname = \"a\"\nmemory = 3\n").expect("written");
+    let nodes = nodes.display().to_string();
+    for (args, part) in [
+        (vec!["--scenario", "nope"], "there is no scenario \"nope\""),
+        (vec!["--nodes", "/nowhere.toml"], "/nowhere.toml"),
+        (vec!["--nodes", nodes.as_str()], "unknown field `memory`"),
+    ] {
+        let output = demo(base.path(), &args).output().expect("it runs");
+        assert_eq!(output.status.code(), Some(1), "{args:?}");
+        assert!(text(&output).contains(part), "{args:?}: {}", text(&output));
+        assert_eq!(files_of(base.path()), ["nodes.toml"]);
+    }
+}
+
+#[test]
+fn an_interrupt_at_any_moment_leaves_no_process_and_no_file() {
+    for after in [5, 60, 150, 300, 500, 800, 1500] {
+        let base = tempfile::tempdir().expect("a folder");
+        let mut child = demo(base.path(), &[])
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .expect("it starts");
+        std::thread::sleep(Duration::from_millis(after));
+        signal(&child, Signal::INT);
+        child.wait().expect("it ends");
+        wait_until("its children end with it", || processes_of(base.path()).is_empty());
+        assert_eq!(files_of(base.path()), Vec::<String>::new(), "after {after} ms");
+    }
+}
+
+#[test]
+fn after_a_kill_the_children_end_and_the_next_start_cleans_up() {
+    let base = tempfile::tempdir().expect("a folder");
+    for after in [150, 400, 1200] {
+        let mut child = demo(base.path(), &[])
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .expect("it starts");
+        std::thread::sleep(Duration::from_millis(after));
+        child.kill().expect("killed");
+        child.wait().expect("dead");
+        wait_until("the children end by themselves", || processes_of(base.path()).is_empty());
+    }
+    assert!(
+        !files_of(base.path()).is_empty(),
+        "a kill -9 lets nothing be tidied; the last check would be empty"
+    );
+    let output = demo(base.path(), &["--scenario", "tutorial"]).output().expect("it runs");
+    assert!(output.status.success(), "{}", text(&output));
+    assert_eq!(files_of(base.path()), Vec::<String>::new());
+}
