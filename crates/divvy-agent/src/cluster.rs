@@ -24,8 +24,6 @@ const INTERRUPTED: Duration = Duration::from_secs(45);
 const TIMEOUT: Duration = Duration::from_secs(10);
 const RETRY_FIRST: Duration = Duration::from_millis(200);
 const RETRY_MAX: Duration = Duration::from_secs(30);
-/// How often it is checked that the annotation is still there: the node's object may be made anew.
-const CHECK_INVENTORY: Duration = Duration::from_secs(60);
 
 /// Follows the pods of this node for ever.
 pub(crate) async fn follow_pods(agent: Arc<Agent>) -> Result<(), Error> {
@@ -99,7 +97,8 @@ pub(crate) async fn inventory_before(client: &kube::Client, node: &str, patience
     }
 }
 
-/// Keeps the node's annotation as the core wants it, and says by `written` when it first is.
+/// Keeps the node's annotation as the core wants it, and says by `written` when it first is. The node is watched: its object may be
+/// made anew, and anybody may edit it.
 pub(crate) async fn publish_inventory(
     agent: Arc<Agent>,
     node: String,
@@ -107,6 +106,8 @@ pub(crate) async fn publish_inventory(
 ) -> Result<(), Error> {
     let api: Api<NodeObject> = Api::all_with(agent.client(), &objects::nodes());
     let mut wanted = agent.inventory.subscribe();
+    let changes = watch::nodes(agent.client(), Some(&format!("metadata.name={node}")));
+    tokio::pin!(changes);
     let mut wait = RETRY_FIRST;
     let mut done: Arc<str> = Arc::from("");
     loop {
@@ -137,13 +138,30 @@ pub(crate) async fn publish_inventory(
             changed = wanted.changed() => if changed.is_err() {
                 return Ok(());
             },
-            () = tokio::time::sleep(CHECK_INVENTORY) => {
-                if !done.is_empty() && !is_there(&api, &node, &done).await {
+            change = changes.next() => match change {
+                Some(change) if !done.is_empty() && lacks(&change, &done) => {
                     info!("the node's inventory was changed or removed by somebody else; writing it again");
                     done = Arc::from("");
                 }
-            }
+                Some(_) => {}
+                None => return Err(Error::Ended { part: "the watch of the node", text: "its stream ended".to_owned() }),
+            },
         }
+    }
+}
+
+/// Whether a change shows the node with another inventory than this one. An event from before our own write does, too; writing the
+/// same once more is harmless and ends it.
+fn lacks(change: &Change<NodeObject>, text: &str) -> bool {
+    let differs = |object: &NodeObject| {
+        let annotations = object.metadata.annotations.as_ref();
+        annotations.and_then(|annotations| annotations.get(names::INVENTORY)).map(String::as_str) != Some(text)
+    };
+    match change {
+        Change::Apply(object) => differs(object),
+        Change::Reset(objects) => objects.iter().any(differs),
+        // Without its object there is nothing to write to; it will be applied again.
+        Change::Delete(_) | Change::Interrupted(_) => false,
     }
 }
 
@@ -155,17 +173,6 @@ async fn patch(api: &Api<NodeObject>, node: &str, text: &str) -> Result<(), Stri
         Ok(Ok(_)) => Ok(()),
         Ok(Err(error)) => Err(in_words(&error)),
         Err(_) => Err("the API server does not answer".to_owned()),
-    }
-}
-
-/// Without an answer it is taken to be there: the next look will tell.
-async fn is_there(api: &Api<NodeObject>, node: &str, text: &str) -> bool {
-    match tokio::time::timeout(TIMEOUT, api.get_metadata(node)).await {
-        Ok(Ok(object)) => {
-            let annotations = object.metadata.annotations.unwrap_or_default();
-            annotations.get(names::INVENTORY).map(String::as_str) == Some(text)
-        }
-        Ok(Err(_)) | Err(_) => true,
     }
 }
 
