@@ -12,7 +12,7 @@ use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, Buf
 use tokio::net::{TcpStream, UnixStream};
 use tokio::time::Instant;
 
-use crate::api::{ApiServer, Listening, Options};
+use crate::api::{ApiServer, Clock, Listening, Options};
 use crate::node::{Node, NodeSpec};
 use crate::programs::{Program, Programs};
 use crate::root::Root;
@@ -34,6 +34,8 @@ pub struct Settings {
     pub agent_flags: Vec<String>,
     /// Keep every commit for [`ApiServer::history`]; it grows for as long as the cluster is up.
     pub audit: bool,
+    /// The API server's time of day.
+    pub clock: Clock,
 }
 
 impl Settings {
@@ -49,6 +51,7 @@ impl Settings {
             seed: 1,
             agent_flags,
             audit: true,
+            clock: Clock::system(),
         }
     }
 }
@@ -91,6 +94,7 @@ impl Embedded {
             seed: Some(settings.seed),
             token: Some(token()?),
             audit: settings.audit,
+            clock: settings.clock.clone(),
             ..Options::default()
         });
         let listening = api.listen(SocketAddr::from(([127, 0, 0, 1], 0))).await?;

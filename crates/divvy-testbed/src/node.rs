@@ -139,6 +139,8 @@ pub struct Timings {
     pub orphan_grace: Duration,
     /// Each start of a container takes this long (pulling, the runtime).
     pub container_start: Duration,
+    /// Allocate's way to the plugin, once ids are chosen: the window of bug B1 and of all that happens in mid-admission.
+    pub allocate: Duration,
     /// For PreStartContainer.
     pub pre_start: Duration,
     /// For the kubelet's connection back to a plugin that registers.
@@ -164,6 +166,7 @@ impl Default for Timings {
             max_grace: None,
             orphan_grace: Duration::from_secs(1),
             container_start: Duration::ZERO,
+            allocate: Duration::ZERO,
             pre_start: Duration::from_secs(30),
             dial: Duration::from_secs(10),
             api_retry: Duration::from_millis(100),

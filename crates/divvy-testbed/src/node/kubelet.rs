@@ -140,6 +140,7 @@ impl Kubelet {
         let tasks = Tasks::default();
         let timings = DeviceTimings {
             dial: spec.timings.dial,
+            allocate: spec.timings.allocate,
             pre_start: spec.timings.pre_start,
             endpoint_grace: spec.timings.endpoint_grace,
         };

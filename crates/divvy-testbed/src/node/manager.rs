@@ -56,6 +56,7 @@ pub(crate) struct DeviceManager {
     changed: watch::Sender<u64>,
     began: Instant,
     dial_timeout: Duration,
+    allocate_latency: Duration,
     pre_start_timeout: Duration,
     endpoint_grace: Duration,
     tasks: Tasks,
@@ -63,10 +64,11 @@ pub(crate) struct DeviceManager {
     pub(crate) checkpoint_was_missing: bool,
 }
 
-/// What the device manager waits for, and for how long.
+/// How long what takes, and how long what is waited for.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct DeviceTimings {
     pub(crate) dial: Duration,
+    pub(crate) allocate: Duration,
     pub(crate) pre_start: Duration,
     pub(crate) endpoint_grace: Duration,
 }
@@ -99,6 +101,7 @@ impl DeviceManager {
             changed: watch::Sender::new(0),
             began: Instant::now(),
             dial_timeout: timings.dial,
+            allocate_latency: timings.allocate,
             pre_start_timeout: timings.pre_start,
             endpoint_grace: timings.endpoint_grace,
             tasks,
@@ -271,6 +274,9 @@ impl DeviceManager {
                 books.preferred(request, &ids, seed)?
             }
         };
+        if !self.allocate_latency.is_zero() {
+            tokio::time::sleep(self.allocate_latency).await;
+        }
         let mut client = self.client(resource)?;
         let call = AllocateRequest {
             container_requests: vec![ContainerAllocateRequest {
