@@ -372,7 +372,7 @@ impl Node {
                 });
             }
         }
-        let mut seed = Seed::new(spec.seed ^ spec.name.bytes().fold(0, |sum, byte| sum * 31 + u64::from(byte)));
+        let mut seed = Seed::named(spec.seed, &spec.name);
         lay_out(&spec, &paths)?;
         write_boot_id(&paths, &mut seed)?;
         let scratch = paths.root.join("cgroup.new");

@@ -36,6 +36,18 @@ fn outcome<T>(result: kube::Result<T>, what: &str) -> Written {
     }
 }
 
+/// A real kubelet's patch is the difference to the status that stands: what the new one does not have goes. Of a pod that is
+/// rejected after a restart nothing is said any more about the containers that it had.
+fn whole(status: &PodStatus) -> serde_json::Value {
+    let mut value = serde_json::json!(status);
+    for field in ["containerStatuses", "initContainerStatuses", "message", "reason", "podIP", "podIPs"] {
+        if value[field].is_null() {
+            value[field] = serde_json::Value::Null;
+        }
+    }
+    value
+}
+
 /// Ends when the worker is gone, or the object.
 pub(crate) async fn write_status(
     client: Client,
@@ -52,7 +64,7 @@ pub(crate) async fn write_status(
         let now = desired.borrow_and_update().clone();
         let mut result = Written::Yes;
         if let Some(status) = now.status.as_ref().filter(|status| written.as_ref() != Some(status)) {
-            let patch = serde_json::json!({"metadata": {"uid": uid}, "status": status});
+            let patch = serde_json::json!({"metadata": {"uid": uid}, "status": whole(status)});
             result = outcome(
                 api.patch_status(&name, &PatchParams::default(), &Patch::Merge(patch)).await,
                 "pod status",

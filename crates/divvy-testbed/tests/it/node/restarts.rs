@@ -126,6 +126,11 @@ async fn after_a_reboot_pods_come_before_their_plugin() {
         "Pod was rejected: Allocate failed due to no healthy devices present; cannot allocate unhealthy devices divvy.test/unit, \
          which is unexpected"
     );
+    assert!(
+        pod["status"]["containerStatuses"].is_null(),
+        "nothing is said any more of containers that ran before the reboot: {}",
+        pod["status"]
+    );
     let pod = bed
         .pod_until("other", |pod| pod["status"]["containerStatuses"][0]["restartCount"] == 1)
         .await;
