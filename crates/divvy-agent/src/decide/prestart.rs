@@ -15,7 +15,7 @@ use super::{Action, Core, Facts, Handout, Key};
 pub enum Reason {
     /// The checkpoint cannot be read, or does not have these ids.
     Identity,
-    /// Two live pods have exactly these ids.
+    /// Two live pods have exactly these ids, or one has those of another that has not ended.
     DoubleHandout,
     /// The pod's object has not been seen.
     UnknownPod,
@@ -95,7 +95,8 @@ impl Core {
             Err((Reason::UnknownPod, text)) if !facts.fresh => return PreStart::Wait(Reason::UnknownPod, text),
             Err((reason, text)) => return self.refuse(&key, reason, text),
         };
-        if let Err((reason, text)) = self.arbitrate(&key.uid, &booking, facts) {
+        let checked = self.name_is_free(&handout, &booking, facts);
+        if let Err((reason, text)) = checked.and_then(|()| self.arbitrate(&key.uid, &booking, facts)) {
             return self.refuse(&key, reason, text);
         }
         self.grant(&handout, handouts, booking, facts)
@@ -166,6 +167,31 @@ impl Core {
         match next.or(found.last()) {
             Some(handout) => Ok((*handout).clone()),
             None => Err(PreStart::Wait(Reason::Identity, text(ids))),
+        }
+    }
+
+    /// Names return with ids. While a container of the old owner may still be on its way (its runtime has not looked at the spec
+    /// yet, its pod was force-deleted meanwhile), the spec must not become another GPU's.
+    fn name_is_free(&self, handout: &Handout, booking: &Booking, facts: &Facts) -> Result<(), (Reason, String)> {
+        let uid = &handout.key.uid;
+        let other = self.records.values().find(|record| {
+            record.uid != *uid
+                && handout.grant.is_some()
+                && record.cdi == handout.grant
+                && record.container_gpus != booking.container
+                && self.may_run(&record.uid, facts)
+        });
+        match other {
+            None => Ok(()),
+            Some(other) => Err((
+                Reason::DoubleHandout,
+                format!(
+                    "the kubelet gave pod {} the device ids of {}, whose containers have not ended and which is on another GPU. It starts by \
+                     itself once they have ended",
+                    self.pod_name(uid),
+                    other.pod()
+                ),
+            )),
         }
     }
 
