@@ -191,6 +191,8 @@ pub struct Core {
     nodes_taken: BTreeMap<String, OpId>,
     /// When a reservation was last looked up, by (UID, node).
     looked: BTreeMap<(String, String), u64>,
+    /// When a watch last broke.
+    interrupted_ns: Option<u64>,
     next: u64,
     counts: Counts,
 }
@@ -235,6 +237,7 @@ impl Core {
             pods_taken: BTreeMap::new(),
             nodes_taken: BTreeMap::new(),
             looked: BTreeMap::new(),
+            interrupted_ns: None,
             next: 0,
             counts: Counts::default(),
         }
@@ -248,6 +251,11 @@ impl Core {
     /// For the watches.
     pub fn index_mut(&mut self) -> &mut Index {
         &mut self.index
+    }
+
+    /// A watch broke; it says by its next change that it works again.
+    pub fn watch_interrupted(&mut self, now: Now) {
+        self.interrupted_ns = Some(now.monotonic_ns);
     }
 
     /// What happened so far.

@@ -269,7 +269,14 @@ impl Shared {
                 tokio::select! {
                     () = stop.cancelled() => return,
                     change = changes.next() => match change {
-                        Some(change) => take(&mut shared.core(), change),
+                        Some(change) => {
+                            let now = shared.now();
+                            let mut core = shared.core();
+                            if let watch::Change::Interrupted(_) = &change {
+                                core.watch_interrupted(now);
+                            }
+                            take(&mut core, change);
+                        }
                         None => {
                             shared.ended.cancel();
                             return;

@@ -73,7 +73,7 @@ fn filter_answer<'a>(shared: &Shared, body: &'a [u8]) -> FilterResult<'a> {
         Ok(pod) => pod,
         Err(error) => return FilterResult::error(error.to_string()),
     };
-    let outcome = shared.core().filter(&pod, args.nodes.names());
+    let outcome = shared.core().filter_at(&pod, args.nodes.names(), shared.now());
     match outcome {
         Ok(answer) => FilterResult::new(&args.nodes, answer),
         Err(text) => FilterResult::error(text),

@@ -3,7 +3,11 @@ use std::collections::BTreeMap;
 use divvy_model::{Pod, PodKey};
 use divvy_placement::{Ask, NodeReport};
 
-use super::Core;
+use super::{Core, Now};
+
+/// A broken watch is tried again within 30 s (kube-rs' longest back-off, with jitter). One that works again without anything
+/// to tell does not show, so this ends by time.
+const OLD_FOR_NS: u64 = 45_000_000_000;
 
 /// kube-scheduler's `ExtenderFilterResult`, without the form.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -32,6 +36,31 @@ impl Core {
             }
         }
         Ok(answer)
+    }
+
+    /// As [`Core::filter`], but no refusal is final while a watch is broken: kube-scheduler would not ask again before an event, and
+    /// the event that frees the memory may be the one that is missed here. An error is tried again after its back-off.
+    pub fn filter_at<'a>(&self, pod: &Pod, nodes: impl IntoIterator<Item = &'a str>, now: Now) -> Result<FilterAnswer, String> {
+        let answer = self.filter(pod, nodes)?;
+        let Some((node, refusal)) = answer.failed.first_key_value().filter(|_| answer.passed.is_empty()) else {
+            return Ok(answer);
+        };
+        match self.out_of_date(now) {
+            None => Ok(answer),
+            Some((what, why)) => Err(format!(
+                "by what the extender knows no node has room (node {node}: {refusal}), but its watch of {what} was interrupted ({why}), so \
+                 that may be out of date; it is tried again"
+            )),
+        }
+    }
+
+    /// Which watch is broken, and why.
+    fn out_of_date(&self, now: Now) -> Option<(&'static str, &str)> {
+        let age = now.monotonic_ns.saturating_sub(self.interrupted_ns?);
+        let (pods, nodes) = (self.index.pods(), self.index.nodes());
+        let broken = [("pods", pods), ("nodes", nodes)].into_iter();
+        let mut broken = broken.filter_map(|(what, feed)| Some((what, feed.trouble.as_deref()?)));
+        broken.next().filter(|_| age < OLD_FOR_NS)
     }
 
     /// What a node says to a pod, in full.

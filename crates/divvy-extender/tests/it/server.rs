@@ -397,6 +397,55 @@ async fn what_happens_while_the_watch_is_cut_is_not_missed() {
         .await;
 }
 
+/// kube-scheduler tries an error again after a while, and a refusal not before an event; that event may be the one that is missed.
+#[tokio::test]
+async fn while_a_watch_is_broken_a_refusal_is_an_error_that_is_tried_again() {
+    let cluster = Cluster::fixture().await;
+    let pod = create_pod(&cluster.api, "big", 20);
+    let question = json!({"Pod": pod, "NodeNames": ["n1", "n2"]});
+    let filter = async || cluster.json("/gpushare-scheduler/filter", question.clone()).await;
+    let answer = filter().await;
+    assert_eq!(
+        (
+            answer["Error"].as_str(),
+            answer["FailedNodes"].as_object().map(|failed| failed.len())
+        ),
+        (Some(""), Some(2))
+    );
+    let broken = cluster.api.faults().add(Rule::new(
+        Match::any().verb("watch").resource("pods"),
+        Effect::Refuse {
+            code: 500,
+            retry_after_s: None,
+        },
+    ));
+    cluster.api.faults().cut_watches();
+    cluster
+        .eventually("/readyz", |_, text| text.contains("pods: listed; the watch is broken"))
+        .await;
+    let error = filter().await["Error"].as_str().map(str::to_owned).unwrap_or_default();
+    assert!(
+        error.contains("its watch of pods was interrupted") && error.contains("Insufficient GPU Memory in one device"),
+        "{error:?}"
+    );
+    // A pod that fits is told so.
+    let small = create_pod(&cluster.api, "small", 1);
+    let answer = cluster
+        .json("/gpushare-scheduler/filter", json!({"Pod": small, "NodeNames": ["n1", "n2"]}))
+        .await;
+    assert_eq!((answer["Error"].as_str(), &answer["NodeNames"]), (Some(""), &json!(["n1"])));
+    cluster.api.faults().remove(broken);
+    cluster.eventually("/readyz", |_, text| !text.contains("broken")).await;
+    let answer = filter().await;
+    assert_eq!(
+        (
+            answer["Error"].as_str(),
+            answer["FailedNodes"].as_object().map(|failed| failed.len())
+        ),
+        (Some(""), Some(2))
+    );
+}
+
 #[tokio::test]
 async fn a_restart_changes_nothing() {
     // Case 21
