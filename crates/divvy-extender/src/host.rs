@@ -18,6 +18,7 @@ use tokio_util::task::TaskTracker;
 
 use crate::core::{Action, BindArgs, BindingRequest, Core, Got, Now, Posted, Ticket, Timing};
 use crate::metrics::Metrics;
+use crate::second_look::SecondLook;
 
 /// What differs between clusters and between tests.
 #[derive(Debug, Clone, Copy)]
@@ -84,6 +85,7 @@ pub(crate) struct Shared {
     core: Mutex<Core>,
     answers: Mutex<BTreeMap<Ticket, oneshot::Sender<Result<(), String>>>>,
     pub(crate) metrics: Metrics,
+    pub(crate) second_look: SecondLook,
     client: kube::Client,
     events: Events,
     limits: Limits,
@@ -104,6 +106,7 @@ pub fn serve(client: kube::Client, settings: Settings, stop: CancellationToken) 
         core: Mutex::new(Core::new(settings.unit, settings.timing)),
         answers: Mutex::new(BTreeMap::new()),
         metrics: Metrics::new(),
+        second_look: SecondLook::new(),
         events: Events::new(client.clone(), "divvy-extender", None),
         client: client.clone(),
         limits: settings.limits,
@@ -276,6 +279,8 @@ impl Shared {
                                 core.watch_interrupted(now);
                             }
                             take(&mut core, change);
+                            drop(core);
+                            shared.second_look.changed();
                         }
                         None => {
                             shared.ended.cancel();

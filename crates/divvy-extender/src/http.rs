@@ -59,12 +59,12 @@ async fn filter(State(shared): State<Arc<Shared>>, body: Result<Bytes, BytesReje
         Ok(body) => body,
         Err(rejection) => return too_large(&rejection, |text| Json(FilterResult::error(text)).into_response()),
     };
-    let response = answer(&filter_answer(&shared, &body));
+    let response = answer(&filter_answer(&shared, &body).await);
     shared.metrics.answered("filter", began.elapsed());
     response
 }
 
-fn filter_answer<'a>(shared: &Shared, body: &'a [u8]) -> FilterResult<'a> {
+async fn filter_answer<'a>(shared: &Shared, body: &'a [u8]) -> FilterResult<'a> {
     let args = match wire::filter_args(body) {
         Ok(args) => args,
         Err(text) => return FilterResult::error(text),
@@ -73,8 +73,8 @@ fn filter_answer<'a>(shared: &Shared, body: &'a [u8]) -> FilterResult<'a> {
         Ok(pod) => pod,
         Err(error) => return FilterResult::error(error.to_string()),
     };
-    let outcome = shared.core().filter_at(&pod, args.nodes.names(), shared.now());
-    match outcome {
+    let ask = || shared.core().filter_at(&pod, args.nodes.names(), shared.now());
+    match shared.second_look.at(ask).await {
         Ok(answer) => FilterResult::new(&args.nodes, answer),
         Err(text) => FilterResult::error(text),
     }

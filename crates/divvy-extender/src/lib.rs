@@ -15,6 +15,7 @@ mod error;
 mod host;
 pub mod http;
 mod metrics;
+mod second_look;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;

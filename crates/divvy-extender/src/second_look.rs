@@ -1,0 +1,169 @@
+//! A second look before a pod is refused everywhere.
+//!
+//! kube-scheduler tries a waiting pod again in the moment in which it hears that something was freed. This process hears of
+//! it by a watch of its own, perhaps a few milliseconds later: then the pod would be refused by what is true no more, and wait
+//! for the cluster's next event, or for five minutes. So before such a refusal the pod is looked at again whenever something
+//! changes, for a moment. The scheduler decides one pod at a time and loses that moment, too: in the long run this may
+//! cost it a tenth of its time. A cluster that is busy enough to use that up has its next event soon.
+
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::Notify;
+use tokio::time::Instant;
+
+use crate::core::FilterAnswer;
+
+/// How far behind the scheduler this process may be.
+const MOMENT: Duration = Duration::from_millis(50);
+/// What may be spent at once: 20 moments.
+const ALLOWANCE: Duration = Duration::from_secs(1);
+/// The allowance grows again by one in so many parts of the time that passes.
+const REFILL: u32 = 10;
+
+/// Tells changes, and what may still be waited.
+#[derive(Debug)]
+pub(crate) struct SecondLook {
+    changed: Notify,
+    allowance: Mutex<Allowance>,
+}
+
+#[derive(Debug)]
+struct Allowance {
+    left: Duration,
+    at: Instant,
+}
+
+impl Allowance {
+    /// Whether there is a moment left; it is spent then.
+    fn spend(&mut self, now: Instant) -> bool {
+        let earned = now.saturating_duration_since(self.at) / REFILL;
+        self.left = self.left.saturating_add(earned).min(ALLOWANCE);
+        self.at = now;
+        let rest = self.left.checked_sub(MOMENT);
+        self.left = rest.unwrap_or(self.left);
+        rest.is_some()
+    }
+}
+
+impl SecondLook {
+    pub(crate) fn new() -> SecondLook {
+        SecondLook {
+            changed: Notify::new(),
+            allowance: Mutex::new(Allowance {
+                left: ALLOWANCE,
+                at: Instant::now(),
+            }),
+        }
+    }
+
+    /// Something was heard of the cluster.
+    pub(crate) fn changed(&self) {
+        self.changed.notify_waiters();
+    }
+
+    /// The answer of `ask`; if that refuses the pod everywhere, the answer after a moment, or as soon as it is another.
+    pub(crate) async fn at(&self, ask: impl Fn() -> Result<FilterAnswer, String>) -> Result<FilterAnswer, String> {
+        let refuses = |answer: &Result<FilterAnswer, String>| matches!(answer, Ok(answer) if answer.passed.is_empty() && !answer.failed.is_empty());
+        let answer = ask();
+        if !refuses(&answer) {
+            return answer;
+        }
+        let now = Instant::now();
+        if !self.allowance.lock().unwrap_or_else(PoisonError::into_inner).spend(now) {
+            return answer;
+        }
+        loop {
+            let mut changed = std::pin::pin!(self.changed.notified());
+            // From here on no change is missed.
+            changed.as_mut().enable();
+            let answer = ask();
+            if !refuses(&answer) || tokio::time::timeout_at(now + MOMENT, changed).await.is_err() {
+                return answer;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use super::*;
+
+    fn refusal() -> Result<FilterAnswer, String> {
+        let mut answer = FilterAnswer::default();
+        answer.failed.insert("n1".to_owned(), "full".to_owned());
+        Ok(answer)
+    }
+
+    fn fits() -> Result<FilterAnswer, String> {
+        let mut answer = FilterAnswer::default();
+        answer.passed.push(0);
+        Ok(answer)
+    }
+
+    #[tokio::test]
+    async fn what_is_freed_a_moment_later_is_not_refused() {
+        let (look, freed) = (SecondLook::new(), Cell::new(false));
+        let asked = look.at(|| if freed.get() { fits() } else { refusal() });
+        let frees = async {
+            for free in [false, true] {
+                tokio::task::yield_now().await;
+                freed.set(free);
+                look.changed();
+            }
+        };
+        let (answer, ()) = tokio::join!(asked, frees);
+        assert_eq!(answer, fits());
+    }
+
+    #[tokio::test]
+    async fn only_a_refusal_everywhere_waits_and_it_waits_a_moment() {
+        let look = SecondLook::new();
+        let partly = || {
+            let failed = refusal().unwrap_or_default().failed;
+            fits().map(|answer| FilterAnswer { failed, ..answer })
+        };
+        let asked_about_nothing = || Ok(FilterAnswer::default());
+        let error = || Err("not synced".to_owned());
+        let at_once: [fn() -> Result<FilterAnswer, String>; 4] = [fits, partly, asked_about_nothing, error];
+        for answer in at_once {
+            let count = Cell::new(0);
+            let ask = || {
+                count.set(count.get() + 1);
+                answer()
+            };
+            assert_eq!(look.at(ask).await, answer());
+            assert_eq!(count.get(), 1);
+        }
+        let began = Instant::now();
+        assert_eq!(look.at(refusal).await, refusal());
+        assert!(began.elapsed() >= MOMENT);
+    }
+
+    #[test]
+    fn many_pods_that_wait_cost_the_scheduler_a_tenth_of_its_time_at_most() {
+        let began = Instant::now();
+        let mut allowance = Allowance {
+            left: ALLOWANCE,
+            at: began,
+        };
+        let (mut now, mut waited) = (began, Duration::ZERO);
+        while now < began + Duration::from_secs(100) {
+            if allowance.spend(now) {
+                waited += MOMENT;
+                now += MOMENT;
+            }
+            now += Duration::from_millis(1);
+        }
+        let most = ALLOWANCE + (now - began) / REFILL;
+        assert!(waited <= most && waited + 2 * MOMENT >= most, "{waited:?} of {most:?}");
+        // And what was not spent for a night is no more than was there at first.
+        now += Duration::from_secs(36_000);
+        let moments = std::iter::repeat_with(|| allowance.spend(now))
+            .take_while(|spent| *spent)
+            .count();
+        assert_eq!(moments, 20);
+    }
+}
