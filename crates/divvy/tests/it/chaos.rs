@@ -12,57 +12,66 @@ mod plan;
 pub(crate) mod quiet;
 mod run;
 
-use std::collections::BTreeMap;
-use std::sync::Arc;
-
-use tokio::sync::Semaphore;
-use tokio::task::JoinSet;
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Mutex;
 
 /// Sequences in CI.
 const RUNS: u64 = 20;
 /// Sequences at the same time: two cores carry about so many clusters.
-const AT_ONCE: usize = 4;
+const AT_ONCE: u64 = 4;
 
 fn number(variable: &str) -> Option<u64> {
     let text = std::env::var(variable).ok()?;
     Some(text.parse().unwrap_or_else(|_| panic!("{variable}={text:?} is not a number")))
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn whatever_crashes_repeats_or_comes_late_the_invariants_hold_and_at_quiet_everything_that_fits_runs() {
+#[test]
+fn whatever_crashes_repeats_or_comes_late_the_invariants_hold_and_at_quiet_everything_that_fits_runs() {
     let only = number("DIVVY_CHAOS_SEED");
-    let seeds: Vec<u64> = match only {
+    let seeds: VecDeque<u64> = match only {
         Some(seed) => (seed..seed + number("DIVVY_CHAOS_RUNS").unwrap_or(1)).collect(),
         None => (1..=number("DIVVY_CHAOS_RUNS").unwrap_or(RUNS)).collect(),
     };
-    let turns = Arc::new(Semaphore::new(number("DIVVY_CHAOS_AT_ONCE").map_or(AT_ONCE, |n| n as usize)));
-    let mut sequences = JoinSet::new();
-    for seed in &seeds {
-        let (seed, turns) = (*seed, turns.clone());
-        sequences.spawn(async move {
-            let _turn = turns.acquire().await.expect("never closed");
-            run::sequence(seed).await
-        });
-    }
+    let runs = seeds.len();
+    let seeds = Mutex::new(seeds);
+    let outcomes = Mutex::new(Vec::new());
+    std::thread::scope(|scope| {
+        for _ in 0..number("DIVVY_CHAOS_AT_ONCE").unwrap_or(AT_ONCE) {
+            scope.spawn(|| {
+                loop {
+                    let Some(seed) = seeds.lock().expect("nobody panics with it").pop_front() else {
+                        return;
+                    };
+                    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+                    let outcome = runtime.expect("a runtime").block_on(run::sequence(seed));
+                    outcomes.lock().expect("nobody panics with it").push(outcome);
+                }
+            });
+        }
+    });
     let mut total: BTreeMap<&'static str, u64> = BTreeMap::new();
     let mut failures = Vec::new();
-    while let Some(ended) = sequences.join_next().await {
-        match ended.expect("a sequence reports what it finds and does not panic") {
-            Ok(counts) => counts.into_iter().for_each(|(what, count)| *total.entry(what).or_default() += count),
+    for outcome in outcomes.into_inner().expect("nobody panics with it") {
+        match outcome {
+            Ok(counts) => counts
+                .into_iter()
+                .for_each(|(what, count)| *total.entry(what).or_default() += count),
             Err(report) => failures.push(report),
         }
     }
+    let failed = failures.len();
     assert!(
         failures.is_empty(),
-        "{} of {} sequences failed\n\n{}",
-        failures.len(),
-        seeds.len(),
+        "{failed} of {runs} sequences failed\n\n{}",
         failures.join("\n\n")
     );
-    println!("{} sequences: {total:?}", seeds.len());
+    println!("{runs} sequences: {total:?}");
     if only.is_none() {
         // What never happened was not tested.
         let never: Vec<&&str> = run::SOMETIMES.iter().filter(|what| !total.contains_key(**what)).collect();
-        assert!(never.is_empty(), "never happened in {} sequences: {never:?}; happened: {total:?}", seeds.len());
+        assert!(
+            never.is_empty(),
+            "never happened in {runs} sequences: {never:?}; happened: {total:?}"
+        );
     }
 }

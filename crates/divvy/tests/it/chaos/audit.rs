@@ -51,7 +51,8 @@ pub(crate) struct Audit {
     gpus: BTreeMap<String, Gpu>,
     seen: u64,
     pods: BTreeMap<String, PodFacts>,
-    runs: BTreeMap<String, Run>,
+    /// By node and container id.
+    runs: BTreeMap<(String, String), Run>,
     pub(crate) violations: Vec<String>,
     pub(crate) started: u64,
     /// Texts of PreStartContainer's refusals, and of pods refused for good.
@@ -83,7 +84,11 @@ pub(crate) fn follow(audit: &Shared, node: &Node) {
 pub(crate) fn effective_units(pod: &Value) -> u64 {
     let units = |container: &Value| -> u64 {
         let amount = &container["resources"]["limits"][names::GPU_MEM];
-        amount.as_str().and_then(|text| text.parse().ok()).or(amount.as_u64()).unwrap_or(0)
+        amount
+            .as_str()
+            .and_then(|text| text.parse().ok())
+            .or(amount.as_u64())
+            .unwrap_or(0)
     };
     let empty = Vec::new();
     let list = |key: &str| pod["spec"][key].as_array().unwrap_or(&empty).clone();
@@ -191,13 +196,18 @@ impl Audit {
                 self.complain(format!("revision {revision}: {} moved from {before} to {now:?}", pod.name));
             }
             (Some(_), _) if annotation != pod.text.as_deref() => {
-                self.complain(format!("revision {revision}: the allocation of {} changed after its binding: {annotation:?}", pod.name));
+                self.complain(format!(
+                    "revision {revision}: the allocation of {} changed after its binding: {annotation:?}",
+                    pod.name
+                ));
             }
             _ => {}
         }
         for list in ["initContainers", "containers"] {
             for container in object["spec"][list].as_array().into_iter().flatten() {
-                let asked = container["resources"]["limits"][names::GPU_MEM].as_str().and_then(|text| text.parse().ok());
+                let asked = container["resources"]["limits"][names::GPU_MEM]
+                    .as_str()
+                    .and_then(|text| text.parse().ok());
                 pod.containers.insert(text(&container["name"]), asked.unwrap_or(0));
             }
         }
@@ -218,12 +228,18 @@ impl Audit {
         let good = match allocation.gpus.as_slice() {
             [share] => {
                 share.memory.0 == units * UNIT
-                    && self.gpus.get(&share.uuid).is_some_and(|gpu| Some(&gpu.node) == pod.node.as_ref())
+                    && self
+                        .gpus
+                        .get(&share.uuid)
+                        .is_some_and(|gpu| Some(&gpu.node) == pod.node.as_ref())
             }
             _ => false,
         };
         if !good {
-            let text = format!("revision {revision}: {} asks for {units} units and was allocated {allocation:?}", pod.name);
+            let text = format!(
+                "revision {revision}: {} asks for {units} units and was allocated {allocation:?}",
+                pod.name
+            );
             self.complain(text);
         }
     }
@@ -247,12 +263,16 @@ impl Audit {
                 self.container_started(node, view);
             }
             NodeEvent::ContainerEnded(view) => {
-                if let Some(run) = self.runs.get_mut(&view.id) {
+                if let Some(run) = self.runs.get_mut(&(node.to_owned(), view.id.clone())) {
                     run.view = view;
                 }
             }
-            NodeEvent::PreStartRefused { pod, container, message, .. } => self.refusals.push(format!("{pod}/{container}: {message}")),
-            NodeEvent::AdmissionRefused { pod, reason, message, .. } => self.refusals.push(format!("{pod}: {reason}: {message}")),
+            NodeEvent::PreStartRefused {
+                pod, container, message, ..
+            } => self.refusals.push(format!("{pod}/{container}: {message}")),
+            NodeEvent::AdmissionRefused {
+                pod, reason, message, ..
+            } => self.refusals.push(format!("{pod}: {reason}: {message}")),
         }
     }
 
@@ -271,7 +291,10 @@ impl Audit {
             }
             return;
         }
-        let shares = pod.allocation.as_ref().and_then(|allocation| allocation.containers.get(&view.container));
+        let shares = pod
+            .allocation
+            .as_ref()
+            .and_then(|allocation| allocation.containers.get(&view.container));
         let Some([share]) = shares.map(Vec::as_slice) else {
             return self.complain(format!("{who} runs without a share: {:?}", pod.allocation));
         };
@@ -288,15 +311,23 @@ impl Audit {
         for (key, value) in expected {
             let found = view.env.get(key);
             if found != Some(&value) {
-                self.complain(format!("{who} has {key}={found:?}, and was allocated GPU {} of {}: {value}", gpu.index, gpu.node));
+                self.complain(format!(
+                    "{who} has {key}={found:?}, and was allocated GPU {} of {}: {value}",
+                    gpu.index, gpu.node
+                ));
             }
         }
         let device = format!("/dev/nvidia{}", gpu.minor);
         if gpu.node != node || devices != [&device] {
             self.complain(format!("{who} has {devices:?}, and was allocated {device} of {}", gpu.node));
         }
-        let units = pod.allocation.iter().flat_map(|allocation| &allocation.gpus).map(|share| share.memory.0 / UNIT).sum();
-        let (id, gpu) = (view.id.clone(), share.uuid.clone());
+        let units = pod
+            .allocation
+            .iter()
+            .flat_map(|allocation| &allocation.gpus)
+            .map(|share| share.memory.0 / UNIT)
+            .sum();
+        let (id, gpu) = ((node.to_owned(), view.id.clone()), share.uuid.clone());
         self.runs.insert(id, Run { view, gpu, units });
     }
 
@@ -308,7 +339,10 @@ impl Audit {
                 continue;
             };
             for share in &allocation.gpus {
-                by_gpu.entry(share.uuid.clone()).or_default().insert(view.pod.clone() + " " + &view.pod_uid, share.memory.0 / UNIT);
+                by_gpu
+                    .entry(share.uuid.clone())
+                    .or_default()
+                    .insert(view.pod.clone() + " " + &view.pod_uid, share.memory.0 / UNIT);
             }
         }
         for (uuid, pods) in by_gpu {

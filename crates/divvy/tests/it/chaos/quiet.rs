@@ -1,0 +1,246 @@
+//! What is still amiss when nothing fails any more: compared with the API server's objects, the runtime's containers and the files.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
+
+use divvy_model::{Allocation, Health, Inventory, names};
+use divvy_testbed::embedded::Embedded;
+use serde_json::Value;
+
+use super::audit::{Audit, effective_units, ended};
+
+const UNIT: u64 = 1024;
+
+fn text(value: &Value) -> String {
+    value.as_str().unwrap_or_default().to_owned()
+}
+
+/// Units by (node, index of the GPU), and the pods there.
+pub(crate) type Count = BTreeMap<(String, u64), (u64, BTreeSet<String>)>;
+
+/// What the objects of the API say is taken: all allocations of pods that are bound and have not ended.
+pub(crate) fn recount(cluster: &Embedded, audit: &Audit) -> Count {
+    let mut count: Count = audit
+        .gpus()
+        .values()
+        .map(|gpu| ((gpu.node.clone(), gpu.index as u64), (0, BTreeSet::new())))
+        .collect();
+    for pod in cluster.api().list("pods", "").expect("pods are a resource") {
+        let annotation = pod["metadata"]["annotations"][names::ALLOCATION]
+            .as_str()
+            .map(Allocation::parse);
+        let Some(Ok(allocation)) = annotation.filter(|_| !ended(&pod)) else {
+            continue;
+        };
+        for share in &allocation.gpus {
+            let Some(gpu) = audit.gpus().get(&share.uuid) else { continue };
+            let entry = count.entry((gpu.node.clone(), gpu.index as u64)).or_default();
+            entry.0 += share.memory.0 / UNIT;
+            entry.1.insert(text(&pod["metadata"]["name"]));
+        }
+    }
+    count
+}
+
+/// What the extender says is taken.
+pub(crate) async fn inspected(cluster: &Embedded) -> Result<Count, String> {
+    let answer = cluster.ask_extender("GET", "/gpushare-scheduler/inspect", "").await;
+    let (_, body) = answer.map_err(|error| format!("the extender does not answer: {error}"))?;
+    let report: Value = serde_json::from_str(&body).map_err(|error| format!("inspect answers {body:?}: {error}"))?;
+    let mut count = Count::new();
+    for node in report["nodes"].as_array().into_iter().flatten() {
+        for gpu in node["devs"].as_array().into_iter().flatten() {
+            let pods = gpu["pods"].as_array().into_iter().flatten().map(|pod| text(&pod["name"]));
+            let key = (text(&node["name"]), gpu["id"].as_u64().unwrap_or(u64::MAX));
+            count.insert(key, (gpu["usedGPU"].as_u64().unwrap_or(u64::MAX), pods.collect()));
+        }
+    }
+    Ok(count)
+}
+
+/// Lines of the extender's metrics that must say 0 and do not.
+async fn extenders_metrics(cluster: &Embedded) -> Result<(), String> {
+    let answer = cluster.ask_extender("GET", "/metrics", "").await;
+    let (_, body) = answer.map_err(|error| format!("the extender does not answer: {error}"))?;
+    for name in [
+        "divvy_ledger_overcommit_mebibytes",
+        "divvy_ledger_anomalies",
+        "divvy_ledger_reservations",
+        "divvy_extender_binds_under_way",
+    ] {
+        let lines: Vec<&str> = body.lines().filter(|line| line.starts_with(name)).collect();
+        if lines.is_empty() {
+            return Err(format!("the extender's metrics do not have {name}"));
+        }
+        if let Some(line) = lines.iter().find(|line| !line.ends_with(" 0")) {
+            return Err(format!("the extender's metrics say {line}"));
+        }
+    }
+    Ok(())
+}
+
+/// Every node offers every unit, every GPU is well, and nobody holds memory without a pod.
+fn nodes_are_well(cluster: &Embedded, audit: &Audit) -> Result<(), String> {
+    for machine in &cluster.machines().nodes {
+        let node = cluster
+            .api()
+            .get("nodes", "", &machine.name)
+            .map_err(|error| format!("{error:?}"))?;
+        let units: u64 = audit
+            .gpus()
+            .values()
+            .filter(|gpu| gpu.node == machine.name)
+            .map(|gpu| gpu.units)
+            .sum();
+        for key in ["capacity", "allocatable"] {
+            let found = text(&node["status"][key][names::GPU_MEM]);
+            if found != units.to_string() {
+                return Err(format!("{key} of {} is {found:?} units, not {units}", machine.name));
+            }
+        }
+        let annotation = text(&node["metadata"]["annotations"][names::INVENTORY]);
+        let inventory = Inventory::parse(&annotation).map_err(|error| format!("{}: {error}", machine.name))?;
+        for gpu in &inventory.gpus {
+            if gpu.health != Health::Ok || gpu.held.0 != 0 {
+                return Err(format!(
+                    "GPU {} of {} is {:?} ({:?}) and {} of it are held",
+                    gpu.index, machine.name, gpu.health, gpu.reason, gpu.held
+                ));
+            }
+        }
+        if inventory.gpus.len() != machine.gpus.len() {
+            return Err(format!("the inventory of {} has {} GPUs", machine.name, inventory.gpus.len()));
+        }
+    }
+    Ok(())
+}
+
+/// Files of grants on a node: records as (pod UID, container), and names of CDI specs.
+pub(crate) fn grants_on_disk(cluster: &Embedded, node: &str) -> (BTreeSet<(String, String)>, BTreeSet<String>) {
+    let names = |folder: PathBuf| -> Vec<String> {
+        let entries = std::fs::read_dir(&folder).into_iter().flatten();
+        entries
+            .flatten()
+            .map(|entry| entry.file_name().to_string_lossy().into_owned())
+            .collect()
+    };
+    let paths = cluster.node(node).expect("joined").paths();
+    let records = names(paths.root.join("state/grants"));
+    let records = records.iter().map(|name| {
+        let (uid, container) = name
+            .strip_suffix(".json")
+            .and_then(|name| name.split_once('_'))
+            .unwrap_or((name, "?"));
+        (uid.to_owned(), container.to_owned())
+    });
+    let specs = names(paths.cdi_dir).into_iter().filter(|name| name.contains("divvy"));
+    (records.collect(), specs.collect())
+}
+
+/// Pods that run for ever run; what waits fits on no GPU. `failing` are the pods that are meant to fail again and again.
+fn pods_are_well(cluster: &Embedded, audit: &Audit, failing: &BTreeSet<String>) -> Result<(), String> {
+    let taken = audit.allocated();
+    let free: BTreeMap<&String, u64> = audit
+        .gpus()
+        .iter()
+        .map(|(uuid, gpu)| (uuid, gpu.units - taken.get(uuid).copied().unwrap_or(0) / UNIT))
+        .collect();
+    let mut granted: BTreeSet<(String, String)> = BTreeSet::new();
+    for pod in cluster.api().list("pods", "").expect("pods are a resource") {
+        let (name, uid) = (text(&pod["metadata"]["name"]), text(&pod["metadata"]["uid"]));
+        if !pod["metadata"]["deletionTimestamp"].is_null() {
+            return Err(format!("{name} is still being deleted: {}", pod["status"]));
+        }
+        if ended(&pod) {
+            continue;
+        }
+        let Some(node) = pod["spec"]["nodeName"].as_str() else {
+            let units = effective_units(&pod);
+            if let Some((uuid, free)) = free.iter().find(|(_, free)| **free >= units) {
+                return Err(format!(
+                    "{name} waits for {units} units, and GPU {uuid} has {free} free: {}",
+                    pod["status"]
+                ));
+            }
+            continue;
+        };
+        let running = cluster.node(node).expect("joined").containers();
+        for container in pod["spec"]["containers"].as_array().into_iter().flatten() {
+            let container = text(&container["name"]);
+            let runs = running
+                .iter()
+                .any(|view| view.pod_uid == uid && view.container == container && view.is_running());
+            if !runs && !failing.contains(&name) {
+                return Err(format!(
+                    "container {container} of {name} does not run on {node}: {}",
+                    pod["status"]
+                ));
+            }
+            if runs {
+                granted.insert((uid.clone(), container));
+            }
+        }
+    }
+    for machine in &cluster.machines().nodes {
+        let (records, _) = grants_on_disk(cluster, &machine.name);
+        let running = cluster.node(&machine.name).expect("joined").containers();
+        let here = granted
+            .iter()
+            .filter(|(uid, _)| running.iter().any(|view| view.pod_uid == *uid));
+        if let Some(lost) = here.filter(|key| !records.contains(*key)).next() {
+            return Err(format!("{lost:?} runs on {} and has no record", machine.name));
+        }
+        let live = |uid: &str| running.iter().any(|view| view.pod_uid == uid);
+        if let Some((uid, container)) = records.iter().find(|(uid, _)| !live(uid)) {
+            return Err(format!(
+                "the grant of container {container} of pod {uid} on {} is nobody's",
+                machine.name
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// The first thing that is amiss while pods are there.
+pub(crate) async fn amiss(cluster: &Embedded, audit: &super::audit::Shared, failing: &BTreeSet<String>) -> Result<(), String> {
+    let recount = {
+        let mut audit = super::audit::lock(audit);
+        audit.catch_up();
+        nodes_are_well(cluster, &audit)?;
+        pods_are_well(cluster, &audit, failing)?;
+        recount(cluster, &audit)
+    };
+    extenders_metrics(cluster).await?;
+    let inspected = inspected(cluster).await?;
+    if inspected != recount {
+        return Err(format!("inspect says {inspected:?}, the objects say {recount:?}"));
+    }
+    Ok(())
+}
+
+/// What is left behind when all pods were deleted.
+pub(crate) async fn left_behind(cluster: &Embedded, audit: &super::audit::Shared) -> Result<(), String> {
+    let pods = cluster.api().list("pods", "").expect("pods are a resource");
+    if let Some(pod) = pods.first() {
+        return Err(format!("{} is still there: {}", pod["metadata"]["name"], pod["status"]));
+    }
+    for machine in &cluster.machines().nodes {
+        let running = cluster.node(&machine.name).expect("joined").containers();
+        if let Some(view) = running.iter().find(|view| view.is_running()) {
+            return Err(format!("{}/{} still runs", view.pod, view.container));
+        }
+        let (records, specs) = grants_on_disk(cluster, &machine.name);
+        if !records.is_empty() || !specs.is_empty() {
+            return Err(format!(
+                "on {} are left records {records:?} and specs {specs:?}",
+                machine.name
+            ));
+        }
+    }
+    amiss(cluster, audit, &BTreeSet::new()).await?;
+    let used = inspected(cluster).await?;
+    if let Some(entry) = used.iter().find(|(_, (units, pods))| *units != 0 || !pods.is_empty()) {
+        return Err(format!("inspect says {entry:?}"));
+    }
+    Ok(())
+}
