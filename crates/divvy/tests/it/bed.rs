@@ -13,7 +13,6 @@ use divvy_testbed::builders::PodBuilder;
 use divvy_testbed::embedded::{Embedded, Settings};
 use divvy_testbed::node::{ContainerView, Node, NodeEvent, NodeSpec};
 use divvy_testbed::scenario::Cluster as _;
-use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 use tokio::sync::broadcast::error::RecvError;
 use tokio::task::JoinSet;
@@ -205,7 +204,11 @@ impl Bed {
     /// The extender's view of a node, as `kubectl inspect gpushare` asks for it.
     pub(crate) async fn inspect(&self, node: &str) -> Value {
         let path = format!("/gpushare-scheduler/inspect/{node}");
-        let (_, body) = self.cluster.ask_extender("GET", &path, "").await.expect("the extender answers");
+        let (_, body) = self
+            .cluster
+            .ask_extender("GET", &path, "")
+            .await
+            .expect("the extender answers");
         let answer: Value = serde_json::from_str(&body).expect("JSON");
         answer["nodes"][0].clone()
     }
@@ -229,12 +232,23 @@ impl Bed {
 
     /// What kube-scheduler does when it has chosen a node. Gives the extender's `Error`, empty for success.
     pub(crate) async fn bind(&self, name: &str, uid: &str, node: &str) -> String {
-        let args = json!({"PodName": name, "PodNamespace": "default", "PodUID": uid, "Node": node});
-        let asked = self.cluster.ask_extender("POST", "/gpushare-scheduler/bind", &args.to_string());
+        let args = json!({"PodName": name, "PodNamespace": "default", "PodUID": uid, "Node": node}).to_string();
+        let asked = self.cluster.ask_extender("POST", "/gpushare-scheduler/bind", &args);
         let (status, body) = asked.await.expect("the extender answers");
         assert_eq!(status, 200, "{body}");
         let answer: Value = serde_json::from_str(&body).expect("JSON");
         answer["Error"].as_str().expect("Error").to_owned()
+    }
+
+    /// The same, once the extender knows the pod by its watch.
+    pub(crate) async fn bind_known(&self, name: &str, uid: &str, node: &str) -> String {
+        self.until("the extender to know the pod", async |bed: &Bed| {
+            match bed.bind(name, uid, node).await {
+                error if error.contains("is not known yet") => Err(error),
+                error => Ok(error),
+            }
+        })
+        .await
     }
 
     /// The pod as it is; Null when it is gone.
@@ -326,7 +340,9 @@ impl Bed {
         self.until(&format!("a refused start of {pod} with {part:?}"), async |bed: &Bed| {
             let refused = bed.refused_starts(pod);
             let found = refused.iter().find(|text| text.contains(part));
-            found.cloned().ok_or_else(|| format!("{refused:#?}, {}", bed.pod(pod)["status"]))
+            found
+                .cloned()
+                .ok_or_else(|| format!("{refused:#?}, {}", bed.pod(pod)["status"]))
         })
         .await
     }
@@ -370,9 +386,11 @@ impl Bed {
     }
 
     pub(crate) async fn bound(&self, name: &str) {
-        self.until(&format!("pod {name} to be bound"), async |bed: &Bed| match bed.is_bound(name) {
-            true => Ok(()),
-            false => Err(bed.pod(name)["status"].to_string()),
+        self.until(&format!("pod {name} to be bound"), async |bed: &Bed| {
+            match bed.is_bound(name) {
+                true => Ok(()),
+                false => Err(bed.pod(name)["status"].to_string()),
+            }
         })
         .await;
     }
@@ -411,12 +429,13 @@ impl Bed {
 
     /// Waits until the kubelet has devices for so many containers of a pod.
     pub(crate) async fn admitted(&self, node: &str, uid: &str, containers: usize) {
-        self.until(&format!("{containers} containers of {uid} to have devices"), async |bed: &Bed| {
-            match bed.ids(node, uid).len() {
+        self.until(
+            &format!("{containers} containers of {uid} to have devices"),
+            async |bed: &Bed| match bed.ids(node, uid).len() {
                 has if has >= containers => Ok(()),
                 has => Err(format!("{has}; refused: {:?}", bed.refused_pods())),
-            }
-        })
+            },
+        )
         .await;
     }
 
@@ -439,21 +458,15 @@ impl Bed {
     /// The node's annotation.
     pub(crate) fn inventory(&self, node: &str) -> Inventory {
         let object = self.api().get("nodes", "", node).expect("the node's object");
-        let text = object["metadata"]["annotations"][names::INVENTORY].as_str().expect("an inventory");
+        let text = object["metadata"]["annotations"][names::INVENTORY]
+            .as_str()
+            .expect("an inventory");
         Inventory::parse(text).expect("a legal inventory")
     }
 
     /// MiB that containers without a pod hold, by the node's annotation.
     pub(crate) fn held_mib(&self, node: &str) -> u64 {
         self.inventory(node).gpus.iter().map(|gpu| gpu.held.0).sum()
-    }
-
-    /// Stops a node's agent in its tracks, or lets it go on.
-    pub(crate) fn freeze(&self, node: &str, frozen: bool) {
-        let pid = self.cluster.agent_pid(node).and_then(|pid| i32::try_from(pid).ok());
-        let pid = pid.and_then(Pid::from_raw).expect("the agent runs");
-        let signal = if frozen { Signal::STOP } else { Signal::CONT };
-        kill_process(pid, signal).expect("the agent runs");
     }
 
     /// Kills a node's agent, then starts it; waits until it has registered.

@@ -1,7 +1,7 @@
 //! Two audits that share nothing with the code under test but the annotation's format: what was booked at every commit of the
 //! API server, and what the containers that ran say they held, at every moment.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use divvy_model::machine::{MachineNode, Machines};
 use divvy_model::{Allocation, names};
@@ -53,7 +53,7 @@ impl Bookings {
     pub(super) fn of(history: &[Event], machines: &Machines) -> Bookings {
         assert!(!history.is_empty(), "there is a history");
         let mut pods: BTreeMap<String, Booked> = BTreeMap::new();
-        let mut live: BTreeMap<String, ()> = BTreeMap::new();
+        let mut live: BTreeSet<String> = BTreeSet::new();
         for event in history.iter().filter(|event| &*event.resource == "pods") {
             let object = (*event.object).clone();
             let meta = &object["metadata"];
@@ -76,10 +76,10 @@ impl Bookings {
             }
             match event.kind {
                 EventKind::Deleted => live.remove(&uid),
-                _ => live.insert(uid.clone(), ()),
+                _ => live.insert(uid.clone()),
             };
             pods.insert(uid, now);
-            check_sums(pods.iter().filter(|(uid, _)| live.contains_key(*uid)), machines, at);
+            check_sums(pods.iter().filter(|(uid, _)| live.contains(*uid)), machines, at);
         }
         Bookings(pods)
     }
@@ -109,11 +109,7 @@ fn check_sums<'a>(pods: impl Iterator<Item = (&'a String, &'a Booked)>, machines
 
 /// Panics if a container ran with another GPU, or with another size, than its pod's allocation says, or if the containers on
 /// a GPU ever had more than it has.
-pub(super) fn containers<'a>(
-    runs: impl Iterator<Item = &'a (String, ContainerView)>,
-    bookings: &Bookings,
-    machines: &Machines,
-) {
+pub(super) fn containers<'a>(runs: impl Iterator<Item = &'a (String, ContainerView)>, bookings: &Bookings, machines: &Machines) {
     let mut held: Vec<(String, u64, &ContainerView)> = Vec::new();
     for (node, view) in runs {
         let machine = machines.node(node).expect("a machine");

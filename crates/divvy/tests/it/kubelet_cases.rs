@@ -1,0 +1,383 @@
+//! What a kubelet does to a device plugin over a node's life, with the real agent on the emulated kubelet: cases K09 to K17,
+//! K20, K24 and K26 of research/reliability.md section 1.8. The others are tested in divvy-kubelet and divvy-agent.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use divvy_kubelet::checkpoint::Checkpoint;
+use divvy_model::names;
+use divvy_testbed::builders::pod;
+use divvy_testbed::node::ContainerView;
+use divvy_testbed::scenario::{Cluster as _, Fault};
+use serde_json::{Value, json};
+
+use crate::bed::Bed;
+
+/// A kubelet that lets plugins come first after its start, as far as these tests need it.
+const PLUGINS_FIRST: Duration = Duration::from_millis(1200);
+
+/// What must be the same at every start of a container.
+fn hardware(view: &ContainerView) -> (Vec<String>, BTreeMap<String, String>, Vec<String>) {
+    (view.devices.clone(), view.env.clone(), view.cdi_devices.clone())
+}
+
+/// Waits until a container has been started so often.
+async fn started(bed: &Bed, uid: &str, container: &str, attempt: u32) -> ContainerView {
+    bed.until(&format!("start {attempt} of {container}"), async |bed: &Bed| {
+        let view = bed.container(uid, container).ok_or("it never ran")?;
+        match view.attempt >= attempt {
+            true => Ok(view),
+            false => Err(format!("it was started {} times", view.attempt)),
+        }
+    })
+    .await
+}
+
+fn checkpoint(bed: &Bed) -> Vec<(String, String, String, BTreeSet<String>)> {
+    let read = Checkpoint::read(&bed.node("n1").paths().device_plugins()).expect("readable");
+    let entries = read.expect("a checkpoint").entries.into_iter();
+    let mut entries: Vec<_> = entries.map(|e| (e.pod_uid, e.container, e.resource, e.ids)).collect();
+    entries.sort();
+    entries
+}
+
+#[tokio::test]
+async fn k09_a_container_that_restarts_has_the_same_ids_gpu_and_limits_every_time() {
+    let bed = Bed::with(&[&[4, 4]], |spec| {
+        spec.timings.restart_backoff.first = Duration::from_millis(1);
+        spec.timings.restart_backoff.max = Duration::from_millis(1);
+    })
+    .await;
+    bed.create(&pod("other").gpu_mem(2));
+    bed.running("other").await;
+    let uid = bed.create(&pod("a").gpu_mem(3).args(&["sleep", "0.001"]));
+    let first = started(&bed, &uid, "main", 0).await;
+    let (ids, grants, specs) = (bed.ids("n1", &uid), bed.grants("n1"), bed.specs("n1"));
+    let last = started(&bed, &uid, "main", 100).await;
+    assert_eq!(hardware(&first), hardware(&last));
+    assert_eq!(ids, bed.ids("n1", &uid));
+    assert_eq!((grants, specs), (bed.grants("n1"), bed.specs("n1")));
+    assert_eq!(bed.refused_starts("a"), [""; 0]);
+    bed.end().await;
+}
+
+#[tokio::test]
+async fn k10_containers_restart_after_a_kubelet_restart_also_before_the_plugin_is_back() {
+    let mut bed = Bed::new(&[&[4, 4]]).await;
+    bed.create(&pod("stays").gpu_mem(2));
+    let stays = bed.running("stays").await.remove(0);
+    let uid = bed.create(&pod("restarts").gpu_mem(3).args(&["sleep", "0.2"]));
+    let first = started(&bed, &uid, "main", 0).await;
+    let before = checkpoint(&bed);
+    bed.cluster.kill_agent("n1").await.expect("killed");
+    bed.cluster.restart_kubelet("n1").await.expect("restarted");
+    let attempt = bed.container(&uid, "main").expect("it ran").attempt;
+    let later = started(&bed, &uid, "main", attempt + 2).await;
+    assert_eq!(
+        hardware(&first),
+        hardware(&later),
+        "PreStartContainer is not called; the spec is still there"
+    );
+    bed.cluster.start_agent("n1").await.expect("started");
+    bed.registered("n1").await;
+    let attempt = bed.container(&uid, "main").expect("it ran").attempt;
+    let later = started(&bed, &uid, "main", attempt + 2).await;
+    assert_eq!(hardware(&first), hardware(&later));
+    assert_eq!(before, checkpoint(&bed));
+    assert_eq!(bed.running("stays").await.remove(0).id, stays.id, "it never noticed");
+    bed.end().await;
+}
+
+#[tokio::test]
+async fn k11_an_agent_that_restarts_finds_every_grant_as_it_was() {
+    let mut bed = Bed::new(&[&[4, 4]]).await;
+    let mut ids = BTreeMap::new();
+    for (name, units) in [("a", 3), ("b", 1), ("c", 4)] {
+        bed.create(&pod(name).gpu_mem(units));
+        ids.insert(name, bed.running(name).await.remove(0).id);
+    }
+    let read = |bed: &Bed| {
+        let grants = bed.node("n1").paths().root.join("state/grants");
+        let text = |name: &String| std::fs::read_to_string(grants.join(name)).expect("readable");
+        let records: Vec<String> = bed.grants("n1").iter().map(text).collect();
+        (records, bed.specs("n1"), checkpoint(bed))
+    };
+    let before = read(&bed);
+    assert!(
+        bed.cluster.stop_agent("n1").await.expect("stopped"),
+        "SIGTERM ends it with status 0"
+    );
+    bed.until("its devices to be unhealthy", async |bed: &Bed| {
+        let resources = bed.node("n1").device_manager().resources;
+        match resources.get(names::GPU_MEM) {
+            Some((8, 0)) => Ok(()),
+            other => Err(format!("{other:?}")),
+        }
+    })
+    .await;
+    bed.cluster.start_agent("n1").await.expect("started");
+    bed.registered("n1").await;
+    bed.restart_agent("n1").await;
+    assert_eq!(before, read(&bed));
+    for (name, id) in ids {
+        assert_eq!(bed.running(name).await.remove(0).id, id, "{name} never noticed");
+    }
+    // What is free is what was free: nothing.
+    bed.create(&pod("d").gpu_mem(1));
+    bed.unschedulable("d", "").await;
+    bed.delete("b");
+    bed.running("d").await;
+    bed.end().await;
+}
+
+#[tokio::test]
+async fn k12_after_a_reboot_with_the_agent_first_pods_start_on_their_gpus_without_a_new_allocate() {
+    let mut bed = Bed::with(&[&[4, 4]], |spec| spec.timings.pods_after = PLUGINS_FIRST).await;
+    let uids = ["a", "b"].map(|name| bed.create(&pod(name).gpu_mem(3)));
+    let mut before = Vec::new();
+    for name in ["a", "b"] {
+        before.push(bed.running(name).await.remove(0));
+    }
+    let ids = uids.each_ref().map(|uid| bed.ids("n1", uid));
+    bed.cluster.kill_agent("n1").await.expect("killed with the machine");
+    bed.node("n1").reboot().await.expect("rebooted");
+    assert!(bed.specs("n1").is_empty(), "the CDI directory was a tmpfs");
+    bed.cluster.start_agent("n1").await.expect("started");
+    for (uid, before) in uids.iter().zip(&before) {
+        let after = started(&bed, uid, "main", before.attempt + 1).await;
+        assert_eq!(hardware(before), hardware(&after));
+    }
+    for name in ["a", "b"] {
+        bed.running(name).await;
+    }
+    assert_eq!(
+        ids,
+        uids.each_ref().map(|uid| bed.ids("n1", uid)),
+        "as cached: there was no Allocate"
+    );
+    assert!(bed.refused_pods().is_empty(), "{:?}", bed.refused_pods());
+    bed.end().await;
+}
+
+#[tokio::test]
+async fn k13_after_a_reboot_with_pods_first_their_replacements_start_and_nothing_leaks() {
+    let mut bed = Bed::new(&[&[4]]).await;
+    let uid = bed.create(&pod("a").gpu_mem(4));
+    bed.running("a").await;
+    bed.cluster.kill_agent("n1").await.expect("killed with the machine");
+    bed.node("n1").reboot().await.expect("rebooted");
+    let failed = bed.phase("a", "Failed").await;
+    let message = failed["status"]["message"].as_str().unwrap_or_default();
+    assert!(message.contains("no healthy devices present"), "{message}");
+    bed.cluster.start_agent("n1").await.expect("started");
+    bed.offered("n1").await;
+    // The rejected pod's object is still there; it holds nothing.
+    bed.create(&pod("replacement").gpu_mem(4));
+    bed.running("replacement").await;
+    assert!(!bed.has_grant("n1", &uid));
+    assert_eq!(bed.grants("n1").len(), 1);
+    bed.end().await;
+}
+
+#[tokio::test]
+async fn k14_a_pod_that_succeeded_is_no_ones_business_any_more() {
+    let mut bed = Bed::new(&[&[4]]).await;
+    let uid = bed.create(&pod("done").gpu_mem(4).once().args(&["sleep", "0.05"]));
+    bed.phase("done", "Succeeded").await;
+    bed.cluster.kill_agent("n1").await.expect("killed");
+    bed.cluster.restart_kubelet("n1").await.expect("restarted");
+    bed.cluster.start_agent("n1").await.expect("started");
+    bed.offered("n1").await;
+    bed.create(&pod("next").gpu_mem(4));
+    bed.running("next").await;
+    assert_eq!(bed.pod("done")["status"]["phase"], "Succeeded");
+    assert_eq!(bed.ever_ran(&uid), 1);
+    assert!(!bed.has_grant("n1", &uid), "the grant ended with its container");
+    bed.end().await;
+}
+
+#[tokio::test]
+async fn k15_a_pod_deleted_while_the_kubelet_was_down_is_forgotten_once_its_container_has_ended() {
+    let bed = Bed::with(&[&[4]], |spec| spec.timings.orphan_grace = Duration::from_millis(600)).await;
+    let uid = bed.create(&pod("a").gpu_mem(3).args(&["run", "--ignore-term"]));
+    bed.running("a").await;
+    bed.node("n1").stop_kubelet(false).await;
+    bed.force_delete("a");
+    bed.until("what it holds to be in the inventory", async |bed: &Bed| {
+        match bed.held_mib("n1") {
+            3072 => Ok(()),
+            held => Err(format!("{held} MiB")),
+        }
+    })
+    .await;
+    assert!(bed.runs(&uid, "main") && bed.has_grant("n1", &uid));
+    bed.node("n1").start_kubelet().await.expect("started");
+    bed.until("its grant to be gone", async |bed: &Bed| {
+        match (bed.runs(&uid, "main"), bed.has_grant("n1", &uid)) {
+            (true, false) => panic!("forgotten while it ran"),
+            (_, true) => Err("it is there".to_owned()),
+            (false, false) => Ok(()),
+        }
+    })
+    .await;
+    bed.offered("n1").await;
+    bed.create(&pod("b").gpu_mem(4));
+    bed.running("b").await;
+    bed.end().await;
+}
+
+/// As measured on a real kubelet (real-cluster/README.md): the sidecar silently gets one of the init container's ids, and the
+/// other one must be among those of the next container.
+#[tokio::test]
+async fn k16_init_container_and_sidecar_share_ids_and_every_container_is_on_the_pods_gpu() {
+    let bed = Bed::new(&[&[8, 8]]).await;
+    let uid = bed.create(&pod("p").init("i", 2).sidecar("s", 1).gpu_mem(3).container("b", 1));
+    bed.running("p").await;
+    let ids = bed.ids("n1", &uid);
+    let sizes: BTreeMap<&str, usize> = ids.iter().map(|(name, ids)| (name.as_str(), ids.len())).collect();
+    assert_eq!(sizes, BTreeMap::from([("b", 1), ("i", 2), ("main", 3), ("s", 1)]));
+    assert!(ids["s"].is_subset(&ids["i"]));
+    let rest: BTreeSet<&String> = ids["i"].difference(&ids["s"]).collect();
+    assert!(rest.iter().all(|id| ids["main"].contains(*id)), "{ids:?}");
+    let all: BTreeSet<&String> = ids.values().flatten().collect();
+    assert_eq!(all.len(), 5, "{ids:?}");
+    let containers = ["i", "s", "main", "b"].map(|name| bed.container(&uid, name).expect("it ran"));
+    assert!(containers.iter().all(|view| view.devices == containers[0].devices));
+    let units = containers.each_ref().map(|view| view.env[names::ALIYUN_CONTAINER].as_str());
+    assert_eq!(units, ["2", "1", "3", "1"]);
+    // 5 are booked, not 7: the rest of this GPU is for another pod.
+    assert_eq!(bed.allocation("p").expect("an allocation").gpus[0].memory.0, 5 * 1024);
+    bed.create(&pod("q").gpu_mem(3));
+    bed.running("q").await;
+    assert_eq!(bed.gpu_of("p"), bed.gpu_of("q"));
+    bed.end().await;
+}
+
+#[tokio::test]
+async fn k17_ids_of_init_containers_come_back_in_every_proportion() {
+    let bed = Bed::new(&[&[4, 4]]).await;
+    for (name, inits, app, effective) in [("more", &[4][..], 1, 4), ("less", &[1][..], 4, 4), ("two", &[2, 3][..], 2, 3)] {
+        let mut manifest = pod(name);
+        for (i, units) in inits.iter().enumerate() {
+            manifest = manifest.init(&format!("i{i}"), *units);
+        }
+        let uid = bed.create(&manifest.gpu_mem(app));
+        bed.running(name).await;
+        let all: BTreeSet<String> = bed.ids("n1", &uid).into_values().flatten().collect();
+        assert_eq!(all.len(), effective, "{name}: no more ids than the effective request");
+        let gpu = &bed.allocation(name).expect("an allocation").gpus[0];
+        assert_eq!(gpu.memory.0, effective as u64 * 1024);
+        assert!(all.iter().all(|id| id.starts_with(&gpu.uuid)), "steered: {all:?}");
+        for i in 0..inits.len() {
+            assert!(bed.container(&uid, &format!("i{i}")).is_some());
+        }
+        bed.delete(name);
+        bed.gone(name).await;
+    }
+    bed.end().await;
+}
+
+#[tokio::test]
+async fn k20_the_name_in_allocates_answer_is_a_spec_of_one_device_that_nobody_can_guess() {
+    let bed = Bed::new(&[&[4, 4]]).await;
+    let uid = bed.create(&pod("a").gpu_mem(3));
+    let view = bed.running("a").await.remove(0);
+    let [qualified] = view.cdi_devices.as_slice() else {
+        panic!("one CDI device: {:?}", view.cdi_devices);
+    };
+    let name = qualified.strip_prefix("divvy.dev/grant=").expect("our kind");
+    assert!(
+        name.len() == 32 && name.bytes().all(|byte| byte.is_ascii_hexdigit()),
+        "{name}"
+    );
+    let guess = divvy_model::cdi_device_name(b"", names::GPU_MEM, bed.ids("n1", &uid)["main"].iter().map(String::as_str));
+    assert_ne!(name, guess, "the ids alone do not give it");
+    let file = format!("divvy.dev-grant_{name}.json");
+    assert_eq!(bed.specs("n1"), BTreeSet::from([file.clone()]));
+    let text = std::fs::read_to_string(bed.node("n1").paths().cdi_dir.join(file)).expect("readable");
+    let spec: Value = serde_json::from_str(&text).expect("JSON");
+    assert_eq!(
+        (spec["cdiVersion"].clone(), spec["kind"].clone()),
+        (json!("0.6.0"), json!("divvy.dev/grant"))
+    );
+    let devices = spec["devices"].as_array().expect("devices");
+    assert_eq!(devices.len(), 1);
+    assert_eq!(devices[0]["name"], name);
+    let nodes = devices[0]["containerEdits"]["deviceNodes"].as_array().expect("device nodes");
+    let paths: BTreeSet<&str> = nodes.iter().filter_map(|node| node["path"].as_str()).collect();
+    let expected = ["/dev/nvidia0", "/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools"];
+    assert_eq!(paths, BTreeSet::from(expected));
+    bed.end().await;
+}
+
+/// The kubelet's own sums come after Allocate, and nothing is rolled back.
+#[tokio::test]
+async fn k24_a_pod_that_the_kubelet_refuses_after_allocate_holds_nothing() {
+    let bed = Bed::new(&[&[4]]).await;
+    let uid = bed.create_by_hand(&pod("greedy").gpu_mem(4).limit("cpu", "400"));
+    bed.until("the pod to be bound", async |bed: &Bed| {
+        match bed.bind("greedy", &uid, "n1").await.as_str() {
+            "" => Ok(()),
+            error => Err(error.to_owned()),
+        }
+    })
+    .await;
+    let failed = bed.phase("greedy", "Failed").await;
+    assert_eq!(failed["status"]["reason"], "OutOfcpu", "{failed:#}");
+    bed.create(&pod("next").gpu_mem(4));
+    bed.running("next").await;
+    assert_eq!(bed.ever_ran(&uid), 0);
+    assert!(!bed.has_grant("n1", &uid));
+    bed.end().await;
+}
+
+#[tokio::test]
+async fn k26_health_is_told_of_the_right_number_of_ids_and_no_id_belongs_to_two_resources() {
+    let mut bed = Bed::new(&[&[4, 8]]).await;
+    bed.create(&pod("a").gpu_mem(8));
+    let view = bed.running("a").await.remove(0);
+    let resources: Vec<(String, Vec<String>)> = {
+        let path = bed.node("n1").paths().checkpoint();
+        let text = std::fs::read_to_string(path).expect("readable");
+        let file: Value = serde_json::from_str(&text).expect("JSON");
+        serde_json::from_value::<BTreeMap<String, Vec<String>>>(file["Data"]["RegisteredDevices"].clone())
+            .expect("ids by resource")
+            .into_iter()
+            .collect()
+    };
+    let names: Vec<&str> = resources.iter().map(|(name, _)| name.as_str()).collect();
+    assert_eq!(names, [names::GPU_COUNT, names::GPU_MEM]);
+    let all: Vec<&String> = resources.iter().flat_map(|(_, ids)| ids).collect();
+    assert_eq!(all.len(), 2 + 12);
+    assert_eq!(all.iter().collect::<BTreeSet<_>>().len(), all.len());
+    let healthy = async |bed: &Bed, expected: usize| {
+        bed.until(&format!("{expected} healthy ids"), async |bed: &Bed| {
+            match bed.node("n1").device_manager().resources.get(names::GPU_MEM) {
+                Some((12, healthy)) if *healthy == expected => Ok(()),
+                other => Err(format!("{other:?}")),
+            }
+        })
+        .await;
+    };
+    // The free GPU fails: its ids go. It is back: they are back.
+    bed.cluster.fault("n1", 0, Fault::Dies { xid: 79 }).await.expect("told");
+    healthy(&bed, 8).await;
+    bed.cluster.fault("n1", 0, Fault::Recovers).await.expect("told");
+    healthy(&bed, 12).await;
+    // The full one fails: what the pod holds stays, so that the node's sum stays right.
+    bed.cluster.fault("n1", 1, Fault::Dies { xid: 79 }).await.expect("told");
+    bed.until("the inventory to say so", async |bed: &Bed| {
+        match bed.inventory("n1").gpus[1].health {
+            divvy_model::Health::Failed | divvy_model::Health::Lost => Ok(()),
+            health => Err(format!("{health:?}")),
+        }
+    })
+    .await;
+    healthy(&bed, 12).await;
+    bed.create(&pod("b").gpu_mem(4));
+    bed.running("b").await;
+    assert_eq!(bed.gpu_of("b"), 0);
+    assert_eq!(bed.running("a").await.remove(0).id, view.id, "who ran runs on");
+    bed.cluster.fault("n1", 1, Fault::Recovers).await.expect("told");
+    bed.end().await;
+}

@@ -1,0 +1,163 @@
+//! R5 to R7: when memory is free again, and for whom.
+
+use std::time::Duration;
+
+use divvy_testbed::api::{Effect, Match, Rule};
+use divvy_testbed::builders::{PodBuilder, pod};
+use divvy_testbed::scenario::Cluster as _;
+
+use crate::bed::Bed;
+
+/// A pod that only SIGKILL ends.
+fn stubborn(name: &str, units: u64, grace_seconds: u64) -> PodBuilder {
+    pod(name)
+        .gpu_mem(units)
+        .args(&["run", "--ignore-term"])
+        .grace_seconds(grace_seconds)
+}
+
+#[tokio::test]
+async fn r05_memory_is_given_again_when_the_container_has_ended_not_when_deletion_was_asked_for() {
+    let bed = Bed::new(&[&[4]]).await;
+    let old = bed.create(&stubborn("old", 3, 1));
+    bed.running("old").await;
+    bed.create(&pod("newcomer").gpu_mem(3));
+    bed.unschedulable("newcomer", "").await;
+    bed.delete("old");
+    let (why, _, _) = bed.cluster.divvy(&["why", "newcomer"]).await.expect("divvy runs");
+    assert!(why.contains("default/old") && why.contains("(being deleted)"), "{why}");
+    bed.until("the old container to end", async |bed: &Bed| {
+        // In this order: bound first, and still running after that, is too early.
+        let bound = bed.is_bound("newcomer");
+        match bed.runs(&old, "main") {
+            true if bound => panic!("bound while the old container ran"),
+            true => Err("it runs".to_owned()),
+            false => Ok(()),
+        }
+    })
+    .await;
+    bed.running("newcomer").await;
+    bed.end().await;
+}
+
+#[tokio::test]
+async fn r06_a_force_deleted_pods_container_holds_its_memory_until_it_ends_also_over_an_agents_restart() {
+    let mut bed = Bed::new(&[&[4]]).await;
+    let old = bed.create(&stubborn("old", 3, 3));
+    bed.running("old").await;
+    let newcomer = bed.create(&pod("newcomer").gpu_mem(3));
+    bed.unschedulable("newcomer", "").await;
+    // The extender is quicker than the agent's word of what is held: the object is gone, so the API has room.
+    let patches = Match::any().verb("patch").resource("nodes").client("agent-n1");
+    let unsaid = bed.api().faults().add(Rule::new(patches, Effect::Hang));
+    bed.force_delete("old");
+    bed.bound("newcomer").await;
+    let text = bed.start_refused("newcomer", "memory still held by").await;
+    let expected = "pod default/newcomer needs 3072 MiB of GPU 0, where 1024 MiB of 4096 MiB are free: memory still held by default/old \
+                    (deleted, container still running): 3072 MiB. It starts by itself once they have ended";
+    assert!(text.contains(expected), "{text}");
+    bed.api().faults().remove(unsaid);
+    bed.until("the inventory to say what is held", async |bed: &Bed| {
+        match bed.held_mib("n1") {
+            3072 => Ok(()),
+            held => Err(format!("{held} MiB")),
+        }
+    })
+    .await;
+    bed.event(
+        "old",
+        "MemoryHeldWithoutPod",
+        "the memory is given again when they have ended",
+    )
+    .await;
+    // The extender reads it: what comes now is not even bound.
+    bed.create(&pod("late").gpu_mem(1));
+    bed.unschedulable("late", "").await;
+    bed.restart_agent("n1").await;
+    bed.until("the old container to end", async |bed: &Bed| {
+        let early = bed.runs(&newcomer, "main") || bed.is_bound("late");
+        match bed.runs(&old, "main") {
+            true if early => panic!("given away while the old container ran"),
+            true => Err("it runs".to_owned()),
+            false => Ok(()),
+        }
+    })
+    .await;
+    bed.running("newcomer").await;
+    bed.running("late").await;
+    assert_eq!(bed.held_mib("n1"), 0);
+    bed.end().await;
+}
+
+#[tokio::test]
+async fn r07_a_pod_re_created_under_its_name_is_another_pod() {
+    let bed = Bed::new(&[&[4]]).await;
+    let first = bed.create_by_hand(&stubborn("s-0", 3, 2));
+    assert_eq!(bed.bind("s-0", &first, "n1").await, "");
+    bed.running("s-0").await;
+    // The extender hears of neither the deletion nor the creation.
+    bed.api().faults().hold_watches(true);
+    bed.force_delete("s-0");
+    let second = bed.create_by_hand(&pod("s-0").gpu_mem(3));
+    assert_ne!(first, second);
+    let error = bed.bind("s-0", &first, "n1").await;
+    assert!(!bed.is_bound("s-0"), "a late bind of the old pod binds the new one: {error}");
+    let error = bed.bind("s-0", &second, "n1").await;
+    assert!(
+        error.contains("default/s-0"),
+        "the old one counts until it is known to be gone: {error}"
+    );
+    bed.api().faults().hold_watches(false);
+    bed.until("the new pod to be bound", async |bed: &Bed| {
+        match bed.bind("s-0", &second, "n1").await.as_str() {
+            "" => Ok(()),
+            error => Err(error.to_owned()),
+        }
+    })
+    .await;
+    let error = bed.bind("s-0", &first, "n1").await;
+    let expected = format!("The pod s-0 in ns default's uid is {second}, and it's not equal with expected {first}");
+    assert_eq!(error, expected);
+    let text = bed.start_refused("s-0", "memory still held by").await;
+    assert!(text.contains("default/s-0 (deleted, container still running)"), "{text}");
+    assert!(bed.runs(&first, "main") && !bed.runs(&second, "main"));
+    bed.running("s-0").await;
+    assert!(!bed.runs(&first, "main"));
+    bed.end().await;
+}
+
+#[tokio::test]
+async fn r07_nothing_leaks_when_pods_come_back_under_one_name() {
+    let bed = Bed::new(&[&[4]]).await;
+    let mut uids = std::collections::BTreeSet::new();
+    for round in 0..6 {
+        let uid = bed.create(&pod("s-0").gpu_mem(4));
+        assert!(uids.insert(uid.clone()));
+        bed.running("s-0").await;
+        assert!(bed.has_grant("n1", &uid));
+        match round % 2 {
+            0 => bed.delete("s-0"),
+            _ => bed.force_delete("s-0"),
+        }
+        bed.gone("s-0").await;
+    }
+    bed.end().await;
+}
+
+/// Nothing happens in this cluster but what the test does: no event comes to the aid of a pod that was refused too early.
+#[tokio::test]
+async fn a_waiting_pod_gets_what_is_freed_though_the_extender_may_hear_of_it_after_the_scheduler() {
+    let bed = Bed::new(&[&[4]]).await;
+    bed.create(&pod("p-0").gpu_mem(3));
+    bed.running("p-0").await;
+    for round in 1..16 {
+        let name = format!("p-{round}");
+        bed.create(&pod(&name).gpu_mem(3));
+        bed.unschedulable(&name, "").await;
+        // Its back-off is over when it is tried again: it is tried at once.
+        tokio::time::sleep(Duration::from_millis(120)).await;
+        bed.delete(&format!("p-{}", round - 1));
+        bed.running(&name).await;
+    }
+    bed.end().await;
+}
