@@ -1,8 +1,11 @@
 //! The programs as their users run them, on the embedded cluster.
 
+mod bad_input;
 mod bed;
+mod chaos;
 mod cli;
 mod cluster;
 mod demo;
+mod invariants;
 mod kubelet_cases;
 mod races;
