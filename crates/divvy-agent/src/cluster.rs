@@ -155,7 +155,10 @@ pub(crate) async fn publish_inventory(
 fn lacks(change: &Change<NodeObject>, text: &str) -> bool {
     let differs = |object: &NodeObject| {
         let annotations = object.metadata.annotations.as_ref();
-        annotations.and_then(|annotations| annotations.get(names::INVENTORY)).map(String::as_str) != Some(text)
+        annotations
+            .and_then(|annotations| annotations.get(names::INVENTORY))
+            .map(String::as_str)
+            != Some(text)
     };
     match change {
         Change::Apply(object) => differs(object),

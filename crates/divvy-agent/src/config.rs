@@ -279,12 +279,7 @@ impl FileConfig {
         }
         read("probe", &self.probe, &mut config.probe, |text| text.parse().map(Some))?;
         read("memory-unit", &self.memory_unit, &mut config.memory_unit, str::parse)?;
-        read(
-            "reserve-memory",
-            &self.reserve_memory,
-            &mut config.reserve_memory,
-            str::parse,
-        )?;
+        read("reserve-memory", &self.reserve_memory, &mut config.reserve_memory, str::parse)?;
         read(
             "device-list-strategy",
             &self.device_list_strategy,
@@ -326,7 +321,10 @@ mod tests {
         for (text, expected) in [
             ("nodename = \"n\"", "unknown field `nodename`"),
             ("memory-unit = \"GB\"", "memory-unit: memory unit: \"GB\" is not a unit"),
-            ("reserve-memory = \"-1\"", "reserve-memory: amount of memory: \"-1\" is not one"),
+            (
+                "reserve-memory = \"-1\"",
+                "reserve-memory: amount of memory: \"-1\" is not one",
+            ),
             ("device-list-strategy = \"x\"", "write auto, cdi or envvar"),
             ("health-recovery = \"1h\"", "write 30s or 5m"),
             ("probe = \"unix:\"", "unix:SOCKET"),

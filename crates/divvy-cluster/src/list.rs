@@ -24,13 +24,20 @@ pub async fn pods(client: &kube::Client, field_selector: Option<&str>) -> Result
         params = params.fields(selector);
     }
     loop {
-        let page = api.list(&params).await.map_err(|source| Error::api("the pods could not be listed", source))?;
+        let page = api
+            .list(&params)
+            .await
+            .map_err(|source| Error::api("the pods could not be listed", source))?;
         for object in &page.items {
             match convert::pod(object) {
                 Ok(pod) => found.pods.push(pod),
                 Err(error) => {
                     let meta = &object.metadata;
-                    let name = format!("{}/{}", meta.namespace.as_deref().unwrap_or(""), meta.name.as_deref().unwrap_or(""));
+                    let name = format!(
+                        "{}/{}",
+                        meta.namespace.as_deref().unwrap_or(""),
+                        meta.name.as_deref().unwrap_or("")
+                    );
                     found.unreadable.push((name, error));
                 }
             }
@@ -45,19 +52,27 @@ pub async fn pods(client: &kube::Client, field_selector: Option<&str>) -> Result
 /// All nodes.
 pub async fn nodes(client: &kube::Client) -> Result<Vec<Node>, Error> {
     let api: Api<NodeObject> = Api::all_with(client.clone(), &objects::nodes());
-    let list = api.list(&ListParams::default()).await.map_err(|source| Error::api("the nodes could not be listed", source))?;
+    let list = api
+        .list(&ListParams::default())
+        .await
+        .map_err(|source| Error::api("the nodes could not be listed", source))?;
     Ok(list.items.iter().map(convert::node).collect())
 }
 
 /// One node.
 pub async fn node(client: &kube::Client, name: &str) -> Result<Node, Error> {
     let api: Api<NodeObject> = Api::all_with(client.clone(), &objects::nodes());
-    let object = api.get(name).await.map_err(|source| Error::api(format!("node {name} could not be read"), source))?;
+    let object = api
+        .get(name)
+        .await
+        .map_err(|source| Error::api(format!("node {name} could not be read"), source))?;
     Ok(convert::node(&object))
 }
 
 /// One pod as it is, status conditions among it.
 pub async fn pod(client: &kube::Client, namespace: &str, name: &str) -> Result<PodObject, Error> {
     let api: Api<PodObject> = Api::namespaced_with(client.clone(), namespace, &objects::pods());
-    api.get(name).await.map_err(|source| Error::api(format!("pod {namespace}/{name} could not be read"), source))
+    api.get(name)
+        .await
+        .map_err(|source| Error::api(format!("pod {namespace}/{name} could not be read"), source))
 }

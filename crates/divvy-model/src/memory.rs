@@ -63,7 +63,12 @@ impl FromStr for MiB {
         if digits.is_empty() || !digits.bytes().all(|b| b.is_ascii_digit()) {
             return Err(wrong());
         }
-        digits.parse::<u64>().ok().and_then(|count| count.checked_mul(factor)).map(MiB).ok_or_else(wrong)
+        digits
+            .parse::<u64>()
+            .ok()
+            .and_then(|count| count.checked_mul(factor))
+            .map(MiB)
+            .ok_or_else(wrong)
     }
 }
 

@@ -33,7 +33,7 @@ pub struct Cli {
 /// The commands.
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    Agent(AgentArgs),
+    Agent(Box<AgentArgs>),
     Extender(ExtenderArgs),
     /// Show who has how much of which GPU
     #[command(subcommand)]

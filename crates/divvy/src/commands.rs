@@ -15,7 +15,7 @@ use crate::cli::{Cli, Command, InspectCommand};
 /// Runs what was asked for. `Ok(false)`: it ran, and its result is not what it should be.
 pub async fn run(cli: Cli) -> anyhow::Result<bool> {
     match cli.command {
-        Command::Agent(args) => agent::run(args).await.map(|()| true),
+        Command::Agent(args) => agent::run(*args).await.map(|()| true),
         Command::Extender(args) => extender::run(args).await.map(|()| true),
         Command::Inspect(InspectCommand::Gpushare(args)) => inspect::run(args).await.map(|()| true),
         Command::Why(args) => why::run(args).await.map(|()| true),

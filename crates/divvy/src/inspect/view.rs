@@ -123,7 +123,7 @@ fn node_view(node: &Node, pods: &[Pod]) -> Option<NodeView> {
         return None;
     }
     let mut gpus = match inventory {
-        Some(inventory) => inventory.gpus.iter().map(|gpu| gpu_of_inventory(gpu)).collect(),
+        Some(inventory) => inventory.gpus.iter().map(gpu_of_inventory).collect(),
         None => gpus_by_division(node),
     };
     gpus.sort_by_key(|gpu: &GpuView| gpu.index);

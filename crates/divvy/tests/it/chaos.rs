@@ -65,7 +65,6 @@ fn whatever_crashes_repeats_or_comes_late_the_invariants_hold_and_at_quiet_every
         "{failed} of {runs} sequences failed\n\n{}",
         failures.join("\n\n")
     );
-    println!("{runs} sequences: {total:?}");
     if only.is_none() {
         // What never happened was not tested.
         let never: Vec<&&str> = run::SOMETIMES.iter().filter(|what| !total.contains_key(**what)).collect();

@@ -184,10 +184,10 @@ fn pods_are_well(cluster: &Embedded, audit: &Audit, failing: &BTreeSet<String>) 
     for machine in &cluster.machines().nodes {
         let (records, _) = grants_on_disk(cluster, &machine.name);
         let running = cluster.node(&machine.name).expect("joined").containers();
-        let here = granted
+        let mut here = granted
             .iter()
             .filter(|(uid, _)| running.iter().any(|view| view.pod_uid == *uid));
-        if let Some(lost) = here.filter(|key| !records.contains(*key)).next() {
+        if let Some(lost) = here.find(|key| !records.contains(*key)) {
             return Err(format!("{lost:?} runs on {} and has no record", machine.name));
         }
         let live = |uid: &str| running.iter().any(|view| view.pod_uid == uid);

@@ -1,0 +1,160 @@
+//! Measures what the budgets are about, on a node with 8 GPUs, and prints it beside them:
+//!
+//! ```text
+//! cargo build --release --workspace && cargo run --release -p divvy --example measure
+//! ```
+
+#![allow(clippy::print_stdout, reason = "a measurement is there to be printed")]
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, ensure};
+use divvy_testbed::embedded::{Embedded, Settings};
+use divvy_testbed::programs::Programs;
+use divvy_testbed::scenario::Cluster as _;
+
+const ROUNDS: usize = 10;
+
+#[tokio::main(flavor = "current_thread")]
+async fn main() -> Result<()> {
+    let own = std::env::current_exe()?;
+    let folder = own
+        .parent()
+        .and_then(Path::parent)
+        .context("this program lies in no target folder")?;
+    let programs = Programs::beside(&folder.join("divvy"))?;
+    for (name, path) in [("divvy", &programs.divvy), ("divvy-probe", &programs.probe)] {
+        println!("{name:<44} {:>8.1} MiB", std::fs::metadata(path)?.len() as f64 / 1048576.0);
+    }
+    let gpus = "[[node.gpu]]\nmodel = \"NVIDIA A100-SXM4-80GB\"\nmemory_mib = 81920\n".repeat(8);
+    let settings = Settings::new(format!("v = 1\n[[node]]\nname = \"dgx\"\n{gpus}"), programs);
+
+    let began = Instant::now();
+    let mut cluster = Embedded::start(settings).await?;
+    println!(
+        "{:<44} {:>8} ms",
+        "API server, extender and scheduler up",
+        began.elapsed().as_millis()
+    );
+    let began = Instant::now();
+    cluster.join("dgx").await?;
+    offered(&cluster, 640).await?;
+    println!(
+        "{:<44} {:>8} ms",
+        "node joined until its units are in its status",
+        began.elapsed().as_millis()
+    );
+
+    let mut starts = Vec::new();
+    for _ in 0..ROUNDS {
+        cluster.kill_agent("dgx").await?;
+        until("the plugin to be gone", || resources(&cluster).is_ok_and(|units| units == 0)).await?;
+        let began = Instant::now();
+        cluster.start_agent("dgx").await?;
+        until("the plugin to be back", || {
+            resources(&cluster).is_ok_and(|units| units == 640)
+        })
+        .await?;
+        starts.push(began.elapsed());
+    }
+    report("agent and probe: start until registered", "50 ms", &mut starts);
+
+    let mut again = Vec::new();
+    for _ in 0..ROUNDS {
+        let began = Instant::now();
+        cluster.restart_kubelet("dgx").await?;
+        until("the plugin to be back", || {
+            resources(&cluster).is_ok_and(|units| units == 640)
+        })
+        .await?;
+        again.push(began.elapsed());
+    }
+    report("kubelet restarted until registered again", "1 s", &mut again);
+
+    offered(&cluster, 640).await?;
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    let agent = cluster.agent_pid("dgx").context("the agent runs")?;
+    let probe = child_of(agent)?;
+    let (agent_kib, _) = resident(agent)?;
+    let (probe_kib, driver_kib) = resident(probe)?;
+    println!("{:<44} {:>8.1} MiB", "agent, idle, resident", agent_kib as f64 / 1024.0);
+    println!(
+        "{:<44} {:>8.1} MiB",
+        "probe, idle, resident less the driver's library",
+        (probe_kib - driver_kib) as f64 / 1024.0
+    );
+    println!(
+        "{:<44} {:>8.1} MiB  (budget 12 MiB)",
+        "both",
+        (agent_kib + probe_kib - driver_kib) as f64 / 1024.0
+    );
+    cluster.shutdown().await;
+    Ok(())
+}
+
+fn report(what: &str, budget: &str, times: &mut [Duration]) {
+    times.sort();
+    let ms = |time: Duration| time.as_secs_f64() * 1000.0;
+    let (min, median, max) = (times[0], times[times.len() / 2], times[times.len() - 1]);
+    println!(
+        "{what:<44} {:>8.1} ms  (min {:.1}, max {:.1}; budget {budget})",
+        ms(median),
+        ms(min),
+        ms(max)
+    );
+}
+
+/// Units that the kubelet's device manager has as healthy.
+fn resources(cluster: &Embedded) -> Result<usize> {
+    let view = cluster.node("dgx")?.device_manager();
+    Ok(view
+        .resources
+        .get(divvy_model::names::GPU_MEM)
+        .map_or(0, |(_, allocatable)| *allocatable))
+}
+
+async fn until(what: &str, holds: impl Fn() -> bool) -> Result<()> {
+    let limit = Instant::now() + Duration::from_secs(20);
+    while !holds() {
+        ensure!(Instant::now() < limit, "waited 20 s for {what}");
+        tokio::time::sleep(Duration::from_micros(500)).await;
+    }
+    Ok(())
+}
+
+async fn offered(cluster: &Embedded, units: u64) -> Result<()> {
+    let limit = Instant::now() + Duration::from_secs(20);
+    while divvy_cluster::list::node(&cluster.client(), "dgx").await?.allocatable_units != units {
+        ensure!(Instant::now() < limit, "waited 20 s for {units} units");
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+    Ok(())
+}
+
+/// The one child of a process: the agent's probe.
+fn child_of(pid: u32) -> Result<u32> {
+    let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"))?;
+    let first = children.split_whitespace().next().context("the agent has no child")?;
+    Ok(first.parse()?)
+}
+
+/// Resident memory in KiB: in all, and of the mappings of the (simulated) driver's library.
+fn resident(pid: u32) -> Result<(u64, u64)> {
+    let maps = std::fs::read_to_string(format!("/proc/{pid}/smaps"))?;
+    let (mut all, mut driver, mut in_driver) = (0, 0, false);
+    for line in maps.lines() {
+        if let Some(rest) = line.strip_prefix("Rss:") {
+            let kib: u64 = rest.trim().trim_end_matches(" kB").parse()?;
+            all += kib;
+            driver += if in_driver { kib } else { 0 };
+        } else if line
+            .split_whitespace()
+            .next()
+            .is_some_and(|range| range.contains('-') && !range.ends_with(':'))
+        {
+            in_driver = line.contains("nvml");
+        }
+    }
+    Ok((all, driver))
+}
