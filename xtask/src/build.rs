@@ -5,7 +5,9 @@ use std::process::{Command, ExitCode};
 use anyhow::{Context as _, Result, ensure};
 
 fn cargo(args: &[&str]) -> Result<()> {
-    let status = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into())).args(args).status();
+    let status = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
+        .args(args)
+        .status();
     let status = status.with_context(|| format!("cargo {} could not be run", args.join(" ")))?;
     ensure!(status.success(), "cargo {} failed", args.join(" "));
     Ok(())

@@ -13,15 +13,32 @@ const IMPURE: [&str; 8] = ["tokio", "kube", "libloading", "hyper", "axum", "toni
 pub(crate) fn check() -> Result<()> {
     for package in PURE {
         let output = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
-            .args(["tree", "--package", package, "--edges", "normal", "--prefix", "none", "--format", "{p}"])
+            .args([
+                "tree",
+                "--package",
+                package,
+                "--edges",
+                "normal",
+                "--prefix",
+                "none",
+                "--format",
+                "{p}",
+            ])
             .output()
             .context("cargo tree could not be run")?;
-        ensure!(output.status.success(), "cargo tree failed: {}", String::from_utf8_lossy(&output.stderr));
+        ensure!(
+            output.status.success(),
+            "cargo tree failed: {}",
+            String::from_utf8_lossy(&output.stderr)
+        );
         let text = String::from_utf8(output.stdout)?;
         let reached: BTreeSet<&str> = text.lines().filter_map(|line| line.split_whitespace().next()).collect();
         ensure!(reached.contains(package), "cargo tree says nothing of {package}");
         let wrong: Vec<&&str> = IMPURE.iter().filter(|name| reached.contains(**name)).collect();
-        ensure!(wrong.is_empty(), "{package} must be pure and reaches {wrong:?}; see `cargo tree -p {package} -i NAME`");
+        ensure!(
+            wrong.is_empty(),
+            "{package} must be pure and reaches {wrong:?}; see `cargo tree -p {package} -i NAME`"
+        );
     }
     kubelet_stands_alone()
 }
@@ -29,7 +46,11 @@ pub(crate) fn check() -> Result<()> {
 /// `divvy-kubelet` is for any device plugin: it knows nothing of GPUs and of no other crate of ours.
 fn kubelet_stands_alone() -> Result<()> {
     let manifest = std::fs::read_to_string("crates/divvy-kubelet/Cargo.toml")?;
-    let ours: BTreeMap<usize, &str> = manifest.lines().enumerate().filter(|(_, line)| line.starts_with("divvy-")).collect();
+    let ours: BTreeMap<usize, &str> = manifest
+        .lines()
+        .enumerate()
+        .filter(|(_, line)| line.starts_with("divvy-"))
+        .collect();
     ensure!(ours.is_empty(), "divvy-kubelet must stand alone and depends on {ours:?}");
     Ok(())
 }

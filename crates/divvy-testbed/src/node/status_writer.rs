@@ -40,7 +40,14 @@ fn outcome<T>(result: kube::Result<T>, what: &str) -> Written {
 /// rejected after a restart nothing is said any more about the containers that it had.
 fn whole(status: &PodStatus) -> serde_json::Value {
     let mut value = serde_json::json!(status);
-    for field in ["containerStatuses", "initContainerStatuses", "message", "reason", "podIP", "podIPs"] {
+    for field in [
+        "containerStatuses",
+        "initContainerStatuses",
+        "message",
+        "reason",
+        "podIP",
+        "podIPs",
+    ] {
         if value[field].is_null() {
             value[field] = serde_json::Value::Null;
         }

@@ -92,7 +92,11 @@ async fn without_the_token_nothing_is_told() {
         }
     }
     // kubectl sends no token over plain HTTP: its kubeconfig has it in the server's path.
-    for (path, expected) in [("/t/s3cret/api/v1/pods", 200), ("/t/s3cret~someone/version", 200), ("/t/wrong/api/v1/pods", 401)] {
+    for (path, expected) in [
+        ("/t/s3cret/api/v1/pods", 200),
+        ("/t/s3cret~someone/version", 200),
+        ("/t/wrong/api/v1/pods", 401),
+    ] {
         assert_eq!(request(&api, "GET", path, &[], &json!(null)).await.0, expected, "{path}");
     }
     assert_eq!(request(&api, "GET", "/readyz", &[], &json!(null)).await, (200, json!("ok")));
