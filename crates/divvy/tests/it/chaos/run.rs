@@ -46,7 +46,6 @@ pub(super) const SOMETIMES: &[&str] = &[
     "binding delayed",
     "pod force-deleted while its container ran",
     "name used again",
-    "start refused: memory held",
     "start refused: GPU unavailable",
     "pod waited at quiet",
 ];
