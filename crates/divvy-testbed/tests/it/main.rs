@@ -2,5 +2,6 @@
 #![allow(clippy::unwrap_used)]
 
 mod api;
+mod cores;
 mod node;
 mod scheduler;

@@ -1,0 +1,98 @@
+//! Interleavings that are too rare for chance, or that broke something once.
+
+use divvy_model::ContainerKind::App;
+
+use super::ops::Fate;
+use super::world::{World, request};
+
+/// The node with two GPUs.
+const NODE: usize = 1;
+
+fn create_and_bind(world: &mut World, name: &str, units: u64) -> Result<String, String> {
+    let uid = world
+        .api
+        .create(name, request(&[("m", App, units)]))
+        .ok_or("the name is taken")?;
+    world.extender.watch(&world.api, usize::MAX, usize::MAX);
+    let pod = world.api.pod(&uid).ok_or("no pod")?.clone();
+    world.bind(&pod, NODE)?;
+    world.answer_all()?;
+    Ok(uid)
+}
+
+fn kubelet_sees(world: &mut World) -> Result<(), String> {
+    let World { api, nodes, story, .. } = world;
+    nodes[NODE].kubelet_sees(api, usize::MAX, 1, story)
+}
+
+fn work(world: &mut World, uid: &str) -> Result<(), String> {
+    let World { api, nodes, story, .. } = world;
+    nodes[NODE].work(api, uid, 1, story)?;
+    world.check()
+}
+
+fn told(story: impl FnOnce(&mut World) -> Result<(), String>) {
+    let mut world = World::new(true).expect("a world");
+    if let Err(text) = story(&mut world) {
+        panic!("{text}\n{}", world.story.lines().join("\n"));
+    }
+}
+
+/// Between PreStartContainer and the runtime's look at the spec the pod is force-deleted, and the kubelet hands its ids to a pod
+/// on another GPU.
+#[test]
+fn ids_that_come_back_while_a_container_is_being_created_do_not_move_it_to_another_gpu() {
+    told(|world| {
+        // Best fit: the first takes of the small GPU, the second does not fit there any more.
+        let first = create_and_bind(world, "first", 3)?;
+        kubelet_sees(world)?;
+        work(world, &first)?;
+        work(world, &first)?;
+        assert!(!world.nodes[NODE].creating.is_empty(), "granted, not yet created");
+        let second = create_and_bind(world, "second", 3)?;
+        world.api.remove(&first);
+        // Only the first one's ids are left, as if others had the rest.
+        let ids = world.nodes[NODE].kubelet.handouts[0].ids.clone();
+        world.nodes[NODE].kubelet.healthy = ids;
+        kubelet_sees(world)?;
+        work(world, &second)?;
+        work(world, &second)?;
+        work(world, &first)?;
+        world.quiet()
+    });
+}
+
+/// The answer to a Binding is lost, a look finds the pod unbound, another pod wants the GPU, and only then the API server carries
+/// the Binding out.
+#[test]
+fn memory_that_a_lost_binding_may_still_take_is_not_given_to_another() {
+    told(|world| {
+        let first = world
+            .api
+            .create("first", request(&[("m", App, 4)]))
+            .ok_or("the name is taken")?;
+        let second = world
+            .api
+            .create("second", request(&[("m", App, 4)]))
+            .ok_or("the name is taken")?;
+        world.extender.watch(&world.api, usize::MAX, usize::MAX);
+        // On the node with one GPU of 4 units.
+        let pod = world.api.pod(&first).ok_or("no pod")?.clone();
+        world.bind(&pod, 0)?;
+        world.extender.call(&mut world.api, 0, Fate::Lost, &mut world.story)?;
+        world.answer_all()?;
+        for _ in 0..5 {
+            world.extender.tick(11_000_000_000);
+            world.extender.sweep(&world.api, &mut world.story)?;
+            world.answer_all()?;
+            let pod = world.api.pod(&second).ok_or("no pod")?.clone();
+            world.bind(&pod, 0)?;
+            world.answer_all()?;
+            world.check()?;
+        }
+        assert_eq!(world.extender.late.len(), 1, "the API server still has it");
+        world.extender.late_write(&mut world.api, 0, &mut world.story)?;
+        world.check()?;
+        world.quiet()
+    });
+}

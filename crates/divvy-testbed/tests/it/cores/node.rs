@@ -1,0 +1,614 @@
+//! A node: GPUs, cgroups, the container runtime, and the life of pods between kubelet and agent.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use divvy_container::cdi;
+use divvy_model::{ContainerKind, ContainerRequest, Gpu, Health, MiB, Phase, names};
+
+use super::agent::{Agent, Disk, Sight, Start, Stop};
+use super::api::{Api, Seen};
+use super::chance::Chance;
+use super::kubelet::{Kubelet, State};
+use super::ops::Ending;
+use super::story::{Story, ensure};
+
+pub(crate) const GIB: u64 = 1024;
+
+/// Processes of a pod: its sandbox, and containers with the GPUs that their runtime gave them.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub(crate) struct Cgroup {
+    pub(crate) running: BTreeMap<String, BTreeSet<String>>,
+}
+
+/// One node.
+#[derive(Debug)]
+pub(crate) struct SimNode {
+    pub(crate) name: String,
+    /// As they are.
+    pub(crate) gpus: Vec<Gpu>,
+    pub(crate) cgroups: BTreeMap<String, Cgroup>,
+    pub(crate) populated: BTreeSet<String>,
+    pub(crate) disk: Disk,
+    pub(crate) agent: Option<Agent>,
+    pub(crate) kubelet: Kubelet,
+    pub(crate) reserve: MiB,
+    boot: u32,
+    /// (UID, container) → the CDI name in the runtime's create call that is under way. It goes on when the kubelet forgets the pod.
+    pub(crate) creating: BTreeMap<(String, String), String>,
+    /// (UID, GPU) → what the GPU had to share when the pod was last granted something.
+    granted_under: BTreeMap<(String, String), MiB>,
+}
+
+impl SimNode {
+    /// A node with GPUs of these sizes in units, its agent at work.
+    pub(crate) fn new(name: &str, units: &[u64], api: &mut Api) -> Result<SimNode, String> {
+        let gpus = (0..)
+            .zip(units)
+            .map(|(index, units)| gpu(name, index, *units * GIB))
+            .collect();
+        let mut node = SimNode {
+            name: name.to_owned(),
+            gpus,
+            cgroups: BTreeMap::new(),
+            populated: BTreeSet::new(),
+            disk: Disk::default(),
+            agent: None,
+            kubelet: Kubelet::new(name),
+            reserve: MiB::ZERO,
+            boot: 0,
+            creating: BTreeMap::new(),
+            granted_under: BTreeMap::new(),
+        };
+        node.start_agent(api, MiB::ZERO, true, &mut Story::default())?;
+        node.heartbeat(api);
+        Ok(node)
+    }
+
+    fn sight(&self) -> Sight<'_> {
+        Sight {
+            gpus: &self.gpus,
+            handouts: &self.kubelet.handouts,
+            populated: &self.populated,
+        }
+    }
+
+    /// Lets the agent do something with its disk; a killed one is gone, and its stream with it.
+    fn with_agent<T>(
+        &mut self,
+        story: &mut Story,
+        work: impl FnOnce(&mut Agent, &mut Disk, Sight<'_>, &mut Story) -> Result<T, Stop>,
+    ) -> Result<Option<T>, String> {
+        let Some(mut agent) = self.agent.take() else {
+            return Ok(None);
+        };
+        let mut disk = std::mem::take(&mut self.disk);
+        let done = work(&mut agent, &mut disk, self.sight(), story);
+        self.disk = disk;
+        match done {
+            Ok(value) => {
+                self.agent = Some(agent);
+                Ok(Some(value))
+            }
+            Err(Stop::Killed) => {
+                story.tell(|| format!("  the agent of {} is killed", self.name));
+                self.kubelet.stream_ended();
+                Ok(None)
+            }
+            Err(Stop::Broken(text)) => Err(text),
+        }
+    }
+
+    /// A message of ListAndWatch.
+    fn stream(&mut self) {
+        if let Some(agent) = &self.agent {
+            self.kubelet.devices(agent);
+        }
+    }
+
+    pub(crate) fn kill_agent(&mut self) {
+        self.agent = None;
+        self.kubelet.stream_ended();
+    }
+
+    /// Starts the agent, whether or not another life of it is there: list, reconcile, publish, register.
+    pub(crate) fn start_agent(&mut self, api: &mut Api, reserve: MiB, listed: bool, story: &mut Story) -> Result<(), String> {
+        self.reserve = reserve;
+        self.agent = Some(Agent::new(&self.name, self.boot, reserve, &self.disk, self.sight()));
+        self.with_agent(story, |agent, disk, sight, _| {
+            if listed {
+                agent.list(api, disk)?;
+            }
+            agent.reconcile(api, disk, sight, 0)
+        })?;
+        self.publish(api);
+        self.stream();
+        Ok(())
+    }
+
+    pub(crate) fn publish(&mut self, api: &mut Api) {
+        if let Some(agent) = &self.agent {
+            api.publish(&self.name, &agent.core.inventory());
+        }
+    }
+
+    /// The kubelet's write of the node's status.
+    pub(crate) fn heartbeat(&mut self, api: &mut Api) {
+        let (capacity, healthy) = (self.kubelet.capacity, self.kubelet.healthy.len() as u64);
+        let gpus = self.gpus.len() as u64;
+        api.update_node(&self.name, |node| {
+            node.capacity_units = capacity;
+            node.allocatable_units = healthy;
+            node.capacity_gpus = gpus;
+            node.allocatable_gpus = gpus;
+        });
+    }
+
+    pub(crate) fn reconcile(&mut self, api: &Api, events: usize, story: &mut Story) -> Result<(), String> {
+        let found = self.with_agent(story, |agent, disk, sight, _| agent.reconcile(api, disk, sight, events))?;
+        if let Some(found) = found {
+            story.tell(|| format!("  {:?}", found.classes));
+        }
+        self.stream();
+        Ok(())
+    }
+
+    pub(crate) fn agent_sees(&mut self, api: &Api, events: usize, story: &mut Story) -> Result<(), String> {
+        self.with_agent(story, |agent, disk, _, _| agent.watch(api, disk, events))?;
+        self.stream();
+        Ok(())
+    }
+
+    pub(crate) fn relist_agent(&mut self, api: &Api, story: &mut Story) -> Result<(), String> {
+        self.with_agent(story, |agent, disk, _, _| agent.list(api, disk))?;
+        self.stream();
+        Ok(())
+    }
+
+    pub(crate) fn set_health(&mut self, gpu: usize, health: Health) {
+        self.gpus[gpu].health = health;
+        self.gpus[gpu].reason = (health != Health::Ok).then(|| "XID 79".to_owned());
+        if let Some(agent) = &mut self.agent {
+            agent.core.set_hardware("550.54.15", self.gpus.clone()).unwrap();
+        }
+        self.stream();
+    }
+
+    /// Events reach the kubelet: deletions, and a batch of new pods, admitted in any order.
+    pub(crate) fn kubelet_sees(&mut self, api: &mut Api, events: usize, luck: u8, story: &mut Story) -> Result<(), String> {
+        let mut new = Vec::new();
+        for _ in 0..events {
+            match self.kubelet.watch.next(api) {
+                None => break,
+                Some(Seen::Applied(pod)) => match self.kubelet.pods.get_mut(&pod.uid) {
+                    Some(local) => local.terminating |= pod.deleting,
+                    None => {
+                        new.retain(|other: &divvy_model::Pod| other.uid != pod.uid);
+                        new.push(pod);
+                    }
+                },
+                Some(Seen::Deleted(uid)) => {
+                    new.retain(|pod| pod.uid != uid);
+                    self.object_gone(&uid);
+                }
+            }
+        }
+        let mut chance = Chance::new(luck, &self.name);
+        chance.shuffle(&mut new);
+        for pod in new {
+            self.admit(api, &pod, luck, story);
+        }
+        Ok(())
+    }
+
+    fn object_gone(&mut self, uid: &str) {
+        if self.cgroups.contains_key(uid) {
+            if let Some(local) = self.kubelet.pods.get_mut(uid) {
+                local.removed = true;
+            }
+        } else {
+            self.kubelet.pods.remove(uid);
+        }
+    }
+
+    fn admit(&mut self, api: &mut Api, pod: &divvy_model::Pod, luck: u8, story: &mut Story) {
+        if pod.deleting {
+            self.kubelet.know(pod);
+            return;
+        }
+        let mut chance = Chance::new(luck, &pod.uid);
+        let b1 = luck.is_multiple_of(8) && chance.one_in(2);
+        let admitted = self.kubelet.admit(pod, self.agent.as_mut(), b1, &mut chance);
+        self.stream();
+        story.tell(|| {
+            let ids: Vec<_> = self
+                .kubelet
+                .handouts
+                .iter()
+                .filter(|h| h.key.uid == pod.uid)
+                .map(|h| &h.ids)
+                .collect();
+            let b1 = if b1 { ", and forgets them (B1)" } else { "" };
+            format!("  {} admits {}: {admitted:?} {ids:?}{b1}", self.name, pod.uid)
+        });
+        if admitted.is_err() {
+            self.reject(api, &pod.uid);
+        }
+    }
+
+    fn reject(&mut self, api: &mut Api, uid: &str) {
+        if let Some(local) = self.kubelet.pods.get_mut(uid) {
+            local.finished = true;
+            self.report(api, uid);
+        }
+    }
+
+    /// Writes the status of a pod as it is.
+    pub(crate) fn report(&mut self, api: &mut Api, uid: &str) {
+        let running = self.cgroups.get(uid).is_some_and(|cgroup| !cgroup.running.is_empty());
+        let Some(local) = self.kubelet.pods.get(uid) else { return };
+        let phase = match (local.finished || local.evicted, local.apps_done() && local.finished) {
+            (_, true) => Phase::Succeeded,
+            (true, false) => Phase::Failed,
+            (false, false) if running => Phase::Running,
+            (false, false) => api.pod(uid).map_or(Phase::Pending, |pod| pod.phase),
+        };
+        api.status(uid, phase, running);
+    }
+
+    pub(crate) fn report_all(&mut self, api: &mut Api) {
+        for uid in self.kubelet.pods.keys().cloned().collect::<Vec<_>>() {
+            self.report(api, &uid);
+        }
+    }
+
+    /// Fails a pod whose containers run. Pod workers are serial: a create under way is waited for.
+    pub(crate) fn evict(&mut self, api: &mut Api, uid: &str) {
+        if self.creating.keys().any(|(of, _)| of == uid) {
+            return;
+        }
+        if let Some(local) = self.kubelet.pods.get_mut(uid).filter(|local| local.is_live()) {
+            local.evicted = true;
+            local.finished = !self.cgroups.contains_key(uid);
+            self.report(api, uid);
+        }
+    }
+
+    /// A pod worker's next step.
+    pub(crate) fn work(&mut self, api: &mut Api, uid: &str, luck: u8, story: &mut Story) -> Result<(), String> {
+        let creating = self
+            .creating
+            .keys()
+            .find(|(of, _)| of == uid)
+            .map(|(_, container)| container.clone());
+        if let Some(container) = creating {
+            return self.create(api, uid, &container, story);
+        }
+        let Some(local) = self.kubelet.pods.get(uid).filter(|local| local.is_live()) else {
+            return Ok(());
+        };
+        if !self.cgroups.contains_key(uid) {
+            self.cgroups.insert(uid.to_owned(), Cgroup::default());
+            self.populated.insert(uid.to_owned());
+            story.tell(|| format!("  {}: the sandbox of {uid} runs", self.name));
+            return Ok(());
+        }
+        let mut chance = Chance::new(luck, uid);
+        let mut startable = local.startable();
+        chance.shuffle(&mut startable);
+        let Some(container) = startable.pop() else {
+            return Ok(());
+        };
+        if container.units == 0 {
+            self.runs(uid, &container.name, BTreeSet::new());
+            self.report(api, uid);
+            return Ok(());
+        }
+        self.pre_start(api, uid, &container, &mut chance, story)
+    }
+
+    fn pre_start(
+        &mut self,
+        api: &Api,
+        uid: &str,
+        container: &ContainerRequest,
+        chance: &mut Chance,
+        story: &mut Story,
+    ) -> Result<(), String> {
+        let Some(handout) = self.kubelet.handout(uid, &container.name).cloned() else {
+            return Err(format!("{uid} is admitted and its container {} has no ids", container.name));
+        };
+        let mut ids: Vec<String> = handout.ids.iter().cloned().collect();
+        chance.shuffle(&mut ids);
+        let events = if chance.one_in(4) { 2 } else { 0 };
+        let answer = self.with_agent(story, |agent, disk, sight, story| {
+            agent.pre_start(&ids, events, api, disk, sight, story)
+        })?;
+        story.tell(|| format!("  PreStartContainer of {uid}/{}: {answer:?}", container.name));
+        self.stream();
+        let Some(Start::Granted(key)) = answer else {
+            return Ok(());
+        };
+        ensure!(
+            key.uid == uid,
+            "PreStartContainer of {uid}/{} granted {}/{}",
+            container.name,
+            key.uid,
+            key.container
+        );
+        let Some(bound) = api.bound.get(uid) else {
+            return Err(format!("{uid} was granted memory and has no allocation"));
+        };
+        for share in &bound.allocation.gpus {
+            let failed = self.gpus.iter().any(|gpu| gpu.uuid == share.uuid && gpu.health != Health::Ok);
+            ensure!(!failed, "{uid} was granted memory of GPU {}, which has failed", share.uuid);
+            if let Some(agent) = &self.agent {
+                let under = agent.capacity(&share.uuid);
+                self.granted_under.insert((uid.to_owned(), share.uuid.clone()), under);
+            }
+        }
+        if let Some(name) = handout.grant {
+            self.creating.insert((uid.to_owned(), container.name.clone()), name);
+        }
+        Ok(())
+    }
+
+    /// The runtime resolves the name that the kubelet recorded; then the container runs with what the spec says.
+    fn create(&mut self, api: &mut Api, uid: &str, container: &str, story: &mut Story) -> Result<(), String> {
+        let name = self.creating.remove(&(uid.to_owned(), container.to_owned()));
+        let Some(spec) = name.and_then(|name| self.disk.specs.get(&name)) else {
+            story.tell(|| format!("  {uid}/{container}: unresolvable CDI device, to be tried again"));
+            return Ok(());
+        };
+        let spec = cdi::Spec::parse(spec).map_err(|error| error.to_string())?;
+        let edits = &spec.devices[0].container_edits;
+        let gpus: BTreeSet<String> = self
+            .gpus
+            .iter()
+            .filter(|gpu| {
+                let path = format!("/dev/nvidia{}", gpu.minor);
+                edits.device_nodes.iter().any(|node| node.path == path)
+            })
+            .map(|gpu| gpu.uuid.clone())
+            .collect();
+        story.tell(|| format!("  {uid}/{container} runs on {gpus:?}"));
+        let shares = api
+            .bound
+            .get(uid)
+            .and_then(|bound| bound.allocation.containers.get(container));
+        let shares = shares.map(Vec::as_slice).unwrap_or_default();
+        let allocated: BTreeSet<String> = shares.iter().map(|share| share.uuid.clone()).collect();
+        ensure!(
+            gpus == allocated,
+            "invariant 2: {uid}/{container} runs on {gpus:?} and is allocated {allocated:?}"
+        );
+        let units = shares.iter().map(|share| share.memory.0 / GIB).sum::<u64>();
+        let units = format!("{}={units}", names::ALIYUN_CONTAINER);
+        let void = format!("{}={}", names::VISIBLE_DEVICES, names::VISIBLE_NONE);
+        ensure!(
+            edits.env.contains(&units) && edits.env.contains(&void),
+            "invariant 7: {uid}/{container} runs with {:?} and not with {units}, {void}",
+            edits.env
+        );
+        self.runs(uid, container, gpus);
+        self.report(api, uid);
+        Ok(())
+    }
+
+    fn runs(&mut self, uid: &str, container: &str, gpus: BTreeSet<String>) {
+        if let Some(cgroup) = self.cgroups.get_mut(uid) {
+            cgroup.running.insert(container.to_owned(), gpus);
+        }
+        if let Some(local) = self.kubelet.pods.get_mut(uid) {
+            local.set(container, State::Running);
+        }
+    }
+
+    /// UIDs of pods that `end` does something about.
+    pub(crate) fn endable(&self) -> BTreeSet<String> {
+        let terminating = self.kubelet.pods.iter().filter(|(_, local)| local.terminating);
+        self.cgroups.keys().chain(terminating.map(|(uid, _)| uid)).cloned().collect()
+    }
+
+    /// A container ends. When nothing of an ended pod runs its sandbox goes, and then the object, if it was to be deleted.
+    pub(crate) fn end(&mut self, api: &mut Api, uid: &str, container: usize, how: Ending, story: &mut Story) {
+        let leaves = self.kubelet.pods.get(uid).is_none_or(|local| !local.is_live());
+        if let Some(cgroup) = self.cgroups.get_mut(uid) {
+            let names: Vec<String> = cgroup.running.keys().cloned().collect();
+            if let Some(name) = names.get(container % names.len().max(1)) {
+                cgroup.running.remove(name);
+                story.tell(|| format!("  {uid}/{name} ends ({how:?})"));
+                self.ended(uid, name, how);
+                self.report(api, uid);
+                return;
+            }
+            if leaves {
+                self.cgroups.remove(uid);
+                self.populated.remove(uid);
+                self.creating.retain(|(of, _), _| of != uid);
+                story.tell(|| format!("  the sandbox of {uid} goes"));
+                self.left(api, uid);
+            }
+        } else {
+            self.left(api, uid);
+        }
+    }
+
+    fn ended(&mut self, uid: &str, container: &str, how: Ending) {
+        let Some(local) = self.kubelet.pods.get_mut(uid) else { return };
+        let kind = local
+            .pod
+            .request
+            .containers
+            .iter()
+            .find(|c| c.name == container)
+            .map(|c| c.kind);
+        let restarts = local.is_live() && (how == Ending::Crash || kind == Some(ContainerKind::Sidecar));
+        local.set(container, if restarts { State::Waiting } else { State::Done });
+        if local.is_live() && local.apps_done() {
+            // Sidecars are ended with the last app container.
+            local.finished = true;
+            if let Some(cgroup) = self.cgroups.get_mut(uid) {
+                cgroup.running.clear();
+            }
+        }
+    }
+
+    /// Nothing of the pod is left on the node.
+    fn left(&mut self, api: &mut Api, uid: &str) {
+        let Some(local) = self.kubelet.pods.get_mut(uid) else { return };
+        if local.removed {
+            self.kubelet.pods.remove(uid);
+        } else if local.terminating {
+            api.remove(uid);
+            self.kubelet.pods.remove(uid);
+        } else {
+            local.finished = true;
+            self.report(api, uid);
+        }
+    }
+
+    /// A new kubelet process: pods that run are left alone, others are admitted again.
+    pub(crate) fn restart_kubelet(&mut self, api: &mut Api, registered: bool, story: &mut Story) -> Result<(), String> {
+        self.kubelet.restart();
+        self.creating.clear();
+        if registered {
+            self.stream();
+        }
+        let pods = self.kubelet.watch.list(api);
+        let gone: Vec<String> = self
+            .kubelet
+            .pods
+            .keys()
+            .filter(|uid| !pods.iter().any(|pod| pod.uid == **uid))
+            .cloned()
+            .collect();
+        for uid in gone {
+            self.object_gone(&uid);
+        }
+        for pod in pods {
+            let running = self.cgroups.get(&pod.uid).is_some_and(|cgroup| !cgroup.running.is_empty());
+            let skip = match self.kubelet.pods.get_mut(&pod.uid) {
+                Some(local) => {
+                    local.terminating |= pod.deleting;
+                    local.terminating || local.finished || running
+                }
+                None => false,
+            };
+            if !skip {
+                self.admit(api, &pod, 1, story);
+            }
+        }
+        self.stream();
+        Ok(())
+    }
+
+    /// Everything starts again: no process and no spec is left, records and checkpoint are. Minor numbers may have changed.
+    pub(crate) fn reboot(&mut self, api: &mut Api, registered: bool, story: &mut Story) -> Result<(), String> {
+        self.boot += 1;
+        self.agent = None;
+        self.cgroups.clear();
+        self.populated.clear();
+        self.disk.specs.clear();
+        let count = u32::try_from(self.gpus.len()).unwrap();
+        for gpu in &mut self.gpus {
+            gpu.minor = (gpu.index + self.boot) % count;
+        }
+        for local in self.kubelet.pods.values_mut().filter(|local| !local.finished) {
+            local.states.values_mut().for_each(|state| *state = State::Waiting);
+            local.finished = local.evicted;
+        }
+        self.kubelet.pods.retain(|_, local| !local.removed);
+        if registered {
+            self.start_agent(api, self.reserve, false, story)?;
+        }
+        self.restart_kubelet(api, registered, story)?;
+        if !registered {
+            self.start_agent(api, self.reserve, true, story)?;
+        }
+        Ok(())
+    }
+
+    /// UIDs of pods with a container that has this GPU.
+    pub(crate) fn on_gpu(&self, uuid: &str) -> BTreeSet<&String> {
+        self.cgroups
+            .iter()
+            .filter(|(_, cgroup)| cgroup.running.values().any(|gpus| gpus.contains(uuid)))
+            .map(|(uid, _)| uid)
+            .collect()
+    }
+
+    /// Whether another pod that has not ended has exactly the ids of this one: it may have to wait.
+    pub(crate) fn shares_its_ids(&self, uid: &str) -> bool {
+        let names = self.kubelet.handouts.iter().map(|handout| (&handout.key.uid, &handout.grant));
+        let recorded = self.disk.records.values().map(|record| (&record.uid, &record.cdi));
+        let ours: BTreeSet<_> = names.clone().filter(|(of, _)| *of == uid).map(|(_, name)| name).collect();
+        let live = |of: &String| self.populated.contains(of) || self.kubelet.pods.get(of).is_some_and(|local| !local.finished);
+        names
+            .chain(recorded)
+            .any(|(of, name)| of != uid && ours.contains(name) && live(of))
+    }
+
+    /// What holds on a node after every step.
+    pub(crate) fn check(&self, api: &Api) -> Result<(), String> {
+        for gpu in &self.gpus {
+            let live = self.on_gpu(&gpu.uuid);
+            let total = |uid: &str| {
+                api.bound[uid]
+                    .allocation
+                    .share(&gpu.uuid)
+                    .map_or(MiB::ZERO, |share| share.memory)
+            };
+            let sum = live.iter().map(|uid| total(uid)).fold(MiB::ZERO, MiB::saturating_add);
+            let under = |uid: &&&String| self.granted_under.get(&((**uid).clone(), gpu.uuid.clone())).copied();
+            let capacity = live.iter().filter_map(|uid| under(&uid)).max().unwrap_or(MiB::ZERO);
+            ensure!(
+                sum <= capacity,
+                "invariant 1: pods {live:?} have {sum} of GPU {}, which has {capacity} to share",
+                gpu.uuid
+            );
+        }
+        for (uid, cgroup) in &self.cgroups {
+            for (container, _) in cgroup.running.iter().filter(|(_, gpus)| !gpus.is_empty()) {
+                let recorded = self.disk.records.values().any(|record| record.uid == *uid);
+                ensure!(recorded, "invariant 4: {uid}/{container} runs and its grant was ended");
+            }
+        }
+        Ok(())
+    }
+
+    /// Invariant 6.
+    pub(crate) fn check_rebuilt(&mut self) -> Result<(), String> {
+        if let Some(agent) = &mut self.agent {
+            let sight = Sight {
+                gpus: &self.gpus,
+                handouts: &self.kubelet.handouts,
+                populated: &self.populated,
+            };
+            agent.check_rebuilt(&self.disk, sight)?;
+        }
+        Ok(())
+    }
+}
+
+fn gpu(node: &str, index: u32, mib: u64) -> Gpu {
+    Gpu {
+        uuid: format!("GPU-{node}-{index}"),
+        kind: "gpu".to_owned(),
+        parent: None,
+        index,
+        minor: index,
+        pci: String::new(),
+        model: "NVIDIA T4".to_owned(),
+        cc: "7.5".to_owned(),
+        sms: 40,
+        clock_mhz: 1590,
+        total: MiB(mib),
+        reserve: MiB::ZERO,
+        units: 0,
+        held: MiB::ZERO,
+        numa: None,
+        health: Health::Ok,
+        reason: None,
+        links: Vec::new(),
+    }
+}

@@ -1,0 +1,165 @@
+//! The end of every story: what could be placed is placed, everything ends, nothing is left, and all of it can be used again.
+
+use divvy_model::{ContainerKind, Health, MiB, Phase};
+
+use super::kubelet::State;
+use super::ops::Ending;
+use super::story::ensure;
+use super::world::{World, request};
+
+impl World {
+    /// Everything arrives; what waits is placed and started; everything ends; every GPU is used whole once more.
+    pub(crate) fn quiet(&mut self) -> Result<(), String> {
+        self.story.tell(|| "at quiet: everything under way arrives".to_owned());
+        self.calm()?;
+        self.check()?;
+        self.story.tell(|| "at quiet: what waits is placed".to_owned());
+        for pod in self.pending() {
+            self.place(&pod.key())?;
+        }
+        self.run_all()?;
+        self.check_started()?;
+        self.story.tell(|| "at quiet: everything ends".to_owned());
+        self.end_all()?;
+        self.nothing_is_left()?;
+        self.story
+            .tell(|| "at quiet: every GPU recovers and is used whole".to_owned());
+        for node in &mut self.nodes {
+            for gpu in 0..node.gpus.len() {
+                node.set_health(gpu, Health::Ok);
+            }
+            if node.reserve != MiB::ZERO {
+                node.start_agent(&mut self.api, MiB::ZERO, true, &mut self.story)?;
+            }
+        }
+        self.calm()?;
+        let sizes: Vec<u64> = self
+            .nodes
+            .iter()
+            .flat_map(|node| node.gpus.iter().map(|gpu| gpu.total.0 / super::node::GIB))
+            .collect();
+        let mut sizes = sizes;
+        sizes.sort_unstable_by(|a, b| b.cmp(a));
+        for (n, size) in sizes.iter().enumerate() {
+            let name = format!("whole{n}");
+            let units = request(&[("m", ContainerKind::App, *size)]);
+            self.api.create(&name, units);
+            self.extender.watch(&self.api, usize::MAX, usize::MAX);
+            let placed = self.place(&super::api::key(&name))?;
+            ensure!(placed, "{size} units fit nowhere though nothing is left");
+        }
+        self.run_all()?;
+        for pod in self.api.pods.values() {
+            ensure!(
+                pod.phase == Phase::Running,
+                "{} has a whole GPU and does not run: {pod:?}",
+                pod.uid
+            );
+        }
+        self.end_all()?;
+        self.nothing_is_left()
+    }
+
+    /// Kubelets start what they can; init containers end well.
+    fn run_all(&mut self) -> Result<(), String> {
+        for node in &mut self.nodes {
+            let (api, story) = (&mut self.api, &mut self.story);
+            node.kubelet_sees(api, usize::MAX, 1, story)?;
+            let uids: Vec<String> = node.kubelet.pods.keys().cloned().collect();
+            for uid in uids {
+                for _ in 0..12 {
+                    let before = (node.cgroups.get(&uid).cloned(), node.creating.len());
+                    node.work(api, &uid, 1, story)?;
+                    if before == (node.cgroups.get(&uid).cloned(), node.creating.len()) {
+                        break;
+                    }
+                    let init = node.kubelet.pods.get(&uid).and_then(|local| {
+                        let mut containers = local.pod.request.containers.iter();
+                        let init = containers.find(|c| c.kind == ContainerKind::Init)?;
+                        (local.state(&init.name) == State::Running).then(|| init.name.clone())
+                    });
+                    let position = |name: String| node.cgroups.get(&uid)?.running.keys().position(|other| *other == name);
+                    if let Some(position) = init.and_then(position) {
+                        node.end(api, &uid, position, Ending::Well, story);
+                    }
+                }
+            }
+        }
+        self.check_all()?;
+        self.calm()
+    }
+
+    /// Every pod that its kubelet took in runs, unless its GPU failed, or its memory or its ids are still others'.
+    fn check_started(&self) -> Result<(), String> {
+        for node in &self.nodes {
+            for (uid, local) in node.kubelet.pods.iter().filter(|(_, local)| local.is_live()) {
+                let waits = local.startable();
+                let allocation = &self.api.bound[uid].allocation;
+                let excused = node.shares_its_ids(uid)
+                    || allocation.gpus.iter().any(|share| {
+                        let gpu = node.gpus.iter().find(|gpu| gpu.uuid == share.uuid);
+                        let failed = gpu.is_none_or(|gpu| gpu.health != Health::Ok);
+                        let promised = self.api.ledger(&share.uuid).saturating_add(self.ghosts(node, &share.uuid));
+                        let offered = node.agent.as_ref().map_or(MiB::ZERO, |agent| agent.capacity(&share.uuid));
+                        failed || promised > offered
+                    });
+                ensure!(
+                    excused || waits.is_empty(),
+                    "{uid} could run and does not: containers {waits:?} are not started"
+                );
+            }
+        }
+        Ok(())
+    }
+
+    /// Every pod is deleted, every container ends.
+    fn end_all(&mut self) -> Result<(), String> {
+        let uids: Vec<String> = self.api.pods.values().map(|pod| pod.uid.clone()).collect();
+        for uid in uids {
+            self.api.delete(&uid);
+        }
+        for node in &mut self.nodes {
+            node.kubelet_sees(&mut self.api, usize::MAX, 1, &mut self.story)?;
+            for _ in 0..8 {
+                for uid in node.endable() {
+                    node.end(&mut self.api, &uid, 0, Ending::Well, &mut self.story);
+                }
+            }
+        }
+        self.check_all()?;
+        self.calm()
+    }
+
+    /// Invariant 3.
+    fn nothing_is_left(&self) -> Result<(), String> {
+        ensure!(self.api.pods.is_empty(), "pods do not go: {:?}", self.api.pods);
+        self.extender.check_at_rest()?;
+        for node in &self.nodes {
+            let (records, specs) = (&node.disk.records, &node.disk.specs);
+            ensure!(
+                records.is_empty(),
+                "invariant 3: records are left on {}: {records:?}",
+                node.name
+            );
+            ensure!(specs.is_empty(), "invariant 3: specs are left on {}: {specs:?}", node.name);
+            ensure!(node.cgroups.is_empty(), "containers do not end: {:?}", node.cgroups);
+            let held = node
+                .agent
+                .iter()
+                .flat_map(|agent| agent.core.inventory().gpus)
+                .find(|gpu| gpu.held != MiB::ZERO);
+            ensure!(held.is_none(), "invariant 3: memory is held by nobody: {held:?}");
+            let view = self.extender.core.index().ledger().node(&node.name);
+            let view = view.ok_or("the extender has forgotten a node")?;
+            for position in 0..node.gpus.len() {
+                let used = view.used(position);
+                ensure!(
+                    used == MiB::ZERO,
+                    "invariant 3: the extender counts {used} on GPU {position} of {}",
+                    node.name
+                );
+            }
+        }
+        Ok(())
+    }
+}
