@@ -3,11 +3,16 @@
 use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
 
 use rustix::fs::{FlockOperation, flock};
 
 const PREFIX: &str = "divvy-demo-";
 const LOCK: &str = "lock";
+const UNLOCKED: &str = "lock.new";
+
+static NEXT: AtomicU32 = AtomicU32::new(0);
 
 /// A folder of its own for one cluster, removed when this is dropped. While its process lives it holds a lock on a file in it, so
 /// that the next cluster to start can tell what a killed one left behind.
@@ -22,13 +27,18 @@ impl Root {
     pub fn create(base: &Path) -> io::Result<Root> {
         sweep(base)?;
         let own = std::process::id();
-        for attempt in 0..1000u32 {
+        for _ in 0..1000 {
+            // No name is used twice by one process: another one that sweeps may have this folder's predecessor in hand.
+            let number = NEXT.fetch_add(1, Ordering::Relaxed);
             // Short: a Unix socket's path has at most 107 bytes, and sockets lie five folders deeper.
-            let path = base.join(format!("{PREFIX}{own}-{attempt}"));
+            let path = base.join(format!("{PREFIX}{own}-{number}"));
             match fs::create_dir(&path) {
                 Ok(()) => {
-                    let lock = File::create(path.join(LOCK))?;
+                    // Under another name until it is locked: who finds it free takes its cluster for dead.
+                    let unlocked = path.join(UNLOCKED);
+                    let lock = File::create(&unlocked)?;
                     flock(&lock, FlockOperation::NonBlockingLockExclusive)?;
+                    fs::rename(&unlocked, path.join(LOCK))?;
                     let mut permissions = fs::metadata(&path)?.permissions();
                     std::os::unix::fs::PermissionsExt::set_mode(&mut permissions, 0o700);
                     fs::set_permissions(&path, permissions)?;
@@ -63,26 +73,43 @@ impl Drop for Root {
     }
 }
 
+/// A folder without a lock is being made right now, or whoever made it was killed in the middle.
+const BEING_MADE: Duration = Duration::from_secs(60);
+
 /// Removes the folders whose lock nobody holds.
 fn sweep(base: &Path) -> io::Result<()> {
     for entry in fs::read_dir(base)? {
         let entry = entry?;
-        if !entry.file_name().to_string_lossy().starts_with(PREFIX) || !entry.file_type()?.is_dir() {
+        if !entry.file_name().to_string_lossy().starts_with(PREFIX) {
             continue;
         }
-        let free = match File::open(entry.path().join(LOCK)) {
-            Ok(lock) => flock(&lock, FlockOperation::NonBlockingLockExclusive).is_ok(),
-            // No lock file yet: a cluster that is being made right now, unless it has been so for a minute.
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                entry.metadata()?.modified()?.elapsed().is_ok_and(|age| age.as_secs() > 60)
+        match is_abandoned(&entry.path()) {
+            Ok(false) => {}
+            Ok(true) => {
+                if let Err(error) = fs::remove_dir_all(entry.path()) {
+                    tracing::warn!(path = %entry.path().display(), %error, "a killed cluster's folder could not be removed");
+                }
             }
-            Err(_) => false,
-        };
-        if free && let Err(error) = fs::remove_dir_all(entry.path()) {
-            tracing::warn!(path = %entry.path().display(), %error, "a killed cluster's folder could not be removed");
+            // Its owner has just removed it.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => tracing::debug!(path = %entry.path().display(), %error, "left alone"),
         }
     }
     Ok(())
+}
+
+fn is_abandoned(folder: &Path) -> io::Result<bool> {
+    let metadata = fs::symlink_metadata(folder)?;
+    if !metadata.is_dir() {
+        return Ok(false);
+    }
+    match File::open(folder.join(LOCK)) {
+        Ok(lock) => Ok(flock(&lock, FlockOperation::NonBlockingLockExclusive).is_ok()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            Ok(metadata.modified()?.elapsed().is_ok_and(|age| age > BEING_MADE))
+        }
+        Err(error) => Err(error),
+    }
 }
 
 #[cfg(test)]
@@ -106,5 +133,23 @@ mod tests {
         drop(first);
         assert!(!path.exists());
         assert!(second.path().exists());
+    }
+
+    #[test]
+    fn clusters_that_come_and_go_at_once_keep_their_own_folders() {
+        let base = tempfile::tempdir().expect("a folder");
+        std::thread::scope(|scope| {
+            for _ in 0..8 {
+                scope.spawn(|| {
+                    for _ in 0..100 {
+                        let root = Root::create(base.path()).expect("made");
+                        fs::write(root.path().join("file"), "").expect("its folder is there");
+                        std::thread::yield_now();
+                        assert!(root.path().join("file").exists() && root.path().join(LOCK).exists());
+                    }
+                });
+            }
+        });
+        assert_eq!(fs::read_dir(base.path()).expect("readable").count(), 0);
     }
 }
