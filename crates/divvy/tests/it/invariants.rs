@@ -226,18 +226,28 @@ async fn invariant_3_every_allocation_ends_however_its_pod_does() {
 
 #[tokio::test]
 async fn invariant_4_memory_is_given_again_only_when_the_last_container_has_ended() {
-    let mut bed = Bed::new(&[&[4]]).await;
+    // One unit is free on each GPU: the node's sum, which is all that kube-scheduler sees, has room for the new pod all the time.
+    let mut bed = Bed::new(&[&[4, 4]]).await;
+    bed.create(&pod("neighbour").gpu_mem(3));
+    bed.running("neighbour").await;
     for way in [
         "deleted",
         "deleted by force, then restarts",
         "deleted by force, and nobody has said so yet",
     ] {
-        let old = bed.create(&stubborn("old", 3, 2).container("quick", 1));
+        let old = bed.create(&stubborn("old", 2, 2).container("quick", 1));
         bed.running("old").await;
         let new = bed.create(&pod("new").gpu_mem(2));
-        bed.unschedulable("new", "Insufficient").await;
+        bed.unschedulable("new", "Insufficient GPU Memory in one device").await;
         match way {
-            "deleted" => bed.delete("old"),
+            "deleted" => {
+                bed.delete("old");
+                // Somebody who asks now hears the same.
+                bed.create(&pod("newer").gpu_mem(2));
+                bed.unschedulable("newer", "Insufficient GPU Memory in one device").await;
+                bed.delete("newer");
+                bed.gone("newer").await;
+            }
             "deleted by force, then restarts" => {
                 bed.force_delete("old");
                 // The object is gone, and with it the allocation. Who comes now knows it from the grant's record alone.
