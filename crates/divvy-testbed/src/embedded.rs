@@ -3,10 +3,12 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use divvy_model::machine::Machines;
+use rustix::net::{AddressFamily, SocketType, sockopt};
 use serde_json::json;
 use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
 use tokio::net::{TcpStream, UnixStream};
@@ -64,6 +66,8 @@ pub struct Embedded {
     listening: Listening,
     client: kube::Client,
     extender_address: SocketAddr,
+    // Keeps the port while no extender listens on it.
+    _extender_port: OwnedFd,
     scheduler: Scheduler,
     extender: Program,
     nodes: BTreeMap<String, EmbeddedNode>,
@@ -99,7 +103,7 @@ impl Embedded {
         });
         let listening = api.listen(SocketAddr::from(([127, 0, 0, 1], 0))).await?;
         write_private(&root.path().join("kubeconfig"), &api.kubeconfig(listening.addr()))?;
-        let extender_address = free_address()?;
+        let (extender_port, extender_address) = reserve_port()?;
         let extender_kubeconfig = root.path().join("kubeconfig-extender");
         write_private(&extender_kubeconfig, &api.kubeconfig_for(listening.addr(), "extender"))?;
         let extender = start_extender(&settings, root.path(), &extender_kubeconfig, extender_address)?;
@@ -119,6 +123,7 @@ impl Embedded {
             listening,
             client,
             extender_address,
+            _extender_port: extender_port,
             scheduler,
             extender,
             nodes: BTreeMap::new(),
@@ -443,9 +448,14 @@ fn not_joined(name: &str) -> io::Error {
     io::Error::new(io::ErrorKind::NotFound, format!("node {name} has not joined"))
 }
 
-/// An address of the loopback that nobody listens on now.
-fn free_address() -> io::Result<SocketAddr> {
-    std::net::TcpListener::bind(SocketAddr::from(([127, 0, 0, 1], 0)))?.local_addr()
+/// A port of the loopback that nobody else gets while the socket lives: bound, and never listened on, so that a program which
+/// sets SO_REUSEADDR, as servers do, can listen on it, and again after a restart.
+fn reserve_port() -> io::Result<(OwnedFd, SocketAddr)> {
+    let socket = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None)?;
+    sockopt::set_socket_reuseaddr(&socket, true)?;
+    rustix::net::bind(&socket, &SocketAddr::from(([127, 0, 0, 1], 0)))?;
+    let address = SocketAddr::try_from(rustix::net::getsockname(&socket)?)?;
+    Ok((socket, address))
 }
 
 /// A bearer token that other users of the machine cannot guess.
@@ -479,4 +489,24 @@ async fn http(address: SocketAddr, method: &str, path: &str, body: &str) -> io::
         .map(|(_, body)| body.to_owned())
         .unwrap_or_default();
     Ok((status, body))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_reserved_port_is_for_our_server_and_nobody_elses() {
+        let (_socket, address) = reserve_port().expect("a port");
+        for _ in 0..2 {
+            let listener = std::net::TcpListener::bind(address).expect("std sets SO_REUSEADDR, as tokio does");
+            drop(listener);
+        }
+        let mut taken = Vec::new();
+        for _ in 0..300 {
+            let (socket, other) = reserve_port().expect("a port");
+            assert_ne!(other, address);
+            taken.push(socket);
+        }
+    }
 }
