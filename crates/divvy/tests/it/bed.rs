@@ -13,6 +13,7 @@ use divvy_testbed::builders::PodBuilder;
 use divvy_testbed::embedded::{Embedded, Settings};
 use divvy_testbed::node::{ContainerView, Node, NodeEvent, NodeSpec};
 use divvy_testbed::scenario::Cluster as _;
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 use tokio::sync::broadcast::error::RecvError;
 use tokio::task::JoinSet;
@@ -467,6 +468,14 @@ impl Bed {
     /// MiB that containers without a pod hold, by the node's annotation.
     pub(crate) fn held_mib(&self, node: &str) -> u64 {
         self.inventory(node).gpus.iter().map(|gpu| gpu.held.0).sum()
+    }
+
+    /// Stops a node's agent in its tracks, or lets it go on.
+    pub(crate) fn freeze(&self, node: &str, frozen: bool) {
+        let pid = self.cluster.agent_pid(node).and_then(|pid| i32::try_from(pid).ok());
+        let pid = pid.and_then(Pid::from_raw).expect("the agent runs");
+        let signal = if frozen { Signal::STOP } else { Signal::CONT };
+        kill_process(pid, signal).expect("the agent runs");
     }
 
     /// Kills a node's agent, then starts it; waits until it has registered.

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use divvy_testbed::api::{Effect, Match, Rule};
 use divvy_testbed::builders::{PodBuilder, pod};
+use divvy_testbed::node::CgroupVersion;
 use divvy_testbed::scenario::Cluster as _;
 
 use crate::bed::Bed;
@@ -42,7 +43,16 @@ async fn r05_memory_is_given_again_when_the_container_has_ended_not_when_deletio
 
 #[tokio::test]
 async fn r06_a_force_deleted_pods_container_holds_its_memory_until_it_ends_also_over_an_agents_restart() {
-    let mut bed = Bed::new(&[&[4]]).await;
+    force_delete(CgroupVersion::V2).await;
+}
+
+#[tokio::test]
+async fn r06_the_same_with_cgroups_of_version_1() {
+    force_delete(CgroupVersion::V1).await;
+}
+
+async fn force_delete(version: CgroupVersion) {
+    let mut bed = Bed::with(&[&[4]], |spec| spec.cgroup = version).await;
     let old = bed.create(&stubborn("old", 3, 3));
     bed.running("old").await;
     let newcomer = bed.create(&pod("newcomer").gpu_mem(3));
@@ -92,7 +102,7 @@ async fn r06_a_force_deleted_pods_container_holds_its_memory_until_it_ends_also_
 #[tokio::test]
 async fn r07_a_pod_re_created_under_its_name_is_another_pod() {
     let bed = Bed::new(&[&[4]]).await;
-    let first = bed.create_by_hand(&stubborn("s-0", 3, 2));
+    let first = bed.create_by_hand(&stubborn("s-0", 3, 4));
     assert_eq!(bed.bind("s-0", &first, "n1").await, "");
     bed.running("s-0").await;
     // The extender hears of neither the deletion nor the creation.

@@ -175,6 +175,9 @@ async fn list_pod_resources(bed: &Bed) {
 async fn with_double_hand_out(gpus: &[u64]) -> Bed {
     Bed::with(&[gpus], |spec| {
         spec.timings.allocate = Duration::from_millis(700);
+        // A start that was refused is tried again before the agent has cleared up after the pod in its way.
+        spec.timings.start_retry.first = Duration::from_millis(5);
+        spec.timings.start_retry.max = Duration::from_millis(5);
         spec.bugs = Bugs {
             double_hand_out: true,
             ..Bugs::default()
