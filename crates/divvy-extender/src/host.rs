@@ -217,6 +217,7 @@ impl Shared {
                     self.tasks.spawn(async move {
                         let outcome = shared.get(&pod).await;
                         shared.core().checked(&uid, &node, outcome, shared.now());
+                        shared.second_look.changed();
                     });
                 }
             }
@@ -275,11 +276,14 @@ impl Shared {
                         Some(change) => {
                             let now = shared.now();
                             let mut core = shared.core();
+                            let listed = matches!(&change, watch::Change::Reset(_));
                             if let watch::Change::Interrupted(_) = &change {
                                 core.watch_interrupted(now);
                             }
                             take(&mut core, change);
+                            let actions = if listed { core.sweep_after_list(now) } else { Vec::new() };
                             drop(core);
+                            shared.perform(actions);
                             shared.second_look.changed();
                         }
                         None => {

@@ -6,6 +6,16 @@ impl Core {
     /// Looks after reservations that no event has resolved: binds without an answer, and pods whose own event does not
     /// come (created, bound and deleted while the watch was broken). To be called every few seconds.
     pub fn sweep(&mut self, now: Now) -> Vec<Action> {
+        self.look_up_unseen(now, self.timing.unseen_ns)
+    }
+
+    /// The pods were listed anew: what came and went since the watch broke has no events any more, so that whoever is still not
+    /// seen is looked up at once.
+    pub fn sweep_after_list(&mut self, now: Now) -> Vec<Action> {
+        self.look_up_unseen(now, 0)
+    }
+
+    fn look_up_unseen(&mut self, now: Now, unseen_ns: u64) -> Vec<Action> {
         let ledger = self.index.ledger();
         let looked = &self.looked;
         let due: Vec<Action> = ledger
@@ -17,7 +27,7 @@ impl Core {
                 !self.busy_with(uid)
                     && match reservation.standing {
                         Standing::Doubt => true,
-                        Standing::InFlight | Standing::Bound => age >= self.timing.unseen_ns,
+                        Standing::InFlight | Standing::Bound => age >= unseen_ns,
                     }
             })
             .map(|(uid, node, reservation)| Action::Check {

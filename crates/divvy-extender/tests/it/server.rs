@@ -446,6 +446,33 @@ async fn while_a_watch_is_broken_a_refusal_is_an_error_that_is_tried_again() {
     );
 }
 
+/// No event of it ever comes, and nothing else happens that would make kube-scheduler ask again for who waits.
+#[tokio::test]
+async fn a_pod_that_came_and_went_while_the_watch_was_broken_gives_its_memory_back_with_the_next_list() {
+    let cluster = Cluster::fixture().await;
+    let broken = cluster.api.faults().add(Rule::new(
+        Match::any().verb("watch").resource("pods"),
+        Effect::Refuse {
+            code: 500,
+            retry_after_s: None,
+        },
+    ));
+    cluster.api.faults().cut_watches();
+    cluster
+        .eventually("/readyz", |_, text| text.contains("pods: listed; the watch is broken"))
+        .await;
+    let pod = create_pod(&cluster.api, "brief", 16);
+    assert_eq!(cluster.bind(&pod, "n4").await, "");
+    assert_eq!(cluster.used("n4").await, [16, 0, 0, 0]);
+    cluster.api.delete("pods", "default", "brief", &now()).expect("deleted");
+    cluster.api.faults().compact();
+    let began = Instant::now();
+    cluster.api.faults().remove(broken);
+    cluster.used_becomes("n4", &[0, 0, 0, 0]).await;
+    let longest = Duration::from_nanos(settings().timing.unseen_ns);
+    assert!(began.elapsed() < longest, "that took {:?}", began.elapsed());
+}
+
 #[tokio::test]
 async fn a_restart_changes_nothing() {
     // Case 21
