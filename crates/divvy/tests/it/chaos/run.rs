@@ -82,7 +82,7 @@ pub(super) async fn sequence(seed: u64) -> Result<BTreeMap<&'static str, u64>, S
     };
     let outcome = match chaos.play().await {
         Ok(()) => Ok(std::mem::take(&mut chaos.counts)),
-        Err(what) => Err(chaos.report(&what)),
+        Err(what) => Err(chaos.report(&what).await),
     };
     chaos.cluster.shutdown().await;
     outcome
@@ -586,7 +586,12 @@ impl Chaos {
         Ok(())
     }
 
-    fn report(&mut self, what: &str) -> String {
+    async fn report(&mut self, what: &str) -> String {
+        let mut said = String::new();
+        for path in ["/gpushare-scheduler/inspect", "/readyz", "/metrics"] {
+            let answer = self.cluster.ask_extender("GET", path, "").await;
+            said.push_str(&answer.map_or_else(|error| error.to_string(), |(_, body)| body + "\n"));
+        }
         let kept = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("chaos-{}", self.seed));
         let copied = std::fs::create_dir_all(&kept).and_then(|()| {
             for entry in std::fs::read_dir(self.logs())?.flatten() {
@@ -594,6 +599,7 @@ impl Chaos {
             }
             let pods = serde_json::to_string_pretty(&self.pods())?;
             std::fs::write(kept.join("pods.json"), pods)?;
+            std::fs::write(kept.join("extender.txt"), said)?;
             std::fs::write(kept.join("refusals.txt"), audit::lock(&self.audit).refusals.join("\n"))
         });
         let kept = copied.map_or_else(|error| format!("not kept: {error}"), |()| kept.display().to_string());
