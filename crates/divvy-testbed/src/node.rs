@@ -496,7 +496,11 @@ impl Node {
             } else {
                 std::fs::remove_file(&path)
             };
-            removed.map_err(|source| Error::io("remove", &path, source))?;
+            match removed {
+                // An agent that is starting may just have renamed its temporary file.
+                Err(source) if source.kind() != std::io::ErrorKind::NotFound => return Err(Error::io("remove", &path, source)),
+                _ => {}
+            }
         }
         write_boot_id(&paths, &mut lock(&self.seed))?;
         self.start_again().await
