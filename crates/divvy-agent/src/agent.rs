@@ -3,20 +3,22 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use divvy_cluster::list;
 use divvy_container::cdi;
+use divvy_hardware::client::ProbeHandle;
 use divvy_kubelet::checkpoint::Checkpoint;
 use divvy_kubelet::plugin;
-use divvy_model::Health;
+use divvy_model::{Health, MiB};
 use tokio::sync::{Notify, mpsc, watch};
 use tracing::{debug, info, warn};
 
 use crate::cgroups;
 use crate::decide::{Action, Class, Core, Device, Facts, Handout, Key, PreStart};
 use crate::files::FileError;
+use crate::hardware;
 use crate::metrics::Metrics;
 use crate::ready::Readiness;
 use crate::store::Store;
@@ -25,6 +27,8 @@ use crate::store::Store;
 const PATIENCE: Duration = Duration::from_secs(5);
 /// How long one list of the node's pods may take within that.
 const LIST_TIMEOUT: Duration = Duration::from_secs(3);
+/// How long a reconciliation waits for the driver's lists of processes.
+const PROCESSES_TIMEOUT: Duration = Duration::from_secs(2);
 /// How often a waiting start looks again when nothing tells it to.
 const LOOK_AGAIN: Duration = Duration::from_millis(100);
 
@@ -57,6 +61,9 @@ pub(crate) struct Agent {
     pub(crate) events: mpsc::Sender<Action>,
     pub(crate) metrics: Metrics,
     pub(crate) ready: Readiness,
+    probe: OnceLock<ProbeHandle>,
+    /// What the last reconciliation found, for the log.
+    disagreements: Mutex<BTreeMap<Class, u64>>,
 }
 
 impl std::fmt::Debug for Agent {
@@ -108,7 +115,14 @@ impl Agent {
             events: parts.events,
             metrics: Metrics::new(),
             ready: Readiness::default(),
+            probe: OnceLock::new(),
+            disagreements: Mutex::default(),
         }
+    }
+
+    /// Whom to ask for the processes on the GPUs. The first one stays.
+    pub(crate) fn set_probe(&self, probe: ProbeHandle) {
+        self.probe.get_or_init(|| probe);
     }
 
     /// The core. Held for moments: no I/O, no waiting.
@@ -215,6 +229,7 @@ impl Agent {
             fresh,
             node: self.store.node_files(),
             specs: BTreeMap::new(),
+            memory_in_use: None,
         }
     }
 
@@ -333,11 +348,16 @@ impl Agent {
     }
 
     /// One reconciliation.
-    pub(crate) async fn reconcile(self: &Arc<Self>) -> After {
+    /// With `ask_driver` it looks at the processes on the GPUs too; a driver that is slow to answer is not waited for.
+    pub(crate) async fn reconcile(self: &Arc<Self>, ask_driver: bool) -> After {
+        let in_use = match ask_driver {
+            true => self.memory_in_use().await,
+            false => None,
+        };
         let guard = self.grants.clone().lock_owned().await;
         let agent = self.clone();
         let work = tokio::task::spawn_blocking(move || {
-            let after = agent.reconcile_blocking();
+            let after = agent.reconcile_blocking(in_use);
             drop(guard);
             after
         });
@@ -360,9 +380,34 @@ impl Agent {
         after
     }
 
-    fn reconcile_blocking(&self) -> Result<After, FileError> {
+    async fn memory_in_use(&self) -> Option<BTreeMap<String, BTreeMap<String, MiB>>> {
+        let processes = match tokio::time::timeout(PROCESSES_TIMEOUT, self.probe.get()?.processes()).await {
+            Ok(Ok(processes)) => processes,
+            // That the driver does not work is said where its GPUs are followed.
+            Ok(Err(failure)) => {
+                debug!("the processes on the GPUs are not known: {failure}");
+                return None;
+            }
+            Err(_) => {
+                debug!(
+                    "the processes on the GPUs are not known: no answer in {} s",
+                    PROCESSES_TIMEOUT.as_secs()
+                );
+                return None;
+            }
+        };
+        for gpu in &processes {
+            if let Some(error) = &gpu.error {
+                debug!(gpu = gpu.uuid, "the processes on this GPU are not known: {error}");
+            }
+        }
+        Some(hardware::memory_in_use(processes))
+    }
+
+    fn reconcile_blocking(&self, memory_in_use: Option<BTreeMap<String, BTreeMap<String, MiB>>>) -> Result<After, FileError> {
         let facts = Facts {
             specs: self.store.specs()?,
+            memory_in_use,
             ..self.facts(false)
         };
         let found = {
@@ -373,14 +418,20 @@ impl Agent {
             core.reconcile(&facts)
         };
         self.metrics.reconciled(&found);
+        let before = std::mem::replace(
+            &mut *self.disagreements.lock().unwrap_or_else(PoisonError::into_inner),
+            found.classes.clone(),
+        );
         for (class, count) in &found.classes {
             match class {
+                // What lasts is said once, and counted each time.
+                class if before.get(class) == Some(count) && *class != Class::GrantEnded => {}
                 Class::GrantEnded => info!(count, "grants ended: their pods are over and their processes gone"),
                 Class::HeldWithoutPod => debug!(count, "containers without a pod hold memory"),
                 class => warn!(
                     count,
                     class = class.label(),
-                    "records, specs, checkpoint, pods and cgroups disagreed"
+                    "records, specs, checkpoint, pods, cgroups and processes disagreed"
                 ),
             }
         }

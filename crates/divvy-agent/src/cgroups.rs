@@ -1,7 +1,6 @@
 //! Which pods have processes, from the host's cgroups: the only witness that survives a forced deletion.
 //!
-//! A pod's cgroup carries its UID (`pod<uid>`, with systemd `kubepods-burstable-pod<uid with _ for ->.slice`). On cgroup v2
-//! `cgroup.events` says whether the cgroup or one below it has processes; on v1 `pids.current` of the pids controller counts
+//! A pod's cgroup carries its UID ([`divvy_model::cgroup`]). On cgroup v2 `cgroup.events` says whether the cgroup or one below it has processes; on v1 `pids.current` of the pids controller counts
 //! them. Lists of process numbers say nothing across PID namespaces. The pod's sandbox counts: while it is there the kubelet
 //! may start containers in it. A kubelet with `cgroupsPerQOS: false` makes no cgroups for pods; Divvy needs them.
 
@@ -9,6 +8,7 @@ use std::collections::BTreeSet;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use divvy_model::cgroup;
 use tracing::warn;
 
 use crate::files;
@@ -62,22 +62,17 @@ fn walk(directory: &Path, levels: usize, inside: bool, populated: &mut BTreeSet<
         if !entry.file_type().is_ok_and(|kind| kind.is_dir()) {
             continue;
         }
-        match uid_of(&name) {
+        match cgroup::pod_uid(&name) {
             Some(uid) if inside => {
                 let alive = populated.contains(&uid) || is_populated(&entry.path());
                 alive.then(|| populated.insert(uid));
             }
-            _ if !inside && is_kubepods(&name) => walk(&entry.path(), 1, true, populated)?,
+            _ if !inside && cgroup::is_kubepods(&name) => walk(&entry.path(), 1, true, populated)?,
             _ if levels > 0 && !is_foreign(&name) => walk(&entry.path(), levels - 1, inside, populated)?,
             _ => {}
         }
     }
     Ok(())
-}
-
-/// `kubepods`, `kubepods.slice`, `kubelet-kubepods.slice`.
-fn is_kubepods(name: &str) -> bool {
-    name.strip_suffix(".slice").unwrap_or(name).ends_with("kubepods")
 }
 
 /// What systemd makes for others: hundreds on some hosts, and no pods below.
@@ -86,17 +81,6 @@ fn is_foreign(name: &str) -> bool {
         || [".service", ".scope", ".mount", ".socket", ".swap"]
             .iter()
             .any(|ending| name.ends_with(ending))
-}
-
-/// The UID in the name of a pod's cgroup.
-fn uid_of(name: &str) -> Option<String> {
-    let plain = |uid: &str| !uid.is_empty() && uid.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-' || b == b'_');
-    if let Some(slice) = name.strip_suffix(".slice") {
-        let (_, uid) = slice.rsplit_once("-pod")?;
-        return (plain(uid) && !uid.contains('-')).then(|| uid.replace('_', "-"));
-    }
-    let uid = name.strip_prefix("pod")?;
-    plain(uid).then(|| uid.to_owned())
 }
 
 fn is_populated(pod: &Path) -> bool {

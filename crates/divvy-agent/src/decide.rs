@@ -93,6 +93,9 @@ pub struct Facts {
     pub node: NodeFiles,
     /// Spec files of grants that are in the CDI directory, by grant name.
     pub specs: BTreeMap<String, String>,
+    /// Memory that the processes of each pod use on each GPU, as the driver says: by UUID, then by the pod's UID; zero where
+    /// the driver does not say how much. `None`: not asked now, or not answered.
+    pub memory_in_use: Option<BTreeMap<String, BTreeMap<String, MiB>>>,
 }
 
 /// An effect that the caller performs.
@@ -159,6 +162,8 @@ pub struct Core {
     /// In NVML's order; `units` and `reserve` are ours.
     gpus: Vec<Gpu>,
     pods: BTreeMap<String, Known>,
+    /// Pods of this node that ask for none of our resources, by UID: no more than what to call them.
+    others: BTreeMap<String, PodKey>,
     next_seq: u64,
     records: BTreeMap<Key, GrantRecord>,
     handouts: Vec<Handout>,
@@ -178,6 +183,7 @@ impl Core {
             driver: String::new(),
             gpus: Vec::new(),
             pods: BTreeMap::new(),
+            others: BTreeMap::new(),
             next_seq: 0,
             records: BTreeMap::new(),
             handouts: Vec::new(),
@@ -244,8 +250,10 @@ impl Core {
             None => {
                 // A pod that asks for none of ours would only take memory.
                 if !pod.request.wants_memory() && pod.held == Held::Nothing {
+                    self.others.insert(pod.uid.clone(), pod.key());
                     return actions;
                 }
+                self.others.remove(&pod.uid);
                 let (pin, differs) = self.pin_of(&pod);
                 if differs {
                     actions.push(changed(&pod));
@@ -269,12 +277,14 @@ impl Core {
     /// A pod's object is gone. Its containers may still run: its records stay.
     pub fn delete_pod(&mut self, uid: &str) {
         self.pods.remove(uid);
+        self.others.remove(uid);
     }
 
     /// Exactly these pods are bound to this node.
     pub fn reset_pods(&mut self, pods: Vec<Pod>) -> Vec<Action> {
         let present: BTreeSet<String> = pods.iter().map(|pod| pod.uid.clone()).collect();
         self.pods.retain(|uid, _| present.contains(uid));
+        self.others.retain(|uid, _| present.contains(uid));
         pods.into_iter().flat_map(|pod| self.apply_pod(pod)).collect()
     }
 

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use divvy_hardware::client::{Probe as Where, ProbeClient, Spawn, Timing, Update};
 use divvy_hardware::health::{Settings, Tracker, Verdict};
-use divvy_hardware::{GpuFacts, Snapshot};
+use divvy_hardware::{GpuFacts, GpuProcesses, Snapshot};
 use divvy_model::{Gpu, Health, Inventory, MiB};
 use tracing::{info, warn};
 
@@ -52,6 +52,7 @@ pub(crate) async fn follow(
         ..Timing::default()
     };
     let mut client = ProbeClient::start(probe(&config)?, timing);
+    agent.set_probe(client.handle());
     // While the probe starts.
     machine.recall(&agent, before.await);
     let mut warned = None;
@@ -100,19 +101,36 @@ pub(crate) async fn follow(
     }
 }
 
+/// How much memory of each GPU each pod's processes use, by UUID and UID.
+pub(crate) fn memory_in_use(gpus: Vec<GpuProcesses>) -> BTreeMap<String, BTreeMap<String, MiB>> {
+    let mut in_use: BTreeMap<String, BTreeMap<String, MiB>> = BTreeMap::new();
+    for gpu in gpus {
+        let pods = in_use.entry(gpu.uuid).or_default();
+        for process in gpu.processes {
+            // The host's own processes are what --reserve-memory is for.
+            if let Some(uid) = process.pod {
+                let used = pods.entry(uid).or_default();
+                *used = used.saturating_add(process.used);
+            }
+        }
+    }
+    in_use
+}
+
 fn probe(config: &Config) -> Result<Where, Error> {
     let program = match &config.probe {
         Some(config::Probe::Socket(socket)) => return Ok(Where::Socket(socket.clone())),
         Some(config::Probe::Start(program)) => program.clone(),
         None => beside_us()?,
     };
+    let sys_root = (config.sys_root != std::path::Path::new("/")).then(|| config.sys_root.clone());
     // The library is found by the probe itself, in the node's root.
-    let driver_root =
-        (config.sys_root != std::path::Path::new("/") && config.nvml_library.is_none()).then(|| config.sys_root.clone());
+    let driver_root = sys_root.clone().filter(|_| config.nvml_library.is_none());
     Ok(Where::Spawn(Spawn {
         program,
         nvml_library: config.nvml_library.clone(),
         driver_root,
+        sys_root,
         env: Vec::new(),
         watchdog: None,
         dir: config.state_dir().join("probe"),

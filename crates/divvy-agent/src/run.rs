@@ -1,7 +1,7 @@
 //! The agent's life: what is started, in which order, and how it ends.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use divvy_cluster::client::{Choice, connect};
 use divvy_kubelet::plugin::{PluginServer, Settings as PluginSettings, Status};
@@ -200,7 +200,7 @@ async fn prepare(agent: &Arc<Agent>, written: watch::Sender<bool>, has_grants: b
     };
     inventory.wait_for(|text| !text.is_empty()).await.map_err(closed)?;
     // Grants are complete before the first call can come: what a lost record does not book, another pod could get.
-    agent.reconcile().await;
+    agent.reconcile(true).await;
     let mut written = written.subscribe();
     let first_written = written.wait_for(|written| *written);
     if has_grants {
@@ -215,12 +215,18 @@ async fn prepare(agent: &Arc<Agent>, written: watch::Sender<bool>, has_grants: b
 
 async fn keep_reconciling(agent: &Arc<Agent>) {
     let mut pause = RECONCILE;
+    let mut asked = Instant::now();
     loop {
         tokio::select! {
             () = agent.look.notified() => tokio::time::sleep(SETTLE).await,
             () = tokio::time::sleep(pause) => {}
         }
-        pause = match agent.reconcile().await {
+        // However often something happens, the driver is asked for its processes at the regular pace.
+        let ask_driver = asked.elapsed() >= RECONCILE;
+        if ask_driver {
+            asked = Instant::now();
+        }
+        pause = match agent.reconcile(ask_driver).await {
             After::AtRest => RECONCILE,
             After::MemoryHeld => RECONCILE_SOON,
         };

@@ -40,6 +40,8 @@ pub struct Spawn {
     pub nvml_library: Option<PathBuf>,
     /// `--driver-root`.
     pub driver_root: Option<PathBuf>,
+    /// `--sys-root`.
+    pub sys_root: Option<PathBuf>,
     /// `--watchdog`.
     pub watchdog: Option<Duration>,
     /// Environment besides this process's own.
@@ -369,7 +371,7 @@ impl Client {
                             }
                             Some(Kind::Processes(sender)) => {
                                 // Whoever asked may have stopped waiting.
-                                let _ = sender.send(result.and_then(parse));
+                                let _ = sender.send(result.and_then(processes));
                             }
                         },
                     }
@@ -433,6 +435,12 @@ fn child_is_starting(probe: &Probe) -> bool {
 
 fn protocol(error: crate::Error) -> Failure {
     Failure::new(Code::Protocol, error.to_string())
+}
+
+fn processes(value: Value) -> Result<Vec<GpuProcesses>, Failure> {
+    let all: Vec<GpuProcesses> = parse(value)?;
+    GpuProcesses::validate(&all).map_err(protocol)?;
+    Ok(all)
 }
 
 fn parse<T: DeserializeOwned>(value: Value) -> Result<T, Failure> {

@@ -101,13 +101,16 @@ pub struct GpuProcesses {
 }
 
 /// A process on a GPU.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Process {
     /// Process number, of the host (the probe runs with hostPID).
     pub pid: u32,
     /// Memory used; 0 if the driver does not say.
     #[serde(rename = "usedMiB")]
     pub used: MiB,
+    /// UID of the pod that it belongs to, by its cgroup; `None` for a process of the host.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pod: Option<String>,
 }
 
 /// More GPUs than any machine has; a bound for outside input.
@@ -145,6 +148,37 @@ impl Snapshot {
             }
             if gpu.links.len() > 2 * MAX_GPUS || gpu.links.iter().any(|link| !is_uuid(&link.0) || !is_text(&link.1, 32)) {
                 return refuse(format!("GPU {} has links that make no sense", gpu.uuid));
+            }
+        }
+        Ok(())
+    }
+}
+
+impl GpuProcesses {
+    /// Refuses lists that no driver gives: processes of GPUs without a proper name, sizes that arithmetic would have to fear.
+    pub fn validate(all: &[GpuProcesses]) -> Result<(), Error> {
+        let refuse = |text: String| Err(Error::Protocol(format!("a list of processes was refused: {text}")));
+        if all.len() > MAX_GPUS {
+            return refuse(format!("it has more than {MAX_GPUS} GPUs"));
+        }
+        for (i, gpu) in all.iter().enumerate() {
+            if !is_uuid(&gpu.uuid) || all[..i].iter().any(|other| other.uuid == gpu.uuid) {
+                return refuse(format!("GPU {i} has the UUID {:?}, or has it twice", shorten(&gpu.uuid)));
+            }
+            if gpu.error.as_ref().is_some_and(|text| !is_text(text, 1024)) {
+                return refuse(format!("the error of GPU {} is not printable text", gpu.uuid));
+            }
+            for process in &gpu.processes {
+                if process.used.0 >= 1 << 40 {
+                    return refuse(format!("process {} on GPU {} uses {}", process.pid, gpu.uuid, process.used));
+                }
+                // The rule of names of UUIDs is wider than that of pods' UIDs.
+                if process.pod.as_ref().is_some_and(|uid| !is_uuid(uid)) {
+                    return refuse(format!(
+                        "process {} on GPU {} belongs to a pod without a proper UID",
+                        process.pid, gpu.uuid
+                    ));
+                }
             }
         }
         Ok(())
@@ -337,6 +371,31 @@ mod tests {
         for (edit, part) in cases {
             let error = with(edit).expect_err(part);
             assert!(error.contains(part), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_list_of_processes_that_no_driver_gives_is_refused() {
+        let gpu = |uuid: &str, used: u64, pod: Option<&str>| GpuProcesses {
+            uuid: uuid.to_owned(),
+            processes: vec![Process {
+                pid: 7,
+                used: MiB(used),
+                pod: pod.map(str::to_owned),
+            }],
+            error: None,
+        };
+        GpuProcesses::validate(&[gpu("GPU-a", 10, None), gpu("GPU-b", 0, Some("0a-1b"))]).expect("ordinary");
+        for (name, all) in [
+            ("a GPU twice", vec![gpu("GPU-a", 1, None), gpu("GPU-a", 1, None)]),
+            ("a path for a GPU", vec![gpu("../x", 1, None)]),
+            ("a path for a pod", vec![gpu("GPU-a", 1, Some("../x"))]),
+            ("a pod without a UID", vec![gpu("GPU-a", 1, Some(""))]),
+            ("more memory than there is", vec![gpu("GPU-a", u64::MAX, None)]),
+            ("too many GPUs", (0..300).map(|i| gpu(&format!("GPU-{i}"), 1, None)).collect()),
+        ] {
+            let error = GpuProcesses::validate(&all).expect_err(name).to_string();
+            assert!(error.contains("a list of processes was refused"), "{name}: {error}");
         }
     }
 }

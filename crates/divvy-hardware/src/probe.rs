@@ -17,6 +17,7 @@ mod hub;
 mod options;
 mod owner;
 mod peer;
+mod pods;
 mod server;
 
 use std::fmt;
@@ -131,7 +132,7 @@ fn listen(options: &Options) -> Result<std::convert::Infallible, Error> {
     })?;
 
     let hub = Arc::new(hub::Hub::new());
-    let jobs = owner::start(hub.clone(), owner::Pace::default(), {
+    let jobs = owner::start(hub.clone(), owner::Pace::default(), options.sys_root.join("proc"), {
         let options = options.clone();
         move || open_nvidia(&options, &calls).map(|nvidia| Box::new(nvidia) as Box<dyn Backend>)
     })?;

@@ -9,6 +9,7 @@
 #![forbid(unsafe_code)]
 
 mod allocation;
+pub mod cgroup;
 mod device_id;
 mod error;
 mod grant;

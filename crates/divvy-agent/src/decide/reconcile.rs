@@ -1,4 +1,4 @@
-//! Bringing records, specs, checkpoint, pods and cgroups into agreement: on every start and every 10 s.
+//! Bringing records, specs, checkpoint, pods, cgroups and the driver's processes into agreement: on every start and every 10 s.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -30,11 +30,15 @@ pub enum Class {
     DoubleHandout,
     /// Grants of live pods exceed a GPU's capacity (its size or the reserve changed).
     Overcommitted,
+    /// A pod's process runs on a GPU that Divvy did not grant to the pod.
+    NotGranted,
+    /// A pod's processes use more of a GPU's memory than was granted.
+    MemoryExceeded,
 }
 
 impl Class {
     /// Every class, for metrics that exist from the start.
-    pub const ALL: [Class; 10] = [
+    pub const ALL: [Class; 12] = [
         Class::NoAllocation,
         Class::GpuUnavailable,
         Class::RecordRebuilt,
@@ -45,6 +49,8 @@ impl Class {
         Class::CheckpointLost,
         Class::DoubleHandout,
         Class::Overcommitted,
+        Class::NotGranted,
+        Class::MemoryExceeded,
     ];
 
     /// Value of the metrics' label.
@@ -60,6 +66,8 @@ impl Class {
             Class::CheckpointLost => "checkpoint-lost",
             Class::DoubleHandout => "double-handout",
             Class::Overcommitted => "overcommitted",
+            Class::NotGranted => "not-granted",
+            Class::MemoryExceeded => "memory-exceeded",
         }
     }
 
@@ -76,6 +84,8 @@ impl Class {
             Class::CheckpointLost => "CheckpointLost",
             Class::DoubleHandout => "DoubleHandout",
             Class::Overcommitted => "Overcommitted",
+            Class::NotGranted => "GpuNotGranted",
+            Class::MemoryExceeded => "GpuMemoryExceeded",
         }
     }
 }
@@ -109,7 +119,12 @@ impl Core {
         self.measure_held(facts, &records, &mut out);
         self.find_disagreements(facts, &records, &mut out);
         // Forget what was said about pods that are gone for good.
-        let known: BTreeSet<&String> = self.pods.keys().chain(records.keys().map(|key| &key.uid)).collect();
+        let known: BTreeSet<&String> = self
+            .pods
+            .keys()
+            .chain(self.others.keys())
+            .chain(records.keys().map(|key| &key.uid))
+            .collect();
         self.reported.retain(|(_, uid)| known.contains(uid));
         self.held = out.held.clone();
         out
@@ -338,9 +353,46 @@ impl Core {
                 }
             }
         }
+        self.find_strays(facts, records, &mut found);
         for (class, uid, text) in found {
             out.count(class);
             out.actions.extend(self.event_once(class, &uid, &text));
+        }
+    }
+
+    /// What the driver says of pods' processes, against the grants. Nothing can be repaired: the memory is in use.
+    fn find_strays(&self, facts: &Facts, records: &BTreeMap<Key, GrantRecord>, found: &mut Vec<(Class, String, String)>) {
+        for (uuid, pods) in facts.memory_in_use.iter().flatten() {
+            let Some(gpu) = self.gpu(uuid) else { continue };
+            let capacity = self.capacity(gpu);
+            for (uid, used) in pods {
+                // A grant that ended in this very pass was one when the driver was asked.
+                let granted = records
+                    .values()
+                    .chain(self.records_of(uid))
+                    .filter(|record| record.uid == *uid)
+                    .find_map(|record| record.gpus.iter().find(|share| share.uuid == *uuid));
+                match granted.map(|share| booked(share, capacity)) {
+                    None => {
+                        let text = format!(
+                            "a process of the pod runs on GPU {} and uses {used} of it, which Divvy did not grant: the memory may be promised to \
+                             others. A pod gets a GPU by asking for {}; where does this one have it from (privileged, hostPath, another device \
+                             plugin, a default nvidia runtime)?",
+                            gpu.index, self.settings.memory_resource
+                        );
+                        found.push((Class::NotGranted, uid.clone(), text));
+                    }
+                    Some(granted) if *used > granted => {
+                        let text = format!(
+                            "the pod's processes use {used} of GPU {} and {granted} were granted: other pods there may find no memory. Ask for \
+                             more, or let the program take less",
+                            gpu.index
+                        );
+                        found.push((Class::MemoryExceeded, uid.clone(), text));
+                    }
+                    Some(_) => {}
+                }
+            }
         }
     }
 
@@ -371,9 +423,10 @@ impl Core {
 
     /// An event, unless it was said already.
     pub(super) fn event_once(&mut self, class: Class, uid: &str, text: &str) -> Option<Action> {
-        let pod = match self.pods.get(uid) {
-            Some(known) => known.pod.key(),
-            None => self.records_of(uid).next()?.pod(),
+        let pod = match (self.pods.get(uid), self.others.get(uid)) {
+            (Some(known), _) => known.pod.key(),
+            (None, Some(key)) => key.clone(),
+            (None, None) => self.records_of(uid).next()?.pod(),
         };
         self.reported.insert((class, uid.to_owned())).then(|| Action::Event {
             pod,

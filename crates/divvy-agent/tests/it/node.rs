@@ -123,6 +123,7 @@ pub(crate) struct Node {
     // The node.
     pub(crate) populated: BTreeSet<String>,
     pub(crate) node_files: NodeFiles,
+    pub(crate) memory_in_use: Option<BTreeMap<String, BTreeMap<String, MiB>>>,
     // The API server.
     pub(crate) pods: BTreeMap<String, Pod>,
     pub(crate) synced: bool,
@@ -147,6 +148,7 @@ impl Node {
             handouts: Vec::new(),
             populated: BTreeSet::new(),
             node_files: NodeFiles::default(),
+            memory_in_use: None,
             pods: BTreeMap::new(),
             synced: true,
             events: Vec::new(),
@@ -186,7 +188,18 @@ impl Node {
             fresh: false,
             node: self.node_files.clone(),
             specs: self.specs.clone(),
+            memory_in_use: self.memory_in_use.clone(),
         }
+    }
+
+    /// What the driver says of the processes: pod, GPU, MiB.
+    pub(crate) fn processes(&mut self, of: &[(&str, usize, u64)]) {
+        let mut in_use: BTreeMap<String, BTreeMap<String, MiB>> = BTreeMap::new();
+        for (uid, index, mib) in of {
+            let gpu = in_use.entry(self.gpus[*index].uuid.clone()).or_default();
+            gpu.insert((*uid).to_owned(), MiB(*mib));
+        }
+        self.memory_in_use = Some(in_use);
     }
 
     pub(crate) fn perform(&mut self, actions: &[Action]) {

@@ -244,3 +244,51 @@ fn a_pod_that_is_known_by_its_record_only_restarts_while_the_api_server_is_away(
     node.start("a", "main").expect("from its record");
     assert_eq!(node.records, before);
 }
+
+/// The driver's processes are reported against the grants, once for each pod and class, and nothing is taken from anybody.
+#[test]
+fn a_process_where_none_was_granted_or_beyond_the_grant_is_said_once() {
+    type Found<'a> = &'a [(&'a str, usize, u64)];
+    let cases: [(&str, Found<'_>, &[(Class, u64)]); 8] = [
+        ("nobody computes", &[], &[]),
+        ("within the grant", &[("a", 0, 3072)], &[]),
+        ("the driver does not say how much", &[("a", 0, 0)], &[]),
+        ("more than granted", &[("a", 0, 3073)], &[(Class::MemoryExceeded, 1)]),
+        ("the wrong GPU", &[("a", 1, 1)], &[(Class::NotGranted, 1)]),
+        ("a pod that asked for nothing", &[("other", 1, 10)], &[(Class::NotGranted, 1)]),
+        ("a pod that nobody knows", &[("unknown", 1, 10)], &[(Class::NotGranted, 1)]),
+        (
+            "both at once",
+            &[("a", 0, 4000), ("a", 1, 1)],
+            &[(Class::NotGranted, 1), (Class::MemoryExceeded, 1)],
+        ),
+    ];
+    for (name, processes, expected) in cases {
+        let mut node = running(&[4096, 4096], &[("a", 0, 3)]);
+        node.see(divvy_model::Pod {
+            held: divvy_model::Held::Nothing,
+            request: divvy_model::PodRequest::default(),
+            ..simple("other", 0, 1)
+        });
+        node.processes(processes);
+        let before = (node.records.clone(), node.specs.clone());
+        for _ in 0..2 {
+            let found = node.reconcile();
+            assert_eq!(found.classes.into_iter().collect::<Vec<_>>(), expected, "{name}");
+        }
+        assert_eq!((node.records.clone(), node.specs.clone()), before, "{name}");
+        let said: Vec<&str> = node.events.iter().map(|(_, reason, _)| *reason).collect();
+        let known = expected.iter().filter(|_| processes[0].0 != "unknown");
+        assert_eq!(said.len(), known.count(), "{name}: {said:?}");
+    }
+}
+
+#[test]
+fn a_process_of_a_grant_that_has_just_ended_is_no_stray() {
+    let mut node = running(&[4096], &[("a", 0, 3)]);
+    node.processes(&[("a", 0, 3072)]);
+    node.object_gone("a");
+    node.processes_end("a");
+    let found = node.reconcile();
+    assert_eq!(found.classes.keys().copied().collect::<Vec<_>>(), [Class::GrantEnded]);
+}

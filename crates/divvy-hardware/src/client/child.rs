@@ -57,6 +57,9 @@ impl Child {
         if let Some(root) = &spawn.driver_root {
             command.arg("--driver-root").arg(root);
         }
+        if let Some(root) = &spawn.sys_root {
+            command.arg("--sys-root").arg(root);
+        }
         if let Some(watchdog) = spawn.watchdog {
             command.arg("--watchdog").arg(watchdog.as_secs_f64().to_string());
         }

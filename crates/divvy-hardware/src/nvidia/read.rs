@@ -268,6 +268,7 @@ fn processes_of(device: &Device<'_>, uuid: String) -> GpuProcesses {
     let processes = used.into_iter().map(|(pid, bytes)| Process {
         pid,
         used: MiB::from_bytes(bytes),
+        pod: None,
     });
     GpuProcesses {
         uuid,

@@ -21,6 +21,8 @@ Options:
                          finds it, then in the usual folders below the driver root.
   --driver-root PATH     Root of the driver's files, where the host's or a driver container's
                          root is mounted. Default: /
+  --sys-root PATH        Root below which the host's proc is: says which pod a process on a GPU
+                         belongs to. Default: /
   --watchdog SECONDS     End with status 70 when a driver call takes longer (initialising: six
                          times as long), so that the probe is restarted. Default: 10
   --exit-with-stdin      End when standard input is closed: a child of the agent then never
@@ -57,6 +59,8 @@ pub struct Options {
     pub nvml_library: Option<PathBuf>,
     /// Root of the driver's files.
     pub driver_root: PathBuf,
+    /// Root of the host's `proc`.
+    pub sys_root: PathBuf,
     /// Whether to end with standard input.
     pub exit_with_stdin: bool,
     /// Longest that a driver call may take.
@@ -68,11 +72,12 @@ pub struct Options {
 #[error("{0}\nTry: divvy-probe --help")]
 pub struct UsageError(String);
 
-const FLAGS: [&str; 8] = [
+const FLAGS: [&str; 9] = [
     "--listen",
     "--once",
     "--nvml-library",
     "--driver-root",
+    "--sys-root",
     "--watchdog",
     "--exit-with-stdin",
     "--help",
@@ -86,6 +91,7 @@ impl Command {
             listen: PathBuf::new(),
             nvml_library: None,
             driver_root: PathBuf::from("/"),
+            sys_root: PathBuf::from("/"),
             exit_with_stdin: false,
             watchdog: Duration::from_secs(10),
         };
@@ -103,6 +109,7 @@ impl Command {
                 "--listen" => listen = Some(socket_path(&value("a socket, such as unix:/run/divvy/probe.sock")?)?),
                 "--nvml-library" => options.nvml_library = Some(value("the path of libnvidia-ml.so.1")?.into()),
                 "--driver-root" => options.driver_root = value("a folder")?.into(),
+                "--sys-root" => options.sys_root = value("a folder")?.into(),
                 "--watchdog" => options.watchdog = seconds(&value("a number of seconds")?)?,
                 "--once" => once = true,
                 "--exit-with-stdin" => options.exit_with_stdin = true,

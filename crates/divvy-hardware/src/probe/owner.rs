@@ -1,5 +1,6 @@
 //! The thread that owns the driver: it opens it, makes all calls, and opens it again when that may help.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread;
@@ -8,7 +9,7 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 
 use super::hub::Hub;
-use super::{log, spawn};
+use super::{log, pods, spawn};
 use crate::backend::{Backend, Event};
 use crate::protocol::Op;
 use crate::{Code, Error, Failure, Known};
@@ -59,10 +60,12 @@ struct Owner<O> {
     failure: Failure,
     /// Outlives the backend: a lost GPU has its name from before.
     known: Known,
+    /// Where the host's processes are: `/proc`.
+    proc_root: PathBuf,
 }
 
 /// Starts the thread; it opens the driver at once.
-pub(super) fn start<O>(hub: Arc<Hub>, pace: Pace, open: O) -> Result<SyncSender<Job>, Error>
+pub(super) fn start<O>(hub: Arc<Hub>, pace: Pace, proc_root: PathBuf, open: O) -> Result<SyncSender<Job>, Error>
 where
     O: FnMut() -> Result<Box<dyn Backend>, Failure> + Send + 'static,
 {
@@ -75,6 +78,7 @@ where
         opened_at: None,
         failure: Failure::new(Code::Unknown, "the driver was not opened yet"),
         known: Known::default(),
+        proc_root,
     };
     // The standard stack: the driver's library runs on it.
     let thread = thread::Builder::new().name("owner".to_owned());
@@ -125,7 +129,10 @@ impl<O: FnMut() -> Result<Box<dyn Backend>, Failure>> Owner<O> {
                 lost = !snapshot.unreadable.is_empty() || snapshot.gpus.iter().any(|gpu| gpu.lost);
                 serde_json::to_value(snapshot)
             }),
-            Op::Processes => backend.processes().map(serde_json::to_value),
+            Op::Processes => backend.processes().map(|mut processes| {
+                pods::name(&self.proc_root, &mut processes);
+                serde_json::to_value(processes)
+            }),
             Op::Hello | Op::Ping => Ok(Ok(Value::Null)),
         };
         let expired = self.opened_at.is_none_or(|at| at.elapsed() >= self.pace.reopen_for_lost);
@@ -208,7 +215,10 @@ mod tests {
                 Ok(Box::new(Scripted { answers, events: None }) as Box<dyn Backend>)
             }
         };
-        (start(Arc::new(Hub::new()), pace, open).expect("thread"), opened)
+        (
+            start(Arc::new(Hub::new()), pace, "/proc".into(), open).expect("thread"),
+            opened,
+        )
     }
 
     fn snapshot(lost: bool) -> Snapshot {

@@ -48,6 +48,19 @@ async fn the_first_update_is_what_the_machine_description_says() {
 }
 
 #[tokio::test]
+async fn a_process_is_named_after_the_pod_in_whose_cgroup_it_runs() {
+    let machine = Machine::new(TWO);
+    let proc = machine.path("root/proc/7");
+    std::fs::create_dir_all(&proc).expect("folder");
+    std::fs::write(proc.join("cgroup"), "0::/kubepods/burstable/podaaaa-1/01ab\n").expect("cgroup");
+    let mut client = machine.client(fast());
+    snapshot(&mut client, "snapshot", any).await;
+    let all = client.handle().processes().await.expect("processes");
+    let pods: Vec<_> = all[0].processes.iter().map(|p| (p.pid, p.used, p.pod.as_deref())).collect();
+    assert_eq!(pods, [(1, MiB(10), None), (7, MiB(500), Some("aaaa-1"))]);
+}
+
+#[tokio::test]
 async fn an_xid_arrives_within_a_second_and_a_snapshot_follows_at_once() {
     let machine = Machine::new(TWO);
     let timing = Timing {

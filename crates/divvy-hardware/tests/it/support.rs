@@ -112,6 +112,7 @@ impl Machine {
             program: PROBE.into(),
             nvml_library: Some(sim_library().to_owned()),
             driver_root: None,
+            sys_root: Some(self.path("root")),
             watchdog: Some(watchdog),
             env: self.env(),
             dir: self.path("private"),

@@ -470,6 +470,48 @@ async fn invariant_7_an_environment_variable_gets_a_pod_no_other_gpu() {
     bed.end().await;
 }
 
+/// What no invariant can prevent (a privileged pod, a program that takes more than it asked for) is at least said, on the pod.
+#[tokio::test]
+async fn a_process_where_no_gpu_was_granted_or_beyond_its_grant_is_said_on_its_pod() {
+    let mut bed = Bed::new(&[&[8, 8]]).await;
+    let greedy = bed.create(&pod("greedy").gpu_mem(2));
+    let stray = bed.create(&pod("stray").gpu_mem(2));
+    let plain = bed.create_object(json!({
+        "apiVersion": "v1", "kind": "Pod", "metadata": {"name": "plain", "namespace": "default"},
+        "spec": {"nodeName": "n1", "containers": [{"name": "main", "image": "x"}]},
+    }));
+    let granted = |bed: &Bed, name: &str| u32::try_from(bed.gpu_of(name)).expect("small");
+    let mut uses = Vec::new();
+    for (name, uid) in [("greedy", &greedy), ("stray", &stray), ("plain", &plain)] {
+        bed.phase(name, "Running").await;
+        let pid = bed.container(uid, "main").expect("it runs").pid;
+        let (gpu, used_mib) = match name {
+            "greedy" => (granted(&bed, name), 3000),
+            "stray" => (1 - granted(&bed, name), 100),
+            _ => (0, 100),
+        };
+        uses.push(json!({"op": "memory", "gpu": gpu, "pid": pid, "used_mib": used_mib}));
+    }
+    for request in uses {
+        bed.cluster
+            .driver("n1", request)
+            .await
+            .expect("the simulated driver takes it");
+    }
+    bed.event(
+        "greedy",
+        "GpuMemoryExceeded",
+        "use 3000 MiB of GPU 0 and 2048 MiB were granted",
+    )
+    .await;
+    bed.event("stray", "GpuNotGranted", "which Divvy did not grant").await;
+    bed.event("plain", "GpuNotGranted", "uses 100 MiB of it").await;
+    // A restarted agent asks before it serves.
+    bed.restart_agent("n1").await;
+    bed.registered("n1").await;
+    bed.end().await;
+}
+
 #[tokio::test]
 async fn invariant_8_the_same_history_gives_the_same_decisions() {
     /// What was decided for whom, in order, and what the extender says to the last question, to the byte.

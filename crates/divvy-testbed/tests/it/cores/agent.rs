@@ -164,6 +164,7 @@ impl Agent {
             fresh,
             node: NodeFiles::default(),
             specs: disk.specs.clone(),
+            memory_in_use: None,
         }
     }
 

@@ -1,0 +1,15 @@
+//! Whose processes they are: the driver gives process numbers, their cgroups name the pods.
+
+use std::path::Path;
+
+use divvy_model::cgroup;
+
+use crate::GpuProcesses;
+
+/// Fills in the pods. A process that ended meanwhile, or whose files cannot be read, is left to nobody.
+pub(super) fn name(proc_root: &Path, gpus: &mut [GpuProcesses]) {
+    for process in gpus.iter_mut().flat_map(|gpu| &mut gpu.processes) {
+        let text = std::fs::read_to_string(proc_root.join(process.pid.to_string()).join("cgroup"));
+        process.pod = text.ok().as_deref().and_then(cgroup::pod_of_process);
+    }
+}

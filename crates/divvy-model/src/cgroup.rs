@@ -1,0 +1,75 @@
+//! What a kubelet names the cgroups of pods.
+//!
+//! With the cgroupfs driver `kubepods/burstable/pod<uid>/<container id>`, with systemd
+//! `kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod<uid with _ for ->.slice/cri-containerd-<id>.scope`
+//! (kubelet, `pkg/kubelet/cm/cgroup_manager_linux.go`). A kubelet's `cgroupRoot` may stand before either.
+
+/// Whether the directory of this name holds all pods: `kubepods`, `kubepods.slice`, `kubelet-kubepods.slice`.
+pub fn is_kubepods(name: &str) -> bool {
+    name.strip_suffix(".slice").unwrap_or(name).ends_with("kubepods")
+}
+
+/// The UID in the name of a pod's cgroup, if it is one. Only below [`is_kubepods`] does a name mean that.
+pub fn pod_uid(name: &str) -> Option<String> {
+    let plain = |uid: &str| !uid.is_empty() && uid.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-' || b == b'_');
+    if let Some(slice) = name.strip_suffix(".slice") {
+        let (_, uid) = slice.rsplit_once("-pod")?;
+        return (plain(uid) && !uid.contains('-')).then(|| uid.replace('_', "-"));
+    }
+    let uid = name.strip_prefix("pod")?;
+    plain(uid).then(|| uid.to_owned())
+}
+
+/// The UID of the pod that a process belongs to, from its `/proc/<pid>/cgroup`; `None` for a process of no pod.
+///
+/// On v2 that is one line, `0::<path>`, on v1 one for each controller. Read from within a cgroup namespace of its own the
+/// path starts with `/..` and what is common to both is left out, `kubepods` perhaps with it.
+pub fn pod_of_process(proc_cgroup: &str) -> Option<String> {
+    let paths = proc_cgroup.lines().filter_map(|line| line.splitn(3, ':').nth(2));
+    paths.filter_map(pod_of_path).next()
+}
+
+fn pod_of_path(path: &str) -> Option<String> {
+    let mut below_kubepods = path.starts_with("/..");
+    for name in path.split('/') {
+        if let Some(uid) = pod_uid(name).filter(|_| below_kubepods) {
+            return Some(uid);
+        }
+        below_kubepods |= is_kubepods(name);
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_belongs_to_the_pod_in_its_cgroups_path() {
+        for (text, expected) in [
+            ("0::/kubepods/burstable/podaaaa-1/0123abcd\n", Some("aaaa-1")),
+            ("0::/kubepods/podaaaa-1/0123abcd\n", Some("aaaa-1")),
+            ("0::/test-n1/kubepods/besteffort/podaaaa-1/0123abcd\n", Some("aaaa-1")),
+            (
+                "0::/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod0a_1b_2c.slice/cri-containerd-01ab.scope\n",
+                Some("0a-1b-2c"),
+            ),
+            ("0::/../../podaaaa-1/0123abcd\n", Some("aaaa-1")),
+            (
+                "0::/../../kubepods-besteffort-pod0a_1b.slice/cri-containerd-01ab.scope\n",
+                Some("0a-1b"),
+            ),
+            (
+                "12:pids:/kubepods/burstable/podaaaa-1/01ab\n3:name=systemd:/kubepods/burstable/podaaaa-1/01ab\n0::/\n",
+                Some("aaaa-1"),
+            ),
+            ("0::/system.slice/podman.service\n", None),
+            ("0::/user.slice/user-1000.slice/pod1\n", None),
+            ("0::/\n", None),
+            ("garbage", None),
+            ("", None),
+        ] {
+            assert_eq!(pod_of_process(text).as_deref(), expected, "{text}");
+        }
+    }
+}
