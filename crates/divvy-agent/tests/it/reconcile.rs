@@ -248,8 +248,8 @@ fn a_pod_that_is_known_by_its_record_only_restarts_while_the_api_server_is_away(
 /// The driver's processes are reported against the grants, once for each pod and class, and nothing is taken from anybody.
 #[test]
 fn a_process_where_none_was_granted_or_beyond_the_grant_is_said_once() {
-    type Found<'a> = &'a [(&'a str, usize, u64)];
-    let cases: [(&str, Found<'_>, &[(Class, u64)]); 8] = [
+    type Case<'a> = (&'a str, &'a [(&'a str, usize, u64)], &'a [(Class, u64)]);
+    let cases: [Case<'_>; 8] = [
         ("nobody computes", &[], &[]),
         ("within the grant", &[("a", 0, 3072)], &[]),
         ("the driver does not say how much", &[("a", 0, 0)], &[]),
