@@ -5,7 +5,9 @@ use std::process::ExitCode;
 
 use clap::Parser as _;
 use divvy::cli::{Cli, arguments};
-use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::Targets;
+use tracing_subscriber::layer::SubscriberExt as _;
+use tracing_subscriber::util::SubscriberInitExt as _;
 
 fn main() -> ExitCode {
     let cli = Cli::parse_from(arguments(std::env::args_os()));
@@ -31,20 +33,22 @@ fn main() -> ExitCode {
 
 /// Plain on a terminal, JSON otherwise: the one is read by people, the other by collectors.
 fn log(filter: Option<&str>) -> anyhow::Result<()> {
-    let filter = EnvFilter::try_new(filter.unwrap_or(
-        "warn,kube_client=error,divvy=info,divvy_agent=info,divvy_extender=info,divvy_kubelet=info,divvy_hardware=info",
-    ))
-    .map_err(|error| anyhow::anyhow!("--log: {error}; write a level such as info, or module=level pairs"))?;
-    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    // Levels by module and nothing finer: filters by span and field would cost a regular expression engine.
+    let filter: Targets = filter
+        .unwrap_or("warn,kube_client=error,divvy=info,divvy_agent=info,divvy_extender=info,divvy_kubelet=info,divvy_hardware=info")
+        .parse()
+        .map_err(|error| anyhow::anyhow!("--log: {error}; write a level such as info, or module=level pairs"))?;
+    let lines = tracing_subscriber::fmt::layer().with_writer(std::io::stderr);
+    let log = tracing_subscriber::registry().with(filter);
     if std::io::stderr().is_terminal() {
-        builder.with_target(false).init();
+        log.with(lines.with_target(false)).init();
     } else {
-        builder
+        let lines = lines
             .json()
             .flatten_event(true)
             .with_current_span(false)
-            .with_span_list(false)
-            .init();
+            .with_span_list(false);
+        log.with(lines).init();
     }
     Ok(())
 }
