@@ -4,8 +4,9 @@
 //!
 //! ```text
 //! waiting for the pod ─► looking the pod up ─► waiting for the node ─► posting ─► (2xx) done
-//!                        (only if not cached)                             │
-//!                                                                        └─► resolving by GET ─► done
+//!                        (only if not cached)         │    ▲             │
+//!                                                     ▼    │             └─► resolving by GET ─► done
+//!                                       looking the pod up (after a start; when the GPU of an earlier try is not well)
 //! ```
 //!
 //! One bind at a time is posting for a node. A bind that has no answer lets the next one go on: what it reserved
@@ -15,10 +16,13 @@ mod bind;
 mod binding;
 mod filter;
 mod sweep;
+mod twice;
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use divvy_cluster::index::Index;
+use divvy_cluster::objects::{NodeObject, PodObject};
+use divvy_cluster::watch::Change;
 use divvy_model::{Held, MemoryUnit, Pod, PodKey};
 
 pub use binding::BindingRequest;
@@ -45,6 +49,10 @@ pub struct Timing {
     pub doubt_ns: u64,
     /// How long after a bind the pod's own event may take before the pod is looked up.
     pub unseen_ns: u64,
+    /// How long after a complete list of pods nothing is promised yet. What another extender sent before it was killed, or before
+    /// this one took over, is carried out within this time and seen by the watch, or it is found afterwards
+    /// ([`Core::promised_twice`]).
+    pub settle_ns: u64,
 }
 
 impl Default for Timing {
@@ -55,6 +63,7 @@ impl Default for Timing {
             first_pause_ns: 50 * MS,
             doubt_ns: 65_000 * MS,
             unseen_ns: 10_000 * MS,
+            settle_ns: 1_000 * MS,
         }
     }
 }
@@ -176,6 +185,8 @@ pub struct Counts {
     pub refused: u64,
     /// Binds that ended without knowing.
     pub unknown: u64,
+    /// Pods that were found to be promised memory that another pod was promised, too.
+    pub promised_twice: u64,
 }
 
 /// The extender's state: what is known of the cluster, and the binds under way.
@@ -193,6 +204,12 @@ pub struct Core {
     looked: BTreeMap<(String, String), u64>,
     /// When a watch last broke.
     interrupted_ns: Option<u64>,
+    /// Until when nothing is promised.
+    settled_ns: u64,
+    /// UIDs of pods whose owners were told that their GPU was promised twice.
+    told: BTreeSet<String>,
+    /// Up to which version of the ledger such GPUs were looked for.
+    looked_at: u64,
     next: u64,
     counts: Counts,
 }
@@ -206,10 +223,13 @@ struct Op {
     stage: Stage,
     /// The pod as it was decided for.
     pod: Option<Pod>,
-    /// What was written on it.
-    sent: Option<Held>,
+    /// What was written on it, first what this bind wrote, then what earlier ones did that may still be carried out. Nothing for a
+    /// pod that asks for no memory.
+    sent: Vec<Held>,
     /// An earlier POST with the same content may still be carried out.
     doubted: bool,
+    /// The pod was read from the API server for this bind.
+    read: bool,
     pause_ns: u64,
 }
 
@@ -238,6 +258,9 @@ impl Core {
             nodes_taken: BTreeMap::new(),
             looked: BTreeMap::new(),
             interrupted_ns: None,
+            settled_ns: 0,
+            told: BTreeSet::new(),
+            looked_at: 0,
             next: 0,
             counts: Counts::default(),
         }
@@ -248,14 +271,42 @@ impl Core {
         &self.index
     }
 
-    /// For the watches.
+    /// To take in objects that are values already.
     pub fn index_mut(&mut self) -> &mut Index {
         &mut self.index
     }
 
-    /// A watch broke; it says by its next change that it works again.
-    pub fn watch_interrupted(&mut self, now: Now) {
-        self.interrupted_ns = Some(now.monotonic_ns);
+    /// Takes in a change of pods.
+    pub fn pod_change(&mut self, change: Change<PodObject>, now: Now) -> Vec<Action> {
+        let listed = matches!(change, Change::Reset(_));
+        if matches!(change, Change::Interrupted(_)) {
+            self.interrupted_ns = Some(now.monotonic_ns);
+        }
+        self.index.pod_change(change);
+        let mut actions = if listed { self.pods_listed(now) } else { Vec::new() };
+        actions.extend(self.promised_twice());
+        actions
+    }
+
+    /// Takes in a change of nodes.
+    pub fn node_change(&mut self, change: Change<NodeObject>, now: Now) -> Vec<Action> {
+        if matches!(change, Change::Interrupted(_)) {
+            self.interrupted_ns = Some(now.monotonic_ns);
+        }
+        self.index.node_change(change);
+        self.promised_twice()
+    }
+
+    /// All pods were listed: at the start, or after a watch that could not be resumed. Nothing is promised for a moment, and
+    /// who came and went since the watch broke is looked up, since no event tells it any more.
+    pub fn pods_listed(&mut self, now: Now) -> Vec<Action> {
+        self.settled_ns = now.monotonic_ns.saturating_add(self.timing.settle_ns);
+        self.sweep_after_list(now)
+    }
+
+    /// How long nothing is promised yet.
+    fn settling(&self, now: Now) -> Option<u64> {
+        self.settled_ns.checked_sub(now.monotonic_ns).filter(|rest| *rest > 0)
     }
 
     /// What happened so far.

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::pin::pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use divvy_cluster::events::{Events, Note, pod_reference};
 use divvy_cluster::objects::{self, PodObject};
@@ -13,6 +13,7 @@ use divvy_model::{MemoryUnit, PodKey};
 use futures::{Stream, StreamExt};
 use kube::api::{Api, PostParams};
 use tokio::sync::oneshot;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -114,12 +115,8 @@ pub fn serve(client: kube::Client, settings: Settings, stop: CancellationToken) 
         tasks: TaskTracker::new(),
         ended: CancellationToken::new(),
     });
-    shared.watch(watch::pods(client.clone(), None), stop.clone(), |core, change| {
-        core.index_mut().pod_change(change);
-    });
-    shared.watch(watch::nodes(client, None), stop.clone(), |core, change| {
-        core.index_mut().node_change(change);
-    });
+    shared.watch(watch::pods(client.clone(), None), stop.clone(), Core::pod_change);
+    shared.watch(watch::nodes(client, None), stop.clone(), Core::node_change);
     shared.sweep(stop);
     Served {
         router: crate::http::router(shared.clone()),
@@ -195,6 +192,7 @@ impl Shared {
                     });
                 }
                 Action::Warn { pod, uid, reason, text } => {
+                    tracing::warn!(%pod, reason, %text, "the pod's owner is told");
                     let shared = self.clone();
                     self.tasks.spawn(async move {
                         let note = Note {
@@ -264,7 +262,7 @@ impl Shared {
         self: &Arc<Self>,
         changes: impl Stream<Item = watch::Change<T>> + Send + 'static,
         stop: CancellationToken,
-        take: impl Fn(&mut Core, watch::Change<T>) + Send + 'static,
+        take: impl Fn(&mut Core, watch::Change<T>, Now) -> Vec<Action> + Send + 'static,
     ) {
         let shared = self.clone();
         self.tasks.spawn(async move {
@@ -274,15 +272,7 @@ impl Shared {
                     () = stop.cancelled() => return,
                     change = changes.next() => match change {
                         Some(change) => {
-                            let now = shared.now();
-                            let mut core = shared.core();
-                            let listed = matches!(&change, watch::Change::Reset(_));
-                            if let watch::Change::Interrupted(_) = &change {
-                                core.watch_interrupted(now);
-                            }
-                            take(&mut core, change);
-                            let actions = if listed { core.sweep_after_list(now) } else { Vec::new() };
-                            drop(core);
+                            let actions = take(&mut shared.core(), change, shared.now());
                             shared.perform(actions);
                             shared.second_look.changed();
                         }

@@ -22,6 +22,7 @@ use divvy_cluster::index::Feed;
 use serde::Serialize;
 
 use crate::host::Shared;
+use crate::metrics::Seen;
 use wire::{BindResult, FilterResult};
 
 /// What gpushare's extender answers to `/version`, to the byte: tools compare it.
@@ -135,8 +136,8 @@ async fn ready(State(shared): State<Arc<Shared>>) -> Response {
 }
 
 async fn metrics(State(shared): State<Arc<Shared>>) -> Response {
-    let text = shared.metrics.text(&shared.core());
-    match text {
+    let seen = Seen::of(&shared.core());
+    match shared.metrics.text(&seen) {
         Ok(text) => (
             [(
                 header::CONTENT_TYPE,

@@ -87,15 +87,36 @@ impl Refusal {
 
 impl Ledger {
     /// Whether a pod may go to a node, for filter: advisory, nothing is reserved. `uid` is the asking pod's: what is
-    /// already reserved or bound for it on this node is its own, and fits.
+    /// already reserved or bound for it on this node is its own, and fits while it is good.
     ///
     /// A pod that asks for no memory fits every node that there is.
     pub fn fits(&self, node: &str, ask: &Ask, uid: &str) -> Result<(), Refusal> {
         let view = self.known(node)?;
-        if ask.units == 0 || self.reservation(uid, node).is_some() || self.bound_to(uid) == Some(node) {
+        if ask.units == 0 || self.bound_to(uid) == Some(node) || self.reserved_and_good(uid, node).is_some() {
             return Ok(());
         }
         best_fit(&view, ask).map(|_| ())
+    }
+
+    /// What is reserved for a pod on a node, the last first, if it could be given to the pod now: its GPUs are there, are well, and
+    /// have room for it beside what others hold.
+    pub fn reserved_and_good(&self, uid: &str, node: &str) -> Option<&Held> {
+        let reservation = self.reservation(uid, node)?;
+        let view = self.node(node)?;
+        let state = view.state().filter(|state| !matches!(state.source, Source::Unusable(_)))?;
+        let own: Vec<_> = reservation.possible().flat_map(|held| self.parts(state, held)).collect();
+        let good = |held: &&Held| {
+            let parts = self.parts(state, held);
+            let mut rooms = parts.iter().map(|part| {
+                let position = part.position?;
+                let own = own.iter().filter(|own| own.position == Some(position));
+                let own = own.fold(MiB::ZERO, |sum, own| sum.saturating_add(own.memory));
+                let well = state.gpus.get(position)?.health == Health::Ok;
+                (well && view.free_beside(position, own) >= part.memory).then_some(())
+            });
+            !parts.is_empty() && rooms.all(|room| room.is_some())
+        };
+        reservation.possible().find(good)
     }
 
     /// Chooses the GPU of a node: the one with the least left that is enough, of equals the lowest index; as

@@ -351,7 +351,9 @@ impl NodeView<'_> {
         let reserved = self.reserved().map(|(uid, reservation)| Holder {
             pod: reservation.pod.clone(),
             uid: uid.to_owned(),
-            memory: share(&reservation.held),
+            memory: reservation
+                .possible()
+                .fold(MiB::ZERO, |sum, held| sum.saturating_add(share(held))),
             kind: HolderKind::Reserved,
         });
         let mut holders: Vec<Holder> = bound.chain(reserved).filter(|holder| holder.memory > MiB::ZERO).collect();

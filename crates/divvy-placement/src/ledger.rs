@@ -24,14 +24,18 @@ pub struct Ledger {
     buried: Buried,
     /// Nodes whose count is out of date within one update.
     dirty: BTreeSet<String>,
+    /// (version, name) of nodes with a GPU of which more is booked than it has, so that each is looked at once per change.
+    overbooked: BTreeSet<(u64, String)>,
     last_version: u64,
+    last_arrival: u64,
 }
 
 /// All that is known under one node's name.
 #[derive(Debug, Clone, Default)]
 struct Entry {
     state: Option<NodeState>,
-    pods: BTreeSet<String>,
+    /// UID → how many pods had come to nodes when this one came here.
+    pods: BTreeMap<String, u64>,
     reserved: BTreeSet<String>,
     usage: Usage,
     version: u64,
@@ -69,6 +73,15 @@ pub(crate) struct Usage {
     pub(crate) cpu_milli: u64,
     pub(crate) memory_bytes: u64,
     pub(crate) pods: u64,
+    pub(crate) oddities: Oddities,
+}
+
+/// How many of a node's live pods have what [`crate::Anomaly`] describes.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Oddities {
+    pub(crate) unknown_gpu: u64,
+    pub(crate) unreadable: u64,
+    pub(crate) not_allocated: u64,
 }
 
 /// An allocation that was promised to a pod and is not seen in its annotations yet.
@@ -78,10 +91,20 @@ pub struct Reservation {
     pub pod: PodKey,
     /// What is being written on it.
     pub held: Held,
+    /// What was written on it for this node before, without an answer: it may be carried out yet, in place of `held`. Booked like
+    /// `held`, so that whichever is carried out was not promised to anybody else.
+    pub earlier: Vec<Held>,
     /// How far the write is.
     pub standing: Standing,
     /// When it was last written, by the caller's clock in nanoseconds; the ledger does not look at it.
     pub since_ns: u64,
+}
+
+impl Reservation {
+    /// All that may turn out to be written on the pod, the last first.
+    pub fn possible(&self) -> impl Iterator<Item = &Held> {
+        std::iter::once(&self.held).chain(self.earlier.iter().rev())
+    }
 }
 
 /// How far the write of a reservation is.
@@ -114,7 +137,9 @@ impl Ledger {
             reservations: BTreeMap::new(),
             buried: Buried::default(),
             dirty: BTreeSet::new(),
+            overbooked: BTreeSet::new(),
             last_version: 0,
+            last_arrival: 0,
         }
     }
 
@@ -150,6 +175,11 @@ impl Ledger {
     /// The pod that has this name now.
     pub fn pod_named(&self, key: &PodKey) -> Option<&Pod> {
         self.uids.get(key).and_then(|uid| self.pods.get(uid))
+    }
+
+    /// How many pods are known.
+    pub fn pod_count(&self) -> usize {
+        self.pods.len()
     }
 
     /// All pods, by UID.
@@ -255,7 +285,38 @@ impl Ledger {
         }
     }
 
-    /// Gives a reservation back. False if there was none.
+    /// The API server has carried this write out. None of the others will be: a binding is final.
+    pub fn confirm(&mut self, uid: &str, node: &str, held: &Held, since_ns: u64) {
+        if let Some(reservation) = self.reservations.get_mut(uid).and_then(|nodes| nodes.get_mut(node)) {
+            reservation.held = held.clone();
+            reservation.earlier.clear();
+            reservation.standing = Standing::Bound;
+            reservation.since_ns = since_ns;
+            self.dirty.insert(node.to_owned());
+            self.settle();
+        }
+    }
+
+    /// The last write will not be carried out; those before it still may.
+    pub fn withdraw(&mut self, uid: &str, node: &str, since_ns: u64) {
+        let Some(reservation) = self.reservations.get_mut(uid).and_then(|nodes| nodes.get_mut(node)) else {
+            return;
+        };
+        match reservation.earlier.pop() {
+            None => {
+                self.unreserve(uid, node);
+            }
+            Some(earlier) => {
+                reservation.held = earlier;
+                reservation.standing = Standing::Doubt;
+                reservation.since_ns = since_ns;
+                self.dirty.insert(node.to_owned());
+            }
+        }
+        self.settle();
+    }
+
+    /// Gives a reservation back, with all that may have been written. False if there was none.
     pub fn release(&mut self, uid: &str, node: &str) -> bool {
         let released = self.unreserve(uid, node);
         self.settle();
@@ -305,7 +366,11 @@ impl Ledger {
             }
         }
         if let Some(node) = &pod.node {
-            self.nodes.entry(node.clone()).or_default().pods.insert(pod.uid.clone());
+            let pods = &mut self.nodes.entry(node.clone()).or_default().pods;
+            if !pods.contains_key(&pod.uid) {
+                self.last_arrival += 1;
+                pods.insert(pod.uid.clone(), self.last_arrival);
+            }
             self.dirty.insert(node.clone());
             self.unreserve_all(&pod.uid);
         }
@@ -372,6 +437,7 @@ impl Ledger {
             let Some(entry) = self.nodes.get(&name) else {
                 continue;
             };
+            self.overbooked.remove(&(entry.version, name.clone()));
             if entry.state.is_none() && entry.pods.is_empty() && entry.reserved.is_empty() {
                 self.nodes.remove(&name);
                 continue;
@@ -382,8 +448,23 @@ impl Ledger {
             if let Some(entry) = self.nodes.get_mut(&name) {
                 entry.usage = usage;
                 entry.version = version;
+                let gpus = entry.state.iter().flat_map(|state| &state.gpus);
+                if gpus.zip(&entry.usage.gpus).any(|(gpu, used)| *used > gpu.capacity) {
+                    self.overbooked.insert((version, name));
+                }
             }
         }
+    }
+
+    /// Nodes that changed after the one with this version, and have a GPU of which more is booked than it has.
+    pub(crate) fn overbooked_nodes(&self, since: u64) -> impl Iterator<Item = NodeView<'_>> {
+        let changed = self.overbooked.range((since.saturating_add(1), String::new())..);
+        changed.filter_map(|(_, name)| self.node(name))
+    }
+
+    /// The version of the last change of any node.
+    pub fn version(&self) -> u64 {
+        self.last_version
     }
 
     fn count(&self, name: &str, entry: &Entry) -> Usage {
@@ -391,38 +472,46 @@ impl Ledger {
             gpus: vec![MiB::ZERO; entry.state.as_ref().map_or(0, |state| state.gpus.len())],
             ..Usage::default()
         };
-        for uid in &entry.pods {
+        for uid in entry.pods.keys() {
             if let Some(pod) = self.pods.get(uid).filter(|pod| !pod.ended()) {
                 usage.add_pod(pod);
-                self.book(&mut usage, entry.state.as_ref(), &pod.held);
+                let unknown = self.book(&mut usage, entry.state.as_ref(), &pod.held);
+                // Nothing is said about a node that has not been seen.
+                if entry.state.is_some() {
+                    usage.oddities.add(pod, unknown);
+                }
             }
         }
         for uid in &entry.reserved {
             if let Some(pod) = self.pods.get(uid) {
                 usage.add_pod(pod);
             }
-            if let Some(reservation) = self.reservation(uid, name) {
-                self.book(&mut usage, entry.state.as_ref(), &reservation.held);
+            for held in self.reservation(uid, name).into_iter().flat_map(Reservation::possible) {
+                self.book(&mut usage, entry.state.as_ref(), held);
             }
         }
         usage
     }
 
-    fn book(&self, usage: &mut Usage, state: Option<&NodeState>, held: &Held) {
+    /// Adds what is held to what is taken. Gives the number of GPUs that the node does not have.
+    fn book(&self, usage: &mut Usage, state: Option<&NodeState>, held: &Held) -> u64 {
         let Some(state) = state else {
-            return;
+            return 0;
         };
+        let mut unknown = 0;
         for part in self.parts(state, held) {
-            match part.position.and_then(|position| usage.gpus.get_mut(position)) {
-                Some(used) => *used = used.saturating_add(part.memory),
-                // On a node whose UUIDs are not known it may be any GPU. Where they are known, the GPU is not there
-                // any more, and what was on it takes nothing from the others.
-                None if state.gpus.iter().all(|gpu| gpu.uuid.is_none()) && matches!(held, Held::Allocation(_)) => {
-                    usage.anywhere = usage.anywhere.saturating_add(part.memory);
-                }
-                None => {}
+            if let Some(used) = part.position.and_then(|position| usage.gpus.get_mut(position)) {
+                *used = used.saturating_add(part.memory);
+                continue;
+            }
+            unknown += 1;
+            // On a node whose UUIDs are not known it may be any GPU. Where they are known, the GPU is not there
+            // any more, and what was on it takes nothing from the others.
+            if state.gpus.iter().all(|gpu| gpu.uuid.is_none()) && matches!(held, Held::Allocation(_)) {
+                usage.anywhere = usage.anywhere.saturating_add(part.memory);
             }
         }
+        unknown
     }
 
     /// What is held, resolved against a node's GPUs.
@@ -463,6 +552,17 @@ impl Usage {
     }
 }
 
+impl Oddities {
+    fn add(&mut self, pod: &Pod, unknown_gpus: u64) {
+        self.unknown_gpu = self.unknown_gpu.saturating_add(unknown_gpus);
+        match &pod.held {
+            Held::Unreadable(_) => self.unreadable = self.unreadable.saturating_add(1),
+            Held::Nothing if pod.request.wants_memory() => self.not_allocated = self.not_allocated.saturating_add(1),
+            Held::Nothing | Held::Allocation(_) | Held::Legacy(_) => {}
+        }
+    }
+}
+
 /// A node as the ledger sees it.
 #[derive(Debug, Clone, Copy)]
 pub struct NodeView<'a> {
@@ -494,12 +594,17 @@ impl<'a> NodeView<'a> {
 
     /// Left on the GPU at this position, whatever its health; zero, never less, when more is allocated than there is.
     pub fn free(&self, position: usize) -> MiB {
+        self.free_beside(position, MiB::ZERO)
+    }
+
+    /// As [`NodeView::free`], as if this much of what is allocated there were not.
+    pub(crate) fn free_beside(&self, position: usize, own: MiB) -> MiB {
         let Some(gpu) = self.entry.state.as_ref().and_then(|state| state.gpus.get(position)) else {
             return MiB::ZERO;
         };
         gpu.capacity
             .saturating_sub(gpu.held)
-            .saturating_sub(self.used(position))
+            .saturating_sub(self.used(position).saturating_sub(own))
             .saturating_sub(self.entry.usage.anywhere)
     }
 
@@ -525,12 +630,21 @@ impl<'a> NodeView<'a> {
 
     /// The pods bound here that have not ended, by UID.
     pub fn pods(&self) -> impl Iterator<Item = &'a Pod> {
+        self.arrivals().map(|(_, pod)| pod)
+    }
+
+    /// As [`NodeView::pods`], each with a number that is higher the later the pod was seen to be bound here.
+    pub(crate) fn arrivals(&self) -> impl Iterator<Item = (u64, &'a Pod)> {
         let ledger = self.ledger;
         self.entry
             .pods
             .iter()
-            .filter_map(|uid| ledger.pods.get(uid))
-            .filter(|pod| !pod.ended())
+            .filter_map(|(uid, arrival)| Some((*arrival, ledger.pods.get(uid)?)))
+            .filter(|(_, pod)| !pod.ended())
+    }
+
+    pub(crate) fn oddities(&self) -> Oddities {
+        self.entry.usage.oddities
     }
 
     /// The reservations here, by UID.

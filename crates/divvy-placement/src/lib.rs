@@ -4,7 +4,8 @@
 //! - [`Ledger`]: nodes, pods and allocations in flight, updated event by event; what each GPU has left
 //! - [`Ask`], [`Choice`], [`Refusal`]: does it fit, on which GPU, and why not
 //! - [`NodeReport`]: a refusal in full, for `divvy why`, events and error messages
-//! - [`Anomaly`]: what in the ledger should not be
+//! - [`Anomaly`]: what in the ledger should not be; [`Overbooked`]: a GPU that was promised twice, and to whom
+//! - [`Totals`]: numbers of the whole ledger, for metrics
 //!
 //! Nothing here does I/O, reads a clock or draws a random number. All amounts are integers (MiB); sums saturate towards
 //! "taken", differences towards "nothing free", so that no input can make memory appear.
@@ -16,9 +17,13 @@ mod choose;
 mod explain;
 mod ledger;
 mod node;
+mod overbooked;
+mod totals;
 
 pub use anomaly::Anomaly;
 pub use choose::{Ask, Choice, Refusal};
 pub use explain::{GpuReport, Hint, Holder, HolderKind, NodeReport, PodReport, PodShare};
 pub use ledger::{Ledger, NodeView, Reservation, Standing};
 pub use node::{GpuState, NodeState, Source, Unusable};
+pub use overbooked::{Overbooked, Promise};
+pub use totals::Totals;

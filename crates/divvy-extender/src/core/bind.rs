@@ -1,4 +1,6 @@
-use divvy_model::Pod;
+use std::collections::BTreeMap;
+
+use divvy_model::{Held, Pod};
 use divvy_placement::{Ask, Reservation, Standing};
 
 use super::binding::{BindingRequest, annotations};
@@ -34,8 +36,9 @@ impl Core {
                 deadline_ns: now.monotonic_ns.saturating_add(self.timing.answer_within_ns),
                 stage: Stage::WaitingForPod,
                 pod: None,
-                sent: None,
+                sent: Vec::new(),
                 doubted: false,
+                read: false,
                 pause_ns: self.timing.first_pause_ns,
             },
         );
@@ -52,7 +55,8 @@ impl Core {
         self.nodes_taken.remove(&args.node);
         let mut actions = match outcome {
             Posted::Created => {
-                self.settle_bound(&args, now);
+                let written = self.ops.get(&id).and_then(|op| op.sent.first().cloned());
+                self.found_bound(&args.pod_uid, &args.node, &written.unwrap_or_default(), now);
                 self.counts.bound += 1;
                 let warning = self.ops.get(&id).and_then(|op| gpu_count_warning(op.pod.as_ref()?));
                 let mut actions = self.finish(id, Ok(()));
@@ -91,7 +95,7 @@ impl Core {
             return Vec::new();
         };
         let mut actions = match op.stage.clone() {
-            Stage::LookingUp => self.looked_up(id, outcome),
+            Stage::LookingUp => self.looked_up(id, outcome, now),
             Stage::Resolving { refused, text } => self.resolved(id, outcome, refused, text, now),
             _ => return Vec::new(),
         };
@@ -137,26 +141,52 @@ impl Core {
                 self.decide(id, pod)
             }
             // Not cached yet, or another pod of that name: only the API server knows.
-            _ => {
-                op.stage = Stage::LookingUp;
-                vec![Action::Get {
-                    op: id,
-                    pod: key,
-                    after_ns: 0,
-                }]
-            }
+            _ => self.read_pod(id, 0),
         }
     }
 
-    fn looked_up(&mut self, id: OpId, outcome: Got) -> Vec<Action> {
-        let Some(args) = self.ops.get(&id).map(|op| op.args.clone()) else {
+    /// The pod is read from the API server before the bind goes on.
+    fn read_pod(&mut self, id: OpId, after_ns: u64) -> Vec<Action> {
+        let Some(op) = self.ops.get_mut(&id) else {
             return Vec::new();
         };
+        op.stage = Stage::LookingUp;
+        vec![Action::Get {
+            op: id,
+            pod: op.args.key(),
+            after_ns,
+        }]
+    }
+
+    fn looked_up(&mut self, id: OpId, outcome: Got, now: Now) -> Vec<Action> {
+        let Some(op) = self.ops.get_mut(&id) else {
+            return Vec::new();
+        };
+        op.read = true;
+        let (args, known) = (op.args.clone(), op.pod.is_some());
         match outcome {
-            Got::Found(pod) if pod.uid == args.pod_uid => self.decide(id, *pod),
-            Got::Found(pod) => self.refuse(id, other_uid(&args, &pod.uid)),
-            Got::NotFound => self.refuse(id, format!("pod {} is gone: it was deleted before it was bound", args.key())),
+            Got::Found(pod) if pod.uid == args.pod_uid => {
+                if let Some(node) = &pod.node {
+                    self.found_bound(&pod.uid, node, &pod.held, now);
+                }
+                self.decide(id, *pod)
+            }
+            Got::Found(pod) => {
+                self.index.ledger_mut().bury_pod(&args.pod_uid);
+                self.refuse(id, other_uid(&args, &pod.uid))
+            }
+            Got::NotFound => {
+                self.index.ledger_mut().bury_pod(&args.pod_uid);
+                self.refuse(id, format!("pod {} is gone: it was deleted before it was bound", args.key()))
+            }
             Got::Unreadable(text) => self.refuse(id, format!("pod {} cannot be placed: {text}", args.key())),
+            Got::Failed(text) if known => self.refuse(
+                id,
+                format!(
+                    "pod {} could not be read, and an earlier bind of it may have been carried out: {text}",
+                    args.key()
+                ),
+            ),
             Got::Failed(text) => self.refuse(
                 id,
                 format!("pod {} is not known yet and could not be read: {text}", args.key()),
@@ -216,56 +246,62 @@ impl Core {
         if let Some(actions) = self.bound_already(id, &args, bound.as_deref()) {
             return actions;
         }
+        if let Some(rest_ns) = self.settling(now) {
+            return self.read_pod(id, rest_ns);
+        }
         let unit = self.index.ledger().unit();
         let ask = Ask::of(&pod.request, unit);
-        let node_state = |core: &Core| core.index.ledger().node(&args.node).and_then(|view| view.state()).cloned();
-        let mut written = std::collections::BTreeMap::new();
-        let mut sent = None;
+        let Some(state) = self.index.ledger().node(&args.node).and_then(|view| view.state()).cloned() else {
+            return self.refuse(id, format!("pod {}: node {} is not known", args.key(), args.node));
+        };
+        let mut written = BTreeMap::new();
+        let mut sent = Vec::new();
         let mut doubted = false;
         if ask.units > 0 {
-            let state = node_state(self);
-            // An earlier POST that got no answer may still be carried out: the same allocation again, so that it does
-            // not matter which of the two comes through.
-            let earlier = self
-                .index
-                .ledger()
-                .reservation(&args.pod_uid, &args.node)
-                .map(|r| r.held.clone());
-            let reused = earlier.and_then(|held| {
-                let text = annotations(&held, state.as_ref()?, ask.units, now.unix_ns)?;
+            let text_of = |held: &Held| annotations(held, &state, ask.units, now.unix_ns);
+            let ledger = self.index.ledger();
+            let earlier = ledger.reservation(&args.pod_uid, &args.node);
+            let mut possible: Vec<Held> = earlier.into_iter().flat_map(|r| r.possible()).cloned().collect();
+            // A POST that got no answer may still be carried out: the same allocation again, so that it does not matter which of the
+            // two comes through.
+            let again = ledger
+                .reserved_and_good(&args.pod_uid, &args.node)
+                .and_then(|held| Some((held.clone(), text_of(held)?)));
+            doubted = again.is_some();
+            // That may be on a GPU that has failed, shrunk or gone since: sent again, it would leave the pod to wait for that GPU. Another
+            // allocation can be sent although the first may come through later, for three reasons. One of the two at most is carried out:
+            // the API server refuses a Binding of a pod that has a node (409), and one for another UID. Whichever it is was booked all
+            // the time (`Reservation::earlier`), so that nobody else was promised that memory. And the answer is success for both, since
+            // what the pod holds is what its annotations say. What cannot be helped is that the first comes through first: then the pod
+            // is bound to the GPU that is not well, as if it had failed a moment after the bind. It is less likely after a look.
+            if again.is_none() && !possible.is_empty() && self.ops.get(&id).is_some_and(|op| !op.read) {
+                return self.read_pod(id, 0);
+            }
+            let chosen = again.or_else(|| {
+                let held = ledger.choose(&args.node, &ask).ok()?.held(&pod.request, unit);
+                let text = text_of(&held)?;
                 Some((held, text))
             });
-            doubted = reused.is_some();
-            let chosen = match reused {
-                Some(reused) => Some(reused),
-                None => match self.index.ledger().choose(&args.node, &ask) {
-                    Ok(choice) => {
-                        let held = choice.held(&pod.request, unit);
-                        state
-                            .and_then(|state| annotations(&held, &state, ask.units, now.unix_ns))
-                            .map(|text| (held, text))
-                    }
-                    Err(_) => None,
-                },
-            };
             let Some((held, text)) = chosen else {
-                let report = self.index.ledger().explain(&args.node, &ask);
+                let report = ledger.explain(&args.node, &ask);
                 return self.refuse(id, format!("pod {}: {report}", args.key()));
             };
+            possible.retain(|other| *other != held);
+            sent.push(held.clone());
+            sent.extend(possible.iter().cloned());
+            possible.reverse();
             self.index.ledger_mut().reserve(
                 &args.pod_uid,
                 &args.node,
                 Reservation {
                     pod: args.key(),
-                    held: held.clone(),
+                    held,
+                    earlier: possible,
                     standing: Standing::InFlight,
                     since_ns: now.monotonic_ns,
                 },
             );
             written = text;
-            sent = Some(held);
-        } else if node_state(self).is_none() {
-            return self.refuse(id, format!("pod {}: node {} is not known", args.key(), args.node));
         }
         if let Some(op) = self.ops.get_mut(&id) {
             op.stage = Stage::Posting;
@@ -308,8 +344,8 @@ impl Core {
             }
             Got::Found(pod) => match pod.node.as_deref() {
                 Some(node) if node == args.node => {
-                    if sent.is_none_or(|sent| sent == pod.held) {
-                        self.settle_bound(&args, now);
+                    if sent.is_empty() || sent.contains(&pod.held) {
+                        self.found_bound(&args.pod_uid, node, &pod.held, now);
                         self.counts.already_bound += 1;
                         return self.finish(id, Ok(()));
                     }
@@ -382,7 +418,7 @@ impl Core {
         )
     }
 
-    /// The POST of this bind will not be carried out; an earlier one of the same bind still may.
+    /// The POST of this bind will not be carried out; an earlier one of it still may.
     fn give_up(&mut self, id: OpId, now: Now) {
         let Some((args, doubted)) = self.ops.get(&id).map(|op| (op.args.clone(), op.doubted)) else {
             return;
@@ -391,21 +427,24 @@ impl Core {
         if doubted {
             ledger.set_standing(&args.pod_uid, &args.node, Standing::Doubt, now.monotonic_ns);
         } else {
-            ledger.release(&args.pod_uid, &args.node);
+            ledger.withdraw(&args.pod_uid, &args.node, now.monotonic_ns);
         }
     }
 
-    /// The pod is bound here: whatever was reserved for it elsewhere is free again, since a binding is final.
-    pub(super) fn settle_bound(&mut self, args: &BindArgs, now: Now) {
+    /// The pod is bound to this node and holds this: whatever else was reserved for it is free again, since a binding is final.
+    pub(super) fn found_bound(&mut self, uid: &str, bound: &str, held: &Held, now: Now) {
         let ledger = self.index.ledger_mut();
-        ledger.set_standing(&args.pod_uid, &args.node, Standing::Bound, now.monotonic_ns);
-        let others: Vec<String> = ledger
+        let reserved: Vec<(String, bool)> = ledger
             .reservations()
-            .filter(|(uid, node, _)| *uid == args.pod_uid && *node != args.node)
-            .map(|(_, node, _)| node.to_owned())
+            .filter(|(reserved, _, _)| *reserved == uid)
+            .map(|(_, node, reservation)| (node.to_owned(), node == bound && reservation.possible().any(|it| it == held)))
             .collect();
-        for node in others {
-            ledger.release(&args.pod_uid, &node);
+        for (node, ours) in reserved {
+            if ours {
+                ledger.confirm(uid, &node, held, now.monotonic_ns);
+            } else {
+                ledger.release(uid, &node);
+            }
         }
     }
 

@@ -1,6 +1,6 @@
 use divvy_placement::Standing;
 
-use super::{Action, BindArgs, Core, Got, Now};
+use super::{Action, Core, Got, Now};
 
 impl Core {
     /// Looks after reservations that no event has resolved: binds without an answer, and pods whose own event does not
@@ -11,7 +11,7 @@ impl Core {
 
     /// The pods were listed anew: what came and went since the watch broke has no events any more, so that whoever is still not
     /// seen is looked up at once.
-    pub fn sweep_after_list(&mut self, now: Now) -> Vec<Action> {
+    pub(super) fn sweep_after_list(&mut self, now: Now) -> Vec<Action> {
         self.look_up_unseen(now, 0)
     }
 
@@ -63,19 +63,11 @@ impl Core {
             Got::NotFound => self.index.ledger_mut().bury_pod(uid),
             Got::Found(pod) if pod.uid != uid => self.index.ledger_mut().bury_pod(uid),
             Got::Found(pod) => match pod.node.as_deref() {
-                Some(bound) if bound == node && pod.held == reservation.held => {
-                    if standing != Standing::Bound {
-                        let args = BindArgs {
-                            pod_uid: uid.to_owned(),
-                            node: node.to_owned(),
-                            ..BindArgs::default()
-                        };
-                        self.settle_bound(&args, now);
+                Some(bound) => {
+                    let ours = bound == node && reservation.possible().any(|held| *held == pod.held);
+                    if !(ours && standing == Standing::Bound) {
+                        self.found_bound(uid, bound, &pod.held, now);
                     }
-                }
-                // Bound elsewhere, or here by somebody else: the pod's own event says what it holds.
-                Some(_) => {
-                    self.index.ledger_mut().release(uid, node);
                 }
                 None => {
                     let age = now.monotonic_ns.saturating_sub(since_ns);

@@ -1,7 +1,9 @@
 //! The extender from outside: the core as interleavings, the server over HTTP against the embedded API server.
 
 mod binds;
+mod doubt;
 mod protocol;
 mod server;
+mod settle;
 mod values;
 mod world;

@@ -22,6 +22,8 @@ pub(crate) struct Cluster {
 
 pub(crate) fn settings() -> Settings {
     let mut settings = Settings::new(MemoryUnit::GIB);
+    // Nobody else binds, so there is nothing to wait for.
+    settings.timing.settle_ns = 0;
     settings.limits = Limits {
         post: Duration::from_millis(150),
         get: Duration::from_millis(150),
@@ -40,8 +42,12 @@ impl Cluster {
     }
 
     pub(crate) async fn on(api: ApiServer) -> Cluster {
+        Cluster::with(api, settings()).await
+    }
+
+    pub(crate) async fn with(api: ApiServer, settings: Settings) -> Cluster {
         let stop = CancellationToken::new();
-        let served = serve(api.client(), settings(), stop.clone());
+        let served = serve(api.client(), settings, stop.clone());
         let cluster = Cluster {
             api,
             served,
@@ -102,7 +108,7 @@ impl Cluster {
     }
 
     /// A number of `/metrics`.
-    async fn metric(&self, line: &str) -> Option<f64> {
+    pub(crate) async fn metric(&self, line: &str) -> Option<f64> {
         let (_, text) = self.ask("GET", "/metrics", "").await;
         text.lines().find_map(|found| found.strip_prefix(line)?.trim().parse().ok())
     }
@@ -143,7 +149,7 @@ pub(crate) fn pod_manifest(name: &str, units: u64) -> Value {
     })
 }
 
-fn create_pod(api: &ApiServer, name: &str, units: u64) -> Value {
+pub(crate) fn create_pod(api: &ApiServer, name: &str, units: u64) -> Value {
     api.create("pods", pod_manifest(name, units)).expect("a legal pod")
 }
 
@@ -163,7 +169,7 @@ fn set_status(api: &ApiServer, name: &str, status: Value) -> Value {
         .expect("a legal status")
 }
 
-fn create_node(api: &ApiServer, name: &str, units: u64, gpus: u64) {
+pub(crate) fn create_node(api: &ApiServer, name: &str, units: u64, gpus: u64) {
     api.create("nodes", json!({"metadata": {"name": name}}))
         .expect("a legal node");
     set_capacity(api, name, units, gpus);

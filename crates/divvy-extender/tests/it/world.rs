@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use divvy_extender::core::{Action, BindingRequest, Core, Got, OpId, Posted, Ticket, Timing};
-use divvy_model::{Held, MemoryUnit, Node, Phase, Pod, PodKey};
+use divvy_model::{Health, Held, MemoryUnit, Node, Phase, Pod, PodKey};
 use proptest::prelude::*;
 
 use crate::values::*;
@@ -24,9 +24,13 @@ enum Step {
     CutAndList,
     /// A change of GPU capacity.
     Node(u8, u64),
+    /// A GPU of n0 fails, or is back.
+    Health(u8, bool),
     Sweep,
     /// POSTs without an answer are carried out now.
     Late,
+    /// What a dead process sent is carried out now.
+    Orphans,
     Time(u64),
     Restart,
 }
@@ -63,9 +67,11 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         1 => Just(Step::CutAndList),
         2 => Just(Step::Sweep),
         1 => Just(Step::Late),
+        1 => Just(Step::Orphans),
         2 => prop_oneof![Just(10u64), Just(1_000), Just(30_000), Just(70_000)].prop_map(Step::Time),
         1 => Just(Step::Restart),
         1 => (0..2u8, 0..3u64).prop_map(|(node, more)| Step::Node(node, more)),
+        2 => (0..2u8, any::<bool>()).prop_map(|(gpu, well)| Step::Health(gpu, well)),
     ];
     proptest::collection::vec(step, 1..100)
 }
@@ -87,9 +93,13 @@ struct World {
     /// Changes that the watch has not delivered: the pod, or the UID of one that is gone.
     feed: VecDeque<Result<Pod, String>>,
     posts: Vec<(OpId, BindingRequest)>,
-    gets: Vec<(Look, PodKey)>,
+    /// And when they are sent.
+    gets: Vec<(Look, PodKey, u64)>,
     /// POSTs without an answer that will be carried out, and when they were sent.
     late: Vec<(BindingRequest, u64)>,
+    /// What a dead process has sent: carried out, and seen, before its successor promises anything, or not at all.
+    orphans: Vec<BindingRequest>,
+    settled_ms: Option<u64>,
     /// Who waits for which answer.
     asked: BTreeMap<Ticket, (String, String)>,
 }
@@ -110,6 +120,8 @@ impl World {
             posts: Vec::new(),
             gets: Vec::new(),
             late: Vec::new(),
+            orphans: Vec::new(),
+            settled_ms: None,
             asked: BTreeMap::new(),
         }
     }
@@ -124,9 +136,9 @@ impl World {
                     );
                     self.posts.push((op, binding));
                 }
-                Action::Get { op, pod, .. } => self.gets.push((Look::Bind(op), pod)),
-                Action::Check { uid, node, pod } => self.gets.push((Look::Sweep(uid, node), pod)),
-                Action::Warn { text, .. } => prop_assert!(false, "nobody asked for gpu-count: {text}"),
+                Action::Get { op, pod, after_ns } => self.gets.push((Look::Bind(op), pod, self.now_ms + after_ns / MS)),
+                Action::Check { uid, node, pod } => self.gets.push((Look::Sweep(uid, node), pod, self.now_ms)),
+                Action::Warn { text, .. } => prop_assert!(false, "nothing to tell: {text}"),
                 Action::Answer { ticket, result } => {
                     let (uid, node) = self.asked.remove(&ticket).expect("asked once");
                     if result.is_ok() {
@@ -216,8 +228,9 @@ impl World {
                 }
             }
             Step::Get(which, answered) => {
-                if !self.gets.is_empty() {
-                    let (look, key) = self.gets.remove(which % self.gets.len());
+                let due: Vec<usize> = (0..self.gets.len()).filter(|i| self.gets[*i].2 <= self.now_ms).collect();
+                if !due.is_empty() {
+                    let (look, key, _) = self.gets.remove(due[which % due.len()]);
                     let outcome = match self.pods.get(&key.name) {
                         _ if !answered => Got::Failed("down".to_owned()),
                         Some(pod) => found(pod),
@@ -258,11 +271,21 @@ impl World {
                 self.late = left;
                 self.carry_out_all(due);
                 self.now_ms = now_ms;
+                if self.settled_ms.take_if(|until| now_ms >= *until).is_some() {
+                    self.step(Step::Orphans)?;
+                    self.step(Step::Watch(u8::MAX))?;
+                }
             }
             Step::Node(name, more) => {
                 let name = format!("n{name}");
                 let changed = if name == "n0" {
-                    node("n0", &[8, 8 + more])
+                    let mut changed = node("n0", &[8, 8 + more]);
+                    if let (Some(Ok(new)), Some(Ok(old))) = (&mut changed.inventory, &self.nodes["n0"].inventory) {
+                        for (new, old) in new.gpus.iter_mut().zip(&old.gpus) {
+                            new.health = old.health;
+                        }
+                    }
+                    changed
                 } else {
                     gpushare_node("n1", 8 + more, 1)
                 };
@@ -276,10 +299,24 @@ impl World {
                 let late = std::mem::take(&mut self.late);
                 self.carry_out_all(late);
             }
+            Step::Health(gpu, well) => {
+                let mut changed = self.nodes["n0"].clone();
+                if let Some(Ok(inventory)) = &mut changed.inventory {
+                    inventory.gpus[usize::from(gpu)].health = if well { Health::Ok } else { Health::Failed };
+                }
+                self.core.index_mut().apply_node(&changed);
+                self.nodes.insert("n0".to_owned(), changed);
+            }
+            Step::Orphans => {
+                for binding in std::mem::take(&mut self.orphans) {
+                    self.carry_out(&binding);
+                }
+            }
             Step::Restart => {
-                // What a dead process has sent is carried out before its successor lists, or not at all.
-                let late = std::mem::take(&mut self.late);
-                self.carry_out_all(late);
+                let sent = std::mem::take(&mut self.late).into_iter().map(|(binding, _)| binding);
+                self.orphans.extend(sent);
+                self.orphans.extend(self.posts.iter().map(|(_, binding)| binding.clone()));
+                self.settled_ms = Some(self.now_ms + Timing::default().settle_ns / MS);
                 self.posts.clear();
                 self.gets.clear();
                 self.asked.clear();
@@ -288,8 +325,12 @@ impl World {
                 let nodes: Vec<Node> = self.nodes.values().cloned().collect();
                 self.core.index_mut().reset_nodes(&nodes);
                 self.core.index_mut().reset_pods(self.pods.values().cloned().collect());
+                let actions = self.core.pods_listed(now);
+                self.take(actions)?;
             }
         }
+        let actions = self.core.promised_twice();
+        self.take(actions)?;
         self.check()
     }
 
@@ -343,7 +384,7 @@ impl World {
     /// Everything that is open comes to its end; then the ledger is exactly what the API server holds.
     fn quiet(&mut self) -> Result<(), TestCaseError> {
         for _ in 0..100 {
-            while !self.posts.is_empty() || !self.gets.is_empty() {
+            while !self.posts.is_empty() || self.gets.iter().any(|(_, _, due)| *due <= self.now_ms) {
                 self.step(Step::Post(0, Fate::Done))?;
                 self.step(Step::Get(0, true))?;
             }

@@ -10,6 +10,7 @@ fn reservation(node: &str, index: usize, units: u64) -> Reservation {
     Reservation {
         pod: pod.key(),
         held: pod.held,
+        earlier: Vec::new(),
         standing: Standing::InFlight,
         since_ns: 0,
     }

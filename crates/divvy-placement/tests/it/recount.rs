@@ -1,9 +1,9 @@
 //! Random events against a naive recount from the final objects.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
-use divvy_model::{Health, Held, Node, Phase, Pod};
-use divvy_placement::{Ledger, Reservation, Standing};
+use divvy_model::{Health, Held, MiB, Node, Phase, Pod};
+use divvy_placement::{Anomaly, HolderKind, Ledger, Reservation, Source, Standing};
 use proptest::prelude::*;
 
 use crate::fixture::*;
@@ -146,6 +146,7 @@ impl World {
                 let reservation = Reservation {
                     pod: pod.key(),
                     held: pod.held,
+                    earlier: Vec::new(),
                     standing: Standing::Doubt,
                     since_ns: 0,
                 };
@@ -266,5 +267,28 @@ proptest! {
             }
         }
         prop_assert_eq!(first.anomalies(), second.anomalies());
+        // The numbers that are kept are those that are counted, in whatever order things came.
+        for ledger in [&first, &second] {
+            let (totals, anomalies) = (ledger.totals(), ledger.anomalies());
+            let count = |kind: fn(&Anomaly) -> bool| anomalies.iter().filter(|anomaly| kind(anomaly)).count() as u64;
+            prop_assert_eq!(totals.overcommitted, count(|anomaly| matches!(anomaly, Anomaly::Overcommitted { .. })));
+            prop_assert_eq!(totals.unknown_gpu, count(|anomaly| matches!(anomaly, Anomaly::UnknownGpu { .. })));
+            prop_assert_eq!(totals.unreadable, count(|anomaly| matches!(anomaly, Anomaly::Unreadable { .. })));
+            prop_assert_eq!(totals.not_allocated, count(|anomaly| matches!(anomaly, Anomaly::NotAllocated { .. })));
+            let promised_twice = ledger.overbooked_since(0);
+            let by_pods = ledger.nodes().flat_map(|view| {
+                let gpus = view.state().map_or(0, |state| state.gpus.len());
+                let over = (0..gpus).filter(move |position| {
+                    let pods = view.holders(*position).into_iter().filter(|holder| holder.kind != HolderKind::Reserved);
+                    let promised = pods.fold(MiB::ZERO, |sum, holder| sum.saturating_add(holder.memory));
+                    let state = view.state().expect("it has GPUs");
+                    !matches!(state.source, Source::Unusable(_)) && promised > state.gpus[*position].capacity
+                });
+                over.map(move |position| (view.name().to_owned(), position))
+            });
+            let found: BTreeSet<_> = promised_twice.iter().map(|gpu| (gpu.node.clone(), gpu.index as usize)).collect();
+            prop_assert_eq!(found, by_pods.collect::<BTreeSet<_>>());
+            prop_assert_eq!(ledger.overbooked_since(ledger.version()), Vec::new());
+        }
     }
 }

@@ -1,0 +1,260 @@
+//! What another extender sent before it was killed.
+
+use std::time::Duration;
+
+use divvy_extender::core::{Action, Core, Got, Posted, Timing};
+use divvy_model::{MemoryUnit, Node, Pod};
+use divvy_testbed::api::{ApiServer, Options};
+use serde_json::{Value, json};
+
+use crate::server::{Cluster, create_node, create_pod, settings};
+use crate::values::*;
+
+const SETTLE_MS: u64 = 1_000;
+
+fn listed(nodes: &[Node], pods: &[Pod], ms: u64) -> Core {
+    let mut core = Core::new(MemoryUnit::GIB, Timing::default());
+    assert_eq!(Timing::default().settle_ns, SETTLE_MS * MS);
+    core.index_mut().reset_nodes(nodes);
+    core.index_mut().reset_pods(pods.to_vec());
+    assert_eq!(core.pods_listed(at(ms)), []);
+    core
+}
+
+/// A pod that is bound by a Binding that somebody else sent.
+fn placed(pod: &Pod, node: &str, index: u32) -> Pod {
+    gpushare_pod(&pod.name, node, index, pod.request.effective_units().expect("countable"))
+}
+
+fn running(mut pod: Pod) -> Pod {
+    pod.container_running = true;
+    pod
+}
+
+#[test]
+fn what_was_on_its_way_when_the_pods_were_listed_is_seen_before_anything_is_promised() {
+    let (q, r) = (pod("q", 8), pod("r", 8));
+    let mut core = listed(&[gpushare_node("n1", 8, 1)], &[q.clone(), r.clone()], 100);
+    assert_eq!(core.filter(&r, ["n1"]).expect("answered at once").passed, [0]);
+    let (op, asked, pause) = one_get(core.begin_bind(args(&r, "n1"), at(300)).1);
+    assert_eq!((asked, pause), (key(&r), 800 * MS), "what is left of the time");
+    // The Binding that the dead extender had sent.
+    core.index_mut().apply_pod(placed(&q, "n1", 0));
+    let error = one_answer(core.got(op, found(&r), at(1_100))).expect_err("there is no room");
+    assert!(error.contains("GPU 0 has 0 of 8192 MiB free"), "{error}");
+
+    // It was this very pod's.
+    let mut core = listed(&[gpushare_node("n1", 8, 1)], std::slice::from_ref(&q), 100);
+    let (op, ..) = one_get(core.begin_bind(args(&q, "n1"), at(300)).1);
+    assert_eq!(one_answer(core.got(op, found(&placed(&q, "n1", 0)), at(1_100))), Ok(()));
+    assert_eq!(core.counts().already_bound, 1);
+
+    // Nothing was on its way.
+    let mut core = listed(&[gpushare_node("n1", 8, 1)], std::slice::from_ref(&q), 100);
+    let (op, ..) = one_get(core.begin_bind(args(&q, "n1"), at(300)).1);
+    let (op, _) = one_post(core.got(op, found(&q), at(1_100)));
+    assert_eq!(one_answer(core.posted(op, Posted::Created, at(1_110))), Ok(()));
+}
+
+#[test]
+fn a_bind_waits_only_after_a_list_and_is_answered_in_time() {
+    let (q, r) = (pod("q", 2), pod("r", 2));
+    let mut core = listed(&[gpushare_node("n1", 8, 1)], &[q.clone(), r.clone()], 0);
+    let (op, _) = one_post(core.begin_bind(args(&q, "n1"), at(SETTLE_MS)).1);
+    one_answer(core.posted(op, Posted::Created, at(SETTLE_MS + 1))).expect("bound");
+    // The watch was lost, and the pods were listed anew.
+    core.pods_listed(at(20_000));
+    let (op, _, pause) = one_get(core.begin_bind(args(&r, "n1"), at(20_001)).1);
+    assert_eq!(pause, 999 * MS);
+    // And again and again: the scheduler gets its answer nevertheless.
+    let mut actions = Vec::new();
+    for second in 21..26 {
+        core.pods_listed(at(second * 1_000));
+        actions = core.got(op, found(&r), at(second * 1_000 + 1));
+        if !matches!(actions[..], [Action::Get { .. }]) {
+            break;
+        }
+    }
+    let error = one_answer(actions).expect_err("late");
+    assert!(error.contains("could not be bound in time"), "{error}");
+    // A pod that is bound already is told so at once.
+    let mut core = listed(&[gpushare_node("n1", 8, 1)], &[placed(&q, "n1", 0)], 0);
+    assert_eq!(one_answer(core.begin_bind(args(&q, "n1"), at(1)).1), Ok(()));
+    // A pod that is gone, too.
+    let mut core = listed(&[gpushare_node("n1", 8, 1)], std::slice::from_ref(&r), 0);
+    let (op, ..) = one_get(core.begin_bind(args(&r, "n1"), at(1)).1);
+    one_answer(core.got(op, Got::NotFound, at(1_000))).expect_err("gone");
+}
+
+/// Whom the owner hears of.
+fn told(actions: Vec<Action>) -> Vec<String> {
+    let name = |action| match action {
+        Action::Warn { pod, reason, text, .. } => {
+            assert_eq!(reason, "GpuPromisedTwice");
+            assert!(text.len() < 1_000 && text.contains("Delete this pod"), "{text}");
+            pod.name
+        }
+        other => panic!("{other:?}"),
+    };
+    actions.into_iter().map(name).collect()
+}
+
+#[test]
+fn of_two_pods_that_were_promised_the_same_memory_the_last_ones_owner_is_told_once() {
+    let (a, b) = (placed(&pod("a", 5), "n1", 0), placed(&pod("b", 5), "n1", 0));
+    let mut core = synced(&[gpushare_node("n1", 16, 2)], std::slice::from_ref(&a));
+    assert_eq!(told(core.promised_twice()), [""; 0]);
+    core.index_mut().apply_pod(b.clone());
+    let actions = core.promised_twice();
+    let Some(Action::Warn { text, uid, .. }) = actions.first() else {
+        panic!("{actions:?}");
+    };
+    assert_eq!(uid, "u-b");
+    assert!(
+        text.starts_with("GPU 0 of node n1 has 8192 MiB to give, but 10240 MiB of it were promised: this pod was bound last"),
+        "{text}"
+    );
+    assert_eq!(told(actions), ["b"]);
+    // Not again, whatever else happens there.
+    for event in [running(a.clone()), placed(&pod("c", 2), "n1", 1), b.clone()] {
+        core.index_mut().apply_pod(event);
+        assert_eq!(told(core.promised_twice()), [""; 0]);
+    }
+    assert_eq!(core.counts().promised_twice, 1);
+    // The owner did as told.
+    core.index_mut().delete_pod("u-b");
+    assert_eq!(told(core.promised_twice()), [""; 0]);
+    assert_eq!(core.index().ledger().totals().overcommitted, 0);
+}
+
+#[test]
+fn who_is_told_is_who_waits() {
+    let three = |pods: [Pod; 3]| {
+        let mut core = synced(&[gpushare_node("n1", 8, 1)], &pods);
+        told(core.promised_twice())
+    };
+    let of = |name: &str, units| placed(&pod(name, units), "n1", 0);
+    let ended = |mut pod: Pod| {
+        pod.phase = divvy_model::Phase::Succeeded;
+        pod
+    };
+    let going = |mut pod: Pod| {
+        pod.deleting = true;
+        pod
+    };
+    // In the order in which they were seen; who runs has the memory.
+    assert_eq!(three([of("a", 4), of("b", 4), of("c", 4)]), ["c"]);
+    assert_eq!(three([of("a", 4), of("b", 4), running(of("c", 4))]), ["b"]);
+    assert_eq!(three([of("a", 8), of("b", 8), of("c", 8)]), ["c", "b"]);
+    // Enough goes by itself, or has gone.
+    assert_eq!(three([going(of("a", 4)), of("b", 4), of("c", 4)]), [""; 0]);
+    assert_eq!(three([ended(of("a", 4)), of("b", 4), of("c", 4)]), [""; 0]);
+    // Only memory that is too much is told of: nobody could do anything.
+    assert_eq!(
+        three([running(of("a", 4)), running(of("b", 4)), running(of("c", 4))]),
+        [""; 0]
+    );
+    assert_eq!(three([of("a", 4), of("b", 2), of("c", 2)]), [""; 0]);
+}
+
+#[test]
+fn when_the_one_who_was_told_starts_the_other_one_is_told() {
+    let (a, b) = (placed(&pod("a", 5), "n1", 0), placed(&pod("b", 5), "n1", 0));
+    let mut core = synced(&[gpushare_node("n1", 8, 1)], &[a, b.clone()]);
+    assert_eq!(told(core.promised_twice()), ["b"]);
+    core.index_mut().apply_pod(running(b));
+    assert_eq!(told(core.promised_twice()), ["a"]);
+}
+
+#[test]
+fn what_is_only_reserved_or_still_held_by_the_dead_is_not_told() {
+    let (a, q) = (placed(&pod("a", 5), "n1", 0), pod("q", 5));
+    let mut core = synced(&[gpushare_node("n1", 8, 1)], std::slice::from_ref(&q));
+    one_post(core.begin_bind(args(&q, "n1"), at(0)).1);
+    core.index_mut().apply_pod(a);
+    assert_eq!(told(core.promised_twice()), [""; 0], "the API server may refuse it");
+    assert_eq!(core.index().ledger().totals().overcommitted, 1);
+
+    let mut held = node("n2", &[8]);
+    if let Some(Ok(inventory)) = &mut held.inventory {
+        inventory.gpus[0].held = divvy_model::MiB(8 * 1024);
+    }
+    let mut core = synced(&[held], &[placed(&pod("b", 5), "n2", 0)]);
+    assert_eq!(told(core.promised_twice()), [""; 0], "it starts when those have ended");
+}
+
+/// What another extender sent: all of the node's only GPU.
+fn foreign_binding(pod: &Value) -> Value {
+    let annotations: Value = json!(divvy_model::legacy::bind_annotations(0, 8, 8, 1));
+    let meta = &pod["metadata"];
+    json!({"metadata": {"name": meta["name"], "namespace": "default", "uid": meta["uid"], "annotations": annotations},
+           "target": {"kind": "Node", "name": "n"}})
+}
+
+fn one_gpu() -> (ApiServer, Value, Value) {
+    let api = ApiServer::new(Options::default());
+    create_node(&api, "n", 8, 1);
+    let (q, r) = (create_pod(&api, "q", 8), create_pod(&api, "r", 8));
+    (api, q, r)
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_binding_that_lands_after_the_new_extender_has_listed_is_not_promised_over() {
+    let (api, q, r) = one_gpu();
+    let began = tokio::time::Instant::now();
+    let mut settings = settings();
+    settings.timing = Timing::default();
+    let cluster = Cluster::with(api.clone(), settings).await;
+    let body = json!({"Pod": r, "NodeNames": ["n"]});
+    let answer = cluster.json("/gpushare-scheduler/filter", body).await;
+    assert_eq!(answer["NodeNames"], json!(["n"]));
+    let settle = Duration::from_nanos(Timing::default().settle_ns);
+    assert!(began.elapsed() < settle, "filter does not wait: {:?}", began.elapsed());
+    let lands = async {
+        tokio::time::sleep(settle / 2).await;
+        api.create("pods/binding", foreign_binding(&q)).expect("it was on its way");
+    };
+    let (error, ()) = tokio::join!(cluster.bind(&r, "n"), lands);
+    assert!(error.contains("GPU 0 has 0 of 8192 MiB free"), "{error}");
+    assert!(
+        began.elapsed() >= settle && began.elapsed() < 3 * settle,
+        "{:?}",
+        began.elapsed()
+    );
+}
+
+#[tokio::test]
+async fn the_owner_of_a_pod_whose_gpu_was_promised_twice_hears_of_it_once() {
+    let (api, q, r) = one_gpu();
+    let cluster = Cluster::on(api.clone()).await;
+    assert_eq!(cluster.bind(&q, "n").await, "");
+    api.create("pods/binding", foreign_binding(&r)).expect("it was on its way");
+    let events = |api: &ApiServer| -> Vec<Value> {
+        let all = api.list("events.events.k8s.io", "default").unwrap_or_default();
+        all.into_iter()
+            .filter(|event| event["reason"] == "GpuPromisedTwice")
+            .collect()
+    };
+    let found = api.until(Duration::from_secs(10), |api| {
+        Some(events(api)).filter(|found| !found.is_empty())
+    });
+    let event = found.await.expect("an event").remove(0);
+    assert_eq!(
+        (&event["type"], &event["regarding"]["uid"]),
+        (&json!("Warning"), &r["metadata"]["uid"])
+    );
+    assert!(
+        event["note"].as_str().is_some_and(|note| note.contains("Delete this pod")),
+        "{event}"
+    );
+    // More happens there, and it is not told again.
+    let running = json!({"status": {"phase": "Running", "containerStatuses": [{"name": "main", "state": {"running": {}}}]}});
+    api.patch("pods/status", "default", "q", divvy_testbed::api::PatchKind::Merge, &running)
+        .expect("a legal status");
+    let other = create_pod(&api, "other", 1);
+    let known = |text: &str| text.contains("divvy_ledger_pods 3");
+    cluster.eventually("/metrics", |_, text| known(text)).await;
+    assert!(!cluster.bind(&other, "n").await.is_empty(), "there is no room");
+    assert_eq!(cluster.metric("divvy_extender_promised_twice_total").await, Some(1.0));
+    assert_eq!(events(&api).len(), 1);
+}

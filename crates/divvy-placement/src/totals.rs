@@ -1,0 +1,52 @@
+use divvy_model::MiB;
+
+use crate::{Ledger, Source};
+
+/// Numbers of the whole ledger, for metrics.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Totals {
+    /// Nodes whose GPUs are read from an inventory.
+    pub inventory: u64,
+    /// Nodes whose GPUs are read from gpushare's capacities.
+    pub division: u64,
+    /// Nodes that are offered to nobody.
+    pub unusable: u64,
+    /// Nodes that only pods say are there.
+    pub unknown: u64,
+    /// [`Anomaly::Overcommitted`](crate::Anomaly::Overcommitted)
+    pub overcommitted: u64,
+    /// [`Anomaly::UnknownGpu`](crate::Anomaly::UnknownGpu)
+    pub unknown_gpu: u64,
+    /// [`Anomaly::Unreadable`](crate::Anomaly::Unreadable)
+    pub unreadable: u64,
+    /// [`Anomaly::NotAllocated`](crate::Anomaly::NotAllocated)
+    pub not_allocated: u64,
+    /// Memory promised beyond what GPUs have.
+    pub overcommit: MiB,
+}
+
+impl Ledger {
+    /// A sum over the nodes. What each has is counted when the node changes; no pod is looked at here.
+    pub fn totals(&self) -> Totals {
+        let mut totals = Totals::default();
+        for view in self.nodes() {
+            let kind = match view.state().map(|state| &state.source) {
+                Some(Source::Inventory) => &mut totals.inventory,
+                Some(Source::Division) => &mut totals.division,
+                Some(Source::Unusable(_)) => &mut totals.unusable,
+                None => &mut totals.unknown,
+            };
+            *kind = kind.saturating_add(1);
+            for (position, gpu) in view.state().iter().flat_map(|state| state.gpus.iter().enumerate()) {
+                let beyond = view.used(position).saturating_sub(gpu.capacity.saturating_sub(gpu.held));
+                totals.overcommitted = totals.overcommitted.saturating_add(u64::from(beyond > MiB::ZERO));
+            }
+            let oddities = view.oddities();
+            totals.unknown_gpu = totals.unknown_gpu.saturating_add(oddities.unknown_gpu);
+            totals.unreadable = totals.unreadable.saturating_add(oddities.unreadable);
+            totals.not_allocated = totals.not_allocated.saturating_add(oddities.not_allocated);
+            totals.overcommit = totals.overcommit.saturating_add(view.overcommitted());
+        }
+        totals
+    }
+}
