@@ -1,0 +1,144 @@
+#!/usr/bin/env bash
+# Builds the programs of the test cluster into $CLUSTER_BIN; what is there in the wanted version is left alone.
+#   ./build.sh [NAME...]      all, or only those named (etcd runc containerd ... kubelet images)
+#   ./build.sh --check        changes nothing: do versions.env and go/*/go.mod agree?
+#   ./build.sh --present      changes nothing: is all of it there?
+# Needs: go (>= the `go` line of go/*/go.mod), gcc and pkg-config (runc only), rustc (the test images). Status 77: one of them, or the
+# module proxy, is missing.
+set -euo pipefail
+here=$(cd "$(dirname "$0")" && pwd)
+# shellcheck source=lib.sh
+. "$here/lib.sh"
+
+# module NAME: folder below go/, module, version
+module() {
+  case $1 in
+    etcd) echo etcd go.etcd.io/etcd/server/v3 "$ETCD_VERSION" ;;
+    runc) echo runc github.com/opencontainers/runc "$RUNC_VERSION" ;;
+    containerd | containerd-shim-runc-v2 | ctr) echo containerd github.com/containerd/containerd/v2 "$CONTAINERD_VERSION" ;;
+    kube*) echo kubernetes k8s.io/kubernetes "$KUBERNETES_VERSION" ;;
+    *) die "no program is named $1; known: $PROGRAMS images" ;;
+  esac
+}
+
+# A go.mod that moved alone would build a cluster of other versions than its name says.
+for p in etcd runc containerd kubelet; do
+  read -r folder path version < <(module $p)
+  grep -qE "^[[:space:]]*(require )?$path $version( |$)" "$here/go/$folder/go.mod" ||
+    die "versions.env wants $path $version, go/$folder/go.mod has $(grep -oE "$path v[^ ]+" "$here/go/$folder/go.mod" | head -1)"
+done
+staging=v0.${KUBERNETES_VERSION#v1.}
+if grep -E '^[[:space:]]*k8s.io/[a-z-]+ => ' "$here/go/kubernetes/go.mod" | grep -v " $staging$"; then
+  die "go/kubernetes/go.mod: these replace lines are not at $staging, the staging version of $KUBERNETES_VERSION"
+fi
+[ "${1:-}" != --check ] || { echo "versions.env and go/*/go.mod agree"; exit 0; }
+
+only_look=0
+[ "${1:-}" != --present ] || { only_look=1; shift; }
+wanted=("$@")
+[ ${#wanted[@]} -gt 0 ] || read -ra wanted <<< "$PROGRAMS images"
+images_version=$(sha256sum "$here/image/probe.rs" "$here/image/pack.sh" | sha256sum | cut -c1-12)
+wanted_version() { # NAME
+  if [ "$1" = images ]; then echo "$images_version"; else module "$1" | cut -d' ' -f3; fi
+}
+present() { # NAME: is it there in the wanted version?
+  local file=$1; [ "$1" != images ] || file=images.tar
+  [ -e "$CLUSTER_BIN/$file" ] && [ "$(cat "$CLUSTER_BIN/.$1.version" 2> /dev/null)" = "$(wanted_version "$1")" ]
+}
+
+missing=()
+for name in "${wanted[@]}"; do
+  [ "$name" = images ] || module "$name" > /dev/null
+  present "$name" || missing+=("$name")
+done
+[ ${#missing[@]} -gt 0 ] || { echo "build: all ${#wanted[@]} are present in $CLUSTER_BIN"; exit 0; }
+[ $only_look = 0 ] || { echo "build: missing in $CLUSTER_BIN: ${missing[*]}"; exit 1; }
+[ "$(uname -sm)" = "Linux x86_64" ] || skip "the cluster runs on Linux x86_64, and this is $(uname -sm)"
+mkdir -p "$CLUSTER_BIN"
+exec 9> "$CLUSTER_BIN/.lock"
+flock -n 9 || { echo "another build into $CLUSTER_BIN runs; waiting for it"; flock 9; }
+
+echo "build: ${#missing[@]} of ${#wanted[@]} are missing: ${missing[*]}"
+[ ${#missing[@]} -lt 5 ] || echo "build: about 6 minutes of download and compilation on 2 cores the first time; later at once"
+began=$SECONDS number=0
+
+go_ready= # the modules that could be had
+need_module() { # FOLDER MODULE
+  [[ " $go_ready " != *" $1 "* ]] || return 0
+  need go "https://go.dev/dl, at least $(sed -n 's/^go //p' "$here/go/$1/go.mod")" "to build Kubernetes, containerd, runc and etcd"
+  local text
+  text=$(cd "$here/go/$1" && go mod download "$2" 2>&1) ||
+    skip "go could not get $2; it needs a module proxy (GOPROXY=$(go env GOPROXY)) and go at least $(sed -n 's/^go //p' "$here/go/$1/go.mod")
+  go said: $(tail -n 3 <<< "$text")"
+  go_ready+=" $1"
+}
+
+# build NAME PACKAGE CGO TAGS LDFLAGS
+build() {
+  local name=$1 package=$2 cgo=$3 tags=$4 ldflags=$5 start=$SECONDS folder path version pid
+  present "$name" && return 0
+  read -r folder path version < <(module "$name")
+  need_module "$folder" "$path"
+  number=$((number + 1))
+  echo "[$number/${#missing[@]}] $name $version ..."
+  (cd "$here/go/$folder" && CGO_ENABLED=$cgo nice go build -trimpath -tags "$tags" -ldflags "-s -w $ldflags" -o "$CLUSTER_BIN/$name.new" "$package") \
+    > "$CLUSTER_BIN/.$name.log" 2>&1 9>&- & pid=$!
+  while kill -0 $pid 2> /dev/null; do
+    sleep 1
+    [ $(((SECONDS - start) % 30)) -ne 29 ] || echo "      $name: $((SECONDS - start)) s$(tail -n 1 "$CLUSTER_BIN/.$name.log" | sed 's/^/, /' | cut -c1-100)"
+  done
+  wait $pid || { tail -n 20 "$CLUSTER_BIN/.$name.log" >&2; die "$name was not built; everything that go said is in $CLUSTER_BIN/.$name.log"; }
+  mv "$CLUSTER_BIN/$name.new" "$CLUSTER_BIN/$name"
+  echo "$version" > "$CLUSTER_BIN/.$name.version"
+  rm -f "$CLUSTER_BIN/.$name.log"
+  echo "[$number/${#missing[@]}] $name $version: built in $((SECONDS - start)) s"
+}
+
+# runc's first stage is C and it enforces the seccomp profile that every pod sandbox gets, so it needs cgo and libseccomp. Without the
+# development package installed, that package is unpacked beside the programs; nothing is installed.
+libseccomp() {
+  pkg-config --exists libseccomp && return 0
+  local sysroot=$CLUSTER_BIN/libseccomp download
+  [ -d "$sysroot" ] || {
+    command -v apt-get dpkg > /dev/null || skip "libseccomp's headers and static library are not here (Fedora: libseccomp-devel libseccomp-static); runc needs them"
+    download=$(mktemp -d)
+    (cd "$download" && apt-get download -q libseccomp-dev > /dev/null 2>&1 && dpkg -x libseccomp-dev_*.deb "$sysroot.new") ||
+      { rm -rf "$download"; skip "libseccomp-dev could not be downloaded; apt-get update, or apt-get install libseccomp-dev (runc needs it)"; }
+    mv "$sysroot.new" "$sysroot"
+    rm -rf "$download"
+  }
+  export PKG_CONFIG_SYSROOT_DIR=$sysroot PKG_CONFIG_ALLOW_SYSTEM_CFLAGS=1 PKG_CONFIG_ALLOW_SYSTEM_LIBS=1
+  PKG_CONFIG_PATH=$(dirname "$(find "$sysroot" -name libseccomp.pc)"); export PKG_CONFIG_PATH
+}
+
+build_images() {
+  local start=$SECONDS
+  need rustc "https://rustup.rs" "to build the test images"
+  need gcc "Debian: build-essential" "to link the test images"
+  number=$((number + 1))
+  rustc --edition 2024 -O -C target-feature=+crt-static -C strip=symbols -o "$CLUSTER_BIN/probe" "$here/image/probe.rs"
+  "$here/image/pack.sh" "$CLUSTER_BIN/probe" "$CLUSTER_BIN/images.tar" "$PAUSE_IMAGE" "$PROBE_IMAGE"
+  echo "$images_version" > "$CLUSTER_BIN/.images.version"
+  echo "[$number/${#missing[@]}] images $images_version: built in $((SECONDS - start)) s"
+}
+
+# Without gitVersion the programs call themselves v0.0.0-master and refuse to work with each other.
+minor=${KUBERNETES_VERSION#v1.}; minor=${minor%%.*}
+p=k8s.io/component-base/version
+stamp="-X $p.gitVersion=$KUBERNETES_VERSION -X $p.gitMajor=1 -X $p.gitMinor=$minor -X $p.gitTreeState=clean"
+for name in "${missing[@]}"; do
+  case $name in
+    etcd) build etcd go.etcd.io/etcd/server/v3 0 "" "" ;;
+    runc)
+      need gcc "Debian: build-essential" "to build runc"
+      need pkg-config "Debian: pkg-config" "to build runc"
+      libseccomp
+      build runc github.com/opencontainers/runc 1 "seccomp netgo osusergo" "-X main.version=${RUNC_VERSION#v} -extldflags -static" ;;
+    containerd | containerd-shim-runc-v2 | ctr)
+      build "$name" "github.com/containerd/containerd/v2/cmd/$name" 0 "no_btrfs no_zfs no_aufs no_devmapper" \
+        "-X github.com/containerd/containerd/v2/version.Version=$CONTAINERD_VERSION" ;;
+    images) build_images ;;
+    *) build "$name" "k8s.io/kubernetes/cmd/$name" 0 "" "$stamp" ;;
+  esac
+done
+echo "build: $((SECONDS - began)) s, in $CLUSTER_BIN"

@@ -1,0 +1,90 @@
+#!/usr/bin/env bash
+# Brings Divvy onto the running cluster as processes of the host, or what is missing of it: the extender beside kube-scheduler, and in the
+# mount namespace of each node of machines.toml an agent with its probe, the driver's library replaced by the simulator, and device files.
+#   divvy.sh up       needs DIVVY_BIN, the folder with divvy, divvy-probe and libdivvy_nvml_sim.so; MACHINES: another machines.toml
+#   divvy.sh down     ends it; kube-scheduler goes on without an extender
+set -euo pipefail
+# shellcheck source=lib.sh
+. "$(dirname "$0")/lib.sh"
+alive kube-apiserver || die "no cluster runs in $CLUSTER_DIR; cargo xtask cluster up"
+[ "$(id -u)" = 0 ] || die "only root can do this"
+
+extender_port=$((PORT_BASE + 5))
+answers() { curl -sf -m 2 -o /dev/null "http://127.0.0.1:$1/readyz"; }
+
+up() {
+  need curl "Debian: curl" "to ask Divvy's programs whether they are ready"
+  # What was given once is remembered beside the cluster.
+  # shellcheck disable=SC1091
+  [ ! -e "$CLUSTER_DIR/divvy.settings" ] || . "$CLUSTER_DIR/divvy.settings"
+  : "${DIVVY_BIN:?the folder with divvy, divvy-probe and libdivvy_nvml_sim.so; cargo xtask cluster divvy knows it}"
+  : "${MACHINES:=$CLUSTER_ROOT/machines.toml}"
+  DIVVY_BIN=$(realpath "$DIVVY_BIN") MACHINES=$(realpath "$MACHINES")
+  for p in divvy divvy-probe libdivvy_nvml_sim.so; do
+    [ -e "$DIVVY_BIN/$p" ] || die "$DIVVY_BIN/$p is missing; cargo build -p divvy -p divvy-hardware -p divvy-nvml-sim"
+  done
+  printf ': "${%s:=%s}"\n' DIVVY_BIN "$DIVVY_BIN" MACHINES "$MACHINES" > "$CLUSTER_DIR/divvy.settings"
+  local extender_user=admin agent_user=admin
+  if [ "$AUTHORIZATION" = RBAC ]; then
+    kube apply -f "$CLUSTER_ROOT/rbac.yaml" > /dev/null
+    extender_user=divvy:extender agent_user=divvy:agent
+  fi
+  kubeconfig "$CLUSTER_DIR/extender.kubeconfig" $extender_user
+  kubeconfig "$CLUSTER_DIR/agent.kubeconfig" $agent_user
+
+  start divvy-extender "$DIVVY_BIN/divvy" extender --kubeconfig "$CLUSTER_DIR/extender.kubeconfig" --listen "127.0.0.1:$extender_port"
+  wait_for "extender ready" 20 divvy-extender answers $extender_port
+
+  local node index port
+  for node in $(known_nodes); do
+    index=${node#n} port=$((PORT_BASE + 10 * ${node#n} + 2))
+    local gpus; gpus=$(gpus_of "$node")
+    [ "$gpus" -gt 0 ] || { say "$node: no GPUs in $MACHINES, no agent"; continue; }
+    in_node "$node" bash -c '
+      make() { [ -e "$1" ] || mknod -m 666 "$1" c "$2" "$3"; }
+      for ((i = 0; i < $1; i++)); do make "/dev/nvidia$i" 195 "$i"; done
+      make /dev/nvidiactl 195 255; make /dev/nvidia-uvm 511 0; make /dev/nvidia-uvm-tools 511 1' make "$gpus"
+    start "$node.agent" nsenter -t "$(pid_of "$node.holder")" -m -- env \
+      DIVVY_NVML_SIM="$MACHINES" DIVVY_NVML_SIM_NODE="$node" DIVVY_NVML_SIM_CONTROL="$CLUSTER_DIR/$node/nvml.sock" \
+      "$DIVVY_BIN/divvy" agent --node-name "$node" --kubeconfig "$CLUSTER_DIR/agent.kubeconfig" --kubelet-dir /var/lib/kubelet \
+      --cdi-dir /var/run/cdi --probe "$DIVVY_BIN/divvy-probe" --nvml-library "$DIVVY_BIN/libdivvy_nvml_sim.so" \
+      --metrics "127.0.0.1:$port" --health-recovery 1s --probe-interval 1s
+    wait_for "$node: agent ready, $gpus GPUs" 20 "$node.agent" answers $port
+  done
+
+  local url=http://127.0.0.1:$extender_port/gpushare-scheduler
+  if [ "$EXTENDER_URL" != "$url" ]; then
+    stop kube-scheduler
+    EXTENDER_URL=$url "$CLUSTER_ROOT/up.sh" > /dev/null
+    say "kube-scheduler calls the extender"
+  fi
+  for node in $(known_nodes); do
+    [ "$(gpus_of "$node")" -eq 0 ] || wait_for "$node: units in its allocatable" 20 "$node.agent" offers "$node"
+  done
+  say "Divvy is up; export KUBECONFIG=$CLUSTER_DIR/admin.kubeconfig"
+}
+
+gpus_of() { # NODE: how many GPUs the machine description gives it
+  awk -v want="\"$1\"" '/^\[\[node\]\]/ {here = 0} /^name *=/ {here = ($3 == want)} /^\[\[node.gpu\]\]/ && here {n++} END {print n + 0}' "$MACHINES"
+}
+offers() { # NODE
+  local units; units=$(kube get node "$1" -o 'jsonpath={.status.allocatable.aliyun\.com/gpu-mem}')
+  [ "${units:-0}" -gt 0 ]
+}
+
+down() {
+  local node
+  for node in $(known_nodes); do stop "$node.agent"; done
+  if [ -n "$EXTENDER_URL" ] && [ "$EXTENDER_URL" != none ]; then
+    stop kube-scheduler
+    EXTENDER_URL=none "$CLUSTER_ROOT/up.sh" > /dev/null
+  fi
+  stop divvy-extender
+  say "Divvy is off the cluster"
+}
+
+case ${1:-} in
+  up) up ;;
+  down) down ;;
+  *) die "usage: divvy.sh up|down" ;;
+esac

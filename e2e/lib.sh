@@ -1,0 +1,149 @@
+# shellcheck shell=bash disable=SC2016,SC2034
+# Settings and functions shared by the scripts of this folder; source it. Every setting may be given in the environment; what a
+# running cluster was made with is remembered in $CLUSTER_DIR/settings and is the default from then on.
+
+CLUSTER_ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+# shellcheck source=versions.env
+. "$CLUSTER_ROOT/versions.env"
+
+: "${CLUSTER_DIR:=${TMPDIR:-/tmp}/divvy-cluster}"  # state, logs and credentials of one cluster; keep it short (Unix socket paths)
+CLUSTER_DIR=${CLUSTER_DIR%/}
+# shellcheck disable=SC1091
+[ ! -e "$CLUSTER_DIR/settings" ] || . "$CLUSTER_DIR/settings"
+SETTINGS="CLUSTER_BIN NODES AUTHORIZATION SERVICE_ACCOUNTS KCM FEATURE_GATES RUNTIME_CONFIG EXTENDER_URL SCHEDULER_TEMPLATE QOS_CGROUPS PORT_BASE NODE_IP LOG_LEVEL"
+
+# The programs: a folder per set of versions.
+: "${CLUSTER_BIN:=${XDG_CACHE_HOME:-$HOME/.cache}/divvy-cluster/k8s-$KUBERNETES_VERSION-containerd-$CONTAINERD_VERSION-runc-$RUNC_VERSION-etcd-$ETCD_VERSION}"
+: "${NODES:=1}"                # real nodes n1..nN, each with its own mount namespace, containerd and kubelet
+: "${AUTHORIZATION:=AlwaysAllow}"  # or RBAC: Node,RBAC with NodeRestriction
+: "${SERVICE_ACCOUNTS:=0}"     # 1: pods get service account tokens (needs KCM=1)
+: "${KCM:=1}"                  # 0: no kube-controller-manager (no claim templates, no Deployments, no garbage collection)
+: "${FEATURE_GATES:=}"         # e.g. DRADeviceTaintRules=true,DRAListTypeAttributes=true; given to every Kubernetes program
+: "${RUNTIME_CONFIG:=}"        # e.g. resource.k8s.io/v1beta2=true
+: "${EXTENDER_URL:=}"          # e.g. http://127.0.0.1:26005/gpushare-scheduler; empty: no extender
+: "${SCHEDULER_TEMPLATE:=}"    # own template instead of templates/scheduler*.yaml.in
+: "${QOS_CGROUPS:=1}"          # 0: no QoS cgroup tree, containers directly below the runtime's cgroup
+: "${PORT_BASE:=26000}"        # etcd +0 +1, apiserver +2, scheduler +3, controller manager +4, extender +5; nI: kubelet +10*I, its healthz +1, agent +2
+: "${NODE_IP:=$(hostname -I 2>/dev/null | cut -d' ' -f1)}"  # must not be a loopback address
+: "${LOG_LEVEL:=2}"
+
+PAUSE_IMAGE=divvy.test/pause:1
+PROBE_IMAGE=divvy.test/probe:1
+PROGRAMS="etcd runc containerd containerd-shim-runc-v2 ctr kube-scheduler kube-apiserver kube-controller-manager kubelet kubectl"
+LOGS=$CLUSTER_DIR/logs
+API_PORT=$((PORT_BASE + 2))
+CGROUP_PREFIX=divvy-test-$PORT_BASE   # so that two clusters can run side by side
+MARK="DIVVY_TEST_CLUSTER=$CLUSTER_DIR"
+# What every node sees as its own: folder on the machine -> $CLUSTER_DIR/<node>/<same path>.
+NODE_FOLDERS="/var/lib/kubelet /var/lib/containerd /var/lib/cni /run/containerd /run/cdi /run/nri /etc/cdi /var/log/pods /var/log/containers"
+# The kubelet sets these for the whole machine; in a node's namespace they are plain files.
+NODE_SYSCTLS="vm/overcommit_memory vm/panic_on_oom kernel/panic kernel/panic_on_oops kernel/keys/root_maxkeys kernel/keys/root_maxbytes"
+
+say() { printf '%7.2f  %s\n' "$(($(date +%s%N) / 1000000 - T0))e-3" "$*"; }
+T0=$(($(date +%s%N) / 1000000))
+die() { echo "error: $*" >&2; exit 1; }
+
+# What this machine lacks is not a failure of what is tested, and must not count as passed either: a status of its own.
+SKIPPED=77
+skip() { # WHAT IS MISSING
+  cat >&2 <<END
+SKIPPED: $*
+Nothing was tested on a real Kubernetes: not the kubelet's device manager, not CDI in containerd, not kube-scheduler's calls of the
+extender, not RBAC. The embedded cluster (cargo xtask test, cargo xtask demo) needs none of this.
+END
+  exit $SKIPPED
+}
+need_root() {
+  [ "$(uname -sm)" = "Linux x86_64" ] || skip "the cluster runs on Linux x86_64, and this is $(uname -sm)"
+  [ "$(id -u)" = 0 ] || skip "you are $(id -un); the kubelet and containerd need root (sudo -E cargo xtask cluster ...)"
+  unshare -m true 2> /dev/null || skip "no mount namespace can be made here (unshare -m): root without CAP_SYS_ADMIN, as in an unprivileged container"
+}
+need() { # PROGRAM PACKAGE WHAT FOR
+  command -v "$1" > /dev/null || skip "$1 is not in the PATH ($2); it is needed $3"
+}
+
+pid_file() { echo "$CLUSTER_DIR/pids/$1"; }
+pid_of() { cat "$(pid_file "$1")"; }
+
+# Is the process that was started under this name still there? The mark in its environment guards against a reused number.
+alive() {
+  local pid; pid=$(cat "$(pid_file "$1")" 2>/dev/null) || return 1
+  [ -n "$pid" ] && grep -qzxF "$MARK" "/proc/$pid/environ" 2>/dev/null
+}
+
+# start NAME COMMAND...: a detached process with its own log; its number is in pids/NAME. The command must exec, not fork.
+start() {
+  local name=$1; shift
+  alive "$name" && return 0
+  env "$MARK" PATH="$CLUSTER_BIN:$PATH" setsid bash -c 'echo $$ > "$1"; shift; exec "$@"' _ "$(pid_file "$name")" "$@" \
+    >> "$LOGS/$name.log" 2>&1 < /dev/null 9>&- &
+  local i; for i in $(seq 100); do alive "$name" && return 0; sleep 0.02; done
+  tail -n 15 "$LOGS/$name.log" >&2
+  die "$name did not start; see $LOGS/$name.log"
+}
+
+# stop NAME [SECONDS]: SIGTERM, then SIGKILL.
+stop() {
+  local name=$1 limit=${2:-10} pid i
+  if alive "$name"; then
+    pid=$(pid_of "$name")
+    kill "$pid" 2>/dev/null || true
+    for i in $(seq $((limit * 20))); do alive "$name" || break; sleep 0.05; done
+    ! alive "$name" || kill -9 "$pid" 2>/dev/null || true
+    for i in $(seq 100); do alive "$name" || break; sleep 0.02; done
+  fi
+  rm -f "$(pid_file "$name")"
+}
+
+# kill9 NAME: as a crash would.
+kill9() {
+  local name=$1 i
+  alive "$name" || die "$name does not run"
+  kill -9 "$(pid_of "$name")"
+  for i in $(seq 100); do alive "$name" || break; sleep 0.02; done
+  rm -f "$(pid_file "$name")"
+}
+
+# wait_for WHAT SECONDS PROCESS COMMAND...: until the command succeeds; fails at once when PROCESS (or -) has died.
+wait_for() {
+  local what=$1 limit=$2 process=$3 end; shift 3
+  end=$((SECONDS + limit))
+  until "$@" > /dev/null 2>&1; do
+    [ "$process" = - ] || alive "$process" || { tail -n 15 "$LOGS/$process.log" >&2; die "$process ended; log: $LOGS/$process.log"; }
+    [ $SECONDS -lt $end ] || { [ "$process" = - ] || tail -n 15 "$LOGS/$process.log" >&2; die "$what: not within $limit s"; }
+    sleep 0.1
+  done
+  say "$what"
+}
+
+nodes() { local i; for i in $(seq "$NODES"); do echo "n$i"; done; }
+known_nodes() { local f; for f in "$CLUSTER_DIR"/pids/*.holder; do [ -e "$f" ] && basename "$f" .holder; done; true; }
+in_node() { local node=$1; shift; nsenter -t "$(pid_of "$node.holder")" -m -- "$@"; }
+kube() { "$CLUSTER_BIN/kubectl" --kubeconfig "$CLUSTER_DIR/admin.kubeconfig" "$@"; }
+GATES=(); [ -z "$FEATURE_GATES" ] || GATES=("--feature-gates=$FEATURE_GATES")
+
+fill() { # TEMPLATE NAME=VALUE...: the template with every @NAME@ replaced
+  local template=$1 text pair; shift
+  text=$(cat "$template")
+  for pair in "$@"; do text=${text//"@${pair%%=*}@"/"${pair#*=}"}; done
+  printf '%s\n' "$text"
+}
+
+save_settings() { # env wins over this file, and this file over the defaults
+  local name
+  for name in $SETTINGS; do printf ': "${%s:=%s}"\n' "$name" "${!name}"; done > "$CLUSTER_DIR/settings.new"
+  mv "$CLUSTER_DIR/settings.new" "$CLUSTER_DIR/settings"
+}
+
+kubeconfig() { # FILE USER: with the user's token
+  local token; token=$(awk -F, -v u="$2" '$2 == u {print $1}' "$CLUSTER_DIR/tokens.csv")
+  [ -e "$1" ] || (umask 077; cat > "$1" <<END
+apiVersion: v1
+kind: Config
+clusters: [{name: test, cluster: {server: "https://127.0.0.1:$API_PORT", certificate-authority-data: $(base64 -w0 "$CLUSTER_DIR/pki/ca.crt")}}]
+users: [{name: "$2", user: {token: $token}}]
+contexts: [{name: test, context: {cluster: test, user: "$2"}}]
+current-context: test
+END
+  )
+}

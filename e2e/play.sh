@@ -1,0 +1,147 @@
+# shellcheck shell=bash disable=SC2034
+# What a play on the cluster needs; source it after lib.sh. A play tells each step, checks, counts, and ends with status 1 if a check
+# did not hold.
+
+CHECKS=0 FAILURES=0
+# shellcheck disable=SC1091
+. "$CLUSTER_DIR/divvy.settings" 2> /dev/null || die "Divvy is not on the cluster; cargo xtask cluster divvy"
+DIVVY=$DIVVY_BIN/divvy
+export KUBECONFIG=$CLUSTER_DIR/admin.kubeconfig
+
+now() { echo $(($(date +%s%N) / 1000000)); }   # milliseconds
+scene() { printf '\n== %s\n' "$*"; }
+step() { printf '%10s  %s\n' "$1" "${*:2}"; }
+measured() { printf '%10s  %s\n' measured "$*"; }
+shown() { sed 's/^/            /'; }
+check() { # TEXT COMMAND...: counts and goes on
+  local text=$1 output; shift
+  CHECKS=$((CHECKS + 1))
+  if output=$("$@" 2>&1); then
+    printf '        ok  %s\n' "$text"
+  else
+    FAILURES=$((FAILURES + 1))
+    printf '    FAILED  %s\n' "$text"
+    printf '%s\n' "${output:-(nothing was found)}" | tail -n 25 | sed 's/^/            found: /'
+  fi
+}
+# Something that must come. It is a check; without it the play cannot go on.
+eventually() { # SECONDS TEXT COMMAND...
+  local limit=$1 text=$2 end output; shift 2
+  end=$(($(now) + limit * 1000))
+  until output=$("$@" 2>&1); do
+    [ "$(now)" -lt $end ] || { check "$text (within $limit s)" "$@"; kube get pods -A -o wide; finish; }
+    sleep 0.05
+  done
+  CHECKS=$((CHECKS + 1))
+  printf '        ok  %s\n' "$text"
+}
+finish() {
+  scene "$((CHECKS - FAILURES)) of $CHECKS checks hold"
+  [ $FAILURES -eq 0 ]; exit $?
+}
+
+says() { # TEXT PART...: does the text contain every part?
+  local text=$1 part; shift
+  for part in "$@"; do [[ $text == *"$part"* ]] || { printf 'no "%s" in:\n%s\n' "$part" "$text"; return 1; }; done
+}
+equals() { [ "$1" = "$2" ] || { printf 'expected: %s\n   found: %s\n' "$2" "$1"; return 1; }; }
+at_most() { [ "$1" -le "$2" ] || { echo "$1, and at most $2 is allowed"; return 1; }; }
+
+divvy() { "$DIVVY" "$@"; }
+kubectl() { kube "$@"; }
+
+# pod NAME UNITS [ignore-term] [GRACE] [NODE]: a pod like the tutorial's. It sets NVIDIA_VISIBLE_DEVICES=all, as many images do.
+pod() {
+  local args='run' node=
+  [ "${3:-}" != ignore-term ] || args='run, --ignore-term'
+  [ -z "${5:-}" ] || node="nodeSelector: {kubernetes.io/hostname: $5}"
+  cat <<END
+apiVersion: v1
+kind: Pod
+metadata: {name: $1, labels: {play: tutorial}}
+spec:
+  terminationGracePeriodSeconds: ${4:-2}
+  $node
+  containers:
+  - name: main
+    image: $PROBE_IMAGE
+    imagePullPolicy: Never
+    args: [$args]
+    env: [{name: NVIDIA_VISIBLE_DEVICES, value: all}]
+    resources: {limits: {aliyun.com/gpu-mem: $2}}
+END
+}
+create() { # as pod
+  pod "$@" | kube create -f - > /dev/null
+  step created "pod $1: $2 GiB${3:+, its program ignores SIGTERM}${5:+, on $5}"
+}
+field() { kube get pod "$1" -o "jsonpath={$2}"; } # POD JSONPATH
+uid() { field "$1" .metadata.uid; }
+is_running() { # POD: and its report is whole
+  [ "$(field "$1" .status.phase)" = Running ] && kube logs "$1" ${2:+-c "$2"} | grep -q '^probe: running$'
+}
+started() { # POD
+  eventually 20 "pod $1 runs" is_running "$1"
+}
+report_has() { # POD CONTAINER LINE...: what the container itself printed
+  local pod=$1 container=$2 log line; shift 2
+  log=$(kube logs "$pod" -c "$container")
+  for line in "$@"; do grep -qE "^ *$line\$" <<< "$log" || { printf 'no line %s in:\n%s\n' "$line" "$log"; return 1; }; done
+}
+# The device nodes that a container of a GPU has, in the order of `ls`.
+gpus_in() { kube logs "$1" -c "${2:-main}" | grep -oE '^ +nvidia[0-9]+ [0-9:]+$' | tr -s ' ' | tr '\n' ';'; }
+own_gpu() { # POD MINOR [CONTAINER]: this GPU and no other, though the pod says `all`
+  equals "$(gpus_in "$1" "${3:-main}")" " nvidia$2 195:$2;" && report_has "$1" "${3:-main}" NVIDIA_VISIBLE_DEVICES=void 'nvidiactl 195:255'
+}
+
+# Process numbers of the test program in a pod's containers (not the sandbox's), from the host's cgroups.
+programs_of() { # UID
+  local file pid
+  for file in $(find /sys/fs/cgroup/pids/"$CGROUP_PREFIX"-* /sys/fs/cgroup/"$CGROUP_PREFIX"-* -path "*pod${1//-/?}*" -name cgroup.procs 2> /dev/null); do
+    for pid in $(cat "$file" 2> /dev/null); do
+      if { tr '\0' ' ' < "/proc/$pid/cmdline" | grep -q '^/probe run'; } 2> /dev/null; then echo "$pid"; fi
+    done
+  done
+  true
+}
+# hand_over OLD-UID NEW-POD SECONDS: watches until NEW's program runs. OVERLAP=1: OLD's program still ran then. GAP: ms between.
+hand_over() {
+  local old=$1 new end ended=0 old_now new_now; new=$(uid "$2"); end=$(($(now) + $3 * 1000))
+  OVERLAP=0 GAP=-1
+  while [ "$(now)" -lt $end ]; do
+    new_now=$(programs_of "$new"); old_now=$(programs_of "$old")   # in this order: the new one seen first, then the old one
+    [ -n "$old_now" ] || [ $ended != 0 ] || ended=$(now)
+    if [ -n "$new_now" ]; then
+      [ -z "$old_now" ] || OVERLAP=1
+      [ $ended = 0 ] || GAP=$(($(now) - ended))
+      return 0
+    fi
+    sleep 0.02
+  done
+  OVERLAP=never
+}
+
+allocatable() { kube get node "$1" -o 'jsonpath={.status.allocatable.aliyun\.com/gpu-mem}'; }
+offers() { equals "$(allocatable "$1")" "$2"; }
+container_ids() { # every pod's containers, and how often they were restarted
+  kube get pods -l play=tutorial -o 'jsonpath={range .items[*]}{.metadata.name}{" "}{range .status.containerStatuses[*]}{.containerID}{" "}{.restartCount}{end}{"\n"}{end}'
+}
+registered_since() { # NODE LOG-LINES-BEFORE: did the agent register gpu-mem after that line of its log?
+  tail -n "+$(($2 + 1))" "$LOGS/$1.agent.log" | grep -q 'registered aliyun.com/gpu-mem'
+}
+# Milliseconds from the making of the kubelet's socket to the agent's registration there, both from their own time stamps.
+socket_to_registration() { # NODE LOG-LINES-BEFORE
+  local socket line
+  socket=$(date -d "$(stat -c %y "$CLUSTER_DIR/$1/var/lib/kubelet/device-plugins/kubelet.sock")" +%s%3N)
+  line=$(tail -n "+$(($2 + 1))" "$LOGS/$1.agent.log" | grep 'registered aliyun.com/gpu-mem' | tail -1)
+  echo $(($(date -d "$(sed -E 's/.*"timestamp":"([^"]*)".*/\1/' <<< "$line")" +%s%3N) - socket))
+}
+log_lines() { wc -l < "$LOGS/$1.log"; }
+clear_pods() {
+  kube delete pods,deployments -l play=tutorial --wait --timeout=60s > /dev/null
+  step deleted "every pod of the play"
+}
+no_grants() { # NODE: nothing is kept of pods that are gone
+  local left; left=$(ls "$CLUSTER_DIR/$1/var/lib/kubelet/plugins/divvy.dev/grants" "$CLUSTER_DIR/$1/run/cdi" | grep -vE '^$|:$')
+  equals "$left" ""
+}
