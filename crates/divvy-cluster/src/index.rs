@@ -1,13 +1,13 @@
 //! Pods and nodes, change by change, into the ledger. No I/O: a watch, a list or a test feeds it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use divvy_model::{Error, MemoryUnit, Node, Pod, PodKey};
 use divvy_placement::Ledger;
 
 use crate::convert;
 use crate::objects::{NodeObject, PodObject};
-use crate::watch::Change;
+use crate::watch::{Change, UnhealthyGpus};
 
 /// What is known of the cluster.
 ///
@@ -148,6 +148,18 @@ impl Index {
                 self.reset_nodes(&nodes);
             }
             Change::Interrupted(why) => self.nodes.interrupted(why),
+        }
+    }
+
+    /// Takes in a change of gpushare's ConfigMaps. While their watch is broken what they said last holds.
+    pub fn unhealthy_change(&mut self, change: Change<UnhealthyGpus>) {
+        match change {
+            Change::Apply(named) => self.ledger.name_unhealthy(&named.node, named.gpus),
+            Change::Delete(named) => self.ledger.name_unhealthy(&named.node, BTreeSet::new()),
+            Change::Reset(all) => self
+                .ledger
+                .replace_unhealthy(all.into_iter().map(|named| (named.node, named.gpus))),
+            Change::Interrupted(_) => {}
         }
     }
 

@@ -22,7 +22,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use divvy_cluster::index::Index;
 use divvy_cluster::objects::{NodeObject, PodObject};
-use divvy_cluster::watch::Change;
+use divvy_cluster::watch::{Change, UnhealthyGpus};
 use divvy_model::{Held, MemoryUnit, Pod, PodKey};
 
 pub use binding::BindingRequest;
@@ -295,6 +295,12 @@ impl Core {
         }
         self.index.node_change(change);
         self.promised_twice()
+    }
+
+    /// Takes in a change of the ConfigMaps that name unhealthy GPUs. Readiness does not wait for them: health comes from the
+    /// inventory, and they are an addition to it.
+    pub fn unhealthy_change(&mut self, change: Change<UnhealthyGpus>) {
+        self.index.unhealthy_change(change);
     }
 
     /// All pods were listed: at the start, or after a watch that could not be resumed. Nothing is promised for a moment, and

@@ -116,7 +116,11 @@ pub fn serve(client: kube::Client, settings: Settings, stop: CancellationToken) 
         ended: CancellationToken::new(),
     });
     shared.watch(watch::pods(client.clone(), None), stop.clone(), Core::pod_change);
-    shared.watch(watch::nodes(client, None), stop.clone(), Core::node_change);
+    shared.watch(watch::nodes(client.clone(), None), stop.clone(), Core::node_change);
+    shared.watch(watch::unhealthy_gpus(client), stop.clone(), |core, change, _| {
+        core.unhealthy_change(change);
+        Vec::new()
+    });
     shared.sweep(stop);
     Served {
         router: crate::http::router(shared.clone()),

@@ -4,9 +4,8 @@
 //! - [`http`]: kube-scheduler's protocol and gpushare's paths
 //! - this file: the watches, the calls to the API server, and the server's life
 //!
-//! Nothing is stored: at any start the ledger is rebuilt from the annotations of the pods and nodes that are listed. gpushare's
-//! ConfigMap `unhealthy-gpu-<node>` is not read: its only known writer is not public, and a GPU's health comes from the
-//! node's inventory.
+//! Nothing is stored: at any start the ledger is rebuilt from the annotations of the pods and nodes that are listed. A GPU's health
+//! comes from the node's inventory; gpushare's ConfigMaps `kube-system/unhealthy-gpu-<node>` take further GPUs out.
 
 #![forbid(unsafe_code)]
 

@@ -1,7 +1,7 @@
 //! gpushare's pod annotations (research/gpushare.md section 1.2), written beside ours so that either half of the
 //! old stack can read what we did, and read where ours are absent.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::{Error, names};
 
@@ -69,6 +69,20 @@ pub fn bind_annotations(index: u32, units_per_gpu: u64, pod_units: u64, assume_t
     ])
 }
 
+/// Namespace of the ConfigMaps that name unhealthy GPUs.
+pub const UNHEALTHY_NAMESPACE: &str = "kube-system";
+
+/// The node that a ConfigMap of this name speaks of: `unhealthy-gpu-<node>`.
+pub fn unhealthy_gpus_node(config_map: &str) -> Option<&str> {
+    config_map.strip_prefix("unhealthy-gpu-").filter(|node| !node.is_empty())
+}
+
+/// The indices in `data.gpus` of such a ConfigMap, `0,2`. What is no index is left out: gpushare's own reader takes it
+/// for GPU 0.
+pub fn unhealthy_gpus(text: &str) -> BTreeSet<u32> {
+    text.split(',').filter_map(|index| index.trim().parse().ok()).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -122,5 +136,24 @@ mod tests {
             &[(names::ALIYUN_IDX, "4294967296"), (names::ALIYUN_POD, "1")],
             Err("ALIYUN_COM_GPU_MEM_IDX: 4294967296 is not a GPU's index"),
         );
+    }
+
+    #[test]
+    fn a_config_map_names_the_unhealthy_gpus_of_a_node() {
+        assert_eq!(unhealthy_gpus_node("unhealthy-gpu-n1"), Some("n1"));
+        assert_eq!(unhealthy_gpus_node("unhealthy-gpu-"), None);
+        assert_eq!(unhealthy_gpus_node("coredns"), None);
+        let table: [(&str, &[u32]); 7] = [
+            ("1", &[1]),
+            ("0,2", &[0, 2]),
+            ("", &[]),
+            (" 1 , x", &[1]),
+            ("x", &[]),
+            ("-1,4294967296,1.0", &[]),
+            ("3,3,\n2", &[2, 3]),
+        ];
+        for (text, expected) in table {
+            assert_eq!(unhealthy_gpus(text).into_iter().collect::<Vec<_>>(), expected, "{text:?}");
+        }
     }
 }

@@ -18,6 +18,8 @@ pub struct Ledger {
     pods: BTreeMap<String, Pod>,
     uids: BTreeMap<PodKey, String>,
     nodes: BTreeMap<String, Entry>,
+    /// Indices of GPUs that gpushare's ConfigMaps call unhealthy, by node, whether the node is known or not.
+    unhealthy: BTreeMap<String, BTreeSet<u32>>,
     /// UID → node → what is being written. More than one node only while the outcome of a bind is unknown.
     reservations: BTreeMap<String, BTreeMap<String, Reservation>>,
     /// Pods that the API server said are gone before their own event came; states of them that come late count for nothing.
@@ -134,6 +136,7 @@ impl Ledger {
             pods: BTreeMap::new(),
             uids: BTreeMap::new(),
             nodes: BTreeMap::new(),
+            unhealthy: BTreeMap::new(),
             reservations: BTreeMap::new(),
             buried: Buried::default(),
             dirty: BTreeSet::new(),
@@ -228,7 +231,10 @@ impl Ledger {
 
     /// A node is there, in this state. False if nothing changed that matters here.
     pub fn apply_node(&mut self, node: &Node) -> bool {
-        let state = NodeState::read(node, self.unit);
+        let mut state = NodeState::read(node, self.unit);
+        if let Some(indices) = self.unhealthy.get(&node.name) {
+            state.name_unhealthy(indices);
+        }
         let entry = self.nodes.entry(node.name.clone()).or_default();
         if entry.state.as_ref() == Some(&state) {
             return false;
@@ -237,6 +243,32 @@ impl Ledger {
         self.dirty.insert(node.name.clone());
         self.settle();
         true
+    }
+
+    /// Somebody calls the GPUs of these indices on a node unhealthy, and no others there: no work is placed on them. Pods that
+    /// are there stay.
+    pub fn name_unhealthy(&mut self, node: &str, indices: BTreeSet<u32>) {
+        if let Some(state) = self.nodes.get_mut(node).and_then(|entry| entry.state.as_mut()) {
+            state.name_unhealthy(&indices);
+            self.dirty.insert(node.to_owned());
+            self.settle();
+        }
+        match indices.is_empty() {
+            true => self.unhealthy.remove(node),
+            false => self.unhealthy.insert(node.to_owned(), indices),
+        };
+    }
+
+    /// Exactly these nodes have GPUs that somebody calls unhealthy.
+    pub fn replace_unhealthy(&mut self, named: impl IntoIterator<Item = (String, BTreeSet<u32>)>) {
+        let named: BTreeMap<String, BTreeSet<u32>> = named.into_iter().collect();
+        let before: Vec<String> = self.unhealthy.keys().cloned().collect();
+        for node in before.into_iter().filter(|node| !named.contains_key(node)) {
+            self.name_unhealthy(&node, BTreeSet::new());
+        }
+        for (node, indices) in named {
+            self.name_unhealthy(&node, indices);
+        }
     }
 
     /// The node is gone. Pods that say they are on it stay known: they count again when a node of this name appears.

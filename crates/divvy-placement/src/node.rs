@@ -1,6 +1,7 @@
+use std::collections::BTreeSet;
 use std::fmt;
 
-use divvy_model::{Error, Health, Inventory, MemoryUnit, MiB, Node};
+use divvy_model::{Error, Health, Inventory, MemoryUnit, MiB, Node, legacy};
 
 /// What is known of one node: its GPUs, and whether and from what they may be offered.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -42,6 +43,8 @@ pub struct GpuState {
     pub health: Health,
     /// Why not, `XID 79`.
     pub reason: Option<String>,
+    /// It is well by all else, and only somebody's word keeps work off it ([`crate::Ledger::name_unhealthy`]).
+    pub(crate) only_named: bool,
 }
 
 /// Where a node's GPUs were read from.
@@ -138,6 +141,24 @@ impl NodeState {
         }
     }
 
+    /// GPUs of these indices, and no others, count as failed though they are well.
+    pub(crate) fn name_unhealthy(&mut self, indices: &BTreeSet<u32>) {
+        for gpu in &mut self.gpus {
+            if gpu.only_named {
+                (gpu.health, gpu.reason, gpu.only_named) = (Health::Ok, None, false);
+            }
+            if gpu.health == Health::Ok && indices.contains(&gpu.index) {
+                gpu.health = Health::Failed;
+                gpu.reason = Some(format!(
+                    "named in ConfigMap {}/unhealthy-gpu-{}",
+                    legacy::UNHEALTHY_NAMESPACE,
+                    self.name
+                ));
+                gpu.only_named = true;
+            }
+        }
+    }
+
     /// Position in [`NodeState::gpus`] of the GPU with this UUID.
     pub fn by_uuid(&self, uuid: &str) -> Option<usize> {
         self.gpus.iter().position(|gpu| gpu.uuid.as_deref() == Some(uuid))
@@ -164,6 +185,7 @@ fn read_division(node: &Node, unit: MemoryUnit) -> (Source, Vec<GpuState>) {
                     held: MiB::ZERO,
                     health: Health::Ok,
                     reason: None,
+                    only_named: false,
                 })
                 .collect();
             (Source::Division, gpus)
@@ -185,6 +207,7 @@ fn read_inventory(node: &Node, inventory: &Inventory, unit: MemoryUnit) -> (Sour
             held: gpu.held,
             health: gpu.health,
             reason: gpu.reason.clone(),
+            only_named: false,
         })
         .collect();
     gpus.sort_by(|a, b| (a.index, &a.uuid).cmp(&(b.index, &b.uuid)));

@@ -1,6 +1,7 @@
 //! The forms of kube-scheduler's and gpushare's protocols. Case numbers are those of research/gpushare.md section 8.
 
 use axum::http::StatusCode;
+use divvy_testbed::api::DeleteOptions;
 use serde_json::{Value, json};
 
 use crate::server::*;
@@ -49,6 +50,33 @@ async fn filter_answers_names_with_names() {
             json!({})
         };
         assert_eq!(answer["FailedNodes"], expected);
+    }
+}
+
+#[tokio::test]
+async fn a_config_map_takes_gpus_out_and_its_end_gives_them_back() {
+    // Case 8: of n1 (6 and 12 units free) only GPU 0 is left.
+    let cluster = Cluster::fixture().await;
+    let ask = json!({"Pod": pod_manifest("q", 8), "NodeNames": ["n1"]});
+    for (gpus, passes) in [
+        ("1", false),
+        ("", true),
+        ("0,1", false),
+        (" 1 , x", false),
+        ("x", true),
+        ("0", true),
+    ] {
+        let map = json!({
+            "apiVersion": "v1", "kind": "ConfigMap",
+            "metadata": {"name": "unhealthy-gpu-n1", "namespace": "kube-system"}, "data": {"gpus": gpus},
+        });
+        cluster.api.create("configmaps", map).expect("created");
+        cluster.filters(&ask, passes).await;
+        cluster
+            .api
+            .delete("configmaps", "kube-system", "unhealthy-gpu-n1", &DeleteOptions::default())
+            .expect("deleted");
+        cluster.filters(&ask, true).await;
     }
 }
 

@@ -82,6 +82,19 @@ impl Cluster {
         serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error}: {text}"))
     }
 
+    /// Waits until the filter lets the pod on to a node, or on to none.
+    pub(crate) async fn filters(&self, request: &Value, passes: bool) {
+        let deadline = Instant::now() + Duration::from_secs(10);
+        loop {
+            let answer = self.json("/gpushare-scheduler/filter", request.clone()).await;
+            if answer["NodeNames"].as_array().is_some_and(|names| names.is_empty() != passes) {
+                return;
+            }
+            assert!(Instant::now() < deadline, "still {answer}");
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
+
     pub(crate) async fn bind(&self, pod: &Value, node: &str) -> String {
         let answer = self.json("/gpushare-scheduler/bind", bind_args(pod, node)).await;
         answer["Error"].as_str().expect("always there").to_owned()

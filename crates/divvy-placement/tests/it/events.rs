@@ -1,6 +1,8 @@
 //! Events in every order, and allocations in flight.
 
-use divvy_model::{Held, Phase};
+use std::collections::BTreeSet;
+
+use divvy_model::{Health, Held, Phase};
 use divvy_placement::{Ledger, Reservation, Standing};
 
 use crate::fixture::*;
@@ -173,4 +175,44 @@ fn a_pod_without_a_uid_is_left_out() {
     let nothing = ledger.pod("u-nothing").expect("known").clone();
     assert_eq!(ledger.whereabouts(&nothing).expect("bound").shares.len(), 1);
     assert!(matches!(nothing.held, Held::Legacy(_)));
+}
+
+/// Somebody's word takes GPUs out, in whatever order it and the node come, and gives back what it took, and only that.
+#[test]
+fn gpus_that_are_named_unhealthy_are_out_until_they_are_not_named_any_more() {
+    let health = |ledger: &Ledger| -> Vec<(Health, Option<String>)> {
+        let view = ledger.node("n1").expect("known");
+        let gpus = &view.state().expect("seen").gpus;
+        gpus.iter().map(|gpu| (gpu.health, gpu.reason.clone())).collect()
+    };
+    let set = |indices: &[u32]| indices.iter().copied().collect::<BTreeSet<u32>>();
+    let well = (Health::Ok, None);
+    let named = (
+        Health::Failed,
+        Some("named in ConfigMap kube-system/unhealthy-gpu-n1".to_owned()),
+    );
+    let broken = (Health::Failed, Some("XID 79".to_owned()));
+    let mut node = divvy_node("n1", &[16, 16]);
+    let mut ledger = Ledger::new(GIB);
+    ledger.name_unhealthy("n1", set(&[1, 7]));
+    ledger.apply_node(&node);
+    assert_eq!(health(&ledger), [well.clone(), named.clone()]);
+    assert!(!ledger.apply_node(&node), "the same again is no change");
+    ledger.name_unhealthy("n1", set(&[0]));
+    assert_eq!(health(&ledger), [named.clone(), well.clone()]);
+    // Its own failure stays when the word is taken back.
+    if let Some(Ok(inventory)) = &mut node.inventory {
+        inventory.gpus[0].health = Health::Failed;
+        inventory.gpus[0].reason = Some("XID 79".to_owned());
+    }
+    ledger.apply_node(&node);
+    assert_eq!(health(&ledger), [broken.clone(), well.clone()]);
+    ledger.replace_unhealthy([("n2".to_owned(), set(&[0]))]);
+    assert_eq!(health(&ledger), [broken, well.clone()]);
+    ledger.delete_node("n1");
+    ledger.replace_unhealthy([("n1".to_owned(), set(&[1]))]);
+    ledger.apply_node(&divvy_node("n1", &[16, 16]));
+    assert_eq!(health(&ledger), [well.clone(), named]);
+    ledger.replace_unhealthy([]);
+    assert_eq!(health(&ledger), [well.clone(), well]);
 }
