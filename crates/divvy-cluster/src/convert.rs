@@ -1,10 +1,11 @@
 //! Slim Kubernetes objects to values of the model.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use divvy_model::{
-    ContainerKind, ContainerRequest, Held, Inventory, Node, Phase, Pod, PodRequest, names, quantity_milli, quantity_value,
+    ContainerKind, ContainerRequest, Held, Inventory, Node, Phase, Pod, PodRequest, legacy, names, quantity_milli, quantity_value,
 };
+use k8s_openapi::api::core::v1::ConfigMap;
 
 use crate::objects::{Amount, Container, NodeObject, PodObject};
 
@@ -157,6 +158,23 @@ fn phase(text: Option<&str>) -> Phase {
         Some("Unknown") => Phase::Unknown,
         _ => Phase::Pending,
     }
+}
+
+/// The GPUs of a node that an administrator or a problem detector calls unhealthy.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct UnhealthyGpus {
+    /// The node's name.
+    pub node: String,
+    /// Indices.
+    pub gpus: BTreeSet<u32>,
+}
+
+/// Reads gpushare's ConfigMap `unhealthy-gpu-<node>`; `None` for any other.
+pub fn unhealthy_gpus(object: &ConfigMap) -> Option<UnhealthyGpus> {
+    let node = legacy::unhealthy_gpus_node(object.metadata.name.as_deref()?)?.to_owned();
+    let text = object.data.as_ref().and_then(|data| data.get("gpus"));
+    let gpus = text.map(|text| legacy::unhealthy_gpus(text)).unwrap_or_default();
+    Some(UnhealthyGpus { node, gpus })
 }
 
 #[cfg(test)]

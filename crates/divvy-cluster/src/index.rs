@@ -5,9 +5,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use divvy_model::{Error, MemoryUnit, Node, Pod, PodKey};
 use divvy_placement::Ledger;
 
-use crate::convert;
+use crate::convert::{self, UnhealthyGpus};
 use crate::objects::{NodeObject, PodObject};
-use crate::watch::{Change, UnhealthyGpus};
+use crate::watch::Change;
 
 /// What is known of the cluster.
 ///

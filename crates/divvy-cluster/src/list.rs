@@ -1,8 +1,10 @@
 //! One look at the cluster, for the command line.
 
-use divvy_model::{Node, Pod};
+use divvy_model::{Node, Pod, legacy};
+use k8s_openapi::api::core::v1::ConfigMap;
 use kube::api::{Api, ListParams};
 
+use crate::convert::UnhealthyGpus;
 use crate::objects::{NodeObject, PodObject};
 use crate::{Error, convert, objects};
 
@@ -57,6 +59,16 @@ pub async fn nodes(client: &kube::Client) -> Result<Vec<Node>, Error> {
         .await
         .map_err(|source| Error::api("the nodes could not be listed", source))?;
     Ok(list.items.iter().map(convert::node).collect())
+}
+
+/// The GPUs that gpushare's ConfigMaps call unhealthy.
+pub async fn unhealthy_gpus(client: &kube::Client) -> Result<Vec<UnhealthyGpus>, Error> {
+    let api: Api<ConfigMap> = Api::namespaced(client.clone(), legacy::UNHEALTHY_NAMESPACE);
+    let list = api
+        .list(&ListParams::default())
+        .await
+        .map_err(|source| Error::api("the ConfigMaps of unhealthy GPUs could not be listed", source))?;
+    Ok(list.items.iter().filter_map(convert::unhealthy_gpus).collect())
 }
 
 /// One node.

@@ -1,6 +1,5 @@
 //! A list and its changes, for ever: kube-rs' watcher with its back-off, folded into three kinds of change.
 
-use std::collections::BTreeSet;
 use std::fmt::Debug;
 
 use divvy_model::legacy;
@@ -9,6 +8,7 @@ use k8s_openapi::api::core::v1::ConfigMap;
 use kube::api::Api;
 use kube::runtime::{WatchStreamExt, watcher};
 
+use crate::convert::{self, UnhealthyGpus};
 use crate::objects::{self, NodeObject, PodObject};
 
 /// A change of what is watched.
@@ -35,15 +35,6 @@ pub fn nodes(client: kube::Client, field_selector: Option<&str>) -> impl Stream<
     changes(Api::all_with(client, &objects::nodes()), field_selector)
 }
 
-/// The GPUs of a node that an administrator or a problem detector calls unhealthy.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct UnhealthyGpus {
-    /// The node's name.
-    pub node: String,
-    /// Indices; empty when the ConfigMap is gone.
-    pub gpus: BTreeSet<u32>,
-}
-
 /// gpushare's ConfigMaps `kube-system/unhealthy-gpu-<node>` (research/gpushare.md 1.4), and no other.
 pub fn unhealthy_gpus(client: kube::Client) -> impl Stream<Item = Change<UnhealthyGpus>> + Send + 'static {
     let api: Api<ConfigMap> = Api::namespaced(client, legacy::UNHEALTHY_NAMESPACE);
@@ -51,12 +42,7 @@ pub fn unhealthy_gpus(client: kube::Client) -> impl Stream<Item = Change<Unhealt
 }
 
 fn named(change: Change<ConfigMap>) -> Option<Change<UnhealthyGpus>> {
-    let read = |object: ConfigMap| {
-        let node = legacy::unhealthy_gpus_node(object.metadata.name.as_deref()?)?.to_owned();
-        let text = object.data.as_ref().and_then(|data| data.get("gpus"));
-        let gpus = text.map(|text| legacy::unhealthy_gpus(text)).unwrap_or_default();
-        Some(UnhealthyGpus { node, gpus })
-    };
+    let read = |object: ConfigMap| convert::unhealthy_gpus(&object);
     Some(match change {
         Change::Apply(object) => Change::Apply(read(object)?),
         Change::Delete(object) => Change::Delete(read(object)?),

@@ -22,7 +22,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use divvy_cluster::index::Index;
 use divvy_cluster::objects::{NodeObject, PodObject};
-use divvy_cluster::watch::{Change, UnhealthyGpus};
+use divvy_cluster::convert::UnhealthyGpus;
+use divvy_cluster::watch::Change;
 use divvy_model::{Held, MemoryUnit, Pod, PodKey};
 
 pub use binding::BindingRequest;

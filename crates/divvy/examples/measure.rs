@@ -3,6 +3,9 @@
 //! ```text
 //! cargo build --release --workspace && cargo run --release -p divvy --example measure
 //! ```
+//!
+//! With a folder as argument the programs there are measured: a static `divvy` as an image has it, beside `divvy-probe` and
+//! `libdivvy_nvml_sim.so`.
 
 #![allow(clippy::print_stdout, reason = "a measurement is there to be printed")]
 
@@ -23,7 +26,8 @@ async fn main() -> Result<()> {
         .parent()
         .and_then(Path::parent)
         .context("this program lies in no target folder")?;
-    let programs = Programs::beside(&folder.join("divvy"))?;
+    let given = std::env::args_os().nth(1).map(std::path::PathBuf::from);
+    let programs = Programs::beside(&given.as_deref().unwrap_or(folder).join("divvy"))?;
     for (name, path) in [("divvy", &programs.divvy), ("divvy-probe", &programs.probe)] {
         println!("{name:<44} {:>8.1} MiB", std::fs::metadata(path)?.len() as f64 / 1048576.0);
     }

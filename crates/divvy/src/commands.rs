@@ -1,6 +1,7 @@
 //! One module per command: from parsed arguments to actions.
 
 pub mod agent;
+#[cfg(feature = "demo")]
 pub mod demo;
 pub mod extender;
 pub mod inspect;
@@ -19,7 +20,13 @@ pub async fn run(cli: Cli) -> anyhow::Result<bool> {
         Command::Extender(args) => extender::run(args).await.map(|()| true),
         Command::Inspect(InspectCommand::Gpushare(args)) => inspect::run(args).await.map(|()| true),
         Command::Why(args) => why::run(args).await.map(|()| true),
+        #[cfg(feature = "demo")]
         Command::Demo(args) => demo::run(args).await,
+        #[cfg(not(feature = "demo"))]
+        Command::Demo(_) => anyhow::bail!(
+            "this divvy was built for a node's image, without the simulators that a demo needs; run the demo with a divvy built by \
+             `cargo build --release --workspace`"
+        ),
     }
 }
 

@@ -23,6 +23,11 @@ pub async fn run(args: WhyArgs) -> anyhow::Result<()> {
     let mut ledger = Ledger::new(published.unwrap_or(args.memory_unit));
     ledger.replace_nodes(&nodes);
     ledger.replace_pods(pods.pods.iter().cloned());
+    match list::unhealthy_gpus(&connection.client).await {
+        Ok(named) => ledger.replace_unhealthy(named.into_iter().map(|named| (named.node, named.gpus))),
+        // Who may read pods may often not read kube-system; few clusters have these ConfigMaps.
+        Err(error) => tracing::debug!("{error}"),
+    }
 
     let namespace = args.namespace.clone().unwrap_or(connection.namespace);
     let mut asked: Vec<PodObject> = Vec::new();
@@ -36,9 +41,10 @@ pub async fn run(args: WhyArgs) -> anyhow::Result<()> {
                 && (args.all_namespaces || pod.namespace == namespace)
         });
         for pod in wanted {
-            // It may have gone since it was listed.
-            if let Ok(object) = list::pod(&connection.client, &pod.namespace, &pod.name).await {
-                asked.push(object);
+            match list::pod(&connection.client, &pod.namespace, &pod.name).await {
+                Ok(object) => asked.push(object),
+                // It has gone since it was listed, most likely.
+                Err(error) => tracing::warn!("{error}"),
             }
         }
     }
