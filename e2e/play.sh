@@ -121,6 +121,16 @@ hand_over() {
   OVERLAP=never
 }
 
+refused() {
+  local pod
+  for pod in "$@"; do [ "$(field "$pod" '.status.conditions[?(@.type=="PodScheduled")].reason')" = Unschedulable ] || return 1; done
+}
+is_bound() { [ -n "$(field "$1" .spec.nodeName)" ]; }
+scheduling_says() { says "$(field "$1" '.status.conditions[?(@.type=="PodScheduled")].message')" "$2"; }
+why_says() { local pod=$1; shift; says "$(divvy why "$pod")" "$@"; }
+inspect_says() { says "$(divvy inspect gpushare "$1")" "$2"; }
+inspect_wide_says() { says "$(divvy inspect gpushare "$1" -o wide)" "$2"; }
+
 allocatable() { kube get node "$1" -o 'jsonpath={.status.allocatable.aliyun\.com/gpu-mem}'; }
 offers() { equals "$(allocatable "$1")" "$2"; }
 container_ids() { # every pod's containers, and how often they were restarted

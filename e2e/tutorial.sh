@@ -35,10 +35,6 @@ too_large() {
   check "why: who holds what waits asks for" says "$(divvy why waits)" default/binpack-0 default/binpack-1 "8 GiB"
   kube delete pod too-large waits --wait > /dev/null
 }
-refused() {
-  local pod
-  for pod in "$@"; do [ "$(field "$pod" '.status.conditions[?(@.type=="PodScheduled")].reason')" = Unschedulable ] || return 1; done
-}
 
 stubborn() {
   scene "A container that ignores SIGTERM is deleted; the newcomer waits for it"
@@ -56,7 +52,6 @@ stubborn() {
   started new
   check "new has the GPU" own_gpu new 0
 }
-why_says() { local pod=$1; shift; says "$(divvy why "$pod")" "$@"; }
 
 forced() {
   scene "A pod is deleted by force; its container goes on for a while, and its memory with it"
@@ -160,8 +155,6 @@ extender_restarts() {
   started meanwhile
   check "kubectl inspect gpushare says 8/16" says "$(divvy inspect gpushare n1)" 8/16
 }
-is_bound() { [ -n "$(field "$1" .spec.nodeName)" ]; }
-scheduling_says() { says "$(field "$1" '.status.conditions[?(@.type=="PodScheduled")].message')" "$2"; }
 
 several_containers() {
   scene "Containers of one pod, an init container and a sidecar share the pod's GPU"
@@ -218,7 +211,6 @@ END
 }
 replicas_ready() { equals "$(kube get deployment web -o jsonpath='{.status.readyReplicas}')" "$1"; }
 pods_are() { equals "$(kube get pods -l play=tutorial -o name | wc -l)" "$1"; }
-inspect_says() { says "$(divvy inspect gpushare "$1")" "$2"; }
 
 mixed() {
   scene "Mixed GPUs: the sum would do, no single GPU does"
@@ -259,7 +251,6 @@ mixed() {
   check "on the GPU that recovered" own_gpu patient "$gpu"
 }
 different_gpus() { [ "$(gpus_in "$1")" != "$(gpus_in "$2")" ] && [ -n "$(gpus_in "$1")" ]; }
-inspect_wide_says() { says "$(divvy inspect gpushare "$1" -o wide)" "$2"; }
 driver() { # NODE REQUEST...: to the simulated NVML
   local node=$1 request; shift
   for request in "$@"; do
@@ -323,9 +314,133 @@ api_server_restarts() {
   check "kubectl inspect gpushare says 8/16" says "$(divvy inspect gpushare n1)" 8/16
 }
 
-all=(two_pods too_large stubborn forced agent_restarts kubelet_restarts containerd_restarts extender_restarts several_containers deployment)
+forced_with_a_waiting_pod() {
+  scene "A pod is deleted by force while another waits for its memory"
+  clear_pods
+  create old 12 ignore-term 30 n1
+  started old
+  create new 12 "" 2 n1
+  eventually 5 "new waits" refused new
+  local old began; old=$(uid old)
+  kube delete pod old --force --grace-period=0 > /dev/null 2>&1
+  began=$(now)
+  hand_over "$old" new 60
+  check "new's program never ran beside old's" equals "$OVERLAP" 0
+  measured "$GAP ms from the end of old's program to new's program, $(($(now) - began)) ms from the forced deletion"
+  started new
+}
+
+past_the_scheduler() {
+  scene "A pod names its node itself: it is not started on memory that nobody gave it"
+  clear_pods
+  pod direct 3 | sed 's/^spec:/spec:\n  nodeName: n1/' | kube create -f - > /dev/null
+  step created "pod direct: 3 GiB, nodeName: n1"
+  eventually 10 "its event says why" event_says direct NoAllocation "without an allocation"
+  check "it does not run" equals "$(programs_of "$(uid direct)")" ""
+  check "why says the same" why_says direct "without an allocation" "kubectl delete pod"
+}
+event_says() { says "$(kube get events --field-selector "involvedObject.name=$1,reason=$2" -o 'jsonpath={.items[*].message}')" "$3"; }
+
+# All that lives in memory is gone: processes, sandboxes, /run, cgroups; the boot id is another one.
+reboot() { # NODE: leaves it switched off
+  local node=$1 name pid environ
+  for name in agent kubelet containerd; do kill9 "$node.$name"; done
+  for pid in $(find /sys/fs/cgroup/pids/"$CGROUP_PREFIX-$node" /sys/fs/cgroup/"$CGROUP_PREFIX-$node" -name cgroup.procs -exec cat {} + 2> /dev/null | sort -u); do
+    kill -9 "$pid" 2> /dev/null || true
+  done
+  for environ in /proc/[0-9]*/environ; do   # shims live in the machine's own cgroup
+    pid=${environ#/proc/}; pid=${pid%/environ}
+    if { tr '\0' ' ' < "/proc/$pid/cmdline"; } 2> /dev/null | grep -q 'containerd-shim.* -namespace k8s.io' && grep -qzxF "$MARK" "$environ" 2> /dev/null &&
+      [ "$(stat -Lc %i "/proc/$pid/ns/mnt")" = "$(stat -Lc %i "/proc/$(pid_of "$node.holder")/ns/mnt")" ]; then kill -9 "$pid"; fi
+  done
+  sleep 0.3
+  cat /proc/sys/kernel/random/uuid > "$CLUSTER_DIR/$node/boot_id"
+  in_node "$node" bash -c '
+    grep -oE " (/run/containerd|/var/lib/kubelet/pods)/[^ ]+" /proc/self/mountinfo | sort -ru | while read -r m; do umount -l "$m" || true; done
+    rm -rf /run/containerd/* /run/cdi/* /run/nri/*
+    mount --bind "$1" /proc/sys/kernel/random/boot_id' reboot "$CLUSTER_DIR/$node/boot_id"
+  find /sys/fs/cgroup -depth -type d -path "*/$CGROUP_PREFIX-$node/kubepods*" -exec rmdir {} + 2> /dev/null || true
+}
+node_reboots() {
+  scene "The node reboots; its kubelet is back before the agent"
+  clear_pods
+  create bare 3 "" 2 n1
+  started bare
+  reboot n1
+  step rebooted "n1: no process, no /run, no cgroups, another boot id"
+  "$CLUSTER_ROOT/up.sh" > /dev/null
+  eventually 15 "the kubelet refuses bare for good: no device plugin yet" pod_is bare Failed
+  start_divvy
+  eventually 10 "n1 offers its units" offers n1 16
+  create replacement 16 "" 2 n1
+  started replacement
+  check "the replacement has the whole GPU" own_gpu replacement 0
+
+  scene "The node reboots; the agent is there first"
+  clear_pods
+  create bare 3 "" 2 n1
+  started bare
+  reboot n1
+  step rebooted "n1"
+  start_divvy & local starting=$!
+  wait_for "the agent waits for the kubelet" 10 - alive n1.agent > /dev/null
+  "$CLUSTER_ROOT/up.sh" > /dev/null
+  eventually 20 "bare runs again, restarted once" restarted_once bare
+  wait $starting
+  check "bare has its GPU" own_gpu bare 0
+  check "kubectl inspect gpushare says 3/16" says "$(divvy inspect gpushare n1)" 3/16
+}
+pod_is() { equals "$(field "$1" .status.phase)" "$2"; }
+restarted_once() { equals "$(field "$1" '.status.phase}{.status.containerStatuses[0].restartCount')" Running1; }
+
+churn() {
+  local seconds=${CHURN:-60} seed=${SEED:-$RANDOM}
+  scene "Pods come and go for $seconds s while agent, extender, kubelet and containerd are killed (SEED=$seed)"
+  clear_pods
+  RANDOM=$seed
+  local end=$(($(now) + seconds * 1000)) number=0 victim name killed="" created=0
+  python3 "$CLUSTER_ROOT/live.py" "$CGROUP_PREFIX" 0.05 > "$CLUSTER_DIR/live.log" & local live=$!
+  while [ "$(now)" -lt $end ]; do
+    number=$((number + 1))
+    case $((RANDOM % 10)) in
+      0 | 1 | 2 | 3 | 4)
+        created=$((created + 1))
+        { pod "c$number" $((RANDOM % 9 + 1)) "$([ $((RANDOM % 3)) = 0 ] && echo ignore-term)" $((RANDOM % 4 + 1)) n1 | kube create -f -; } > /dev/null 2>&1 || true ;;
+      5 | 6 | 7)
+        name=$(kube get pods -l play=tutorial -o name 2> /dev/null | shuf -n 1 --random-source=<(yes $number))
+        [ -z "$name" ] || kube delete "$name" --wait=false > /dev/null 2>&1 || true ;;
+      8)
+        name=$(kube get pods -l play=tutorial -o name 2> /dev/null | shuf -n 1 --random-source=<(yes $number))
+        [ -z "$name" ] || kube delete "$name" --force --grace-period=0 > /dev/null 2>&1 || true ;;
+      9)
+        victim=$(printf '%s\n' n1.agent divvy-extender n1.kubelet n1.containerd | sed -n "$((RANDOM % 4 + 1))p")
+        killed+=" $victim"
+        kill9 "$victim"
+        sleep "0.$((RANDOM % 9))"
+        "$CLUSTER_ROOT/up.sh" > /dev/null; start_divvy ;;
+    esac
+    sleep "0.$((RANDOM % 4))"
+  done
+  step killed "$(wc -w <<< "$killed") times:$(tr ' ' '\n' <<< "$killed" | sort | uniq -c | awk 'NF == 2 {printf " %s %s,", $1, $2}' | sed 's/,$//'); $created pods created"
+  eventually 60 "the churn settles: every pod runs, waits for room, or has ended" settled
+  clear_pods
+  kill $live; local sound=0; wait $live || sound=$?
+  measured "$(tail -n 1 "$CLUSTER_DIR/live.log")"
+  check "no GPU ever had programs on it for more memory than it has" test "$sound" = 0
+  [ "$sound" = 0 ] || head -n 20 "$CLUSTER_DIR/live.log" | shown
+  eventually 30 "n1: no record and no spec is left" no_grants n1
+  eventually 10 "n1: all of it is free" inspect_says n1 0/16
+  create all 16 "" 2 n1
+  started all
+}
+settled() {
+  ! kube get pods -l play=tutorial --no-headers | awk '{print $3}' | grep -vE '^(Running|Completed|Error|Unknown|UnexpectedAdmissionError)$' | grep -vq '^Pending$' &&
+    [ -z "$(kube get pods -l play=tutorial -o 'jsonpath={range .items[*]}{.metadata.deletionTimestamp}{end}')" ]
+}
+
+all=(two_pods too_large stubborn forced forced_with_a_waiting_pod past_the_scheduler agent_restarts kubelet_restarts containerd_restarts extender_restarts several_containers deployment)
 [ "$(known_nodes | wc -l)" = 1 ] || all+=(mixed)
-all+=(many api_server_restarts)
+all+=(many node_reboots churn api_server_restarts)
 [ $# -gt 0 ] || set -- "${all[@]}"
 for name in "$@"; do [ "$(type -t "$name")" = function ] || die "no scene is named $name; the scenes: ${all[*]}"; done
 kube delete pods,deployments -l play=tutorial --wait --timeout=60s > /dev/null
