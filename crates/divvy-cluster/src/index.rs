@@ -124,29 +124,36 @@ impl Index {
 
     /// Takes in a change of pods.
     pub fn pod_change(&mut self, change: Change<PodObject>) {
+        self.read_pod_change(change.map(ReadPod::from));
+    }
+
+    /// Takes in a change of nodes.
+    pub fn node_change(&mut self, change: Change<NodeObject>) {
+        self.read_node_change(change.map(|object| convert::node(&object)));
+    }
+
+    /// As [`Index::pod_change`], of pods that were read when they came.
+    pub fn read_pod_change(&mut self, change: Change<ReadPod>) {
         match change {
-            Change::Apply(object) => {
-                let pod = self.read(object);
+            Change::Apply(read) => {
+                let pod = self.note(read);
                 self.apply_pod(pod);
             }
-            Change::Delete(object) => self.delete_pod(object.metadata.uid.as_deref().unwrap_or_default()),
-            Change::Reset(objects) => {
-                let pods = objects.into_iter().map(|object| self.read(object)).collect();
+            Change::Delete(read) => self.delete_pod(&read.pod.uid),
+            Change::Reset(all) => {
+                let pods = all.into_iter().map(|read| self.note(read)).collect();
                 self.reset_pods(pods);
             }
             Change::Interrupted(why) => self.pods.interrupted(why),
         }
     }
 
-    /// Takes in a change of nodes.
-    pub fn node_change(&mut self, change: Change<NodeObject>) {
+    /// As [`Index::node_change`], of nodes that were read when they came.
+    pub fn read_node_change(&mut self, change: Change<Node>) {
         match change {
-            Change::Apply(object) => self.apply_node(&convert::node(&object)),
-            Change::Delete(object) => self.delete_node(object.metadata.name.as_deref().unwrap_or_default()),
-            Change::Reset(objects) => {
-                let nodes: Vec<Node> = objects.iter().map(convert::node).collect();
-                self.reset_nodes(&nodes);
-            }
+            Change::Apply(node) => self.apply_node(&node),
+            Change::Delete(node) => self.delete_node(&node.name),
+            Change::Reset(nodes) => self.reset_nodes(&nodes),
             Change::Interrupted(why) => self.nodes.interrupted(why),
         }
     }
@@ -163,23 +170,41 @@ impl Index {
         }
     }
 
-    /// A pod whose requests cannot be read still holds what its annotations say: it is taken in without its requests.
-    fn read(&mut self, mut object: PodObject) -> Pod {
-        let uid = object.metadata.uid.clone().unwrap_or_default();
-        match convert::pod(&object) {
-            Ok(pod) => {
-                self.unreadable.remove(&uid);
-                pod
+    fn note(&mut self, read: ReadPod) -> Pod {
+        let ReadPod { pod, trouble } = read;
+        match trouble {
+            None => {
+                self.unreadable.remove(&pod.uid);
             }
+            Some(error) => {
+                tracing::warn!(pod = %pod.key(), %error, "a pod's requests cannot be read; only what it holds is counted");
+                self.unreadable.insert(pod.uid.clone(), (pod.key(), error));
+            }
+        }
+        pod
+    }
+}
+
+/// A pod as it is kept. One whose requests cannot be read still holds what its annotations say: it is taken in without them.
+#[derive(Debug, Clone)]
+pub struct ReadPod {
+    pod: Pod,
+    trouble: Option<Error>,
+}
+
+impl From<PodObject> for ReadPod {
+    fn from(mut object: PodObject) -> ReadPod {
+        match convert::pod(&object) {
+            Ok(pod) => ReadPod { pod, trouble: None },
             Err(error) => {
                 object.spec.overhead.clear();
                 for container in object.spec.init_containers.iter_mut().chain(&mut object.spec.containers) {
                     container.resources = Default::default();
                 }
-                let pod = convert::pod(&object).unwrap_or_default();
-                tracing::warn!(pod = %pod.key(), %error, "a pod's requests cannot be read; only what it holds is counted");
-                self.unreadable.insert(uid, (pod.key(), error));
-                pod
+                ReadPod {
+                    pod: convert::pod(&object).unwrap_or_default(),
+                    trouble: Some(error),
+                }
             }
         }
     }

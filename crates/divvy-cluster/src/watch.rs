@@ -25,9 +25,39 @@ pub enum Change<T> {
     Interrupted(String),
 }
 
+impl<T> Change<T> {
+    /// The same change of something else.
+    pub fn map<U>(self, mut with: impl FnMut(T) -> U) -> Change<U> {
+        match self {
+            Change::Apply(object) => Change::Apply(with(object)),
+            Change::Delete(object) => Change::Delete(with(object)),
+            Change::Reset(objects) => Change::Reset(objects.into_iter().map(with).collect()),
+            Change::Interrupted(why) => Change::Interrupted(why),
+        }
+    }
+}
+
 /// All pods of the cluster, or those that a field selector such as `spec.nodeName=n1` names.
 pub fn pods(client: kube::Client, field_selector: Option<&str>) -> impl Stream<Item = Change<PodObject>> + Send + 'static {
     changes(Api::all_with(client, &objects::pods()), field_selector)
+}
+
+/// All pods and all nodes, each read into what is kept of it as soon as it comes: a list of 50,000 whole objects never lies in memory.
+pub fn read<P, N>(
+    client: kube::Client,
+    pod: impl Fn(PodObject) -> P + Send + 'static,
+    node: impl Fn(NodeObject) -> N + Send + 'static,
+) -> (
+    impl Stream<Item = Change<P>> + Send + 'static,
+    impl Stream<Item = Change<N>> + Send + 'static,
+)
+where
+    P: Send + 'static,
+    N: Send + 'static,
+{
+    let pods = Api::all_with(client.clone(), &objects::pods());
+    let nodes = Api::all_with(client, &objects::nodes());
+    (changes_read(pods, None, pod), changes_read(nodes, None, node))
 }
 
 /// All nodes, or those that a field selector such as `metadata.name=n1` names.
@@ -55,23 +85,35 @@ fn changes<K>(api: Api<K>, field_selector: Option<&str>) -> impl Stream<Item = C
 where
     K: kube::Resource + Clone + Debug + serde::de::DeserializeOwned + Send + 'static,
 {
+    changes_read(api, field_selector, |object| object)
+}
+
+fn changes_read<K, T>(
+    api: Api<K>,
+    field_selector: Option<&str>,
+    read: impl Fn(K) -> T + Send + 'static,
+) -> impl Stream<Item = Change<T>> + Send + 'static
+where
+    K: kube::Resource + Clone + Debug + serde::de::DeserializeOwned + Send + 'static,
+    T: Send + 'static,
+{
     // The default list asks for the most recent state (a quorum read): an old one could show memory as
     // free that is taken (research/reliability.md R13).
     let mut config = watcher::Config::default();
     if let Some(selector) = field_selector {
         config = config.fields(selector);
     }
-    let mut listed: Vec<K> = Vec::new();
+    let mut listed: Vec<T> = Vec::new();
     watcher(api, config).default_backoff().filter_map(move |event| {
         let change = match event {
-            Ok(watcher::Event::Apply(object)) => Some(Change::Apply(object)),
-            Ok(watcher::Event::Delete(object)) => Some(Change::Delete(object)),
+            Ok(watcher::Event::Apply(object)) => Some(Change::Apply(read(object))),
+            Ok(watcher::Event::Delete(object)) => Some(Change::Delete(read(object))),
             Ok(watcher::Event::Init) => {
                 listed.clear();
                 None
             }
             Ok(watcher::Event::InitApply(object)) => {
-                listed.push(object);
+                listed.push(read(object));
                 None
             }
             Ok(watcher::Event::InitDone) => Some(Change::Reset(std::mem::take(&mut listed))),

@@ -20,11 +20,10 @@ mod twice;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use divvy_cluster::index::Index;
-use divvy_cluster::objects::{NodeObject, PodObject};
 use divvy_cluster::convert::UnhealthyGpus;
+use divvy_cluster::index::{Index, ReadPod};
 use divvy_cluster::watch::Change;
-use divvy_model::{Held, MemoryUnit, Pod, PodKey};
+use divvy_model::{Held, MemoryUnit, Node, Pod, PodKey};
 
 pub use binding::BindingRequest;
 pub use filter::FilterAnswer;
@@ -278,23 +277,23 @@ impl Core {
     }
 
     /// Takes in a change of pods.
-    pub fn pod_change(&mut self, change: Change<PodObject>, now: Now) -> Vec<Action> {
+    pub fn pod_change(&mut self, change: Change<ReadPod>, now: Now) -> Vec<Action> {
         let listed = matches!(change, Change::Reset(_));
         if matches!(change, Change::Interrupted(_)) {
             self.interrupted_ns = Some(now.monotonic_ns);
         }
-        self.index.pod_change(change);
+        self.index.read_pod_change(change);
         let mut actions = if listed { self.pods_listed(now) } else { Vec::new() };
         actions.extend(self.promised_twice());
         actions
     }
 
     /// Takes in a change of nodes.
-    pub fn node_change(&mut self, change: Change<NodeObject>, now: Now) -> Vec<Action> {
+    pub fn node_change(&mut self, change: Change<Node>, now: Now) -> Vec<Action> {
         if matches!(change, Change::Interrupted(_)) {
             self.interrupted_ns = Some(now.monotonic_ns);
         }
-        self.index.node_change(change);
+        self.index.read_node_change(change);
         self.promised_twice()
     }
 

@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use divvy_cluster::events::{Events, Note, pod_reference};
+use divvy_cluster::index::ReadPod;
 use divvy_cluster::objects::{self, PodObject};
 use divvy_cluster::{convert, in_words, watch};
 use divvy_model::{MemoryUnit, PodKey};
@@ -115,8 +116,9 @@ pub fn serve(client: kube::Client, settings: Settings, stop: CancellationToken) 
         tasks: TaskTracker::new(),
         ended: CancellationToken::new(),
     });
-    shared.watch(watch::pods(client.clone(), None), stop.clone(), Core::pod_change);
-    shared.watch(watch::nodes(client.clone(), None), stop.clone(), Core::node_change);
+    let (pods, nodes) = watch::read(client.clone(), ReadPod::from, |object| convert::node(&object));
+    shared.watch(pods, stop.clone(), Core::pod_change);
+    shared.watch(nodes, stop.clone(), Core::node_change);
     shared.watch(watch::unhealthy_gpus(client), stop.clone(), |core, change, _| {
         core.unhealthy_change(change);
         Vec::new()

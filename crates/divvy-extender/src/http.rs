@@ -60,24 +60,24 @@ async fn filter(State(shared): State<Arc<Shared>>, body: Result<Bytes, BytesReje
         Ok(body) => body,
         Err(rejection) => return too_large(&rejection, |text| Json(FilterResult::error(text)).into_response()),
     };
-    let response = answer(&filter_answer(&shared, &body).await);
+    let response = filter_answer(&shared, &body).await;
     shared.metrics.answered("filter", began.elapsed());
     response
 }
 
-async fn filter_answer<'a>(shared: &Shared, body: &'a [u8]) -> FilterResult<'a> {
+async fn filter_answer(shared: &Shared, body: &[u8]) -> Response {
     let args = match wire::filter_args(body) {
         Ok(args) => args,
-        Err(text) => return FilterResult::error(text),
+        Err(text) => return answer(&FilterResult::error(text)),
     };
     let pod = match convert::pod(&args.pod) {
         Ok(pod) => pod,
-        Err(error) => return FilterResult::error(error.to_string()),
+        Err(error) => return answer(&FilterResult::error(error.to_string())),
     };
     let ask = || shared.core().filter_at(&pod, args.nodes.names(), shared.now());
     match shared.second_look.at(ask).await {
-        Ok(answer) => FilterResult::new(&args.nodes, answer),
-        Err(text) => FilterResult::error(text),
+        Ok(found) => answer(&FilterResult::new(&args.nodes, &found)),
+        Err(text) => answer(&FilterResult::error(text)),
     }
 }
 

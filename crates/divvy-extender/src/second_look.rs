@@ -93,7 +93,7 @@ mod tests {
 
     fn refusal() -> Result<FilterAnswer, String> {
         let mut answer = FilterAnswer::default();
-        answer.failed.insert("n1".to_owned(), "full".to_owned());
+        answer.failed.push((0, divvy_placement::Refusal::NoGpuFits));
         Ok(answer)
     }
 

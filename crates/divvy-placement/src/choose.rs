@@ -1,10 +1,11 @@
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fmt;
 
 use divvy_model::legacy::LegacyAllocation;
 use divvy_model::{Allocation, ContainerShare, GpuShare, Health, Held, MemoryUnit, MiB, PodRequest};
 
-use crate::{Ledger, NodeView, Source, Unusable};
+use crate::{Ledger, NodeState, NodeView, Reservation, Source, Unusable};
 
 /// What a pod asks for, as far as placement goes: memory on one GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -75,27 +76,36 @@ impl Refusal {
     /// The text for the extender's `FailedNodes`: gpushare's own two sentences where gpushare would refuse, to the letter,
     /// since people and tools look for them.
     pub fn filter_message(&self, node: &str) -> String {
-        match self {
+        self.filter_text(node).into_owned()
+    }
+
+    /// As [`Refusal::filter_message`], without a copy where the text does not name the node.
+    pub fn filter_text(&self, node: &str) -> Cow<'static, str> {
+        Cow::Owned(match self {
+            Refusal::NoGpuFits => return Cow::Borrowed("Insufficient GPU Memory in one device"),
             Refusal::UnknownNode => format!("node {node:?} not found"),
             Refusal::Unusable(Unusable::NotShared) => format!("The node {node} is not for GPU share, need skip"),
-            Refusal::NoGpuFits => "Insufficient GPU Memory in one device".to_owned(),
             Refusal::Unusable(why) => format!("node {node} is not offered: {why}"),
             Refusal::Uncountable(ask) => format!("the pod asks for {ask}"),
-        }
+        })
     }
 }
 
 impl Ledger {
-    /// Whether a pod may go to a node, for filter: advisory, nothing is reserved. `uid` is the asking pod's: what is
-    /// already reserved or bound for it on this node is its own, and fits while it is good.
-    ///
-    /// A pod that asks for no memory fits every node that there is.
-    pub fn fits(&self, node: &str, ask: &Ask, uid: &str) -> Result<(), Refusal> {
-        let view = self.known(node)?;
-        if ask.units == 0 || self.bound_to(uid) == Some(node) || self.reserved_and_good(uid, node).is_some() {
-            return Ok(());
+    /// To ask of many nodes whether this pod may go there.
+    pub fn question<'a>(&'a self, ask: Ask, uid: &'a str) -> Question<'a> {
+        Question {
+            ledger: self,
+            ask,
+            uid,
+            bound: self.bound_to(uid),
+            reserved: self.reservations_of(uid),
         }
-        best_fit(&view, ask).map(|_| ())
+    }
+
+    /// [`Question::fits`] of one node.
+    pub fn fits(&self, node: &str, ask: &Ask, uid: &str) -> Result<(), Refusal> {
+        self.question(*ask, uid).fits(node)
     }
 
     /// What is reserved for a pod on a node, the last first, if it could be given to the pod now: its GPUs are there, are well, and
@@ -145,12 +155,51 @@ impl Ledger {
     }
 }
 
-fn best_fit(view: &NodeView<'_>, ask: &Ask) -> Result<(usize, MiB), Refusal> {
+/// A pod that looks for a node: what is known of it is looked up once.
+#[derive(Debug, Clone, Copy)]
+pub struct Question<'a> {
+    ledger: &'a Ledger,
+    ask: Ask,
+    uid: &'a str,
+    bound: Option<&'a str>,
+    reserved: Option<&'a BTreeMap<String, Reservation>>,
+}
+
+impl Question<'_> {
+    /// Whether the pod may go to a node, for filter: advisory, nothing is reserved. What is already reserved or bound for it on
+    /// this node is its own, and fits while it is good.
+    ///
+    /// A pod that asks for no memory fits every node that there is. Of a node that is offered one number is looked at, which was
+    /// counted when the node changed.
+    pub fn fits(&self, node: &str) -> Result<(), Refusal> {
+        let view = self.ledger.known(node)?;
+        if self.ask.units == 0 || self.bound == Some(node) {
+            return Ok(());
+        }
+        if self.reserved.is_some_and(|nodes| nodes.contains_key(node)) && self.ledger.reserved_and_good(self.uid, node).is_some()
+        {
+            return Ok(());
+        }
+        let (_, memory) = offered(&view, &self.ask)?;
+        if view.most_free() >= memory {
+            Ok(())
+        } else {
+            Err(Refusal::NoGpuFits)
+        }
+    }
+}
+
+/// The node's GPUs if they are offered at all, and what is asked of one.
+fn offered<'a>(view: &NodeView<'a>, ask: &Ask) -> Result<(&'a NodeState, MiB), Refusal> {
     let state = view.state().ok_or(Refusal::UnknownNode)?;
     if let Source::Unusable(why) = &state.source {
         return Err(Refusal::Unusable(why.clone()));
     }
-    let memory = ask.memory.ok_or(Refusal::Uncountable(*ask))?;
+    Ok((state, ask.memory.ok_or(Refusal::Uncountable(*ask))?))
+}
+
+fn best_fit(view: &NodeView<'_>, ask: &Ask) -> Result<(usize, MiB), Refusal> {
+    let (state, memory) = offered(view, ask)?;
     state
         .gpus
         .iter()

@@ -1,6 +1,6 @@
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 
-use divvy_model::{Held, MemoryUnit, MiB, Node, Pod, PodKey};
+use divvy_model::{Health, Held, MemoryUnit, MiB, Node, Pod, PodKey};
 
 use crate::NodeState;
 
@@ -17,7 +17,8 @@ pub struct Ledger {
     unit: MemoryUnit,
     pods: BTreeMap<String, Pod>,
     uids: BTreeMap<PodKey, String>,
-    nodes: BTreeMap<String, Entry>,
+    /// By hash: filter looks every node of the cluster up. What goes through all of them goes by name ([`Ledger::nodes`]).
+    nodes: HashMap<String, Entry>,
     /// Indices of GPUs that gpushare's ConfigMaps call unhealthy, by node, whether the node is known or not.
     unhealthy: BTreeMap<String, BTreeSet<u32>>,
     /// UID → node → what is being written. More than one node only while the outcome of a bind is unknown.
@@ -41,6 +42,27 @@ struct Entry {
     reserved: BTreeSet<String>,
     usage: Usage,
     version: u64,
+}
+
+impl Entry {
+    fn free_beside(&self, position: usize, own: MiB) -> MiB {
+        let Some(gpu) = self.state.as_ref().and_then(|state| state.gpus.get(position)) else {
+            return MiB::ZERO;
+        };
+        let used = self.usage.gpus.get(position).copied().unwrap_or(MiB::ZERO);
+        gpu.capacity
+            .saturating_sub(gpu.held)
+            .saturating_sub(used.saturating_sub(own))
+            .saturating_sub(self.usage.anywhere)
+    }
+
+    fn most_free(&self) -> MiB {
+        let gpus = self.state.iter().flat_map(|state| state.gpus.iter().enumerate());
+        gpus.filter(|(_, gpu)| gpu.health == Health::Ok)
+            .map(|(position, _)| self.free_beside(position, MiB::ZERO))
+            .max()
+            .unwrap_or(MiB::ZERO)
+    }
 }
 
 /// The last so many UIDs that were buried: enough to outlast any watch that lags, and bounded.
@@ -72,6 +94,8 @@ pub(crate) struct Usage {
     pub(crate) gpus: Vec<MiB>,
     /// Allocated on GPUs of a node whose GPUs' UUIDs are not known, so that it may be on any of them.
     pub(crate) anywhere: MiB,
+    /// The most that one GPU that is well has left.
+    pub(crate) most_free: MiB,
     pub(crate) cpu_milli: u64,
     pub(crate) memory_bytes: u64,
     pub(crate) pods: u64,
@@ -135,7 +159,7 @@ impl Ledger {
             unit,
             pods: BTreeMap::new(),
             uids: BTreeMap::new(),
-            nodes: BTreeMap::new(),
+            nodes: HashMap::new(),
             unhealthy: BTreeMap::new(),
             reservations: BTreeMap::new(),
             buried: Buried::default(),
@@ -163,6 +187,13 @@ impl Ledger {
 
     /// All nodes by name.
     pub fn nodes(&self) -> impl Iterator<Item = NodeView<'_>> {
+        let mut nodes: Vec<_> = self.nodes_in_any_order().collect();
+        nodes.sort_unstable_by_key(|view| view.name);
+        nodes.into_iter()
+    }
+
+    /// For sums.
+    pub(crate) fn nodes_in_any_order(&self) -> impl Iterator<Item = NodeView<'_>> {
         self.nodes.iter().map(|(name, entry)| NodeView {
             ledger: self,
             name,
@@ -369,6 +400,11 @@ impl Ledger {
         })
     }
 
+    /// Where something is being written on this pod.
+    pub(crate) fn reservations_of(&self, uid: &str) -> Option<&BTreeMap<String, Reservation>> {
+        self.reservations.get(uid)
+    }
+
     /// The node to which this pod is known to be bound, by its own event or by an answer that came before that.
     pub fn bound_to(&self, uid: &str) -> Option<&str> {
         if let Some(node) = self.pods.get(uid).and_then(|pod| pod.node.as_deref()) {
@@ -480,6 +516,7 @@ impl Ledger {
             if let Some(entry) = self.nodes.get_mut(&name) {
                 entry.usage = usage;
                 entry.version = version;
+                entry.usage.most_free = entry.most_free();
                 let gpus = entry.state.iter().flat_map(|state| &state.gpus);
                 if gpus.zip(&entry.usage.gpus).any(|(gpu, used)| *used > gpu.capacity) {
                     self.overbooked.insert((version, name));
@@ -624,6 +661,11 @@ impl<'a> NodeView<'a> {
         self.entry.usage.gpus.get(position).copied().unwrap_or(MiB::ZERO)
     }
 
+    /// The most that is left on one GPU that is well.
+    pub(crate) fn most_free(&self) -> MiB {
+        self.entry.usage.most_free
+    }
+
     /// Left on the GPU at this position, whatever its health; zero, never less, when more is allocated than there is.
     pub fn free(&self, position: usize) -> MiB {
         self.free_beside(position, MiB::ZERO)
@@ -631,13 +673,7 @@ impl<'a> NodeView<'a> {
 
     /// As [`NodeView::free`], as if this much of what is allocated there were not.
     pub(crate) fn free_beside(&self, position: usize, own: MiB) -> MiB {
-        let Some(gpu) = self.entry.state.as_ref().and_then(|state| state.gpus.get(position)) else {
-            return MiB::ZERO;
-        };
-        gpu.capacity
-            .saturating_sub(gpu.held)
-            .saturating_sub(self.used(position).saturating_sub(own))
-            .saturating_sub(self.entry.usage.anywhere)
+        self.entry.free_beside(position, own)
     }
 
     /// Memory promised beyond what the node's GPUs have, in all. Not zero only when a capacity shrank under its pods or

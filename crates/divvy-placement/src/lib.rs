@@ -21,7 +21,7 @@ mod overbooked;
 mod totals;
 
 pub use anomaly::Anomaly;
-pub use choose::{Ask, Choice, Refusal};
+pub use choose::{Ask, Choice, Question, Refusal};
 pub use explain::{GpuReport, Hint, Holder, HolderKind, NodeReport, PodReport, PodShare};
 pub use ledger::{Ledger, NodeView, Reservation, Standing};
 pub use node::{GpuState, NodeState, Source, Unusable};

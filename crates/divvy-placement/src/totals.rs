@@ -29,7 +29,7 @@ impl Ledger {
     /// A sum over the nodes. What each has is counted when the node changes; no pod is looked at here.
     pub fn totals(&self) -> Totals {
         let mut totals = Totals::default();
-        for view in self.nodes() {
+        for view in self.nodes_in_any_order() {
             let kind = match view.state().map(|state| &state.source) {
                 Some(Source::Inventory) => &mut totals.inventory,
                 Some(Source::Division) => &mut totals.division,

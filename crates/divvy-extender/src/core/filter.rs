@@ -1,7 +1,5 @@
-use std::collections::BTreeMap;
-
 use divvy_model::{Pod, PodKey};
-use divvy_placement::{Ask, NodeReport};
+use divvy_placement::{Ask, NodeReport, Refusal};
 
 use super::{Core, Now};
 
@@ -14,8 +12,8 @@ const OLD_FOR_NS: u64 = 45_000_000_000;
 pub struct FilterAnswer {
     /// Positions of the nodes that fit, in the order of the question.
     pub passed: Vec<usize>,
-    /// Why the others do not, by name.
-    pub failed: BTreeMap<String, String>,
+    /// Why the others do not, in the order of the question.
+    pub failed: Vec<(usize, Refusal)>,
 }
 
 impl Core {
@@ -25,14 +23,12 @@ impl Core {
             return Err(why);
         }
         let ledger = self.index.ledger();
-        let ask = Ask::of(&pod.request, ledger.unit());
+        let question = ledger.question(Ask::of(&pod.request, ledger.unit()), &pod.uid);
         let mut answer = FilterAnswer::default();
         for (position, node) in nodes.into_iter().enumerate() {
-            match ledger.fits(node, &ask, &pod.uid) {
+            match question.fits(node) {
                 Ok(()) => answer.passed.push(position),
-                Err(refusal) => {
-                    answer.failed.insert(node.to_owned(), refusal.filter_message(node));
-                }
+                Err(refusal) => answer.failed.push((position, refusal)),
             }
         }
         Ok(answer)
@@ -40,16 +36,21 @@ impl Core {
 
     /// As [`Core::filter`], but no refusal is final while a watch is broken: kube-scheduler would not ask again before an event, and
     /// the event that frees the memory may be the one that is missed here. An error is tried again after its back-off.
-    pub fn filter_at<'a>(&self, pod: &Pod, nodes: impl IntoIterator<Item = &'a str>, now: Now) -> Result<FilterAnswer, String> {
-        let answer = self.filter(pod, nodes)?;
-        let Some((node, refusal)) = answer.failed.first_key_value().filter(|_| answer.passed.is_empty()) else {
+    pub fn filter_at<'a, I>(&self, pod: &Pod, nodes: I, now: Now) -> Result<FilterAnswer, String>
+    where
+        I: IntoIterator<Item = &'a str> + Clone,
+    {
+        let answer = self.filter(pod, nodes.clone())?;
+        let Some((position, refusal)) = answer.failed.first().filter(|_| answer.passed.is_empty()) else {
             return Ok(answer);
         };
+        let node = nodes.into_iter().nth(*position).unwrap_or_default();
         match self.out_of_date(now) {
             None => Ok(answer),
             Some((what, why)) => Err(format!(
-                "by what the extender knows no node has room (node {node}: {refusal}), but its watch of {what} was interrupted ({why}), so \
-                 that may be out of date; it is tried again"
+                "by what the extender knows no node has room (node {node}: {}), but its watch of {what} was interrupted ({why}), so \
+                 that may be out of date; it is tried again",
+                refusal.filter_text(node)
             )),
         }
     }

@@ -2,7 +2,8 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 use divvy_cluster::objects::PodObject;
-use serde::{Deserialize, Serialize};
+use divvy_placement::Refusal;
+use serde::{Deserialize, Serialize, Serializer};
 use serde_json::value::RawValue;
 
 use crate::core::{BindArgs, FilterAnswer};
@@ -37,7 +38,7 @@ pub(super) struct FilterArgs<'a> {
 #[derive(Debug)]
 pub(super) enum Nodes<'a> {
     /// `nodeCacheCapable: true`
-    Names(Vec<String>),
+    Names(Vec<Name<'a>>),
     /// `nodeCacheCapable: false`: whole objects, which go back as they came.
     Objects {
         metadata: Option<&'a RawValue>,
@@ -45,12 +46,25 @@ pub(super) enum Nodes<'a> {
     },
 }
 
+/// A name as it lies in the request; copied only if it is written with escapes, which no node's is.
+#[derive(Debug, Deserialize)]
+pub(super) struct Name<'a>(#[serde(borrow)] Cow<'a, str>);
+
 impl Nodes<'_> {
-    pub(super) fn names(&self) -> Box<dyn Iterator<Item = &str> + '_> {
-        match self {
-            Nodes::Names(names) => Box::new(names.iter().map(String::as_str)),
-            Nodes::Objects { items, .. } => Box::new(items.iter().map(|(name, _)| name.as_str())),
-        }
+    pub(super) fn names(&self) -> impl Iterator<Item = &str> + Clone {
+        let count = match self {
+            Nodes::Names(names) => names.len(),
+            Nodes::Objects { items, .. } => items.len(),
+        };
+        (0..count).map(|position| self.name(position))
+    }
+
+    fn name(&self, position: usize) -> &str {
+        let name = match self {
+            Nodes::Names(names) => names.get(position).map(|name| name.0.as_ref()),
+            Nodes::Objects { items, .. } => items.get(position).map(|(name, _)| name.as_str()),
+        };
+        name.unwrap_or_default()
     }
 }
 
@@ -122,8 +136,8 @@ pub(super) fn bind_args(body: &[u8]) -> Result<BindArgs, String> {
 #[serde(rename_all = "PascalCase")]
 pub(super) struct FilterResult<'a> {
     nodes: Option<NodeListOut<'a>>,
-    node_names: Option<Vec<String>>,
-    failed_nodes: Option<BTreeMap<String, String>>,
+    node_names: Option<Vec<&'a str>>,
+    failed_nodes: Option<Failed<'a>>,
     failed_and_unresolvable_nodes: Option<BTreeMap<String, String>>,
     error: String,
 }
@@ -132,6 +146,22 @@ pub(super) struct FilterResult<'a> {
 struct NodeListOut<'a> {
     metadata: Cow<'a, RawValue>,
     items: Option<Vec<&'a RawValue>>,
+}
+
+/// Names and reasons, written without a copy of either.
+#[derive(Debug)]
+struct Failed<'a> {
+    nodes: &'a Nodes<'a>,
+    refusals: &'a [(usize, Refusal)],
+}
+
+impl Serialize for Failed<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_map(self.refusals.iter().map(|(position, refusal)| {
+            let name = self.nodes.name(*position);
+            (name, refusal.filter_text(name))
+        }))
+    }
 }
 
 impl<'a> FilterResult<'a> {
@@ -147,23 +177,25 @@ impl<'a> FilterResult<'a> {
 
     /// The nodes that passed, as names, and as objects if they came as objects: kube-scheduler takes no node that it did
     /// not send.
-    pub(super) fn new(nodes: &Nodes<'a>, answer: FilterAnswer) -> FilterResult<'a> {
-        let (names, objects) = match nodes {
-            Nodes::Names(names) => (answer.passed.iter().filter_map(|i| names.get(*i)).cloned().collect(), None),
+    pub(super) fn new(nodes: &'a Nodes<'a>, answer: &'a FilterAnswer) -> FilterResult<'a> {
+        let objects = match nodes {
+            Nodes::Names(_) => None,
             Nodes::Objects { metadata, items } => {
-                let passed: Vec<_> = answer.passed.iter().filter_map(|i| items.get(*i)).collect();
-                let objects: Vec<&'a RawValue> = passed.iter().map(|(_, raw)| *raw).collect();
-                let list = NodeListOut {
+                let passed = answer.passed.iter().filter_map(|i| items.get(*i));
+                let objects: Vec<&'a RawValue> = passed.map(|(_, raw)| *raw).collect();
+                Some(NodeListOut {
                     metadata: metadata.map_or_else(|| Cow::Owned(empty_object()), Cow::Borrowed),
                     items: Some(objects).filter(|objects| !objects.is_empty()),
-                };
-                (passed.iter().map(|(name, _)| name.clone()).collect(), Some(list))
+                })
             }
         };
         FilterResult {
             nodes: objects,
-            node_names: Some(names),
-            failed_nodes: Some(answer.failed),
+            node_names: Some(answer.passed.iter().map(|i| nodes.name(*i)).collect()),
+            failed_nodes: Some(Failed {
+                nodes,
+                refusals: &answer.failed,
+            }),
             failed_and_unresolvable_nodes: None,
             error: String::new(),
         }

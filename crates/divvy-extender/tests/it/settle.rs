@@ -162,7 +162,14 @@ fn when_the_one_who_was_told_starts_the_other_one_is_told() {
     let (a, b) = (placed(&pod("a", 5), "n1", 0), placed(&pod("b", 5), "n1", 0));
     let mut core = synced(&[gpushare_node("n1", 8, 1)], &[a, b.clone()]);
     assert_eq!(told(core.promised_twice()), ["b"]);
-    core.index_mut().apply_pod(running(b));
+    core.index_mut().apply_pod(running(b.clone()));
+    assert_eq!(told(core.promised_twice()), ["a"]);
+
+    // Or when the GPU offers still less, so that nobody of the others fits either.
+    let (a, b) = (placed(&pod("a", 5), "n1", 0), b);
+    let mut core = synced(&[gpushare_node("n1", 8, 1)], &[a, b]);
+    assert_eq!(told(core.promised_twice()), ["b"]);
+    core.index_mut().apply_node(&gpushare_node("n1", 4, 1));
     assert_eq!(told(core.promised_twice()), ["a"]);
 }
 

@@ -1,0 +1,284 @@
+//! Measures the extender in a large cluster that does not exist, and prints what comes out beside its budgets:
+//!
+//! ```text
+//! cargo run --release -p divvy-extender --example bench
+//! cargo run --release -p divvy-extender --example bench -- --nodes 1000 --pods 10000 --requests 500 --binds 500
+//! ```
+//!
+//! Three processes, so that none is measured with another: this one asks; one is the API server, which has all objects as
+//! JSON of about the size that real ones have, answers a Binding after 2 ms and tells the watch; one is the extender as the program
+//! runs it. On a machine that does something else, too, it is the p50 that says something.
+
+#![allow(clippy::print_stdout, reason = "a measurement is there to be printed")]
+#![allow(clippy::unwrap_used, reason = "what does not work here ends the measurement")]
+
+mod api;
+mod ask;
+mod cluster;
+
+use std::io::{BufRead, BufReader};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use ask::Connection;
+use cluster::Cluster;
+use divvy_cluster::convert;
+use divvy_cluster::index::ReadPod;
+use divvy_cluster::objects::PodObject;
+use divvy_cluster::watch::Change;
+use divvy_extender::core::{Core, Now, Timing};
+use divvy_extender::{Settings, run_on};
+use divvy_model::MemoryUnit;
+use serde_json::json;
+use tokio_util::sync::CancellationToken;
+
+type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
+
+/// A refusal everywhere is looked at again for this long (`second_look`).
+const SECOND_LOOK: Duration = Duration::from_millis(50);
+
+fn main() -> Outcome<()> {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let number = |flag: &str, otherwise: usize| -> Outcome<usize> {
+        match arguments.iter().position(|argument| argument == flag) {
+            None => Ok(otherwise),
+            Some(i) => Ok(arguments.get(i + 1).ok_or(format!("{flag} needs a number"))?.parse()?),
+        }
+    };
+    let cluster = Cluster {
+        nodes: number("--nodes", 5_000)?,
+        pods: number("--pods", 50_000)?,
+        waiting: number("--binds", 3_000)?,
+    };
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    match arguments.first().map(String::as_str) {
+        Some("api") => runtime.block_on(api::serve(&cluster)),
+        Some("extender") => runtime.block_on(extend(arguments.last().ok_or("no API server")?)),
+        _ => measure(&cluster, number("--requests", 1_000)?, &arguments),
+    }
+}
+
+/// The extender as the program runs it: on one thread, with a client over TCP.
+async fn extend(api: &str) -> Outcome<()> {
+    let client = kube::Client::try_from(kube::Config::new(api.parse()?))?;
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await?;
+    println!("{}", listener.local_addr()?);
+    Ok(run_on(listener, client, Settings::new(MemoryUnit::GIB), CancellationToken::new()).await?)
+}
+
+/// Another process of this program; it ends with this one.
+struct Role(Child);
+
+impl Role {
+    /// Starts it, and reads the address at which it listens.
+    fn start(arguments: &[&str]) -> Outcome<(Role, String)> {
+        let mut child = Command::new(std::env::current_exe()?)
+            .args(arguments)
+            .stdout(Stdio::piped())
+            .spawn()?;
+        let mut address = String::new();
+        BufReader::new(child.stdout.take().ok_or("no output")?).read_line(&mut address)?;
+        Ok((Role(child), address.trim().to_owned()))
+    }
+
+    /// Time that its one thread was on a processor: what a busy machine does not change.
+    fn worked(&self) -> Outcome<Duration> {
+        let text = std::fs::read_to_string(format!("/proc/{}/schedstat", self.0.id()))?;
+        Ok(Duration::from_nanos(text.split(' ').next().ok_or("no time")?.parse()?))
+    }
+
+    /// Resident memory now and at most, in MiB.
+    fn resident(&self) -> Outcome<(f64, f64)> {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.0.id()))?;
+        let mib = |key: &str| -> Option<f64> {
+            let line = status.lines().find_map(|line| line.strip_prefix(key))?;
+            Some(line.trim().trim_end_matches(" kB").parse::<f64>().ok()? / 1024.0)
+        };
+        Ok((mib("VmRSS:").ok_or("no VmRSS")?, mib("VmHWM:").ok_or("no VmHWM")?))
+    }
+}
+
+impl Drop for Role {
+    fn drop(&mut self) {
+        // It may have ended by itself.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn measure(cluster: &Cluster, requests: usize, flags: &[String]) -> Outcome<()> {
+    println!(
+        "{} nodes with 8 GPUs, {} pods on them, {} pods that wait",
+        cluster.nodes, cluster.pods, cluster.waiting
+    );
+    let (api, address) = Role::start(&[&["api"], &flags.iter().map(String::as_str).collect::<Vec<_>>()[..]].concat())?;
+    let began = Instant::now();
+    let (extender, listens) = Role::start(&["extender", &format!("http://{address}")])?;
+    let mut connection = Connection::open(&listens)?;
+    while connection.get("/readyz")?.0 != 200 {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    row("start until it answers", &[began.elapsed()], "3 s");
+    let (now, most) = extender.resident()?;
+    println!(
+        "{:<58} {now:>6.0} MiB now, {most:.0} MiB at most     (budget 200 MiB)",
+        "resident memory after the start"
+    );
+
+    let asks = cluster.asks();
+    let names = cluster.shuffled_names();
+    for (what, units) in [("everywhere", asks.everywhere), ("on half of the nodes", asks.half)] {
+        let body = json!({"Pod": cluster::pod_that_asks(units), "Nodes": null, "NodeNames": names}).to_string();
+        let (mut times, mut size) = (Vec::new(), 0);
+        let before = extender.worked()?;
+        for _ in 0..requests {
+            let began = Instant::now();
+            size = connection.post("/gpushare-scheduler/filter", &body)?.1.len();
+            times.push(began.elapsed());
+        }
+        row(
+            &format!("filter over HTTP, fits {what} ({} KiB back)", size >> 10),
+            &times,
+            "p50 2 ms, p99 5 ms",
+        );
+        let each = extender.worked()?.saturating_sub(before) / u32::try_from(requests.max(1))?;
+        println!(
+            "{:<58} {:>6.2} ms",
+            "  of that, the extender on a processor",
+            each.as_secs_f64() * 1_000.0
+        );
+    }
+    // Nothing changes, so that a second look waits for its whole moment.
+    let body = json!({"Pod": cluster::pod_that_asks(asks.nowhere), "Nodes": null, "NodeNames": names}).to_string();
+    let mut times = Vec::new();
+    for _ in 0..requests.min(300) {
+        let began = Instant::now();
+        connection.post("/gpushare-scheduler/filter", &body)?;
+        times.push(began.elapsed());
+    }
+    let (looked, at_once): (Vec<_>, Vec<_>) = times.into_iter().partition(|time| *time >= SECOND_LOOK);
+    row(
+        "filter over HTTP, fits nowhere, refused at once",
+        &at_once,
+        "p50 2 ms, p99 5 ms",
+    );
+    row("filter over HTTP, fits nowhere, after a second look", &looked, "50 ms more");
+    let times = timed(requests.min(200), || connection.get("/metrics").map(drop))?;
+    row("metrics over HTTP", &times, "");
+    decisions(cluster, requests, &names)?;
+    binds(cluster, &listens)?;
+    let (now, most) = extender.resident()?;
+    println!(
+        "{:<58} {now:>6.0} MiB now, {most:.0} MiB at most     (budget 200 MiB)",
+        "resident memory at the end"
+    );
+    drop(api);
+    Ok(())
+}
+
+fn timed(times: usize, mut what: impl FnMut() -> Outcome<()>) -> Outcome<Vec<Duration>> {
+    (0..times)
+        .map(|_| {
+            let began = Instant::now();
+            what()?;
+            Ok(began.elapsed())
+        })
+        .collect()
+}
+
+/// The decision without HTTP and JSON, from a core that was fed with what a watch delivers.
+fn decisions(cluster: &Cluster, requests: usize, names: &[String]) -> Outcome<()> {
+    let at = |ms: u64| Now {
+        monotonic_ns: ms * 1_000_000,
+        unix_ns: 0,
+    };
+    let mut core = Core::new(MemoryUnit::GIB, Timing::default());
+    let nodes = (0..cluster.nodes).map(|i| serde_json::from_str(&cluster.node(i)));
+    let pods = (0..cluster.pods + cluster.waiting).map(|i| serde_json::from_str(&cluster.pod(i)));
+    let nodes = nodes.map(|object| object.map(|object| convert::node(&object)));
+    let pods = pods.map(|object| object.map(|object: PodObject| ReadPod::from(object)));
+    core.node_change(Change::Reset(nodes.collect::<Result<_, serde_json::Error>>()?), at(0));
+    core.pod_change(Change::Reset(pods.collect::<Result<_, serde_json::Error>>()?), at(0));
+    let asks = cluster.asks();
+    for (what, units) in [
+        ("everywhere", asks.everywhere),
+        ("on half of the nodes", asks.half),
+        ("nowhere", asks.nowhere),
+    ] {
+        let pod = convert::pod(&serde_json::from_str(&cluster::pod_that_asks(units).to_string())?)?;
+        let mut fits = 0;
+        let times = timed(requests, || {
+            fits = core.filter(&pod, names.iter().map(String::as_str))?.passed.len();
+            Ok(())
+        })?;
+        row(&format!("decision alone, fits {what} ({fits} nodes)"), &times, "1 ms");
+    }
+    Ok(())
+}
+
+/// As many binds at once as kube-scheduler has under way in a burst.
+const AT_ONCE: usize = 32;
+
+fn binds(cluster: &Cluster, listens: &str) -> Outcome<()> {
+    let began = Instant::now();
+    let times = std::thread::scope(|scope| {
+        let workers: Vec<_> = (0..AT_ONCE)
+            .map(|worker| {
+                scope.spawn(move || -> Result<Vec<Duration>, String> {
+                    let mut connection = Connection::open(listens).map_err(|error| error.to_string())?;
+                    let mut times = Vec::new();
+                    for waiting in (worker..cluster.waiting).step_by(AT_ONCE) {
+                        let body = cluster.bind(waiting);
+                        let began = Instant::now();
+                        let (_, answer) = connection
+                            .post("/gpushare-scheduler/bind", &body)
+                            .map_err(|error| error.to_string())?;
+                        times.push(began.elapsed());
+                        if answer != r#"{"Error":""}"# {
+                            return Err(answer);
+                        }
+                    }
+                    Ok(times)
+                })
+            })
+            .collect();
+        let times: Result<Vec<_>, String> = workers
+            .into_iter()
+            .map(|worker| worker.join().map_err(|_| "a worker panicked".to_owned())?)
+            .collect();
+        times
+    })?
+    .concat();
+    let took = began.elapsed();
+    row(&format!("bind over HTTP, {AT_ONCE} at once, API answers in 2 ms"), &times, "");
+    println!(
+        "{:<58} {:>6.0} /s     (budget 300 /s)",
+        "binds",
+        times.len() as f64 / took.as_secs_f64()
+    );
+    Ok(())
+}
+
+fn row(what: &str, times: &[Duration], budget: &str) {
+    let mut sorted = times.to_vec();
+    sorted.sort();
+    let ms = |part: f64| {
+        let position = ((sorted.len() as f64 - 1.0) * part).round() as usize;
+        sorted.get(position).map_or(0.0, |time| time.as_secs_f64() * 1_000.0)
+    };
+    let budget = if budget.is_empty() {
+        String::new()
+    } else {
+        format!("     (budget {budget})")
+    };
+    match sorted.len() {
+        0 => println!("{what:<58} never"),
+        1 => println!("{what:<58} {:>6.2} ms{budget}", ms(1.0)),
+        count => println!(
+            "{what:<58} {:>6.2} ms p50, {:.2} ms p99, {:.2} ms at most of {count}{budget}",
+            ms(0.5),
+            ms(0.99),
+            ms(1.0)
+        ),
+    }
+}
