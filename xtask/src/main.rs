@@ -3,6 +3,7 @@
 mod build;
 mod cluster;
 mod codegen;
+mod image;
 mod purity;
 
 use std::process::ExitCode;
@@ -14,6 +15,7 @@ const USAGE: &str = "usage: cargo xtask COMMAND
   demo [ARGS]       builds everything and runs `divvy demo`
   test [ARGS]       builds everything and runs every test
   cluster COMMAND   a real Kubernetes on this machine, and Divvy on it; `cargo xtask cluster --help`
+  image [FLAGS]     writes a container image; `cargo xtask image --help`
   purity            fails if a crate that must be pure can do I/O
   codegen           writes crates/divvy-kubelet/src/gen/*.rs from crates/divvy-kubelet/proto
   codegen --check   changes nothing; fails if the files in the tree are not what codegen would write";
@@ -25,6 +27,7 @@ fn main() -> Result<ExitCode> {
         ["demo", rest @ ..] => return build::demo(rest),
         ["test", rest @ ..] => build::test(rest)?,
         ["cluster", rest @ ..] => return cluster::run(rest),
+        ["image", rest @ ..] => image::run(rest)?,
         ["purity"] => purity::check()?,
         ["codegen"] => codegen::write()?,
         ["codegen", "--check"] => codegen::check()?,

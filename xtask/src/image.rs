@@ -1,0 +1,296 @@
+//! `cargo xtask image`: an OCI image archive, without a container engine.
+//!
+//! One layer: the static `divvy`, `divvy-probe`, and what the probe needs to load a driver's library: the dynamic loader, libc and its
+//! parts, libgcc_s (a static program cannot load NVML). The same sources, toolchain and libc give the same bytes: paths are mapped
+//! away, files are sorted, times are 0. The format is the OCI image layout 1.0 in a tar file, with the `manifest.json` that `docker
+//! load` looks for; containerd, podman, skopeo and crane read the first, Docker both.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context as _, Result, bail, ensure};
+use flate2::Compression;
+use flate2::write::GzEncoder;
+use serde_json::{Value, json};
+use sha2::{Digest as _, Sha256};
+
+pub(crate) const USAGE: &str = "usage: cargo xtask image [--name NAME] [--out FILE]
+
+Writes a container image of divvy and divvy-probe as an OCI archive.
+
+  --name NAME   full name with tag [default: divvy.dev/divvy:VERSION]
+  --out FILE    where to [default: target/divvy-VERSION-ARCH.tar]
+
+Examples:
+  cargo xtask image
+  ctr -n k8s.io images import target/divvy-0.1.0-amd64.tar
+  docker load -i target/divvy-0.1.0-amd64.tar
+  skopeo copy oci-archive:target/divvy-0.1.0-amd64.tar docker://registry.example/divvy:0.1.0
+
+Needs musl's gcc wrapper (Debian: apt-get install musl-tools) and the Rust target (rustup target add x86_64-unknown-linux-musl).";
+
+/// What an image may take, compressed (DESIGN.md, Budgets).
+const MOST_MIB: f64 = 20.0;
+
+/// Parts of glibc that a driver's library may name though they are empty since 2.34.
+const STUBS: [&str; 5] = ["libdl.so.2", "libm.so.6", "libpthread.so.0", "librt.so.1", "libutil.so.1"];
+
+pub(crate) fn run(arguments: &[&str]) -> Result<()> {
+    let (mut name, mut out) = (None, None);
+    let mut rest = arguments.iter();
+    while let Some(flag) = rest.next() {
+        let target = match *flag {
+            "--name" => &mut name,
+            "--out" => &mut out,
+            "--help" | "-h" => {
+                say(USAGE);
+                return Ok(());
+            }
+            other => bail!("{other} is not a flag of image\n\n{USAGE}"),
+        };
+        *target = Some(*rest.next().with_context(|| format!("{flag} needs a value\n\n{USAGE}"))?);
+    }
+    let machine = Machine::own()?;
+    let version = env!("CARGO_PKG_VERSION");
+    let default_name = format!("divvy.dev/divvy:{version}");
+    let default_out = format!("target/divvy-{version}-{}.tar", machine.oci);
+    let (name, out) = (name.unwrap_or(&default_name), Path::new(out.unwrap_or(&default_out)));
+
+    let programs = machine.build()?;
+    let layer = layer(&files(&programs)?)?;
+    let image = archive(&machine, name, &layer)?;
+    if let Some(folder) = out.parent() {
+        std::fs::create_dir_all(folder).with_context(|| format!("{} could not be made", folder.display()))?;
+    }
+    std::fs::write(out, &image).with_context(|| format!("{} could not be written", out.display()))?;
+    let mib = |bytes: usize| bytes as f64 / 1048576.0;
+    let compressed = mib(layer.compressed.len());
+    say(&format!(
+        "{name}\n{}: {compressed:.1} MiB compressed (at most {MOST_MIB}), {:.1} MiB unpacked, sha256:{}",
+        out.display(),
+        mib(layer.size),
+        digest(&image)
+    ));
+    ensure!(compressed <= MOST_MIB, "the image is larger than it may be");
+    Ok(())
+}
+
+#[expect(clippy::print_stdout, reason = "the result of a chore is there to be read")]
+fn say(text: &str) {
+    println!("{text}");
+}
+
+/// The kind of machine that this one is; images of others are built on them.
+struct Machine {
+    /// As Rust says.
+    rust: &'static str,
+    /// As OCI says.
+    oci: &'static str,
+}
+
+impl Machine {
+    fn own() -> Result<Machine> {
+        match std::env::consts::ARCH {
+            "x86_64" => Ok(Machine {
+                rust: "x86_64",
+                oci: "amd64",
+            }),
+            "aarch64" => Ok(Machine {
+                rust: "aarch64",
+                oci: "arm64",
+            }),
+            other => bail!("images are built for x86_64 and aarch64, on such a machine; this one is {other}"),
+        }
+    }
+
+    /// The two programs, in a target folder of their own: their flags are not those of other builds.
+    fn build(&self) -> Result<[PathBuf; 2]> {
+        let root = std::env::current_dir().context("the current folder is not known")?;
+        let folder = root.join("target/image");
+        let static_target = format!("{}-unknown-linux-musl", self.rust);
+        let dynamic_target = format!("{}-unknown-linux-gnu", self.rust);
+        let cargo_home = std::env::var_os("CARGO_HOME").map(PathBuf::from);
+        let cargo_home = cargo_home
+            .or_else(|| std::env::home_dir().map(|home| home.join(".cargo")))
+            .context("neither CARGO_HOME nor HOME is set")?;
+        let flags = format!(
+            "--remap-path-prefix={}=/divvy --remap-path-prefix={}=/cargo",
+            root.display(),
+            cargo_home.display()
+        );
+        let build = |target: &str, what: &[&str]| -> Result<()> {
+            let status = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
+                .args(["build", "--release", "--locked", "--target", target])
+                .args(what)
+                .env("CARGO_TARGET_DIR", &folder)
+                .env("RUSTFLAGS", &flags)
+                .env(format!("CC_{}", static_target.replace('-', "_")), "musl-gcc")
+                .status()
+                .context("cargo could not be run")?;
+            ensure!(
+                status.success(),
+                "cargo build for {target} failed. Is the target there (rustup target add {target}), and musl-gcc (apt-get install musl-tools)?"
+            );
+            Ok(())
+        };
+        build(&static_target, &["--package", "divvy", "--no-default-features"])?;
+        build(&dynamic_target, &["--package", "divvy-hardware", "--bin", "divvy-probe"])?;
+        Ok([
+            folder.join(static_target).join("release/divvy"),
+            folder.join(dynamic_target).join("release/divvy-probe"),
+        ])
+    }
+}
+
+/// The image's files: path in the image, path here.
+fn files([divvy, probe]: &[PathBuf; 2]) -> Result<BTreeMap<String, PathBuf>> {
+    ensure!(
+        linked(divvy)?.is_empty(),
+        "{} is not static: it would need a loader and libraries",
+        divvy.display()
+    );
+    let mut files = BTreeMap::from([
+        ("usr/bin/divvy".to_owned(), divvy.clone()),
+        ("usr/bin/divvy-probe".to_owned(), probe.clone()),
+    ]);
+    let libraries = linked(probe)?;
+    let libc = libraries
+        .iter()
+        .find(|path| path.file_name().is_some_and(|name| name == "libc.so.6"))
+        .context("divvy-probe is not linked to glibc")?;
+    let beside_libc = STUBS
+        .iter()
+        .map(|name| libc.with_file_name(name))
+        .filter(|path| path.exists());
+    for path in beside_libc.chain(libraries.iter().cloned()) {
+        // Where the loader's own default is: the folders are links to /usr on some distributions, and are plain ones here.
+        let at = path
+            .to_string_lossy()
+            .trim_start_matches("/usr")
+            .trim_start_matches('/')
+            .to_owned();
+        files.insert(at, path);
+    }
+    Ok(files)
+}
+
+/// The libraries and the loader that a program is linked to, as the loader finds them.
+fn linked(program: &Path) -> Result<BTreeSet<PathBuf>> {
+    let output = Command::new("ldd").arg(program).output().context("ldd could not be run")?;
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    if text.contains("statically linked") || String::from_utf8_lossy(&output.stderr).contains("not a dynamic executable") {
+        return Ok(BTreeSet::new());
+    }
+    ensure!(output.status.success(), "ldd {} failed: {text}", program.display());
+    // `libc.so.6 => /lib/…/libc.so.6 (0x…)`, `/lib64/ld-linux-x86-64.so.2 (0x…)`, `linux-vdso.so.1 (0x…)`
+    let mut found = BTreeSet::new();
+    for line in text.lines() {
+        let path = line.split("=>").last().unwrap_or(line).split('(').next().unwrap_or("").trim();
+        ensure!(path != "not found", "ldd {}: {line}", program.display());
+        if path.starts_with('/') {
+            found.insert(PathBuf::from(path));
+        }
+    }
+    Ok(found)
+}
+
+struct Layer {
+    compressed: Vec<u8>,
+    /// Of what is inside.
+    size: usize,
+    /// SHA-256 of the uncompressed tar file.
+    diff_id: String,
+}
+
+fn layer(files: &BTreeMap<String, PathBuf>) -> Result<Layer> {
+    let mut tar = tar::Builder::new(Vec::new());
+    let mut folders = BTreeSet::new();
+    for at in files.keys() {
+        folders.extend(
+            Path::new(at)
+                .ancestors()
+                .skip(1)
+                .filter(|folder| !folder.as_os_str().is_empty()),
+        );
+    }
+    for folder in folders {
+        let mut header = header(0, 0o755);
+        header.set_entry_type(tar::EntryType::Directory);
+        tar.append_data(&mut header, folder, std::io::empty())?;
+    }
+    for (at, path) in files {
+        let bytes = std::fs::read(path).with_context(|| format!("{} could not be read", path.display()))?;
+        tar.append_data(&mut header(bytes.len() as u64, 0o755), at, bytes.as_slice())?;
+    }
+    let plain = tar.into_inner()?;
+    let mut gzip = GzEncoder::new(Vec::new(), Compression::best());
+    std::io::Write::write_all(&mut gzip, &plain)?;
+    Ok(Layer {
+        compressed: gzip.finish()?,
+        size: plain.len(),
+        diff_id: digest(&plain),
+    })
+}
+
+fn header(size: u64, mode: u32) -> tar::Header {
+    let mut header = tar::Header::new_ustar();
+    header.set_size(size);
+    header.set_mode(mode);
+    header.set_mtime(0);
+    header.set_uid(0);
+    header.set_gid(0);
+    header
+}
+
+fn archive(machine: &Machine, name: &str, layer: &Layer) -> Result<Vec<u8>> {
+    let version = env!("CARGO_PKG_VERSION");
+    let config = json!({
+        "created": "1970-01-01T00:00:00Z", "architecture": machine.oci, "os": "linux",
+        "config": {
+            "Entrypoint": ["/usr/bin/divvy"], "Env": ["PATH=/usr/bin"],
+            "Labels": {
+                "org.opencontainers.image.title": "divvy", "org.opencontainers.image.version": version,
+                "org.opencontainers.image.licenses": "Apache-2.0",
+            },
+        },
+        "rootfs": {"type": "layers", "diff_ids": [format!("sha256:{}", layer.diff_id)]},
+        "history": [{"created": "1970-01-01T00:00:00Z", "created_by": "cargo xtask image"}],
+    });
+    let mut blobs: BTreeMap<String, Vec<u8>> = BTreeMap::new();
+    let mut blob = |media_type: &str, bytes: Vec<u8>| -> Value {
+        let digest = digest(&bytes);
+        let descriptor = json!({"mediaType": media_type, "digest": format!("sha256:{digest}"), "size": bytes.len()});
+        blobs.insert(format!("blobs/sha256/{digest}"), bytes);
+        descriptor
+    };
+    let config = blob("application/vnd.oci.image.config.v1+json", serde_json::to_vec(&config)?);
+    let packed = blob("application/vnd.oci.image.layer.v1.tar+gzip", layer.compressed.clone());
+    let path = |descriptor: &Value| {
+        let digest = descriptor["digest"].as_str().unwrap_or_default();
+        format!("blobs/{}", digest.replace(':', "/"))
+    };
+    let docker = json!([{"Config": path(&config), "RepoTags": [name], "Layers": [path(&packed)]}]);
+    let manifest = json!({
+        "schemaVersion": 2, "mediaType": "application/vnd.oci.image.manifest.v1+json", "config": config, "layers": [packed],
+    });
+    let mut manifest = blob("application/vnd.oci.image.manifest.v1+json", serde_json::to_vec(&manifest)?);
+    manifest["platform"] = json!({"architecture": machine.oci, "os": "linux"});
+    manifest["annotations"] = json!({
+        "io.containerd.image.name": name,
+        "org.opencontainers.image.ref.name": name.rsplit_once(':').map_or("latest", |(_, tag)| tag),
+    });
+    let index = json!({"schemaVersion": 2, "mediaType": "application/vnd.oci.image.index.v1+json", "manifests": [manifest]});
+    blobs.insert("index.json".to_owned(), serde_json::to_vec(&index)?);
+    blobs.insert("manifest.json".to_owned(), serde_json::to_vec(&docker)?);
+    blobs.insert("oci-layout".to_owned(), br#"{"imageLayoutVersion":"1.0.0"}"#.to_vec());
+    let mut tar = tar::Builder::new(Vec::new());
+    for (at, bytes) in &blobs {
+        tar.append_data(&mut header(bytes.len() as u64, 0o644), at, bytes.as_slice())?;
+    }
+    Ok(tar.into_inner()?)
+}
+
+fn digest(bytes: &[u8]) -> String {
+    Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
+}
