@@ -330,6 +330,23 @@ forced_with_a_waiting_pod() {
   started new
 }
 
+forced_without_kubelet() {
+  scene "A pod is deleted by force while its node's kubelet is away and another pod waits"
+  clear_pods
+  create old 12 ignore-term 30 n1
+  started old
+  create new 12 "" 2 n1
+  eventually 5 "new waits" refused new
+  local old; old=$(uid old)
+  stop n1.kubelet
+  kube delete pod old --force --grace-period=0 > /dev/null 2>&1
+  sleep 2
+  check "old's program runs" test -n "$(programs_of "$old")"
+  "$CLUSTER_ROOT/up.sh" > /dev/null
+  hand_over "$old" new 60
+  check "new's program began after old's had ended" equals "$OVERLAP" 0
+}
+
 past_the_scheduler() {
   scene "A pod names its node itself: it is not started on memory that nobody gave it"
   clear_pods
@@ -438,6 +455,7 @@ settled() {
     [ -z "$(kube get pods -l play=tutorial -o 'jsonpath={range .items[*]}{.metadata.deletionTimestamp}{end}')" ]
 }
 
+# forced_without_kubelet is not among them: it fails (README.md, D4).
 all=(two_pods too_large stubborn forced forced_with_a_waiting_pod past_the_scheduler agent_restarts kubelet_restarts containerd_restarts extender_restarts several_containers deployment)
 [ "$(known_nodes | wc -l)" = 1 ] || all+=(mixed)
 all+=(many node_reboots churn api_server_restarts)
