@@ -1,5 +1,7 @@
 //! A list and its changes, for ever: kube-rs' watcher with its back-off, folded into three kinds of change.
 
+mod slim;
+
 use std::fmt::Debug;
 
 use divvy_model::legacy;
@@ -10,6 +12,7 @@ use kube::runtime::{WatchStreamExt, watcher};
 
 use crate::convert::{self, UnhealthyGpus};
 use crate::objects::{self, NodeObject, PodObject};
+use slim::Slim;
 
 /// A change of what is watched.
 #[derive(Debug, Clone)]
@@ -57,7 +60,10 @@ where
 {
     let pods = Api::all_with(client.clone(), &objects::pods());
     let nodes = Api::all_with(client, &objects::nodes());
-    (changes_read(pods, None, pod), changes_read(nodes, None, node))
+    (
+        changes_read(pods, None, move |Slim(object)| pod(object)),
+        changes_read(nodes, None, move |Slim(object)| node(object)),
+    )
 }
 
 /// All nodes, or those that a field selector such as `metadata.name=n1` names.
