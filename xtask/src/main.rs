@@ -20,7 +20,20 @@ const USAGE: &str = "usage: cargo xtask COMMAND
   codegen           writes crates/divvy-kubelet/src/gen/*.rs from crates/divvy-kubelet/proto
   codegen --check   changes nothing; fails if the files in the tree are not what codegen would write";
 
-fn main() -> Result<ExitCode> {
+fn main() -> ExitCode {
+    match run() {
+        Ok(code) => code,
+        Err(error) => {
+            #[expect(clippy::print_stderr, reason = "a program's last words")]
+            {
+                eprintln!("error: {error:#}");
+            }
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run() -> Result<ExitCode> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
     match arguments.as_slice() {
