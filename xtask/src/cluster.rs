@@ -16,7 +16,7 @@ usage: cargo xtask cluster COMMAND
                             and a kubelet; what is not built yet is built first, from Go modules (6 minutes, once)
   divvy [--machines FILE]   builds Divvy and puts it on the cluster that is up: extender, agents, simulated GPUs
   divvy --down              takes Divvy off it again
-  tutorial                  plays the tutorial and its accidents on them, and checks each step (see e2e/tutorial.sh)
+  tutorial [SCENE...]       plays the tutorial and its accidents on them, and checks each step; scenes are in e2e/tutorial.sh
   status                    what runs: process numbers, versions, nodes, KUBECONFIG
   restart [-9] NAME...      restarts (-9: kills first) kube-scheduler, n1.kubelet, n1.containerd, n1.agent, divvy-extender, ...
   enter NODE COMMAND...     runs a command where /var/lib/kubelet, /run/containerd, /run/cdi and /dev are that node's
@@ -94,8 +94,9 @@ fn plan(args: &[&str]) -> Result<Plan> {
     match *command {
         "up" => up(rest),
         "divvy" => divvy(rest),
-        "tutorial" if rest.is_empty() => Ok(Plan {
+        "tutorial" => Ok(Plan {
             script: "tutorial.sh",
+            args: owned(rest),
             ..Plan::default()
         }),
         "status" if rest.is_empty() => Ok(Plan {
