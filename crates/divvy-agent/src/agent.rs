@@ -16,6 +16,7 @@ use tokio::sync::{Notify, mpsc, watch};
 use tracing::{debug, info, warn};
 
 use crate::cgroups;
+use crate::cluster::Told;
 use crate::decide::{Action, Class, Core, Device, Facts, Handout, Key, PreStart};
 use crate::files::FileError;
 use crate::hardware;
@@ -58,7 +59,7 @@ pub(crate) struct Agent {
     hardware_generation: std::sync::atomic::AtomicU64,
     /// The inventory's text; empty until GPUs were seen.
     pub(crate) inventory: watch::Sender<Arc<str>>,
-    pub(crate) events: mpsc::Sender<Action>,
+    pub(crate) events: mpsc::Sender<Told>,
     pub(crate) metrics: Metrics,
     pub(crate) ready: Readiness,
     probe: OnceLock<ProbeHandle>,
@@ -82,7 +83,7 @@ pub(crate) struct Parts {
     pub(crate) device_plugin_dir: PathBuf,
     pub(crate) client: kube::Client,
     pub(crate) node_name: String,
-    pub(crate) events: mpsc::Sender<Action>,
+    pub(crate) events: mpsc::Sender<Told>,
 }
 
 /// What a reconciliation left to be done.
@@ -185,12 +186,31 @@ impl Agent {
     }
 
     fn send_event(&self, action: Action) {
-        if let Action::Event { pod, reason, text, .. } = &action {
+        if let Action::Event { pod, uid, reason, text } = action {
             warn!(%pod, reason, "{text}");
-            // Full only while the API server is away: the log has it.
-            if self.events.try_send(action).is_err() {
-                debug!("too many events wait; this one is only in the log");
-            }
+            self.tell(Told {
+                pod: Some((pod, uid)),
+                warning: true,
+                reason,
+                text,
+            });
+        }
+    }
+
+    /// An event about the node, for whoever looks at its GPUs.
+    pub(crate) fn tell_of_node(&self, warning: bool, reason: &'static str, text: String) {
+        self.tell(Told {
+            pod: None,
+            warning,
+            reason,
+            text,
+        });
+    }
+
+    fn tell(&self, told: Told) {
+        // Full only while the API server is away: the log has it.
+        if self.events.try_send(told).is_err() {
+            debug!("too many events wait; this one is only in the log");
         }
     }
 

@@ -1,8 +1,9 @@
 //! Which pods have processes, from the host's cgroups: the only witness that survives a forced deletion.
 //!
-//! A pod's cgroup carries its UID ([`divvy_model::cgroup`]). On cgroup v2 `cgroup.events` says whether the cgroup or one below it has processes; on v1 `pids.current` of the pids controller counts
-//! them. Lists of process numbers say nothing across PID namespaces. The pod's sandbox counts: while it is there the kubelet
-//! may start containers in it. A kubelet with `cgroupsPerQOS: false` makes no cgroups for pods; Divvy needs them.
+//! A pod's cgroup carries its UID ([`divvy_model::cgroup`]). On cgroup v2 `cgroup.events` says whether the cgroup or one below it
+//! has processes; on v1 `pids.current` of the pids controller counts them. Lists of process numbers say nothing across PID
+//! namespaces. The pod's sandbox counts: while it is there the kubelet may start containers in it. A kubelet with
+//! `cgroupsPerQOS: false` makes no cgroups for pods; Divvy needs them.
 
 use std::collections::BTreeSet;
 use std::io;

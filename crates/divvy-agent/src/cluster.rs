@@ -3,11 +3,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use divvy_cluster::events::{Events, Note, pod_reference};
+use divvy_cluster::events::{Events, Note, node_reference, pod_reference};
 use divvy_cluster::objects::{self, NodeObject, PodObject};
 use divvy_cluster::watch::{self, Change};
 use divvy_cluster::{convert, in_words, list};
-use divvy_model::{Inventory, Pod, names};
+use divvy_model::{Inventory, Pod, PodKey, names};
 use futures::StreamExt;
 use kube::Api;
 use kube::api::{Patch, PatchParams};
@@ -16,7 +16,6 @@ use tracing::{debug, info, warn};
 
 use crate::Error;
 use crate::agent::Agent;
-use crate::decide::Action;
 
 /// A watch that was interrupted says so again within this time if it could not be taken up.
 const INTERRUPTED: Duration = Duration::from_secs(45);
@@ -141,9 +140,15 @@ pub(crate) async fn publish_inventory(
             change = changes.next() => match change {
                 Some(change) if !done.is_empty() && lacks(&change, &done) => {
                     info!("the node's inventory was changed or removed by somebody else; writing it again");
+                    agent.ready.clear("node");
                     done = Arc::from("");
                 }
-                Some(_) => {}
+                Some(Change::Interrupted(text)) => agent.ready.set_for(
+                    "node",
+                    format!("the watch of node {node} was interrupted, so an inventory that is removed stays away: {text}"),
+                    INTERRUPTED,
+                ),
+                Some(_) => agent.ready.clear("node"),
                 None => return Err(Error::Ended { part: "the watch of the node", text: "its stream ended".to_owned() }),
             },
         }
@@ -179,24 +184,46 @@ async fn patch(api: &Api<NodeObject>, node: &str, text: &str) -> Result<(), Stri
     }
 }
 
+/// An event that waits to be published.
+#[derive(Debug)]
+pub(crate) struct Told {
+    /// The pod and its UID; `None` for the node itself.
+    pub(crate) pod: Option<(PodKey, String)>,
+    /// `Warning` instead of `Normal`.
+    pub(crate) warning: bool,
+    /// One word in CamelCase.
+    pub(crate) reason: &'static str,
+    pub(crate) text: String,
+}
+
 /// Publishes events one after the other. One that the API server does not take is only in the log.
-pub(crate) async fn publish_events(client: kube::Client, node: String, mut queue: mpsc::Receiver<Action>) -> Result<(), Error> {
-    let events = Events::new(client, "divvy-agent", Some(node));
-    while let Some(action) = queue.recv().await {
-        let Action::Event { pod, uid, reason, text } = action else {
-            continue;
+pub(crate) async fn publish_events(client: kube::Client, node: String, mut queue: mpsc::Receiver<Told>) -> Result<(), Error> {
+    let events = Events::new(client, "divvy-agent", Some(node.clone()));
+    while let Some(Told {
+        pod,
+        warning,
+        reason,
+        text,
+    }) = queue.recv().await
+    {
+        let regarding = match &pod {
+            Some((pod, uid)) => pod_reference(&pod.namespace, &pod.name, uid),
+            None => node_reference(&node),
         };
-        let regarding = pod_reference(&pod.namespace, &pod.name, &uid);
         let note = Note {
-            warning: true,
+            warning,
             reason: reason.to_owned(),
             action: "Reconciling".to_owned(),
             text,
         };
+        let about = pod.map_or_else(|| format!("node {node}"), |(pod, _)| format!("pod {pod}"));
         match tokio::time::timeout(TIMEOUT, events.publish(&regarding, note)).await {
             Ok(Ok(())) => {}
-            Ok(Err(error)) => warn!(%pod, reason, %error, "an event could not be published"),
-            Err(_) => warn!(%pod, reason, "an event could not be published: the API server does not answer"),
+            Ok(Err(error)) => warn!(about, reason, %error, "an event could not be published"),
+            Err(_) => warn!(
+                about,
+                reason, "an event could not be published: the API server does not answer"
+            ),
         }
     }
     Ok(())

@@ -17,6 +17,9 @@ use crate::{Config, Error, config};
 /// How long the driver may be silent before its GPUs are not offered any more: a container that is started then would hang too.
 const SILENCE: Duration = Duration::from_secs(60);
 
+const OFFERED_NO_MORE: &str =
+    "It is offered no more, and nothing starts on it until it recovers; pods that run there are left alone";
+
 /// All GPUs that were ever seen by this process, or that grants on disk lie on.
 struct Machine {
     tracker: Tracker,
@@ -64,14 +67,15 @@ pub(crate) async fn follow(
             });
         };
         let now = u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX);
+        let mut changed = Vec::new();
         match update {
             Update::Snapshot(snapshot) => {
                 agent.ready.clear("gpus");
                 agent.metrics.probe(true);
-                machine.snapshot(now, snapshot);
+                changed = machine.snapshot(now, snapshot);
             }
             Update::Xid(event) => {
-                let changed = machine.tracker.xid(now, event.uuid.as_deref(), event.xid);
+                changed = machine.tracker.xid(now, event.uuid.as_deref(), event.xid);
                 if changed.is_empty() {
                     info!(
                         gpu = event.uuid.as_deref().unwrap_or("?"),
@@ -92,6 +96,8 @@ pub(crate) async fn follow(
             }
         }
         let warning = machine.publish(&agent)?;
+        // After it: who reads the event finds the inventory to match.
+        machine.tell(&agent, &changed);
         if warning != warned {
             if let Some(text) = &warning {
                 warn!("{text}");
@@ -170,25 +176,37 @@ impl Machine {
         }
     }
 
-    fn snapshot(&mut self, now: u64, snapshot: Snapshot) {
+    /// Takes a snapshot in; the GPUs whose verdict changed.
+    fn snapshot(&mut self, now: u64, snapshot: Snapshot) -> Vec<String> {
         self.silent_since = None;
-        for uuid in self.tracker.snapshot(now, &snapshot) {
-            if let Some(verdict) = self.tracker.verdict(&uuid) {
-                match verdict.health {
-                    Health::Ok => info!(gpu = uuid, "this GPU has recovered"),
-                    health => warn!(
-                        gpu = uuid,
-                        ?health,
-                        reason = verdict.reason,
-                        "this GPU is not offered any more"
-                    ),
-                }
-            }
-        }
+        let changed = self.tracker.snapshot(now, &snapshot);
         self.driver = snapshot.driver;
         for facts in snapshot.gpus {
             let gpu = from_facts(facts);
             self.gpus.insert(gpu.uuid.clone(), gpu);
+        }
+        changed
+    }
+
+    /// Says in the log and as events of the node which GPUs went bad or came back.
+    fn tell(&self, agent: &Agent, changed: &[String]) {
+        for uuid in changed {
+            let (Some(verdict), Some(gpu)) = (self.tracker.verdict(uuid), self.gpus.get(uuid)) else {
+                continue;
+            };
+            let name = format!("GPU {} ({}, {uuid})", gpu.index, gpu.model);
+            let why = verdict.reason.as_deref().unwrap_or("no reason is known");
+            let (warning, reason, text) = match verdict.health {
+                Health::Ok => (false, "GpuRecovered", format!("{name} has recovered and is offered again")),
+                Health::Failed => (true, "GpuFailed", format!("{name} failed: {why}. {OFFERED_NO_MORE}")),
+                Health::Lost => (true, "GpuLost", format!("{name} is lost: {why}. {OFFERED_NO_MORE}")),
+            };
+            if warning {
+                warn!("{text}");
+            } else {
+                info!("{text}");
+            }
+            agent.tell_of_node(warning, reason, text);
         }
     }
 

@@ -11,6 +11,7 @@ use kube::api::Api;
 use kube::runtime::{WatchStreamExt, watcher};
 
 use crate::convert::{self, UnhealthyGpus};
+use crate::in_words;
 use crate::objects::{self, NodeObject, PodObject};
 use slim::Slim;
 
@@ -87,6 +88,16 @@ fn named(change: Change<ConfigMap>) -> Option<Change<UnhealthyGpus>> {
     })
 }
 
+/// What went wrong, without the whole of the API server's answer.
+fn words(error: &watcher::Error) -> String {
+    match error {
+        watcher::Error::InitialListFailed(error) => format!("listing failed: {}", in_words(error)),
+        watcher::Error::WatchStartFailed(error) | watcher::Error::WatchFailed(error) => in_words(error),
+        watcher::Error::WatchError(status) => format!("{} ({} {})", status.message, status.code, status.reason),
+        other => other.to_string(),
+    }
+}
+
 fn changes<K>(api: Api<K>, field_selector: Option<&str>) -> impl Stream<Item = Change<K>> + Send + 'static
 where
     K: kube::Resource + Clone + Debug + serde::de::DeserializeOwned + Send + 'static,
@@ -109,6 +120,7 @@ where
     if let Some(selector) = field_selector {
         config = config.fields(selector);
     }
+    let what = api.resource_url().to_owned();
     let mut listed: Vec<T> = Vec::new();
     watcher(api, config).default_backoff().filter_map(move |event| {
         let change = match event {
@@ -124,8 +136,8 @@ where
             }
             Ok(watcher::Event::InitDone) => Some(Change::Reset(std::mem::take(&mut listed))),
             Err(error) => {
-                let text = error.to_string();
-                tracing::warn!(%text, "watch interrupted; taking it up again");
+                let text = words(&error);
+                tracing::warn!("the watch of {what} was interrupted, and is taken up again: {text}");
                 Some(Change::Interrupted(text))
             }
         };

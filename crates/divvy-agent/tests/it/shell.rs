@@ -341,6 +341,26 @@ async fn a_failed_gpu_is_not_offered_and_comes_back() {
     bed.memory_is(8, 5).await;
     bed.inventory(|inventory| inventory.gpus[0].reason.is_none()).await;
     bed.memory_is(8, 8).await;
+    // Who looks at the cluster's events is told.
+    for (reason, kind, part) in [
+        ("GpuFailed", "Warning", "failed: XID 79"),
+        ("GpuRecovered", "Normal", "offered again"),
+    ] {
+        let event = bed
+            .api
+            .until(LIMIT, |api| {
+                let events = api.list("events", "default").ok()?;
+                events.into_iter().find(|event| event["reason"] == reason)
+            })
+            .await
+            .expect("an event of the node");
+        assert_eq!(
+            (&event["type"], &event["involvedObject"]["kind"]),
+            (&json!(kind), &json!("Node"))
+        );
+        let text = event["message"].as_str().unwrap_or_default();
+        assert!(text.contains("GPU 0 (") && text.contains(part), "{text}");
+    }
     bed.stop_agent().await;
 }
 
