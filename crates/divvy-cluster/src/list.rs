@@ -53,12 +53,17 @@ pub async fn pods(client: &kube::Client, field_selector: Option<&str>) -> Result
 
 /// All nodes.
 pub async fn nodes(client: &kube::Client) -> Result<Vec<Node>, Error> {
+    Ok(node_objects(client).await?.iter().map(convert::node).collect())
+}
+
+/// All nodes as they are, labels among it.
+pub async fn node_objects(client: &kube::Client) -> Result<Vec<NodeObject>, Error> {
     let api: Api<NodeObject> = Api::all_with(client.clone(), &objects::nodes());
     let list = api
         .list(&ListParams::default())
         .await
         .map_err(|source| Error::api("the nodes could not be listed", source))?;
-    Ok(list.items.iter().map(convert::node).collect())
+    Ok(list.items)
 }
 
 /// The GPUs that gpushare's ConfigMaps call unhealthy.

@@ -1,9 +1,10 @@
 //! Why a pod waits, or where it runs: [`answer`] makes a value of what the ledger knows, [`text`] prints it.
 
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
-use divvy_cluster::objects::{PodObject, PodStatus};
-use divvy_model::{Health, Held, MiB, Pod};
+use divvy_cluster::objects::{NodeObject, PodObject, PodStatus};
+use divvy_model::{Health, Held, MiB, Node, Phase, Pod};
 use divvy_placement::{Ask, GpuReport, HolderKind, Ledger, NodeReport, Refusal};
 use serde::Serialize;
 
@@ -90,8 +91,79 @@ pub struct GpuAnswer {
     pub held_by: Vec<String>,
 }
 
+/// What else than its GPUs kube-scheduler looks at on a node: the part of it that keeps pods off GPU nodes most often.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Site {
+    labels: BTreeMap<String, String>,
+    cordoned: bool,
+    /// Units of gpu-mem that the node has, that its kubelet offers now, and that pods there ask for.
+    capacity: u64,
+    offered: u64,
+    requested: u64,
+}
+
+/// The sites of these nodes (the same ones in both forms) with these pods.
+pub fn sites(objects: &[NodeObject], nodes: &[Node], pods: &[Pod]) -> BTreeMap<String, Site> {
+    let mut sites: BTreeMap<String, Site> = BTreeMap::new();
+    for (object, node) in objects.iter().zip(nodes) {
+        let site = Site {
+            labels: object.metadata.labels.clone().unwrap_or_default(),
+            cordoned: node.unschedulable,
+            capacity: node.capacity_units,
+            offered: node.allocatable_units,
+            requested: 0,
+        };
+        sites.insert(node.name.clone(), site);
+    }
+    for pod in pods
+        .iter()
+        .filter(|pod| !matches!(pod.phase, Phase::Succeeded | Phase::Failed))
+    {
+        if let Some(site) = pod.node.as_ref().and_then(|node| sites.get_mut(node)) {
+            let units = pod.request.effective_units().unwrap_or(u64::MAX);
+            site.requested = site.requested.saturating_add(units);
+        }
+    }
+    sites
+}
+
+/// Why kube-scheduler would not let the pod on to a node whose GPUs have room, and what would help.
+fn obstacle(site: &Site, name: &str, ask: &Ask, object: &PodObject) -> Option<(String, String)> {
+    for (key, value) in &object.spec.node_selector {
+        let has = site.labels.get(key);
+        if has != Some(value) {
+            let has = has.map_or_else(|| "no such label".to_owned(), |has| format!("{key}={has}"));
+            return Some((
+                format!("the pod's nodeSelector asks for {key}={value}, and the node has {has}"),
+                format!("label the node if the pod may run there: kubectl label node {name} {key}={value} --overwrite"),
+            ));
+        }
+    }
+    if site.cordoned {
+        return Some((
+            "the node is cordoned".to_owned(),
+            format!("let pods on to it again: kubectl uncordon {name}"),
+        ));
+    }
+    let free = site.offered.saturating_sub(site.requested);
+    if free >= ask.units {
+        return None;
+    }
+    let (capacity, offered) = (site.capacity, site.offered);
+    Some(match offered {
+        0 => (
+            format!("its kubelet offers 0 of {capacity} units: the device plugin is away"),
+            format!("is the Divvy agent running there? kubectl get pods -A -o wide --field-selector spec.nodeName={name}"),
+        ),
+        _ => (
+            format!("kube-scheduler counts {free} of the {offered} units that the kubelet offers as free"),
+            "units of failed GPUs are not offered, and pods count until they are gone".to_owned(),
+        ),
+    })
+}
+
 /// Explains a pod.
-pub fn answer(ledger: &Ledger, pod: &Pod, object: &PodObject) -> Answer {
+pub fn answer(ledger: &Ledger, pod: &Pod, object: &PodObject, sites: &BTreeMap<String, Site>) -> Answer {
     let ask = Ask::of(&pod.request, ledger.unit());
     let status = object.status.clone().unwrap_or_default();
     let mut answer = Answer {
@@ -121,7 +193,9 @@ pub fn answer(ledger: &Ledger, pod: &Pod, object: &PodObject) -> Answer {
     } else if pod.node.is_some() {
         bound(&mut answer, ledger, pod, &status);
     } else {
-        waiting(&mut answer, ledger, &ask, pod);
+        waiting(&mut answer, ledger, &ask, pod, &|node| {
+            obstacle(sites.get(node)?, node, &ask, object)
+        });
     }
     answer
 }
@@ -172,16 +246,22 @@ fn bound(answer: &mut Answer, ledger: &Ledger, pod: &Pod, status: &PodStatus) {
     }
 }
 
-fn waiting(answer: &mut Answer, ledger: &Ledger, ask: &Ask, pod: &Pod) {
+fn waiting(answer: &mut Answer, ledger: &Ledger, ask: &Ask, pod: &Pod, obstacle: &dyn Fn(&str) -> Option<(String, String)>) {
     let reports = ledger.explain_all(ask);
-    let room: Vec<&NodeReport> = reports
+    let (room, closed): (Vec<_>, Vec<_>) = reports
         .iter()
         .filter(|report| matches!(report.verdict, Ok(Some(_))))
-        .collect();
+        .map(|report| (report, obstacle(&report.node)))
+        .partition(|(_, obstacle)| obstacle.is_none());
     let size = asked(ask);
-    answer.summary = if let Some(report) = room.first() {
+    answer.summary = if let Some((report, _)) = room.first() {
         format!(
             "waits; it asks for {size} on one GPU, and node {} has room for that now",
+            report.node
+        )
+    } else if let Some((report, Some((reason, _)))) = closed.first() {
+        format!(
+            "waits; it asks for {size} on one GPU. Node {} has a GPU with that much free, but {reason}",
             report.node
         )
     } else if let Some(report) = reports
@@ -206,13 +286,45 @@ fn waiting(answer: &mut Answer, ledger: &Ledger, ask: &Ask, pod: &Pod) {
             .hints
             .extend(report.hints.iter().map(|hint| format!("node {}: {hint}", report.node)));
     }
-    if !room.is_empty() {
+    for (report, obstacle) in &closed {
+        if let Some((_, hint)) = obstacle {
+            answer.hints.push(format!("node {}: {hint}", report.node));
+        }
+    }
+    if answer.reported.iter().any(|line| extender_unreachable(line)) {
+        answer.hints.insert(
+            0,
+            "kube-scheduler does not reach Divvy's extender: is it running, and is the urlPrefix in kube-scheduler's configuration its address?"
+                .to_owned(),
+        );
+    } else if !room.is_empty() {
         answer.hints.push(
             "what kube-scheduler reports is in the way then, or it has not tried again yet: see `kubectl describe pod`"
                 .to_owned(),
         );
     }
-    answer.nodes = reports.iter().map(node_answer).collect();
+    answer.nodes = reports
+        .iter()
+        .map(|report| match closed.iter().find(|(closed, _)| closed.node == report.node) {
+            Some((_, Some((reason, _)))) => NodeAnswer {
+                fits: false,
+                reason: reason.clone(),
+                ..node_answer(report)
+            },
+            _ => node_answer(report),
+        })
+        .collect();
+}
+
+/// Whether kube-scheduler's words are those of its HTTP client: `Post "http://…/filter": dial tcp …: connect: connection refused`.
+fn extender_unreachable(line: &str) -> bool {
+    line.contains("kube-scheduler") && line.contains("Post \"") && (line.contains("/filter\"") || line.contains("/bind\""))
+}
+
+/// kube-scheduler goes on about preemption, which has no part in this.
+fn without_preemption(line: &str) -> &str {
+    let line = line.split(" preemption: ").next().unwrap_or(line);
+    line.strip_suffix(" no new claims to deallocate,").unwrap_or(line)
 }
 
 fn node_answer(report: &NodeReport) -> NodeAnswer {
@@ -329,7 +441,7 @@ fn reported(status: &PodStatus) -> Vec<String> {
 pub fn text(answer: &Answer) -> String {
     let mut text = format!("Pod {} {}.\n", answer.pod, answer.summary);
     for line in &answer.reported {
-        let _ = writeln!(text, "  {line}");
+        let _ = writeln!(text, "  {}", without_preemption(line));
     }
     for share in &answer.holds {
         let uuid = share.uuid.as_deref().map(|uuid| format!("  {uuid}")).unwrap_or_default();
@@ -346,6 +458,10 @@ pub fn text(answer: &Answer) -> String {
         for node in &answer.nodes {
             if node.gpus.is_empty() {
                 // Every row has every column: a shorter one would end the columns above it.
+                let _ = writeln!(raw, "{}\t-\t-\t-\t-\t-\t{}", node.node, node.reason);
+            }
+            let closed = !node.fits && node.gpus.iter().any(|gpu| gpu.fits);
+            if closed {
                 let _ = writeln!(raw, "{}\t-\t-\t-\t-\t-\t{}", node.node, node.reason);
             }
             for gpu in &node.gpus {
@@ -372,4 +488,155 @@ pub fn text(answer: &Answer) -> String {
         }
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use divvy_cluster::convert;
+    use divvy_model::MemoryUnit;
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn node(change: impl Fn(&mut Value)) -> NodeObject {
+        let amounts = json!({"aliyun.com/gpu-mem": "16", "aliyun.com/gpu-count": "1"});
+        let mut node = json!({
+            "apiVersion": "v1", "kind": "Node", "metadata": {"name": "n1", "labels": {"disk": "hdd"}}, "spec": {},
+            "status": {"capacity": amounts, "allocatable": amounts},
+        });
+        change(&mut node);
+        serde_json::from_value(node).expect("a node")
+    }
+
+    fn pod(units: u64, change: impl Fn(&mut Value)) -> PodObject {
+        let mut pod = json!({
+            "apiVersion": "v1", "kind": "Pod", "metadata": {"name": "q", "namespace": "default", "uid": "u-q"},
+            "spec": {"containers": [{"name": "main", "resources": {"limits": {"aliyun.com/gpu-mem": units}}}]},
+        });
+        change(&mut pod);
+        serde_json::from_value(pod).expect("a pod")
+    }
+
+    fn explained(node: &NodeObject, object: &PodObject, others: &[Pod]) -> Answer {
+        let nodes = [convert::node(node)];
+        let asked = convert::pod(object).expect("readable");
+        let mut ledger = Ledger::new(MemoryUnit::GIB);
+        ledger.replace_nodes(&nodes);
+        ledger.replace_pods(others.iter().cloned().chain([asked.clone()]));
+        answer(&ledger, &asked, object, &sites(std::slice::from_ref(node), &nodes, others))
+    }
+
+    /// A GPU with room is no help where kube-scheduler sees something else in the way, and `why` says what it is.
+    #[test]
+    fn a_node_that_the_scheduler_excludes_is_not_called_room() {
+        type Case = (&'static str, fn(&mut Value), fn(&mut Value), bool, &'static str, &'static str);
+        let cases: [Case; 6] = [
+            (
+                "nothing in the way",
+                |_| (),
+                |_| (),
+                true,
+                "has room for that now",
+                "or it has not tried again yet",
+            ),
+            (
+                "a label that the node has",
+                |_| (),
+                |pod| pod["spec"]["nodeSelector"] = json!({"disk": "hdd"}),
+                true,
+                "has room for that now",
+                "or it has not tried again yet",
+            ),
+            (
+                "another label",
+                |_| (),
+                |pod| pod["spec"]["nodeSelector"] = json!({"disk": "ssd"}),
+                false,
+                "nodeSelector asks for disk=ssd, and the node has disk=hdd",
+                "kubectl label node n1 disk=ssd",
+            ),
+            (
+                "no such label",
+                |_| (),
+                |pod| pod["spec"]["nodeSelector"] = json!({"zone": "a"}),
+                false,
+                "the node has no such label",
+                "kubectl label node n1 zone=a",
+            ),
+            (
+                "cordoned",
+                |node| node["spec"]["unschedulable"] = json!(true),
+                |_| (),
+                false,
+                "the node is cordoned",
+                "kubectl uncordon n1",
+            ),
+            (
+                "the agent is away",
+                |node| node["status"]["allocatable"]["aliyun.com/gpu-mem"] = json!("0"),
+                |_| (),
+                false,
+                "offers 0 of 16 units",
+                "is the Divvy agent running there?",
+            ),
+        ];
+        for (name, of_node, of_pod, fits, summary, hint) in cases {
+            let answer = explained(&node(of_node), &pod(8, of_pod), &[]);
+            assert_eq!(answer.nodes[0].fits, fits, "{name}");
+            assert!(answer.summary.contains(summary), "{name}: {}", answer.summary);
+            assert!(
+                answer.hints.iter().any(|text| text.contains(hint)),
+                "{name}: {:?}",
+                answer.hints
+            );
+            assert_eq!(
+                text(&answer).contains(&answer.nodes[0].reason),
+                !fits,
+                "{name}: {}",
+                text(&answer)
+            );
+        }
+    }
+
+    #[test]
+    fn units_that_the_kubelet_does_not_offer_are_not_free_whatever_the_gpus_have() {
+        // A GPU failed: 8 of 16 units are offered, and 4 are asked for by a pod whose allocation nobody sees.
+        let node = node(|node| node["status"]["allocatable"]["aliyun.com/gpu-mem"] = json!("8"));
+        let other = pod(4, |pod| {
+            pod["metadata"]["name"] = json!("other");
+            pod["metadata"]["uid"] = json!("u-other");
+            pod["spec"]["nodeName"] = json!("n1");
+        });
+        let other = convert::pod(&other).expect("readable");
+        let answer = explained(&node, &pod(6, |_| ()), std::slice::from_ref(&other));
+        assert!(!answer.nodes[0].fits);
+        assert!(answer.summary.contains("counts 4 of the 8 units"), "{}", answer.summary);
+        assert!(explained(&node, &pod(4, |_| ()), &[other]).nodes[0].fits);
+    }
+
+    #[test]
+    fn an_extender_that_is_away_is_named_and_preemption_is_not() {
+        let says = |message: &str| {
+            let message = message.to_owned();
+            let object = pod(8, move |pod| {
+                pod["status"] = json!({"conditions": [
+                    {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message},
+                ]});
+            });
+            explained(&node(|_| ()), &object, &[])
+        };
+        let away =
+            says(r#"Post "http://127.0.0.1:9/gpushare-scheduler/filter": dial tcp 127.0.0.1:9: connect: connection refused"#);
+        assert!(away.hints[0].contains("does not reach Divvy's extender"), "{:?}", away.hints);
+        let full = says(
+            "0/1 nodes are available: 1 Insufficient aliyun.com/gpu-mem. no new claims to deallocate, preemption: 0/1 nodes are \
+             available: 1 Preemption is not helpful for scheduling.",
+        );
+        assert!(!full.hints[0].contains("does not reach"), "{:?}", full.hints);
+        let text = text(&full);
+        assert!(
+            text.contains("1 Insufficient aliyun.com/gpu-mem.\n") && !text.contains("reemption"),
+            "{text}"
+        );
+    }
 }

@@ -2,6 +2,7 @@
 
 use divvy_cluster::objects::PodObject;
 use divvy_cluster::{client, convert, list};
+use divvy_model::Node;
 use divvy_placement::Ledger;
 
 use super::inspect::choice;
@@ -11,7 +12,8 @@ use crate::{printer, why};
 /// Reads nodes and pods once, builds the extender's own ledger from them, and explains.
 pub async fn run(args: WhyArgs) -> anyhow::Result<()> {
     let connection = client::connect(&choice(&args.cluster)).await?;
-    let (nodes, pods) = tokio::try_join!(list::nodes(&connection.client), list::pods(&connection.client, None))?;
+    let (objects, pods) = tokio::try_join!(list::node_objects(&connection.client), list::pods(&connection.client, None))?;
+    let nodes: Vec<Node> = objects.iter().map(convert::node).collect();
     for (pod, error) in &pods.unreadable {
         tracing::warn!("pod {pod} is left out: {error}");
     }
@@ -28,6 +30,8 @@ pub async fn run(args: WhyArgs) -> anyhow::Result<()> {
         // Who may read pods may often not read kube-system; few clusters have these ConfigMaps.
         Err(error) => tracing::debug!("{error}"),
     }
+
+    let sites = why::sites(&objects, &nodes, &pods.pods);
 
     let namespace = args.namespace.clone().unwrap_or(connection.namespace);
     let mut asked: Vec<PodObject> = Vec::new();
@@ -50,7 +54,7 @@ pub async fn run(args: WhyArgs) -> anyhow::Result<()> {
     }
     let mut answers = Vec::new();
     for object in &asked {
-        answers.push(why::answer(&ledger, &convert::pod(object)?, object));
+        answers.push(why::answer(&ledger, &convert::pod(object)?, object, &sites));
     }
     match args.output {
         Some(WhyOutput::Json) if args.pod.is_some() => printer::json(&answers.first())?,
