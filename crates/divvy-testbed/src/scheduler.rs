@@ -53,7 +53,10 @@ impl Default for SchedulerConfig {
             name: "default-scheduler".to_owned(),
             extender_url: None,
             prioritize_verb: None,
-            managed_resources: vec![divvy_model::names::GPU_MEM.to_owned()],
+            managed_resources: vec![
+                divvy_model::names::GPU_MEM.to_owned(),
+                divvy_model::names::GPU_COUNT.to_owned(),
+            ],
             http_timeout: Duration::from_secs(5),
             weight: 1,
             seed: 0,

@@ -248,6 +248,21 @@ mod tests {
     }
 
     #[test]
+    fn gpus_of_a_node_whose_agent_is_away_are_not_called_ok_alone() {
+        let gpu = serde_json::json!({"uuid": "GPU-a", "index": 0, "minor": 0, "totalMiB": 16384, "units": 16, "health": "ok"});
+        let text = serde_json::json!({"v": 1, "agent": "0", "driver": "1", "unitMiB": 1024, "gpus": [gpu]}).to_string();
+        for (offered, expected) in [(16, "ok"), (0, "ok, not offered (is the agent away?)")] {
+            let node = Node {
+                capacity_units: 16,
+                inventory: Some(divvy_model::Inventory::parse(&text)),
+                ..node("n1", "10.0.0.1", offered, 1)
+            };
+            let view = view(&[node], &[]);
+            assert_eq!(view.nodes[0].gpus[0].health.as_deref(), Some(expected));
+        }
+    }
+
+    #[test]
     fn the_details_are_the_old_tools_to_the_byte() {
         assert_eq!(
             details(&documented()),

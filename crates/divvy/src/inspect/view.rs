@@ -126,6 +126,15 @@ fn node_view(node: &Node, pods: &[Pod]) -> Option<NodeView> {
         Some(inventory) => inventory.gpus.iter().map(gpu_of_inventory).collect(),
         None => gpus_by_division(node),
     };
+    // The inventory stays when the agent goes; its kubelet then offers nothing.
+    if node.allocatable_units == 0 && node.capacity_units > 0 {
+        for gpu in gpus
+            .iter_mut()
+            .filter(|gpu: &&mut GpuView| gpu.health.as_deref() == Some("ok"))
+        {
+            gpu.health = Some("ok, not offered (is the agent away?)".to_owned());
+        }
+    }
     gpus.sort_by_key(|gpu: &GpuView| gpu.index);
     let mut pending = Vec::new();
     for pod in pods
