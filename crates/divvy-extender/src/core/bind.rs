@@ -180,13 +180,18 @@ impl Core {
                 self.refuse(id, format!("pod {} is gone: it was deleted before it was bound", args.key()))
             }
             Got::Unreadable(text) => self.refuse(id, format!("pod {} cannot be placed: {text}", args.key())),
-            Got::Failed(text) if known => self.refuse(
-                id,
-                format!(
-                    "pod {} could not be read, and an earlier bind of it may have been carried out: {text}",
-                    args.key()
-                ),
-            ),
+            Got::Failed(text) if known => {
+                // Read before something is written: because this extender has sent a bind that may come through, or because it has
+                // listed the pods just now, so that one before it may have.
+                let why = match self.index.ledger().reservation(&args.pod_uid, &args.node) {
+                    Some(_) => "and an earlier bind of it may have been carried out",
+                    None => {
+                        "and the extender, which has just listed the pods, looks first whether another one has bound it; nothing was sent, \
+                         and it can be tried again"
+                    }
+                };
+                self.refuse(id, format!("pod {} could not be read, {why}: {text}", args.key()))
+            }
             Got::Failed(text) => self.refuse(
                 id,
                 format!("pod {} is not known yet and could not be read: {text}", args.key()),

@@ -86,6 +86,31 @@ fn a_bind_waits_only_after_a_list_and_is_answered_in_time() {
     one_answer(core.got(op, Got::NotFound, at(1_000))).expect_err("gone");
 }
 
+#[test]
+fn who_cannot_be_read_after_a_list_is_not_bound_and_no_bind_is_spoken_of_that_was_never_sent() {
+    let q = pod("q", 2);
+    let mut core = listed(&[gpushare_node("n1", 8, 1)], std::slice::from_ref(&q), 0);
+    let (op, ..) = one_get(core.begin_bind(args(&q, "n1"), at(1)).1);
+    let error = one_answer(core.got(op, Got::Failed("down".to_owned()), at(1_000))).expect_err("not read");
+    assert_eq!(
+        error,
+        "pod default/q could not be read, and the extender, which has just listed the pods, looks first whether another one has bound \
+         it; nothing was sent, and it can be tried again: down"
+    );
+    assert_eq!(core.index().ledger().reservations().count(), 0);
+    // One that this extender has sent is spoken of, after a list too.
+    let (op, _) = one_post(core.begin_bind(args(&q, "n1"), at(1_001)).1);
+    let (op, ..) = one_get(core.posted(op, lost(), at(1_010)));
+    one_answer(core.got(op, found(&q), at(1_020))).expect_err("in doubt");
+    core.pods_listed(at(1_030));
+    let (op, ..) = one_get(core.begin_bind(args(&q, "n1"), at(1_040)).1);
+    let error = one_answer(core.got(op, Got::Failed("down".to_owned()), at(2_100))).expect_err("not read");
+    assert_eq!(
+        error,
+        "pod default/q could not be read, and an earlier bind of it may have been carried out: down"
+    );
+}
+
 /// Whom the owner hears of.
 fn told(actions: Vec<Action>) -> Vec<String> {
     let name = |action| match action {

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use divvy_model::{Allocation, Inventory, names};
 use divvy_testbed::api::{ApiServer, Clock, DeleteOptions, Effect, Match, Rule, RuleId};
-use divvy_testbed::builders::PodBuilder;
+use divvy_testbed::builders::{PodBuilder, pod};
 use divvy_testbed::embedded::{Embedded, Settings};
 use divvy_testbed::node::{ContainerView, Node, NodeEvent, NodeSpec};
 use divvy_testbed::scenario::Cluster as _;
@@ -250,6 +250,15 @@ impl Bed {
             }
         })
         .await
+    }
+
+    /// Waits until the extender binds without a look at the pod first: it promises nothing in the moment after it has listed the pods,
+    /// and what it says then is about that moment.
+    pub(crate) async fn settled(&self) {
+        let uid = self.create_by_hand(&pod("settled"));
+        assert_eq!(self.bind_known("settled", &uid, "n1").await, "");
+        self.delete("settled");
+        self.gone("settled").await;
     }
 
     /// The pod as it is; Null when it is gone.

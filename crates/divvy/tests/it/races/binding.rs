@@ -81,6 +81,7 @@ async fn r09_a_bind_whose_answer_was_lost_is_not_written_again() {
 #[tokio::test]
 async fn r09_a_bind_whose_outcome_cannot_be_learned_keeps_its_booking_until_it_can() {
     let bed = Bed::new(&[&[4]]).await;
+    bed.settled().await;
     let faults = bed.api().faults();
     faults.add(Rule::new(bindings(), Effect::LoseAnswer).times(1));
     let reads = Match::any().verb("get").resource("pods").client("extender");
