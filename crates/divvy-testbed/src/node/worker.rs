@@ -60,6 +60,8 @@ pub(crate) struct Worker {
     last_status: Option<PodStatus>,
     /// Since when its containers are being ended.
     ending: Option<Instant>,
+    /// Since when the pod's object is known to be gone.
+    gone: Option<Instant>,
     told_to_end: BTreeSet<String>,
     killed: BTreeSet<String>,
     finished: Option<bool>,
@@ -77,6 +79,7 @@ impl Worker {
             retries: BTreeMap::new(),
             last_status,
             ending: None,
+            gone: None,
             told_to_end: BTreeSet::new(),
             killed: BTreeSet::new(),
             finished: None,
@@ -175,7 +178,7 @@ impl Worker {
                 let ids: Vec<String> = running.map(|row| row.view.id.clone()).collect();
                 self.terminate(plan, &ids);
                 let since = *self.ending.get_or_insert_with(Instant::now);
-                return Some(self.kill_late(plan, since + self.grace(plan)));
+                return Some(self.kill_late(plan, since + self.capped(self.grace(plan))));
             }
             Step::Start(names) => {
                 for name in names {
@@ -294,17 +297,34 @@ impl Worker {
     }
 
     fn grace(&self, plan: &PodPlan) -> Duration {
-        let timings = &self.shared.timings;
-        let grace = plan.grace.unwrap_or(timings.default_grace);
-        timings.max_grace.map_or(grace, |max| grace.min(max))
+        plan.grace.unwrap_or(self.shared.timings.default_grace)
+    }
+
+    fn capped(&self, grace: Duration) -> Duration {
+        self.shared.timings.max_grace.map_or(grace, |max| grace.min(max))
+    }
+
+    /// When SIGKILL comes on the way down. A forced deletion cuts short what is left of the pod's own grace period, and grants
+    /// no pod a longer or a shorter one: the kubelet kills the containers of a pod without an object by its own minimum.
+    fn deadline(&mut self, plan: &PodPlan, update: &Update) -> Instant {
+        let now = Instant::now();
+        let since = *self.ending.get_or_insert(now);
+        let own = since + self.capped(self.grace(plan));
+        if !update.gone {
+            return own;
+        }
+        let gone = *self.gone.get_or_insert(now);
+        let forced = gone + self.capped(self.shared.timings.forced_grace);
+        // A pod that was being deleted already may be at its end.
+        if since < gone { forced.min(own) } else { forced }
     }
 
     /// SIGTERM, SIGKILL after the grace period, then the sandbox and the pod's cgroup.
     fn bring_down(&mut self, plan: &PodPlan, update: &Update) -> Option<Instant> {
-        let since = *self.ending.get_or_insert_with(Instant::now);
+        let deadline = self.deadline(plan, update);
         let targets = lifecycle::to_terminate(plan, &self.latest(plan));
         self.terminate(plan, &targets);
-        let wake = self.kill_late(plan, since + self.grace(plan));
+        let wake = self.kill_late(plan, deadline);
         if self.rows(plan).iter().any(|row| row.view.is_running()) {
             return Some(wake);
         }

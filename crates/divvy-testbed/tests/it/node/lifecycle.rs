@@ -147,6 +147,38 @@ async fn a_force_deleted_pod_is_gone_while_its_container_lives() {
 }
 
 #[tokio::test]
+async fn a_force_deleted_pods_containers_get_the_kubelets_own_grace_period_whatever_the_pod_says() {
+    let forced = Duration::from_millis(400);
+    let bed = Bed::with(|spec| spec.timings.forced_grace = forced).await;
+    let stubborn = plain("a", &["run", "--ignore-term"]);
+    let mut uids = Vec::new();
+    for (name, grace_s) in [("none", 0), ("short", 1), ("long", 600), ("leaving", 600)] {
+        let spec = json!({"containers": [stubborn, plain("b", &["run"])], "terminationGracePeriodSeconds": grace_s});
+        uids.push((name, bed.create(name, spec)));
+        bed.ready(name).await;
+    }
+    // Also when a graceful deletion is under way.
+    bed.delete("leaving", None);
+    let leaving = uids[3].1.clone();
+    eventually("the end of b", || !bed.container(&leaving, "b").unwrap().is_running()).await;
+    let began = Instant::now();
+    for (name, _) in &uids {
+        bed.delete(name, Some(0));
+    }
+    let runs = |uid: &str| bed.container(uid, "a").is_some_and(|view| view.is_running());
+    while began.elapsed() < forced / 2 {
+        for (name, uid) in &uids {
+            assert!(runs(uid), "{name}: SIGTERM comes first, after {:?}", began.elapsed());
+        }
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    for (name, uid) in &uids {
+        eventually("the end of a", || !runs(uid)).await;
+        assert!(began.elapsed() >= forced, "{name}: {:?}", began.elapsed());
+    }
+}
+
+#[tokio::test]
 async fn a_deletion_ends_the_retries_of_a_start() {
     let (bed, plugin) = Bed::with_plugin(2).await;
     plugin.change(|state| state.pre_start_errors = vec![tonic::Status::unavailable("never"); 1000]);
