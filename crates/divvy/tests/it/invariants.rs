@@ -219,6 +219,8 @@ async fn invariant_3_every_allocation_ends_however_its_pod_does() {
         .await;
     }
     bed.restart_agent("n1").await;
+    // A kubelet refuses for good what comes to it while the plugin is away.
+    bed.registered("n1").await;
     bed.create(&whole());
     bed.running("p").await;
     bed.end().await;
