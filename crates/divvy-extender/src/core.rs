@@ -26,7 +26,7 @@ use divvy_cluster::watch::Change;
 use divvy_model::{Held, MemoryUnit, Node, Pod, PodKey};
 
 pub use binding::BindingRequest;
-pub use filter::FilterAnswer;
+pub use filter::{FilterAnswer, SCHEDULER_CHECK, check_refusal};
 
 /// Points in time of one call, in nanoseconds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

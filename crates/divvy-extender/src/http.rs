@@ -70,6 +70,11 @@ async fn filter_answer(shared: &Shared, body: &[u8]) -> Response {
         Ok(args) => args,
         Err(text) => return answer(&FilterResult::error(text)),
     };
+    let annotations = args.pod.metadata.annotations.as_ref();
+    let check = annotations.and_then(|all| crate::core::check_refusal(all.get(crate::core::SCHEDULER_CHECK)?));
+    if let Some(text) = check {
+        return answer(&FilterResult::error(text));
+    }
     let pod = match convert::pod(&args.pod) {
         Ok(pod) => pod,
         Err(error) => return answer(&FilterResult::error(error.to_string())),

@@ -25,6 +25,7 @@ use divvy_model::MemoryUnit;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
+pub use crate::core::{SCHEDULER_CHECK, Timing, check_refusal};
 pub use error::Error;
 pub use host::{Limits, Served, Settings, serve};
 

@@ -6,6 +6,9 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use divvy_model::{MemoryUnit, MiB};
 
+use crate::scheduler_config::distribution::Distribution;
+use crate::scheduler_config::second::Version;
+
 /// Share GPUs between pods on Kubernetes
 #[derive(Debug, Parser)]
 #[command(
@@ -18,6 +21,7 @@ Examples:
   divvy why my-pod                    why a pod waits, or where it runs
   divvy agent --node-name \"$NODE\"     on a GPU node (a DaemonSet does this)
   divvy extender --listen 0.0.0.0:12345
+  divvy scheduler-config              what kube-scheduler must be told
 
 As a kubectl plugin: link this program as kubectl-divvy and kubectl-inspect-gpushare into your PATH."
 )]
@@ -39,6 +43,7 @@ pub enum Command {
     #[command(subcommand)]
     Inspect(InspectCommand),
     Why(WhyArgs),
+    SchedulerConfig(Box<SchedulerConfigArgs>),
     Demo(DemoArgs),
 }
 
@@ -227,6 +232,90 @@ pub enum WhyOutput {
     Json,
     /// YAML
     Yaml,
+}
+
+/// Tell kube-scheduler of the extender: print its configuration, merge it into an existing one, or check that it works
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  divvy scheduler-config                               the whole file for kube-scheduler --config
+  divvy scheduler-config --for kubeadm                 where it goes and what to restart (k3s, rke2, k0s, microk8s, kind)
+  divvy scheduler-config --merge old.yaml -o new.yaml  into an existing one of any version; what changed is said on standard error
+  divvy scheduler-config --merge - < old.yaml | diff old.yaml -
+  divvy scheduler-config --as-second-scheduler | kubectl apply -f -
+  divvy scheduler-config --check                       does the running scheduler call the extender?
+
+Nothing is changed in the cluster, but for the one pod of --check, which is refused, never runs, and is deleted again, on Ctrl-C too.
+
+Exit status of --check: 0 the scheduler calls the extender; 1 it does not, proven by a pod that it bound without asking;
+2 it could not be told in time, or not at all: the text says why. Otherwise: 0 printed; 1 not, and nothing was written.")]
+pub struct SchedulerConfigArgs {
+    /// The extender, as the scheduler reaches it [default: http://127.0.0.1:32766/gpushare-scheduler; with --as-second-scheduler
+    /// http://divvy-extender.divvy-system.svc:32766/gpushare-scheduler]
+    #[arg(long, value_name = "URL")]
+    pub extender_url: Option<String>,
+    /// The kubeconfig that the scheduler itself uses, a path on its side [default: /etc/kubernetes/scheduler.conf, or that of --for]
+    #[arg(long, value_name = "PATH", conflicts_with_all = ["as_second_scheduler", "check"])]
+    pub kubeconfig_path: Option<String>,
+    /// schedulerName of the profile [default: default-scheduler; with --as-second-scheduler divvy-scheduler; with --check what a pod
+    /// gets that names none]
+    #[arg(long, value_name = "NAME", value_parser = object_name)]
+    pub profile: Option<String>,
+    /// For an https address: the authority that signed the extender's certificate, a path on the scheduler's side
+    #[arg(long, value_name = "PATH", conflicts_with = "check")]
+    pub tls_ca: Option<String>,
+    /// The scheduler's own certificate, for an extender that asks for one
+    #[arg(long, value_name = "PATH", conflicts_with = "check")]
+    pub tls_cert: Option<String>,
+    /// The key of --tls-cert
+    #[arg(long, value_name = "PATH", conflicts_with = "check")]
+    pub tls_key: Option<String>,
+    /// The name in the extender's certificate [default: the host of the address]
+    #[arg(long, value_name = "NAME", conflicts_with = "check")]
+    pub tls_server_name: Option<String>,
+    /// With --as-second-scheduler and https: a Secret with ca.crt, tls.crt and tls.key, mounted into the scheduler
+    #[arg(long, value_name = "SECRET", requires = "as_second_scheduler", value_parser = object_name)]
+    pub tls_secret: Option<String>,
+    /// Put Divvy's entry into this KubeSchedulerConfiguration (v1, v1beta1 to 3, v1alpha1, or an old Policy); - is standard input
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["distribution", "as_second_scheduler", "check"])]
+    pub merge: Option<PathBuf>,
+    /// Print what to do on this distribution, step by step
+    #[arg(long = "for", value_name = "DISTRIBUTION", conflicts_with_all = ["as_second_scheduler", "check"])]
+    pub distribution: Option<Distribution>,
+    /// Print manifests of a kube-scheduler under its own name, for clusters whose control plane is closed
+    #[arg(long, conflicts_with = "check")]
+    pub as_second_scheduler: bool,
+    /// With --as-second-scheduler: the cluster's version, such as 1.36.3 [default: asked of the cluster with --kubeconfig or --context,
+    /// else 1.36.3]
+    #[arg(long, value_name = "VERSION", requires = "as_second_scheduler")]
+    pub kubernetes_version: Option<Version>,
+    /// The namespace of the second scheduler, or of the pod of --check [default: kube-system; for --check the context's]
+    #[arg(short, long, value_name = "NAME", value_parser = object_name)]
+    pub namespace: Option<String>,
+    /// Prove, with one pod that is refused and deleted, that the running scheduler calls the extender
+    #[arg(long)]
+    pub check: bool,
+    /// With --check: how long to wait for the scheduler, such as 30s
+    #[arg(long, value_name = "TIME", default_value = "30s", value_parser = divvy_agent::config::parse_duration)]
+    pub timeout: std::time::Duration,
+    /// Write to this file rather than to standard output; it may be the one that is merged
+    #[arg(short, long, value_name = "FILE", conflicts_with = "check")]
+    pub output: Option<PathBuf>,
+    #[command(flatten)]
+    pub cluster: ClusterArgs,
+}
+
+/// What the API server takes as a name (RFC 1123): it goes into manifests and commands.
+fn object_name(text: &str) -> Result<String, String> {
+    let edge = |c: Option<char>| c.is_some_and(|c| c.is_ascii_lowercase() || c.is_ascii_digit());
+    let inside = text
+        .bytes()
+        .all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == b'-' || c == b'.');
+    if text.len() <= 253 && inside && edge(text.chars().next()) && edge(text.chars().last()) {
+        Ok(text.to_owned())
+    } else {
+        Err("a name is of lower-case letters, digits, - and ., and begins and ends with a letter or digit".to_owned())
+    }
 }
 
 /// Run a cluster in one process with simulated GPUs, and play a scenario on it

@@ -5,6 +5,7 @@ pub mod agent;
 pub mod demo;
 pub mod extender;
 pub mod inspect;
+pub mod scheduler_config;
 pub mod why;
 
 use std::io::Read as _;
@@ -13,6 +14,11 @@ use tokio_util::sync::CancellationToken;
 
 use crate::cli::{Cli, Command, InspectCommand};
 
+/// A question was asked, and no answer can be given: exit status 2. The text says which.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct Unclear(pub String);
+
 /// Runs what was asked for. `Ok(false)`: it ran, and its result is not what it should be.
 pub async fn run(cli: Cli) -> anyhow::Result<bool> {
     match cli.command {
@@ -20,6 +26,7 @@ pub async fn run(cli: Cli) -> anyhow::Result<bool> {
         Command::Extender(args) => extender::run(args).await.map(|()| true),
         Command::Inspect(InspectCommand::Gpushare(args)) => inspect::run(args).await.map(|()| true),
         Command::Why(args) => why::run(args).await.map(|()| true),
+        Command::SchedulerConfig(args) => scheduler_config::run(*args).await,
         #[cfg(feature = "demo")]
         Command::Demo(args) => demo::run(args).await,
         #[cfg(not(feature = "demo"))]

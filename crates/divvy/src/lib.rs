@@ -3,6 +3,7 @@
 //! - [`cli`]: the grammar
 //! - [`commands`]: one module per command, from parsed arguments to actions
 //! - [`inspect`], [`why`]: what the tables show, as values, and their text
+//! - [`scheduler_config`]: what kube-scheduler must be told, as text
 //! - [`printer`]: the only writer to standard output
 
 #![forbid(unsafe_code)]
@@ -11,4 +12,5 @@ pub mod cli;
 pub mod commands;
 pub mod inspect;
 pub mod printer;
+pub mod scheduler_config;
 pub mod why;

@@ -65,6 +65,9 @@ fn fail(error: &anyhow::Error) -> ExitCode {
         }
     }
     eprintln!("{text}");
+    if error.downcast_ref::<divvy::commands::Unclear>().is_some() {
+        return ExitCode::from(2);
+    }
     ExitCode::FAILURE
 }
 

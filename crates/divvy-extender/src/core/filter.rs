@@ -16,6 +16,17 @@ pub struct FilterAnswer {
     pub failed: Vec<(usize, Refusal)>,
 }
 
+/// Annotation of a pod that only asks whether the scheduler calls the extender (`divvy scheduler-config --check`). Its value is a word
+/// that comes back in the refusal.
+pub const SCHEDULER_CHECK: &str = "divvy.dev/scheduler-check";
+
+/// What filter answers to a pod with [`SCHEDULER_CHECK`], whatever the nodes: an error of the whole call, so that no pod is
+/// pushed out for it. `None`: the word is none of ours, and the pod is one like any other.
+pub fn check_refusal(word: &str) -> Option<String> {
+    let legal = (8..=64).contains(&word.len()) && word.bytes().all(|byte| byte.is_ascii_alphanumeric());
+    legal.then(|| format!("the scheduler asked Divvy's extender: check {word}; this pod is placed nowhere, delete it"))
+}
+
 impl Core {
     /// Which of these nodes have a GPU with room for the pod. Advisory: bind decides, nothing is reserved.
     pub fn filter<'a>(&self, pod: &Pod, nodes: impl IntoIterator<Item = &'a str>) -> Result<FilterAnswer, String> {
@@ -69,5 +80,25 @@ impl Core {
         let ledger = self.index.ledger();
         let pod = ledger.pod_named(pod)?;
         Some(ledger.explain(node, &Ask::of(&pod.request, ledger.unit())))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_plain_word_makes_a_pod_a_check() {
+        let check = |word: &str, expected: bool| {
+            let answer = check_refusal(word);
+            assert_eq!(answer.is_some(), expected, "{word:?}");
+            assert!(answer.is_none_or(|text| text.contains(word)));
+        };
+        check("0f1e2d3c4b5a6978", true);
+        check("", false);
+        check("short", false);
+        check("0f1e2d3c 4b5a6978", false);
+        check("0f1e2d3c\n4b5a6978", false);
+        check(&"a".repeat(65), false);
     }
 }

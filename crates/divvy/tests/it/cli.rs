@@ -46,6 +46,7 @@ fn every_help_teaches_by_example() {
         &["extender", "--help"],
         &["inspect", "gpushare", "--help"],
         &["why", "--help"],
+        &["scheduler-config", "--help"],
         &["demo", "--help"],
     ] {
         let output = divvy(command, &[]);

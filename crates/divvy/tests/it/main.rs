@@ -9,3 +9,4 @@ mod demo;
 mod invariants;
 mod kubelet_cases;
 mod races;
+mod scheduler_config;

@@ -1,0 +1,313 @@
+//! `divvy scheduler-config`.
+
+use std::hash::{BuildHasher as _, Hasher as _, RandomState};
+use std::io::{Read as _, Write as _};
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use divvy_cluster::{client, in_words, objects};
+use kube::api::{Api, DeleteParams, DynamicObject, PostParams};
+use tokio::time::Instant;
+
+use super::Unclear;
+use super::inspect::choice;
+use crate::cli::SchedulerConfigArgs;
+use crate::printer;
+use crate::scheduler_config::check::{Verdict, not_called, pod, unclear, verdict};
+use crate::scheduler_config::distribution::Distribution;
+use crate::scheduler_config::merge::{Wanted, merge};
+use crate::scheduler_config::second::{DEFAULT_VERSION, NAME, Second, TLS_FOLDER, Version};
+use crate::scheduler_config::{DEFAULT_PROFILE, LOCAL_URL, SERVICE_URL, Stanza, Tls, Whole};
+
+/// A scheduler's configuration is some kilobytes.
+const LARGEST_FILE: u64 = 1 << 20;
+/// For creating and deleting that pod.
+const ANSWER: Duration = Duration::from_secs(15);
+/// Between two looks at the pod of the check.
+const LOOK: Duration = Duration::from_millis(200);
+
+/// Prints, merges or checks. `Ok(false)`: checked, and the scheduler does not call the extender.
+pub async fn run(args: SchedulerConfigArgs) -> anyhow::Result<bool> {
+    if args.check {
+        return match check(&args).await {
+            // What kept the check from being made is no proof of anything.
+            Err(error) if error.downcast_ref::<Unclear>().is_none() => Err(error.context(Unclear(
+                "whether the scheduler calls the extender could not be told".to_owned(),
+            ))),
+            told => told,
+        };
+    }
+    let stanza = stanza(&args)?;
+    if let Some(warning) = stanza.warning() {
+        say(&warning)?;
+    }
+    let kubeconfig = args
+        .kubeconfig_path
+        .as_deref()
+        .unwrap_or_else(|| args.distribution.unwrap_or(Distribution::Kubeadm).kubeconfig());
+    let text = if let Some(file) = &args.merge {
+        let wanted = Wanted {
+            stanza,
+            url_given: args.extender_url.is_some(),
+            kubeconfig: args.kubeconfig_path.clone(),
+            default_kubeconfig: kubeconfig.to_owned(),
+            profile: args.profile.clone(),
+        };
+        let (input, origin) = read(file)?;
+        let merged = merge(&input, &origin, &wanted)?;
+        for note in &merged.notes {
+            say(note)?;
+        }
+        merged.text
+    } else if let Some(distribution) = args.distribution {
+        let url = args.extender_url.as_deref().unwrap_or(LOCAL_URL);
+        distribution.steps(kubeconfig, &passed_on(&args), url.trim_end_matches('/'))
+    } else if args.as_second_scheduler {
+        Second {
+            stanza: &stanza,
+            namespace: args.namespace.as_deref().unwrap_or("kube-system"),
+            name: args.profile.as_deref().unwrap_or(NAME),
+            version: version(&args).await?,
+            tls_secret: args.tls_secret.as_deref(),
+        }
+        .text()
+    } else {
+        Whole {
+            stanza: &stanza,
+            kubeconfig: Some(kubeconfig),
+            profile: args.profile.as_deref().unwrap_or(DEFAULT_PROFILE),
+            lease: None,
+        }
+        .text()
+    };
+    match &args.output {
+        None => printer::print(&text)?,
+        Some(file) => {
+            write(file, &text).with_context(|| format!("{} could not be written; nothing was changed", file.display()))?;
+            say(&format!(
+                "written: {}; the scheduler reads it at its next start",
+                file.display()
+            ))?;
+        }
+    }
+    Ok(true)
+}
+
+fn say(line: &str) -> std::io::Result<()> {
+    writeln!(std::io::stderr().lock(), "{line}")
+}
+
+fn stanza(args: &SchedulerConfigArgs) -> anyhow::Result<Stanza> {
+    let mut tls = Tls {
+        ca: args.tls_ca.clone(),
+        cert: args.tls_cert.clone(),
+        key: args.tls_key.clone(),
+        server_name: args.tls_server_name.clone(),
+    };
+    if args.as_second_scheduler {
+        if args.tls_secret.is_none() && (tls.ca.is_some() || tls.cert.is_some()) {
+            anyhow::bail!(
+                "--tls-ca and --tls-cert name files, and the pod of a second scheduler has none: put ca.crt, tls.crt and tls.key into a Secret \
+                 of its namespace and give --tls-secret NAME instead"
+            );
+        }
+        if args.tls_secret.is_some() {
+            let file = |given: Option<String>, name: &str| Some(given.unwrap_or_else(|| format!("{TLS_FOLDER}/{name}")));
+            tls.ca = file(tls.ca, "ca.crt");
+            tls.cert = file(tls.cert, "tls.crt");
+            tls.key = file(tls.key, "tls.key");
+        }
+    }
+    let default = if args.as_second_scheduler { SERVICE_URL } else { LOCAL_URL };
+    Ok(Stanza::new(args.extender_url.as_deref().unwrap_or(default), tls)?)
+}
+
+/// The flags that a command of `--for` must repeat, quoted for a shell.
+fn passed_on(args: &SchedulerConfigArgs) -> String {
+    let flags = [
+        ("--extender-url", &args.extender_url),
+        ("--profile", &args.profile),
+        ("--tls-ca", &args.tls_ca),
+        ("--tls-cert", &args.tls_cert),
+        ("--tls-key", &args.tls_key),
+        ("--tls-server-name", &args.tls_server_name),
+    ];
+    let given = flags.into_iter().filter_map(|(flag, value)| Some((flag, value.as_ref()?)));
+    given.map(|(flag, value)| format!(" {flag} {}", shell(value))).collect()
+}
+
+fn shell(word: &str) -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "/:._-".contains(c);
+    if word.chars().all(plain) && !word.is_empty() {
+        return word.to_owned();
+    }
+    format!("'{}'", word.replace('\'', "'\\''"))
+}
+
+fn read(file: &Path) -> anyhow::Result<(String, String)> {
+    let (origin, input): (String, Box<dyn std::io::Read>) = if file == Path::new("-") {
+        ("standard input".to_owned(), Box::new(std::io::stdin()))
+    } else {
+        let opened = std::fs::File::open(file).with_context(|| {
+            format!(
+                "--merge {}: the file could not be read; give the one that kube-scheduler has as --config, or leave --merge out for a new one",
+                file.display()
+            )
+        })?;
+        (file.display().to_string(), Box::new(opened))
+    };
+    let mut bytes = Vec::new();
+    input
+        .take(LARGEST_FILE + 1)
+        .read_to_end(&mut bytes)
+        .with_context(|| format!("{origin} could not be read"))?;
+    anyhow::ensure!(
+        bytes.len() as u64 <= LARGEST_FILE,
+        "{origin} is larger than 1 MiB, which no scheduler's configuration is; give the file that kube-scheduler has as --config"
+    );
+    let text = String::from_utf8(bytes).with_context(|| format!("{origin} is no text"))?;
+    Ok((text, origin))
+}
+
+/// All or nothing, and with the rights of the file that was there: the scheduler may run as another user.
+fn write(file: &Path, text: &str) -> std::io::Result<()> {
+    use std::os::unix::fs::PermissionsExt as _;
+    let folder = file
+        .parent()
+        .filter(|folder| !folder.as_os_str().is_empty())
+        .unwrap_or(Path::new("."));
+    let mode = std::fs::metadata(file).map_or(0o644, |there| there.permissions().mode());
+    // A name with a dot in front: the kubelet's folder of static pods is read while we write.
+    let mut new = tempfile::Builder::new().prefix(".divvy-").tempfile_in(folder)?;
+    new.write_all(text.as_bytes())?;
+    new.as_file().set_permissions(std::fs::Permissions::from_mode(mode))?;
+    new.as_file().sync_all()?;
+    new.persist(file).map_err(|error| error.error)?;
+    Ok(())
+}
+
+async fn version(args: &SchedulerConfigArgs) -> anyhow::Result<Version> {
+    if let Some(version) = args.kubernetes_version {
+        return Ok(version);
+    }
+    if args.cluster.kubeconfig.is_none() && args.cluster.context.is_none() {
+        say(&format!(
+            "note: for Kubernetes {DEFAULT_VERSION}; for another version give --kubernetes-version, or --kubeconfig FILE to ask the cluster"
+        ))?;
+        return Ok(DEFAULT_VERSION);
+    }
+    let connection = client::connect(&choice(&args.cluster)).await?;
+    let found = connection.client.apiserver_version().await.map_err(|error| {
+        anyhow::anyhow!(
+            "the cluster did not tell its version ({}); give --kubernetes-version",
+            in_words(&error)
+        )
+    })?;
+    let version: Version = found.git_version.parse()?;
+    say(&format!("note: the cluster is Kubernetes {}", found.git_version))?;
+    Ok(version)
+}
+
+async fn check(args: &SchedulerConfigArgs) -> anyhow::Result<bool> {
+    let stopped = super::until_stopped(false)?;
+    let connection = client::connect(&choice(&args.cluster)).await?;
+    let namespace = args.namespace.clone().unwrap_or(connection.namespace);
+    let api: Api<DynamicObject> = Api::namespaced_with(connection.client, &namespace, &objects::pods());
+    // Two keys of the program's own randomness: nobody can have written this word beforehand.
+    let nonce = format!("{:016x}", RandomState::new().build_hasher().finish());
+    let name = format!("divvy-scheduler-check-{}", &nonce[..8]);
+    let object: DynamicObject = serde_json::from_value(pod(&name, &namespace, &nonce, args.profile.as_deref()))?;
+
+    let began = Instant::now();
+    // Not interrupted: a request that was cut off may be carried out after the pod was deleted.
+    let told = match answer(create(&api, &object, &namespace)).await {
+        Err(error) => Err(error),
+        Ok(()) => tokio::select! {
+            told = watch(&api, &name, &nonce, began, args.timeout) => told,
+            () = stopped.cancelled() => Err(Unclear("stopped before the scheduler had looked at the pod".to_owned()).into()),
+        },
+    };
+    // In any case: what got no answer may have been carried out.
+    let deleted = answer(delete(&api, &name)).await;
+    match (told, deleted) {
+        (told, Ok(())) => told,
+        (told, Err(left)) => {
+            say(&format!(
+                "warning: the pod {namespace}/{name} may still be there ({left}); delete it: kubectl -n {namespace} delete pod {name}"
+            ))?;
+            told
+        }
+    }
+}
+
+/// A request that gets no answer must not hold up the end.
+async fn answer<T>(request: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
+    match tokio::time::timeout(ANSWER, request).await {
+        Ok(answer) => answer,
+        Err(_elapsed) => anyhow::bail!("the API server gave no answer within {} s", ANSWER.as_secs()),
+    }
+}
+
+async fn create(api: &Api<DynamicObject>, object: &DynamicObject, namespace: &str) -> anyhow::Result<()> {
+    api.create(&PostParams::default(), object).await.map_err(|error| {
+        anyhow::Error::new(Unclear(format!(
+            "the pod of the check could not be created in namespace {namespace}: {}; give another namespace with -n, or an account that may \
+             create and delete pods there",
+            in_words(&error)
+        )))
+    })?;
+    Ok(())
+}
+
+async fn watch(api: &Api<DynamicObject>, name: &str, nonce: &str, began: Instant, timeout: Duration) -> anyhow::Result<bool> {
+    let mut last = Verdict::Waiting {
+        scheduler: String::new(),
+        said: None,
+    };
+    loop {
+        let trouble = match api.get(name).await {
+            Ok(object) => {
+                last = verdict(&serde_json::to_value(&object)?, nonce);
+                None
+            }
+            Err(error) => Some(in_words(&error)),
+        };
+        match &last {
+            Verdict::Called { scheduler } => {
+                printer::line(&format!(
+                    "The scheduler {scheduler:?} calls the extender: the extender's own word was on the pod after {} ms.",
+                    began.elapsed().as_millis()
+                ))?;
+                return Ok(true);
+            }
+            Verdict::Bound {
+                scheduler,
+                node,
+                by_extender,
+            } => {
+                printer::line(&not_called(scheduler, node, *by_extender))?;
+                return Ok(false);
+            }
+            Verdict::Waiting { scheduler, said } if began.elapsed() >= timeout => {
+                let waited = format!("{} s", timeout.as_secs_f64());
+                let text = match trouble {
+                    Some(trouble) => format!("After {waited} the pod could not be read: {trouble}"),
+                    None => unclear(scheduler, said.as_ref(), &waited),
+                };
+                return Err(Unclear(text).into());
+            }
+            Verdict::Waiting { .. } => tokio::time::sleep(LOOK).await,
+        }
+    }
+}
+
+/// The pod goes at once: it has no container, or none that anybody waits for.
+async fn delete(api: &Api<DynamicObject>, name: &str) -> anyhow::Result<()> {
+    let params = DeleteParams::default().grace_period(0);
+    match api.delete(name, &params).await {
+        Ok(_) => Ok(()),
+        Err(kube::Error::Api(status)) if status.code == 404 => Ok(()),
+        Err(error) => Err(anyhow::anyhow!(in_words(&error))),
+    }
+}

@@ -1,0 +1,321 @@
+use super::super::{API_VERSION, LOCAL_URL};
+use super::*;
+
+/// A file as the tutorials have it, of any version.
+fn tutorial(version: &str) -> String {
+    format!(
+        "# the tutorial's\napiVersion: kubescheduler.config.k8s.io/{version}\nkind: KubeSchedulerConfiguration\n\
+         clientConnection:\n  kubeconfig: /etc/kubernetes/scheduler.conf\nextenders:\n\
+         - urlPrefix: \"http://127.0.0.1:32766/gpushare-scheduler\"\n  filterVerb: filter\n  bindVerb: bind\n  enableHTTPS: false\n\
+         \x20 nodeCacheCapable: true\n  managedResources:\n  - name: aliyun.com/gpu-mem\n    ignoredByScheduler: false\n  ignorable: false\n"
+    )
+}
+
+const BUSY: &str = include_str!("busy.yaml");
+const POLICY: &str = r#"{"kind":"Policy","apiVersion":"v1","extenders":[{"urlPrefix":"http://127.0.0.1:32766/gpushare-scheduler",
+"filterVerb":"filter","bindVerb":"bind","enableHttps":false,"nodeCacheCapable":true,"httpTimeout":20000000000,
+"managedResources":[{"name":"aliyun.com/gpu-mem","ignoredByScheduler":false}],"ignorable":false}],"hardPodAffinitySymmetricWeight":10}"#;
+const ALPHA: &str = "apiVersion: kubescheduler.config.k8s.io/v1alpha1\nkind: KubeSchedulerConfiguration\nschedulerName: mine\n\
+    algorithmSource: {provider: DefaultProvider}\nleaderElection: {leaderElect: true, lockObjectName: kube-scheduler}\n";
+
+fn wanted() -> Wanted {
+    Wanted {
+        stanza: Stanza::new(LOCAL_URL, Tls::default()).expect("an address"),
+        url_given: false,
+        kubeconfig: None,
+        default_kubeconfig: "/etc/kubernetes/scheduler.conf".to_owned(),
+        profile: None,
+    }
+}
+
+fn merged(input: &str) -> Merged {
+    merge(input, "old.yaml", &wanted()).unwrap_or_else(|error| panic!("{error}"))
+}
+
+fn value(merged: &Merged) -> Value {
+    serde_saphyr::from_str(&merged.text).expect("it is YAML")
+}
+
+fn refused(input: &str, part: &str) {
+    let error = merge(input, "old.yaml", &wanted()).expect_err(input).to_string();
+    assert!(error.contains(part), "{error}");
+    assert!(
+        error.contains("old.yaml") && error.to_lowercase().contains("nothing was written"),
+        "{error}"
+    );
+}
+
+#[test]
+fn the_tutorials_file_of_every_version_becomes_the_same_v1() {
+    let expected = value(&merged(&tutorial("v1")));
+    for (version, without) in [("v1beta1", "1.23"), ("v1beta2", "1.28"), ("v1beta3", "1.29")] {
+        let found = merged(&tutorial(version));
+        assert_eq!(value(&found), expected, "{version}");
+        let first = &found.notes[0];
+        assert!(
+            first.contains(&format!("/{version} to {API_VERSION}: Kubernetes {without} no longer reads")),
+            "{first}"
+        );
+    }
+}
+
+#[test]
+fn a_busy_file_keeps_what_is_in_it() {
+    let found = merged(BUSY);
+    insta::assert_snapshot!(format!("{}\n---\n{}", found.notes.join("\n"), found.text));
+}
+
+#[test]
+fn what_is_printed_for_a_new_cluster_and_what_is_merged_into_nothing_say_the_same() {
+    let stanza = wanted().stanza;
+    let fresh = Whole {
+        stanza: &stanza,
+        kubeconfig: Some("/etc/kubernetes/scheduler.conf"),
+        profile: "default-scheduler",
+        lease: None,
+    }
+    .text();
+    let again = merged(&fresh);
+    assert_eq!(value(&again), serde_saphyr::from_str::<Value>(&fresh).expect("YAML"));
+    let said: Vec<_> = again.notes.iter().filter(|note| !note.starts_with("kept")).collect();
+    assert_eq!(said, ["unchanged: it says already what Divvy needs"]);
+}
+
+#[test]
+fn merging_twice_is_merging_once() {
+    for input in [
+        BUSY,
+        POLICY,
+        ALPHA,
+        &tutorial("v1"),
+        &tutorial("v1beta2"),
+        "kind: KubeSchedulerConfiguration\napiVersion: kubescheduler.config.k8s.io/v1\n",
+    ] {
+        let once = merged(input);
+        let twice = merged(&once.text);
+        assert_eq!(once.text, twice.text);
+        assert!(
+            twice.notes.iter().any(|note| note.starts_with("unchanged")),
+            "{:?}",
+            twice.notes
+        );
+        assert!(
+            !twice
+                .notes
+                .iter()
+                .any(|note| note.starts_with("changed") || note.starts_with("removed") || note.starts_with("added"))
+        );
+    }
+}
+
+#[test]
+fn policy_files_of_old_tutorials_keep_their_extenders() {
+    let found = merged(POLICY);
+    let file = value(&found);
+    assert_eq!(file["apiVersion"], API_VERSION);
+    assert_eq!(file["extenders"][0]["urlPrefix"], LOCAL_URL);
+    assert_eq!(file["extenders"][0].get("enableHttps"), None);
+    assert_eq!(file["profiles"][0]["pluginConfig"][0]["args"]["hardPodAffinityWeight"], 10);
+    assert!(
+        found.notes[0].contains("Kubernetes 1.23 took --policy-config-file"),
+        "{:?}",
+        found.notes
+    );
+}
+
+#[test]
+fn another_extenders_timeout_in_nanoseconds_becomes_a_duration() {
+    let found = merged(
+        r#"{"kind":"Policy","apiVersion":"v1","extenders":[{"urlPrefix":"http://h/x","filterVerb":"f","httpTimeout":1500000000}]}"#,
+    );
+    assert_eq!(value(&found)["extenders"][0]["httpTimeout"], "1500ms");
+}
+
+#[test]
+fn a_file_of_one_scheduler_becomes_a_profile() {
+    let file = value(&merged(ALPHA));
+    assert_eq!(file["profiles"], json!([{"schedulerName": "mine"}]));
+    assert_eq!(file["leaderElection"]["resourceName"], "kube-scheduler");
+    assert_eq!(file.get("algorithmSource"), None);
+}
+
+#[test]
+fn what_v1_has_not_and_cannot_be_left_out_is_refused() {
+    let with = |version: &str, rest: &str| {
+        format!("apiVersion: kubescheduler.config.k8s.io/{version}\nkind: KubeSchedulerConfiguration\n{rest}")
+    };
+    let most = "profiles: [{plugins: {score: {enabled: [{name: NodeResourcesMostAllocated}]}}}]\n";
+    refused(&with("v1beta1", most), "scoringStrategy: {type: MostAllocated}");
+    refused(
+        &with("v1beta1", "profiles: [{pluginConfig: [{name: NodeLabel, args: {}}]}]\n"),
+        "node affinity",
+    );
+    refused(
+        &with("v1alpha1", "algorithmSource: {policy: {file: {path: /etc/policy.json}}}\n"),
+        "/etc/policy.json",
+    );
+    refused(
+        r#"{"kind":"Policy","predicates":[{"name":"PodFitsResources"}]}"#,
+        "take predicates out",
+    );
+    refused(
+        r#"{"kind":"Policy","priorities":[{"name":"LeastRequestedPriority","weight":1}]}"#,
+        "take priorities out",
+    );
+    // To turn off what is not there any more changes nothing.
+    let off = merged(&with(
+        "v1beta1",
+        "profiles: [{plugins: {score: {disabled: [{name: NodePreferAvoidPods}]}}}]\n",
+    ));
+    assert!(
+        off.notes.iter().any(|note| note.contains("nothing to turn off")),
+        "{:?}",
+        off.notes
+    );
+}
+
+#[test]
+fn other_files_are_named_for_what_they_are() {
+    refused("a: [b", "line ");
+    refused(
+        "apiVersion: kubescheduler.config.k8s.io/v1\nkind: KubeSchedulerConfiguration\nkind: X\n",
+        "line 3",
+    );
+    refused("[]", "not a list of fields");
+    refused("", "not a list of fields");
+    refused("a: 1", "without kind");
+    refused("apiVersion: v1\nkind: Pod\n", "the file that its --config names");
+    refused("apiVersion: v1\nkind: ConfigMap\n", "under its data");
+    refused(
+        "apiVersion: kubeadm.k8s.io/v1beta4\nkind: ClusterConfiguration\n",
+        "extraArgs",
+    );
+    refused(
+        "apiVersion: kubescheduler.config.k8s.io/v2\nkind: KubeSchedulerConfiguration\n",
+        "known are",
+    );
+}
+
+#[test]
+fn an_extender_that_cannot_stay_beside_ours_is_named() {
+    let with = |rest: &str| format!("apiVersion: {API_VERSION}\nkind: KubeSchedulerConfiguration\nextenders:{rest}\n");
+    refused(
+        &with("\n- {urlPrefix: http://h/x, bindVerb: bind}"),
+        "two extenders that bind",
+    );
+    let both =
+        "\n- {urlPrefix: http://h/x, filterVerb: f, managedResources: [{name: aliyun.com/gpu-mem}, {name: example.com/x}]}";
+    refused(&with(both), "one extender only");
+    refused(&with(" yes"), "not a list");
+    let data = "\n- {urlPrefix: https://h/gpushare-scheduler, enableHTTPS: true, tlsConfig: {caData: AAAA}}";
+    refused(&with(data), "--tls-ca FILE");
+}
+
+#[test]
+fn the_address_stays_unless_another_is_asked_for() {
+    let old = tutorial("v1").replace("127.0.0.1", "10.0.0.9");
+    assert_eq!(
+        value(&merged(&old))["extenders"][0]["urlPrefix"],
+        "http://10.0.0.9:32766/gpushare-scheduler"
+    );
+    let other = Wanted {
+        url_given: true,
+        ..wanted()
+    };
+    let found = merge(&old, "old.yaml", &other).expect("it merges");
+    assert_eq!(value(&found)["extenders"][0]["urlPrefix"], LOCAL_URL);
+    assert!(
+        found.notes.iter().any(|note| note.contains("--extender-url says so")),
+        "{:?}",
+        found.notes
+    );
+    // An old entry at another path is Divvy's by its resource, and its address leads nowhere.
+    let nowhere = tutorial("v1").replace("/gpushare-scheduler", "/elsewhere");
+    assert_eq!(value(&merged(&nowhere))["extenders"][0]["urlPrefix"], LOCAL_URL);
+    let files =
+        "\n- urlPrefix: https://h/gpushare-scheduler\n  enableHTTPS: true\n  tlsConfig: {caFile: /ca, serverName: extender}\n";
+    let kept = merged(&format!(
+        "apiVersion: {API_VERSION}\nkind: KubeSchedulerConfiguration\nextenders:{files}"
+    ));
+    assert_eq!(
+        value(&kept)["extenders"][0]["tlsConfig"],
+        json!({"caFile": "/ca", "serverName": "extender"})
+    );
+}
+
+#[test]
+fn a_second_entry_for_the_same_resource_goes() {
+    let (head, entry) = tutorial("v1")
+        .split_once("extenders:\n")
+        .map(|(a, b)| (a.to_owned(), b.to_owned()))
+        .expect("extenders");
+    let found = merged(&format!("{head}extenders:\n{entry}{entry}"));
+    assert_eq!(value(&found)["extenders"].as_array().map(Vec::len), Some(1));
+}
+
+#[test]
+fn a_field_that_no_scheduler_knows_is_warned_of() {
+    let found = merged(&format!(
+        "apiVersion: {API_VERSION}\nkind: KubeSchedulerConfiguration\nParallelism: 3\nextenders: [{{urlPrefix: http://h, filterverb: f}}]\n"
+    ));
+    for part in [
+        "did you mean parallelism?",
+        "extenders[0].filterverb",
+        "did you mean filterVerb?",
+    ] {
+        assert!(
+            found
+                .notes
+                .iter()
+                .any(|note| note.starts_with("warning") && note.contains(part)),
+            "{part}: {:?}",
+            found.notes
+        );
+    }
+}
+
+#[test]
+fn a_profile_that_is_asked_for_is_there() {
+    let profile = |name: &str| Wanted {
+        profile: Some(name.to_owned()),
+        ..wanted()
+    };
+    let names = |wanted: &Wanted, input: &str| value(&merge(input, "old.yaml", wanted).expect("it merges"))["profiles"].clone();
+    let mine =
+        format!("apiVersion: {API_VERSION}\nkind: KubeSchedulerConfiguration\nprofiles: [{{percentageOfNodesToScore: 5}}]\n");
+    assert_eq!(
+        names(&profile("default-scheduler"), &mine),
+        json!([{"percentageOfNodesToScore": 100}])
+    );
+    assert_eq!(
+        names(&profile("gpu"), &mine),
+        json!([{"percentageOfNodesToScore": 100}, {"schedulerName": "gpu"}])
+    );
+}
+
+#[test]
+fn strings_that_yaml_would_take_for_something_else_stay_strings() {
+    let odd = [
+        "yes",
+        "on",
+        "null",
+        "~",
+        "1e3",
+        "0x10",
+        "010",
+        "12:30",
+        "- a",
+        "a: b",
+        "# c",
+        " d ",
+        "*e",
+        "&f",
+        "!g",
+        "%h",
+        "@i",
+        "\u{e9}\n\tj",
+    ];
+    let profiles: Vec<Value> = odd.iter().map(|name| json!({ "schedulerName": name })).collect();
+    let input = json!({"apiVersion": API_VERSION, "kind": "KubeSchedulerConfiguration", "profiles": profiles});
+    assert_eq!(value(&merged(&input.to_string()))["profiles"], input["profiles"]);
+}

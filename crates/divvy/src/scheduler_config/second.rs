@@ -1,0 +1,424 @@
+//! A second kube-scheduler for clusters whose control plane is closed (EKS, GKE, AKS): Kubernetes' own program under another name,
+//! with our configuration, and a policy that gives it the pods that want GPU memory, so that no manifest changes.
+
+use super::{Error, MANAGED, Stanza, Whole};
+
+/// `schedulerName` of the pods that it looks after.
+pub const NAME: &str = "divvy-scheduler";
+/// The version when none is given: a kube-scheduler may be one minor version older than the API server, never newer.
+pub const DEFAULT_VERSION: Version = Version {
+    major: 1,
+    minor: 36,
+    patch: 3,
+};
+/// Where a Secret with certificates is mounted.
+pub const TLS_FOLDER: &str = "/etc/divvy/tls";
+
+/// A version of Kubernetes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Version {
+    /// 1
+    pub major: u32,
+    /// 36
+    pub minor: u32,
+    /// 3
+    pub patch: u32,
+}
+
+impl std::fmt::Display for Version {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "v{}.{}.{}", self.major, self.minor, self.patch)
+    }
+}
+
+impl std::str::FromStr for Version {
+    type Err = Error;
+
+    /// `1.36.3`, `v1.36.3`, and what clouds make of it: `v1.31.4-eks-abc`, `v1.30.5-gke.1014001`, `v1.33.1+k3s1`.
+    fn from_str(text: &str) -> Result<Version, Error> {
+        let wrong = || Error::Version(text.to_owned());
+        let plain = text.strip_prefix('v').unwrap_or(text);
+        let plain = plain.split(['-', '+']).next().unwrap_or_default();
+        let mut parts = plain.split('.').map(|part| part.parse::<u32>().map_err(|_| wrong()));
+        let mut next = || parts.next().unwrap_or_else(|| Err(wrong()));
+        let version = Version {
+            major: next()?,
+            minor: next()?,
+            patch: next()?,
+        };
+        if parts.next().is_some() || version.major != 1 {
+            return Err(wrong());
+        }
+        Ok(version)
+    }
+}
+
+/// What differs between clusters.
+#[derive(Debug, Clone)]
+pub struct Second<'a> {
+    /// The extender, as a pod reaches it.
+    pub stanza: &'a Stanza,
+    /// Where the scheduler runs.
+    pub namespace: &'a str,
+    /// `schedulerName`.
+    pub name: &'a str,
+    /// Of the cluster.
+    pub version: Version,
+    /// A Secret with `ca.crt` (and `tls.crt`, `tls.key`) for an extender behind https.
+    pub tls_secret: Option<&'a str>,
+}
+
+impl Second<'_> {
+    /// The manifests, for `kubectl apply -f -`.
+    pub fn text(&self) -> String {
+        let configuration = Whole {
+            stanza: self.stanza,
+            kubeconfig: None,
+            profile: self.name,
+            lease: Some((self.name, self.namespace)),
+        }
+        .text();
+        let indented: String = configuration.lines().map(|line| format!("    {line}\n")).collect();
+        let (mount, volume) = match self.tls_secret {
+            Some(secret) => (
+                format!("        - name: tls\n          mountPath: {TLS_FOLDER}\n          readOnly: true\n"),
+                format!("      - name: tls\n        secret:\n          secretName: {secret}\n"),
+            ),
+            None => Default::default(),
+        };
+        MANIFESTS
+            .replace("{mount}", &mount)
+            .replace("{volume}", &volume)
+            .replace("{configuration}", &indented)
+            .replace("{policy}", &self.policy())
+            .replace("{ns}", self.namespace)
+            .replace("{name}", self.name)
+            .replace("{version}", &self.version.to_string())
+    }
+
+    /// What gives pods to it: nothing that does not exist on that version.
+    fn policy(&self) -> String {
+        let minor = self.version.minor;
+        if minor < 34 {
+            return format!(
+                "\
+# Kubernetes {} has no MutatingAdmissionPolicy that can be used (beta from 1.34, on by default from 1.36), and this version of Divvy has no
+# webhook that would stand in for it. So write  schedulerName: {{name}}  into the pods (or their templates) that want {}.
+",
+                self.version,
+                MANAGED.join(" or ")
+            );
+        }
+        let (api, remark) = if minor >= 36 {
+            ("v1", String::new())
+        } else {
+            (
+                "v1beta1",
+                format!(
+                    "# On Kubernetes {} this is beta and off: the API server needs\n#   --feature-gates=MutatingAdmissionPolicy=true \
+                     --runtime-config=admissionregistration.k8s.io/v1beta1=true\n# Where that cannot be set, kubectl says 'no matches for kind'; \
+                     write  schedulerName: {{name}}  into the pods instead.\n",
+                    self.version
+                ),
+            )
+        };
+        let wants: Vec<String> = MANAGED.iter().map(|name| format!("'{name}' in m")).collect();
+        POLICY
+            .replace("{api}", api)
+            .replace("{remark}", &remark)
+            .replace("{wants}", &wants.join(" || "))
+    }
+}
+
+const MANIFESTS: &str = "\
+# A second kube-scheduler beside the cluster's own, for control planes that cannot be changed. Made by `divvy scheduler-config
+# --as-second-scheduler`; apply it with  kubectl apply -f -  and check with  divvy scheduler-config --check
+# Both place pods on the same nodes without seeing each other's latest choice: now and then the kubelet refuses a pod (OutOfcpu), which its
+# owner then makes again. GPU memory is not touched by that: only this one's pods get any.
+apiVersion: v1
+kind: ServiceAccount
+metadata:
+  name: {name}
+  namespace: {ns}
+---
+# All that the cluster's own scheduler may do.
+apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRoleBinding
+metadata:
+  name: {name}-as-kube-scheduler
+roleRef:
+  apiGroup: rbac.authorization.k8s.io
+  kind: ClusterRole
+  name: system:kube-scheduler
+subjects:
+- kind: ServiceAccount
+  name: {name}
+  namespace: {ns}
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRoleBinding
+metadata:
+  name: {name}-as-volume-scheduler
+roleRef:
+  apiGroup: rbac.authorization.k8s.io
+  kind: ClusterRole
+  name: system:volume-scheduler
+subjects:
+- kind: ServiceAccount
+  name: {name}
+  namespace: {ns}
+---
+# To know who asks for its metrics.
+apiVersion: rbac.authorization.k8s.io/v1
+kind: RoleBinding
+metadata:
+  name: {name}-authentication-reader
+  namespace: kube-system
+roleRef:
+  apiGroup: rbac.authorization.k8s.io
+  kind: Role
+  name: extension-apiserver-authentication-reader
+subjects:
+- kind: ServiceAccount
+  name: {name}
+  namespace: {ns}
+---
+# system:kube-scheduler may use the lease kube-scheduler only, and this one has its own.
+apiVersion: rbac.authorization.k8s.io/v1
+kind: Role
+metadata:
+  name: {name}-lease
+  namespace: {ns}
+rules:
+- apiGroups: [coordination.k8s.io]
+  resources: [leases]
+  verbs: [create]
+- apiGroups: [coordination.k8s.io]
+  resources: [leases]
+  resourceNames: [{name}]
+  verbs: [get, list, watch, update]
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: RoleBinding
+metadata:
+  name: {name}-lease
+  namespace: {ns}
+roleRef:
+  apiGroup: rbac.authorization.k8s.io
+  kind: Role
+  name: {name}-lease
+subjects:
+- kind: ServiceAccount
+  name: {name}
+  namespace: {ns}
+---
+# Read at the scheduler's start only: after a change  kubectl -n {ns} rollout restart deployment {name}
+apiVersion: v1
+kind: ConfigMap
+metadata:
+  name: {name}
+  namespace: {ns}
+data:
+  config.yaml: |
+{configuration}---
+apiVersion: apps/v1
+kind: Deployment
+metadata:
+  name: {name}
+  namespace: {ns}
+  labels:
+    app.kubernetes.io/name: {name}
+spec:
+  # Two: one works, the other waits for its lease.
+  replicas: 2
+  selector:
+    matchLabels:
+      app.kubernetes.io/name: {name}
+  template:
+    metadata:
+      labels:
+        app.kubernetes.io/name: {name}
+    spec:
+      serviceAccountName: {name}
+      priorityClassName: system-cluster-critical
+      nodeSelector:
+        kubernetes.io/os: linux
+      containers:
+      - name: kube-scheduler
+        # The version of the cluster: never newer than its API server, at most one minor version older. Change it with the cluster.
+        image: registry.k8s.io/kube-scheduler:{version}
+        command:
+        - kube-scheduler
+        - --config=/etc/divvy/scheduler/config.yaml
+        - --secure-port=10259
+        - --v=2
+        livenessProbe:
+          httpGet: {path: /healthz, port: 10259, scheme: HTTPS}
+          initialDelaySeconds: 15
+          timeoutSeconds: 15
+          failureThreshold: 8
+        readinessProbe:
+          httpGet: {path: /healthz, port: 10259, scheme: HTTPS}
+        resources:
+          requests: {cpu: 100m, memory: 64Mi}
+        securityContext:
+          allowPrivilegeEscalation: false
+          readOnlyRootFilesystem: true
+          runAsNonRoot: true
+          runAsUser: 65532
+          capabilities: {drop: [ALL]}
+          seccompProfile: {type: RuntimeDefault}
+        volumeMounts:
+        - name: config
+          mountPath: /etc/divvy/scheduler
+          readOnly: true
+{mount}      volumes:
+      - name: config
+        configMap:
+          name: {name}
+{volume}---
+{policy}";
+
+const POLICY: &str = "\
+# Pods that want GPU memory and name no scheduler get this one, so that no manifest changes.
+{remark}apiVersion: admissionregistration.k8s.io/{api}
+kind: MutatingAdmissionPolicy
+metadata:
+  name: {name}
+spec:
+  # Fail: a pod that slipped through would be bound by the cluster's own scheduler, without a GPU.
+  failurePolicy: Fail
+  reinvocationPolicy: Never
+  matchConstraints:
+    resourceRules:
+    - apiGroups: [\"\"]
+      apiVersions: [v1]
+      operations: [CREATE]
+      resources: [pods]
+  matchConditions:
+  - name: names-no-scheduler
+    expression: \"!has(object.spec.schedulerName) || object.spec.schedulerName in ['', 'default-scheduler']\"
+  - name: not-bound-already
+    expression: \"!has(object.spec.nodeName) || object.spec.nodeName == ''\"
+  - name: wants-gpu-memory
+    expression: >-
+      (object.spec.containers + (has(object.spec.initContainers) ? object.spec.initContainers : [])).exists(c, has(c.resources) &&
+      ((has(c.resources.limits) ? [c.resources.limits] : []) + (has(c.resources.requests) ? [c.resources.requests] : [])).exists(m, {wants}))
+  mutations:
+  - patchType: ApplyConfiguration
+    applyConfiguration:
+      expression: \"Object{spec: Object.spec{schedulerName: '{name}'}}\"
+---
+apiVersion: admissionregistration.k8s.io/{api}
+kind: MutatingAdmissionPolicyBinding
+metadata:
+  name: {name}
+spec:
+  policyName: {name}
+";
+
+#[cfg(test)]
+mod tests {
+    use serde_json::Value;
+
+    use super::super::{SERVICE_URL, Tls};
+    use super::*;
+
+    fn manifests(version: &str, tls_secret: Option<&str>) -> (String, Vec<Value>) {
+        let stanza = Stanza::new(SERVICE_URL, Tls::default()).expect("an address");
+        let text = Second {
+            stanza: &stanza,
+            namespace: "kube-system",
+            name: NAME,
+            version: version.parse().expect("a version"),
+            tls_secret,
+        }
+        .text();
+        let documents = text
+            .split("\n---\n")
+            .map(|document| serde_saphyr::from_str(document).unwrap_or_else(|error| panic!("{error}\n{document}")))
+            .filter(|value: &Value| !value.is_null())
+            .collect();
+        (text, documents)
+    }
+
+    fn kinds(documents: &[Value]) -> Vec<String> {
+        documents
+            .iter()
+            .map(|document| {
+                format!(
+                    "{} {}",
+                    document["apiVersion"].as_str().unwrap_or("-"),
+                    document["kind"].as_str().unwrap_or("-")
+                )
+            })
+            .collect()
+    }
+
+    #[test]
+    fn the_policy_is_of_the_clusters_version_or_is_not_there() {
+        let check = |version: &str, expected: Option<&str>| {
+            let (text, documents) = manifests(version, None);
+            let found = kinds(&documents);
+            let policy = found.iter().find(|kind| kind.ends_with(" MutatingAdmissionPolicy"));
+            let expected = expected.map(|api| format!("admissionregistration.k8s.io/{api} MutatingAdmissionPolicy"));
+            assert_eq!(policy, expected.as_ref(), "{version}");
+            assert_eq!(text.contains("no\n# webhook"), expected.is_none(), "{version}");
+        };
+        check("1.37.0", Some("v1"));
+        check("v1.36.3", Some("v1"));
+        check("1.35.1", Some("v1beta1"));
+        check("v1.34.2-eks-113cf36", Some("v1beta1"));
+        check("v1.33.4-gke.1134000", None);
+        check("1.29.0", None);
+    }
+
+    #[test]
+    fn the_configuration_in_the_map_is_a_whole_one_under_its_own_name_and_lease() {
+        let (text, documents) = manifests("1.36.3", None);
+        let map = documents
+            .iter()
+            .find(|document| document["kind"] == "ConfigMap")
+            .expect("a ConfigMap");
+        let inner: Value = serde_saphyr::from_str(map["data"]["config.yaml"].as_str().expect("text")).expect("YAML");
+        assert_eq!(inner["profiles"][0]["schedulerName"], NAME);
+        assert_eq!(inner["leaderElection"]["resourceName"], NAME);
+        assert_eq!(inner["leaderElection"]["resourceNamespace"], "kube-system");
+        assert_eq!(inner.get("clientConnection"), None);
+        assert_eq!(inner["extenders"][0]["urlPrefix"], SERVICE_URL);
+        assert!(text.contains("image: registry.k8s.io/kube-scheduler:v1.36.3"));
+    }
+
+    #[test]
+    fn certificates_are_mounted_when_there_are_any() {
+        let (_, documents) = manifests("1.36.3", Some("divvy-scheduler-tls"));
+        let deployment = documents
+            .iter()
+            .find(|document| document["kind"] == "Deployment")
+            .expect("a Deployment");
+        let pod = &deployment["spec"]["template"]["spec"];
+        assert_eq!(pod["volumes"][1]["secret"]["secretName"], "divvy-scheduler-tls");
+        assert_eq!(pod["containers"][0]["volumeMounts"][1]["mountPath"], TLS_FOLDER);
+    }
+
+    #[test]
+    fn versions_are_read_as_clouds_write_them() {
+        let check = |text: &str, expected: Option<&str>| {
+            let found = text.parse::<Version>().ok().map(|version| version.to_string());
+            assert_eq!(found.as_deref(), expected, "{text}");
+        };
+        check("1.36.3", Some("v1.36.3"));
+        check("v1.31.4-eks-1a2b3c", Some("v1.31.4"));
+        check("v1.30.5-gke.1014001", Some("v1.30.5"));
+        check("v1.33.1+k3s1", Some("v1.33.1"));
+        check("1.36", None);
+        check("2.0.0", None);
+        check("1.36.3.1", None);
+        check("latest", None);
+    }
+
+    #[test]
+    fn the_manifests_are_these() {
+        insta::assert_snapshot!(manifests("1.36.3", None).0);
+    }
+}

@@ -1,0 +1,216 @@
+//! `divvy scheduler-config` as a user runs it, and its check on the embedded cluster.
+
+use std::io::Write as _;
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+use std::time::Duration;
+
+use divvy_testbed::builders::pod;
+use divvy_testbed::scheduler::{Scheduler, SchedulerConfig};
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::bed::Bed;
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+fn command(args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_divvy"));
+    command
+        .arg("scheduler-config")
+        .args(args)
+        .stdin(Stdio::null())
+        .env_remove("KUBECONFIG")
+        .env("HOME", "/nonexistent");
+    command
+}
+
+fn run(args: &[&str]) -> Output {
+    command(args).output().expect("it runs")
+}
+
+/// The check, beside the API server of this very process.
+async fn check(kubeconfig: &Path, args: &[&str]) -> Output {
+    let mut command = command(&["--check", "--kubeconfig"]);
+    command.arg(kubeconfig).args(args);
+    tokio::process::Command::from(command).output().await.expect("it runs")
+}
+
+fn kubeconfig(bed: &Bed) -> std::path::PathBuf {
+    bed.cluster.kubeconfig()
+}
+
+fn pods_of_checks(bed: &Bed) -> Vec<String> {
+    let all = bed.api().list("pods", "").expect("pods");
+    let names = all.iter().filter_map(|pod| pod["metadata"]["name"].as_str());
+    names
+        .filter(|name| name.starts_with("divvy-scheduler-check-"))
+        .map(str::to_owned)
+        .collect()
+}
+
+#[tokio::test]
+async fn the_check_says_yes_where_the_scheduler_calls_the_extender() {
+    let bed = Bed::new(&[&[16]]).await;
+    let output = check(&kubeconfig(&bed), &[]).await;
+    let said = text(&output.stdout);
+    assert_eq!(output.status.code(), Some(0), "{said}{}", text(&output.stderr));
+    assert!(said.contains("\"default-scheduler\" calls the extender"), "{said}");
+    assert_eq!(pods_of_checks(&bed), Vec::<String>::new());
+    // Nothing of it is left in the extender: the whole card can be had.
+    bed.create(&pod("all").gpu_mem(16));
+    bed.running("all").await;
+    bed.delete("all");
+    bed.gone("all").await;
+    bed.end().await;
+}
+
+#[tokio::test]
+async fn the_check_says_no_where_a_scheduler_binds_without_asking() {
+    let bed = Bed::new(&[&[16]]).await;
+    let without = SchedulerConfig {
+        name: "without".to_owned(),
+        ..SchedulerConfig::default()
+    };
+    let scheduler = Scheduler::start(bed.api().client(), without);
+    let output = check(&kubeconfig(&bed), &["--profile", "without"]).await;
+    let said = text(&output.stdout);
+    assert_eq!(output.status.code(), Some(1), "{said}{}", text(&output.stderr));
+    assert!(
+        said.contains("bound the pod to node n1 without asking the extender"),
+        "{said}"
+    );
+    assert_eq!(pods_of_checks(&bed), Vec::<String>::new());
+    scheduler.shutdown().await;
+}
+
+#[tokio::test]
+async fn the_check_cannot_tell_where_no_node_has_room_or_nobody_looks() {
+    let bed = Bed::new(&[&[4]]).await;
+    bed.create(&pod("all").gpu_mem(4));
+    bed.running("all").await;
+    let full = check(&kubeconfig(&bed), &["--timeout", "1s"]).await;
+    assert_eq!(full.status.code(), Some(2), "{}", text(&full.stderr));
+    let said = text(&full.stderr);
+    assert!(
+        said.contains("Insufficient aliyun.com/gpu-mem") && said.contains("only about nodes whose sum still fits"),
+        "{said}"
+    );
+    let nobody = check(&kubeconfig(&bed), &["--timeout", "1s", "--profile", "nobody"]).await;
+    assert_eq!(nobody.status.code(), Some(2));
+    assert!(
+        text(&nobody.stderr).contains("Is there one named \"nobody\""),
+        "{}",
+        text(&nobody.stderr)
+    );
+    assert_eq!(pods_of_checks(&bed), Vec::<String>::new());
+    bed.delete("all");
+    bed.gone("all").await;
+    bed.end().await;
+}
+
+#[tokio::test]
+async fn an_interrupted_check_takes_its_pod_along() {
+    let bed = Bed::new(&[&[16]]).await;
+    let path = kubeconfig(&bed);
+    let mut command = command(&["--check", "--profile", "nobody", "--timeout", "60s", "--kubeconfig"]);
+    command.arg(path).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let child = tokio::process::Command::from(command).spawn().expect("it starts");
+    bed.until("the pod of the check", async |bed| {
+        (!pods_of_checks(bed).is_empty())
+            .then_some(())
+            .ok_or_else(|| "there is none".to_owned())
+    })
+    .await;
+    let pid = child.id().and_then(|id| Pid::from_raw(id.cast_signed())).expect("it runs");
+    kill_process(pid, Signal::INT).expect("the signal is sent");
+    let output = tokio::time::timeout(Duration::from_secs(20), child.wait_with_output())
+        .await
+        .expect("it ends")
+        .expect("it ran");
+    assert_eq!(output.status.code(), Some(2), "{}", text(&output.stderr));
+    assert_eq!(pods_of_checks(&bed), Vec::<String>::new());
+}
+
+#[test]
+fn a_check_without_a_cluster_cannot_tell() {
+    let output = run(&["--check"]);
+    assert_eq!(output.status.code(), Some(2), "{}", text(&output.stderr));
+    assert!(text(&output.stderr).contains("could not be told"), "{}", text(&output.stderr));
+}
+
+#[test]
+fn a_file_is_merged_in_place_or_not_touched_at_all() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("config.yaml");
+    let path = file.display().to_string();
+    let old = "apiVersion: kubescheduler.config.k8s.io/v1beta2\nkind: KubeSchedulerConfiguration\n";
+    std::fs::write(&file, old).expect("written");
+    let output = run(&["--merge", &path, "-o", &path]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    assert_eq!(text(&output.stdout), "", "data goes to the file");
+    let new = std::fs::read_to_string(&file).expect("it is there");
+    assert!(
+        new.contains("kubescheduler.config.k8s.io/v1\n") && new.contains("/gpushare-scheduler"),
+        "{new}"
+    );
+
+    std::fs::write(&file, "kind: [").expect("written");
+    let refused = run(&["--merge", &path, "-o", &path]);
+    assert_eq!(refused.status.code(), Some(1));
+    assert_eq!(std::fs::read_to_string(&file).expect("it is there"), "kind: [");
+    assert_eq!(
+        std::fs::read_dir(folder.path()).expect("a folder").count(),
+        1,
+        "nothing else is left"
+    );
+}
+
+#[test]
+fn standard_input_is_merged_to_standard_output() {
+    let mut command = command(&["--merge", "-"]);
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn().expect("it starts");
+    let mut stdin = child.stdin.take().expect("piped");
+    stdin
+        .write_all(b"apiVersion: kubescheduler.config.k8s.io/v1beta3\nkind: KubeSchedulerConfiguration\n")
+        .expect("written");
+    drop(stdin);
+    let output = child.wait_with_output().expect("it ends");
+    assert!(output.status.success());
+    assert!(text(&output.stdout).contains("managedResources"), "{}", text(&output.stdout));
+    assert!(
+        text(&output.stderr).contains("1.29 no longer reads"),
+        "{}",
+        text(&output.stderr)
+    );
+}
+
+#[test]
+fn wrong_flags_are_refused_with_what_to_type() {
+    let check = |args: &[&str], code: i32, part: &str| {
+        let output = run(args);
+        let said = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(code), "{args:?}: {said}");
+        assert!(said.contains(part), "{args:?}: {said}");
+    };
+    check(&["--for", "eks"], 2, "kubeadm, k3s, rke2, k0s, microk8s, kind");
+    check(&["--extender-url", "localhost"], 1, "must begin with http://");
+    check(&["--merge", "/nowhere"], 1, "--config");
+    check(&["--as-second-scheduler", "--kubernetes-version", "1.36"], 2, "1.36.3");
+    check(&["--as-second-scheduler", "--namespace", "A b"], 2, "lower-case");
+    check(
+        &[
+            "--as-second-scheduler",
+            "--extender-url",
+            "https://e/gpushare-scheduler",
+            "--tls-ca",
+            "/ca",
+        ],
+        1,
+        "--tls-secret",
+    );
+    check(&["--check", "--merge", "x"], 2, "cannot be used with");
+    check(&["-o", "/nowhere/x.yaml"], 1, "nothing was changed");
+}
