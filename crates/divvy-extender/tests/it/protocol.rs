@@ -20,6 +20,23 @@ fn failed(nodes: &[(&str, &str)]) -> Value {
 const INSUFFICIENT: &str = "Insufficient GPU Memory in one device";
 
 #[tokio::test]
+async fn a_pod_that_asks_whether_the_extender_is_called_is_told_so_and_fits_nowhere() {
+    let cluster = Cluster::fixture().await;
+    let asking = |word: &str| {
+        let mut pod = pod_manifest("q", 1);
+        pod["metadata"]["annotations"] = json!({ divvy_extender::SCHEDULER_CHECK: word });
+        json!({"Pod": pod, "NodeNames": ["n1"]})
+    };
+    let answer = cluster.json(FILTER, asking("0f1e2d3c4b5a6978")).await;
+    let error = answer["Error"].as_str().unwrap_or_default();
+    assert!(error.contains("check 0f1e2d3c4b5a6978"), "{answer}");
+    assert_eq!(answer["NodeNames"], json!(null), "{answer}");
+    // What is no word of ours changes nothing.
+    let answer = cluster.json(FILTER, asking("please \n")).await;
+    assert_eq!(answer["NodeNames"], json!(["n1"]), "{answer}");
+}
+
+#[tokio::test]
 async fn filter_answers_names_with_names() {
     let cluster = Cluster::fixture().await;
     // Case 1, to the byte as Go prints it.

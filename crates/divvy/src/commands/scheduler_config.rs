@@ -6,7 +6,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::Context as _;
-use divvy_cluster::{client, in_words, objects};
+use divvy_cluster::{client, in_words, list, objects};
 use kube::api::{Api, DeleteParams, DynamicObject, PostParams};
 use tokio::time::Instant;
 
@@ -14,7 +14,7 @@ use super::Unclear;
 use super::inspect::choice;
 use crate::cli::SchedulerConfigArgs;
 use crate::printer;
-use crate::scheduler_config::check::{Verdict, not_called, pod, unclear, verdict};
+use crate::scheduler_config::check::{Verdict, has_room, no_room, not_called, pod, unclear, verdict};
 use crate::scheduler_config::distribution::Distribution;
 use crate::scheduler_config::merge::{Wanted, merge};
 use crate::scheduler_config::second::{DEFAULT_VERSION, NAME, Second, TLS_FOLDER, Version};
@@ -213,6 +213,18 @@ async fn check(args: &SchedulerConfigArgs) -> anyhow::Result<bool> {
     let stopped = super::until_stopped(false)?;
     let connection = client::connect(&choice(&args.cluster)).await?;
     let namespace = args.namespace.clone().unwrap_or(connection.namespace);
+    let seen = answer(async {
+        Ok(tokio::try_join!(
+            list::nodes(&connection.client),
+            list::pods(&connection.client, None)
+        )?)
+    });
+    match seen.await {
+        Ok((nodes, pods)) if !has_room(&nodes, &pods.pods) => return Err(Unclear(no_room()).into()),
+        Ok(_) => {}
+        // Who may create a pod may perhaps not list them all; then the scheduler says what is to be said.
+        Err(error) => tracing::debug!("{error}"),
+    }
     let api: Api<DynamicObject> = Api::namespaced_with(connection.client, &namespace, &objects::pods());
     // Two keys of the program's own randomness: nobody can have written this word beforehand.
     let nonce = format!("{:016x}", RandomState::new().build_hasher().finish());

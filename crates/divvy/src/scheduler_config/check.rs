@@ -1,7 +1,7 @@
 //! Does the running scheduler call the extender? A pod that the extender refuses with a word of its own, and what is to be seen on
 //! it. The pod never runs: the extender binds it nowhere.
 
-use divvy_model::names;
+use divvy_model::{Node, Pod, names};
 use serde_json::{Value, json};
 
 /// What can be seen on the pod.
@@ -45,8 +45,6 @@ pub fn pod(name: &str, namespace: &str, nonce: &str, scheduler: Option<&str>) ->
             "restartPolicy": "Never",
             "terminationGracePeriodSeconds": 0,
             "automountServiceAccountToken": false,
-            // It must not push anybody out.
-            "preemptionPolicy": "Never",
             // A node is looked at whatever its taints: it is not to run there.
             "tolerations": [{"operator": "Exists"}],
             "securityContext": {"runAsNonRoot": true, "runAsUser": 65534, "seccompProfile": {"type": "RuntimeDefault"}},
@@ -62,6 +60,34 @@ pub fn pod(name: &str, namespace: &str, nonce: &str, scheduler: Option<&str>) ->
         pod["spec"]["schedulerName"] = scheduler.into();
     }
     pod
+}
+
+/// Whether some node's sum of free units takes the pod. Where none does it is not even created: the scheduler would not come to ask the
+/// extender, but might push out pods of lower priority for it (a pod cannot forbid that itself: the API server takes `preemptionPolicy`
+/// from its PriorityClass only).
+pub fn has_room(nodes: &[Node], pods: &[Pod]) -> bool {
+    nodes.iter().any(|node| {
+        let there = pods
+            .iter()
+            .filter(|pod| pod.node.as_deref() == Some(&node.name) && !pod.ended());
+        let used = there.fold(0u64, |used, pod| {
+            used.saturating_add(pod.request.effective_units().unwrap_or(u64::MAX))
+        });
+        used < node.allocatable_units
+    })
+}
+
+/// What is said where [`has_room`] is not so.
+pub fn no_room() -> String {
+    format!("No node has a free unit of {}. {}", names::GPU_MEM, free_one())
+}
+
+fn free_one() -> String {
+    format!(
+        "The scheduler asks the extender only about nodes whose sum still fits. Free a unit, or add a GPU node (does its agent run? kubectl get nodes \
+         -o custom-columns='NODE:.metadata.name,GPU-MEM:.status.allocatable.{}'), and check again.",
+        names::GPU_MEM.replace('.', "\\.")
+    )
 }
 
 /// What the pod shows.
@@ -125,11 +151,7 @@ pub fn unclear(scheduler: &str, said: Option<&(String, String)>, waited: &str) -
         );
     };
     let why = if message.contains(&format!("Insufficient {}", names::GPU_MEM)) {
-        format!(
-            "The scheduler asks the extender only about nodes whose sum still fits, and none has a free unit of {} now. Free one (or add a GPU \
-             node; is the agent running? kubectl get nodes -o custom-columns=NODE:.metadata.name,GPU-MEM:.status.allocatable.aliyun\\\\.com/gpu-mem), and check again.",
-            names::GPU_MEM
-        )
+        free_one()
     } else if message.to_lowercase().contains("extender") || message.contains("http") || reason == "SchedulerError" {
         "The scheduler has an extender configured, and the call failed: is the address in its configuration (urlPrefix) reachable from where the \
          scheduler runs, and is the extender Divvy's, of this version?"
@@ -142,6 +164,8 @@ pub fn unclear(scheduler: &str, said: Option<&(String, String)>, waited: &str) -
 
 #[cfg(test)]
 mod tests {
+    use divvy_model::{ContainerKind, ContainerRequest, PodRequest};
+
     use super::*;
 
     const NONCE: &str = "0f1e2d3c4b5a6978";
@@ -203,6 +227,35 @@ mod tests {
         }
         // The nonce of the annotation itself is on every copy of the pod and proves nothing.
         assert!(matches!(verdict(&seen(None, false, None), NONCE), Verdict::Waiting { .. }));
+    }
+
+    #[test]
+    fn a_node_has_room_while_its_sum_leaves_a_unit() {
+        let node = |units| Node {
+            name: "n1".to_owned(),
+            allocatable_units: units,
+            ..Node::default()
+        };
+        let pod = |node: Option<&str>, units| Pod {
+            node: node.map(str::to_owned),
+            request: PodRequest {
+                containers: vec![ContainerRequest {
+                    name: "main".to_owned(),
+                    kind: ContainerKind::App,
+                    units,
+                    gpu_count: 0,
+                }],
+            },
+            ..Pod::default()
+        };
+        let check =
+            |nodes: &[Node], pods: &[Pod], expected: bool| assert_eq!(has_room(nodes, pods), expected, "{nodes:?} {pods:?}");
+        check(&[], &[], false);
+        check(&[node(0)], &[], false);
+        check(&[node(4)], &[pod(Some("n1"), 3)], true);
+        check(&[node(4)], &[pod(Some("n1"), 3), pod(Some("n1"), 1)], false);
+        check(&[node(4)], &[pod(None, 4), pod(Some("n2"), 4)], true);
+        check(&[node(4), node(5)], &[pod(Some("n1"), 4)], true);
     }
 
     #[test]

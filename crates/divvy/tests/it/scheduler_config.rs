@@ -94,9 +94,11 @@ async fn the_check_cannot_tell_where_no_node_has_room_or_nobody_looks() {
     assert_eq!(full.status.code(), Some(2), "{}", text(&full.stderr));
     let said = text(&full.stderr);
     assert!(
-        said.contains("Insufficient aliyun.com/gpu-mem") && said.contains("only about nodes whose sum still fits"),
+        said.contains("No node has a free unit of aliyun.com/gpu-mem") && said.contains("only about nodes whose sum still fits"),
         "{said}"
     );
+    bed.delete("all");
+    bed.gone("all").await;
     let nobody = check(&kubeconfig(&bed), &["--timeout", "1s", "--profile", "nobody"]).await;
     assert_eq!(nobody.status.code(), Some(2));
     assert!(
@@ -105,8 +107,6 @@ async fn the_check_cannot_tell_where_no_node_has_room_or_nobody_looks() {
         text(&nobody.stderr)
     );
     assert_eq!(pods_of_checks(&bed), Vec::<String>::new());
-    bed.delete("all");
-    bed.gone("all").await;
     bed.end().await;
 }
 
