@@ -142,7 +142,8 @@ Examples:
 kube-scheduler reaches it through its configuration (KubeSchedulerConfiguration, extenders):
   urlPrefix: http://ADDR:PORT/gpushare-scheduler   filterVerb: filter   bindVerb: bind
   nodeCacheCapable: true   ignorable: false
-  managedResources: [{name: aliyun.com/gpu-mem, ignoredByScheduler: false}]")]
+  managedResources: [{name: aliyun.com/gpu-mem, ignoredByScheduler: false}, {name: aliyun.com/gpu-count, ignoredByScheduler: false}]
+`divvy scheduler-config` prints the whole file, and where it goes.")]
 pub struct ExtenderArgs {
     #[command(flatten)]
     pub cluster: ClusterArgs,
@@ -250,8 +251,8 @@ Nothing is changed in the cluster, but for the one pod of --check, which is refu
 Exit status of --check: 0 the scheduler calls the extender; 1 it does not, proven by a pod that it bound without asking;
 2 it could not be told in time, or not at all: the text says why. Otherwise: 0 printed; 1 not, and nothing was written.")]
 pub struct SchedulerConfigArgs {
-    /// The extender, as the scheduler reaches it [default: http://127.0.0.1:32766/gpushare-scheduler; with --as-second-scheduler
-    /// http://divvy-extender.divvy-system.svc:32766/gpushare-scheduler]
+    /// The extender, as the scheduler reaches it [default: port 32766 of 127.0.0.1, /gpushare-scheduler; with --as-second-scheduler that
+    /// port of the Service divvy-extender in namespace divvy-system]
     #[arg(long, value_name = "URL")]
     pub extender_url: Option<String>,
     /// The kubeconfig that the scheduler itself uses, a path on its side [default: /etc/kubernetes/scheduler.conf, or that of --for]
@@ -261,7 +262,7 @@ pub struct SchedulerConfigArgs {
     /// gets that names none]
     #[arg(long, value_name = "NAME", value_parser = object_name)]
     pub profile: Option<String>,
-    /// For an https address: the authority that signed the extender's certificate, a path on the scheduler's side
+    /// For an https address (a proxy; the extender itself speaks HTTP as yet): who signed its certificate, a path on the scheduler's side
     #[arg(long, value_name = "PATH", conflicts_with = "check")]
     pub tls_ca: Option<String>,
     /// The scheduler's own certificate, for an extender that asks for one

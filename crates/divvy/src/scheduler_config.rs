@@ -17,7 +17,7 @@ use serde_json::Value;
 pub const API_VERSION: &str = "kubescheduler.config.k8s.io/v1";
 /// `kind` of the configuration.
 pub const KIND: &str = "KubeSchedulerConfiguration";
-/// Where the extender is for a scheduler that shares the control plane's network: gpushare's own NodePort.
+/// Where the extender is for a scheduler on the same control plane node: the port is gpushare's.
 pub const LOCAL_URL: &str = "http://127.0.0.1:32766/gpushare-scheduler";
 /// Where the extender is for a scheduler that runs as an ordinary pod.
 pub const SERVICE_URL: &str = "http://divvy-extender.divvy-system.svc:32766/gpushare-scheduler";
@@ -28,8 +28,9 @@ pub const DEFAULT_PROFILE: &str = "default-scheduler";
 /// kube-scheduler's own default. The extender answers within 4.5 s whatever happens ([`divvy_extender::Timing`]).
 const HTTP_TIMEOUT_SECONDS: u64 = 5;
 
-/// The resources that the extender's ledger counts. All of them must pass through the extender, and through one only.
-pub const MANAGED: [&str; 1] = [names::GPU_MEM];
+/// The resources whose pods must pass through the extender, and through no other: what its ledger counts, and gpu-count, so that
+/// who asks for it is told that it has no effect.
+pub const MANAGED: [&str; 2] = [names::GPU_MEM, names::GPU_COUNT];
 
 /// What cannot be done with what was given. Every text says what was found, why it matters, and what to do.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

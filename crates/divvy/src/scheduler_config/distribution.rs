@@ -85,8 +85,10 @@ impl Distribution {
 const LAST: &str = "\
 {tls}# Does it work? From a control plane node the extender must answer 0.1.0:
 {curl}
-#   No answer at 127.0.0.1: kube-proxy in nftables or IPVS mode serves no NodePort there; give a node's address with --extender-url.
-#   No answer at a Service's name: a scheduler on the host's network does not ask the cluster's DNS; give an address.
+#   No answer at 127.0.0.1? The extender listens on the loopback address of the node that it runs on, so each scheduler on another node needs
+#   another: give it a Service (Helm: extender.hostNetwork=false, extender.address=0.0.0.0, extender.service.enabled=true) and its ClusterIP with
+#   --extender-url. A NodePort is not served at 127.0.0.1 by kube-proxy in nftables or IPVS mode; take a node's address.
+#   No answer at a Service's name? A scheduler on the host's network does not ask the cluster's DNS; take the address.
 # And the scheduler must ask it:
 {check}
 ";

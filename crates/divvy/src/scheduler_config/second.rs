@@ -133,6 +133,7 @@ impl Second<'_> {
 const MANIFESTS: &str = "\
 # A second kube-scheduler beside the cluster's own, for control planes that cannot be changed. Made by `divvy scheduler-config
 # --as-second-scheduler`; apply it with  kubectl apply -f -  and check with  divvy scheduler-config --check
+# The extender must be reachable from a pod (Helm: extender.hostNetwork=false, extender.address=0.0.0.0, extender.service.enabled=true).
 # Both place pods on the same nodes without seeing each other's latest choice: now and then the kubelet refuses a pod (OutOfcpu), which its
 # owner then makes again. GPU memory is not touched by that: only this one's pods get any.
 apiVersion: v1
