@@ -53,6 +53,10 @@ pub struct Timing {
     /// this one took over, is carried out within this time and seen by the watch, or it is found afterwards
     /// ([`Core::promised_twice`]).
     pub settle_ns: u64,
+    /// How long the memory of a pod is kept that vanished while a container was last seen running (a forced deletion), unless its
+    /// node's agent says sooner what is held. A kubelet ends such containers within 3 s, and the agent's word comes within milliseconds,
+    /// or seconds when it starts just then; after this the memory is free on paper, whatever is heard.
+    pub departed_ns: u64,
 }
 
 impl Default for Timing {
@@ -64,6 +68,7 @@ impl Default for Timing {
             doubt_ns: 65_000 * MS,
             unseen_ns: 10_000 * MS,
             settle_ns: 1_000 * MS,
+            departed_ns: 10_000 * MS,
         }
     }
 }
@@ -187,6 +192,8 @@ pub struct Counts {
     pub unknown: u64,
     /// Pods that were found to be promised memory that another pod was promised, too.
     pub promised_twice: u64,
+    /// Pods that vanished while a container was last seen running, so that their memory was kept for a while.
+    pub departed: u64,
 }
 
 /// The extender's state: what is known of the cluster, and the binds under way.
@@ -283,6 +290,7 @@ impl Core {
             self.interrupted_ns = Some(now.monotonic_ns);
         }
         self.index.read_pod_change(change);
+        self.age_departed(now);
         let mut actions = if listed { self.pods_listed(now) } else { Vec::new() };
         actions.extend(self.promised_twice());
         actions
@@ -294,6 +302,7 @@ impl Core {
             self.interrupted_ns = Some(now.monotonic_ns);
         }
         self.index.read_node_change(change);
+        self.age_departed(now);
         self.promised_twice()
     }
 
@@ -313,6 +322,12 @@ impl Core {
     /// How long nothing is promised yet.
     fn settling(&self, now: Now) -> Option<u64> {
         self.settled_ns.checked_sub(now.monotonic_ns).filter(|rest| *rest > 0)
+    }
+
+    /// Begins to count the time of pods that vanished while a container was last seen running, and lets those go whose time is over.
+    fn age_departed(&mut self, now: Now) {
+        let limit_ns = self.timing.departed_ns;
+        self.counts.departed += self.index.ledger_mut().age_departed(now.monotonic_ns, limit_ns);
     }
 
     /// What happened so far.

@@ -83,6 +83,7 @@ pub(crate) struct Seen {
     synced: bool,
     totals: Totals,
     reservations: u64,
+    departed: u64,
     known_pods: u64,
 }
 
@@ -97,6 +98,7 @@ impl Seen {
             synced: core.index().synced(),
             totals: ledger.totals(),
             reservations: ledger.reservations().count() as u64,
+            departed: ledger.departed().count() as u64,
             known_pods: ledger.pod_count() as u64,
         }
     }
@@ -119,6 +121,11 @@ fn describe(registry: &mut Registry, seen: &Seen) {
         "divvy_extender_promised_twice",
         "Pods found to be promised memory that another pod was promised, too; their owners are told by an event",
         ConstCounter::new(counts.promised_twice),
+    );
+    registry.register(
+        "divvy_extender_departed",
+        "Pods that vanished while a container was last seen running, so that their memory was kept for a while",
+        ConstCounter::new(counts.departed),
     );
     counters(
         registry,
@@ -176,6 +183,11 @@ fn describe(registry: &mut Registry, seen: &Seen) {
             "divvy_ledger_reservations",
             "Allocations that were promised and are not seen in a pod's annotations yet",
             seen.reservations,
+        ),
+        (
+            "divvy_ledger_departed",
+            "Vanished pods whose memory is kept until their node's agent says what is held, or for a while",
+            seen.departed,
         ),
         ("divvy_ledger_pods", "Pods known", seen.known_pods),
         (

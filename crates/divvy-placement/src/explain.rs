@@ -46,6 +46,27 @@ pub struct GpuReport {
     pub fits: bool,
     /// Who holds the rest, largest share first, then by name.
     pub holders: Vec<Holder>,
+    /// For whom memory is kept though the object is gone, in the same order. What is [`held`](GpuReport::held) may be theirs: the larger of
+    /// the two counts.
+    pub departed: Vec<DepartedHolder>,
+}
+
+/// A pod that is gone, and whose container was last seen running ([`crate::Departed`]).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DepartedHolder {
+    /// The pod.
+    pub pod: PodKey,
+    /// Its UID.
+    pub uid: String,
+    /// What is kept.
+    pub memory: MiB,
+}
+
+impl fmt::Display for DepartedHolder {
+    /// `default/a 3072 MiB (deleted, container was running)`
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {} (deleted, container was running)", self.pod, self.memory)
+    }
 }
 
 /// A pod with a share of a GPU.
@@ -170,10 +191,14 @@ fn unwell(health: Health, reason: Option<&str>) -> String {
 }
 
 impl fmt::Display for GpuReport {
-    /// `GPU 1 has 4096 of 16384 MiB free`, `GPU 2 failed (XID 79)`
+    /// `GPU 1 has 4096 of 16384 MiB free`, `GPU 2 failed (XID 79)`; with what is kept for pods that are gone.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.health == Health::Ok {
-            write!(f, "GPU {} has {} of {} free", self.index, self.free.0, self.capacity)
+            write!(f, "GPU {} has {} of {} free", self.index, self.free.0, self.capacity)?;
+            for (i, departed) in self.departed.iter().enumerate() {
+                write!(f, "{}{departed}", if i == 0 { " and still keeps that of " } else { " and " })?;
+            }
+            Ok(())
         } else {
             write!(f, "GPU {} {}", self.index, unwell(self.health, self.reason.as_deref()))
         }
@@ -214,12 +239,18 @@ impl fmt::Display for NodeReport {
 }
 
 impl GpuReport {
+    /// Held by containers of pods that are gone, or kept until it is known whether they hold it.
+    fn of_the_gone(&self) -> MiB {
+        let kept = self.departed.iter().map(|departed| departed.memory);
+        kept.fold(MiB::ZERO, MiB::saturating_add).max(self.held)
+    }
+
     /// What would be left if this holder ended; not `free` plus its share, since a GPU may be overcommitted.
     fn room_without(&self, holder: &Holder) -> MiB {
         self.holders
             .iter()
             .filter(|other| other.uid != holder.uid)
-            .fold(self.capacity.saturating_sub(self.held), |left, other| {
+            .fold(self.capacity.saturating_sub(self.of_the_gone()), |left, other| {
                 left.saturating_sub(other.memory)
             })
     }
@@ -379,6 +410,11 @@ fn reports(view: &NodeView<'_>, ask: &Ask) -> Vec<GpuReport> {
                 reason: gpu.reason.clone(),
                 fits: gpu.health == Health::Ok && ask.memory.is_some_and(|memory| free >= memory),
                 holders: view.holders(position),
+                departed: view
+                    .departed(position)
+                    .into_iter()
+                    .map(|(uid, pod, memory)| DepartedHolder { pod, uid, memory })
+                    .collect(),
             }
         })
         .collect()
@@ -403,10 +439,11 @@ fn hints(gpus: &[GpuReport], ask: &Ask, unit: MemoryUnit) -> Vec<Hint> {
                 memory: holder.memory,
             });
         }
-        if gpu.held > MiB::ZERO && gpu.free.saturating_add(gpu.held) >= memory {
+        let gone = gpu.of_the_gone();
+        if gone > MiB::ZERO && gpu.free.saturating_add(gone) >= memory {
             hints.push(Hint::Leftover {
                 index: gpu.index,
-                memory: gpu.held,
+                memory: gone,
             });
         }
     }

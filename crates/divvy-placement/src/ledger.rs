@@ -2,7 +2,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 
 use divvy_model::{Health, Held, MemoryUnit, MiB, Node, Pod, PodKey};
 
-use crate::NodeState;
+use crate::{Departed, NodeState, NodeView};
 
 /// Nodes, pods and the allocations that are being written, and what each GPU has left.
 ///
@@ -11,22 +11,25 @@ use crate::NodeState;
 /// anything behind (research/reliability.md R14). Pods are keyed by UID (R7).
 ///
 /// A pod holds what its annotations say from its binding until [`Pod::ended`] or until its object is gone; that deletion was
-/// asked for frees nothing (R5). What containers of vanished pods still hold is in the inventory (`heldMiB`).
+/// asked for frees nothing (R5). What containers of vanished pods still hold is in the inventory (`heldMiB`); until that says
+/// so it is kept here ([`Departed`]).
 #[derive(Debug, Clone)]
 pub struct Ledger {
     unit: MemoryUnit,
-    pods: BTreeMap<String, Pod>,
+    pub(crate) pods: BTreeMap<String, Pod>,
     uids: BTreeMap<PodKey, String>,
     /// By hash: filter looks every node of the cluster up. What goes through all of them goes by name ([`Ledger::nodes`]).
-    nodes: HashMap<String, Entry>,
+    pub(crate) nodes: HashMap<String, Entry>,
     /// Indices of GPUs that gpushare's ConfigMaps call unhealthy, by node, whether the node is known or not.
     unhealthy: BTreeMap<String, BTreeSet<u32>>,
     /// UID → node → what is being written. More than one node only while the outcome of a bind is unknown.
     reservations: BTreeMap<String, BTreeMap<String, Reservation>>,
+    /// Pods that vanished while a container was last seen running, by UID.
+    pub(crate) departed: BTreeMap<String, Departed>,
     /// Pods that the API server said are gone before their own event came; states of them that come late count for nothing.
     buried: Buried,
     /// Nodes whose count is out of date within one update.
-    dirty: BTreeSet<String>,
+    pub(crate) dirty: BTreeSet<String>,
     /// (version, name) of nodes with a GPU of which more is booked than it has, so that each is looked at once per change.
     overbooked: BTreeSet<(u64, String)>,
     last_version: u64,
@@ -35,23 +38,31 @@ pub struct Ledger {
 
 /// All that is known under one node's name.
 #[derive(Debug, Clone, Default)]
-struct Entry {
-    state: Option<NodeState>,
+pub(crate) struct Entry {
+    pub(crate) state: Option<NodeState>,
     /// UID → how many pods had come to nodes when this one came here.
-    pods: BTreeMap<String, u64>,
-    reserved: BTreeSet<String>,
-    usage: Usage,
-    version: u64,
+    pub(crate) pods: BTreeMap<String, u64>,
+    pub(crate) reserved: BTreeSet<String>,
+    pub(crate) departed: BTreeSet<String>,
+    pub(crate) usage: Usage,
+    pub(crate) version: u64,
 }
 
 impl Entry {
-    fn free_beside(&self, position: usize, own: MiB) -> MiB {
+    pub(crate) fn free_beside(&self, position: usize, own: MiB) -> MiB {
+        // What the agent says is held may be what these hold: as much as the larger of the two.
+        let departed = self.usage.departed.get(position).copied().unwrap_or(MiB::ZERO);
+        self.free_beside_and_kept(position, own, departed)
+            .saturating_sub(self.usage.departed_anywhere)
+    }
+
+    pub(crate) fn free_beside_and_kept(&self, position: usize, own: MiB, kept: MiB) -> MiB {
         let Some(gpu) = self.state.as_ref().and_then(|state| state.gpus.get(position)) else {
             return MiB::ZERO;
         };
         let used = self.usage.gpus.get(position).copied().unwrap_or(MiB::ZERO);
         gpu.capacity
-            .saturating_sub(gpu.held)
+            .saturating_sub(gpu.held.max(kept))
             .saturating_sub(used.saturating_sub(own))
             .saturating_sub(self.usage.anywhere)
     }
@@ -94,6 +105,10 @@ pub(crate) struct Usage {
     pub(crate) gpus: Vec<MiB>,
     /// Allocated on GPUs of a node whose GPUs' UUIDs are not known, so that it may be on any of them.
     pub(crate) anywhere: MiB,
+    /// Per GPU, kept for pods that departed.
+    pub(crate) departed: Vec<MiB>,
+    /// The same on a node whose GPUs' UUIDs are not known.
+    pub(crate) departed_anywhere: MiB,
     /// The most that one GPU that is well has left.
     pub(crate) most_free: MiB,
     pub(crate) cpu_milli: u64,
@@ -162,6 +177,7 @@ impl Ledger {
             nodes: HashMap::new(),
             unhealthy: BTreeMap::new(),
             reservations: BTreeMap::new(),
+            departed: BTreeMap::new(),
             buried: Buried::default(),
             dirty: BTreeSet::new(),
             overbooked: BTreeSet::new(),
@@ -232,7 +248,8 @@ impl Ledger {
         changed
     }
 
-    /// The pod with this UID is gone, and its reservations with it.
+    /// The pod with this UID is gone, and its reservations with it. If a container of it was last seen running its memory is kept
+    /// for a while ([`Departed`]).
     pub fn delete_pod(&mut self, uid: &str) -> bool {
         let changed = self.unlink_pod(uid);
         self.settle();
@@ -246,7 +263,7 @@ impl Ledger {
         self.delete_pod(uid);
     }
 
-    /// Exactly these pods are there. Those known before and not among them are gone; reservations of pods never seen
+    /// Exactly these pods are there. Those known before and not among them are gone, as by [`Ledger::delete_pod`]; reservations of pods never seen
     /// stay, since such a pod may be younger than the list.
     pub fn replace_pods(&mut self, pods: impl IntoIterator<Item = Pod>) {
         let mut gone: BTreeSet<String> = self.pods.keys().cloned().collect();
@@ -270,7 +287,11 @@ impl Ledger {
         if entry.state.as_ref() == Some(&state) {
             return false;
         }
+        let another = entry.state.as_ref().is_some_and(|known| known.uid != state.uid);
         entry.state = Some(state);
+        if another {
+            self.let_all_go(&node.name);
+        }
         self.dirty.insert(node.name.clone());
         self.settle();
         true
@@ -302,8 +323,10 @@ impl Ledger {
         }
     }
 
-    /// The node is gone. Pods that say they are on it stay known: they count again when a node of this name appears.
+    /// The node is gone. Pods that say they are on it stay known: they count again when a node of this name appears. Nothing is
+    /// kept any more for those that departed from it.
     pub fn delete_node(&mut self, name: &str) -> bool {
+        self.let_all_go(name);
         let Some(entry) = self.nodes.get_mut(name) else {
             return false;
         };
@@ -421,6 +444,7 @@ impl Ledger {
         if pod.uid.is_empty() || self.buried.uids.contains(&pod.uid) {
             return false;
         }
+        self.let_go(&pod.uid);
         let key = pod.key();
         if let Some(other) = self.uids.get(&key).filter(|uid| **uid != pod.uid).cloned() {
             self.unlink_pod(&other);
@@ -463,6 +487,7 @@ impl Ledger {
         if self.uids.get(&key).is_some_and(|named| named == uid) {
             self.uids.remove(&key);
         }
+        self.depart(pod);
         true
     }
 
@@ -500,13 +525,16 @@ impl Ledger {
     }
 
     /// Counts the nodes anew that something changed on, and forgets those of which nothing is left.
-    fn settle(&mut self) {
+    pub(crate) fn settle(&mut self) {
         for name in std::mem::take(&mut self.dirty) {
+            self.hear_of_departed(&name);
+            // It is counted right below.
+            self.dirty.remove(&name);
             let Some(entry) = self.nodes.get(&name) else {
                 continue;
             };
             self.overbooked.remove(&(entry.version, name.clone()));
-            if entry.state.is_none() && entry.pods.is_empty() && entry.reserved.is_empty() {
+            if entry.state.is_none() && entry.pods.is_empty() && entry.reserved.is_empty() && entry.departed.is_empty() {
                 self.nodes.remove(&name);
                 continue;
             }
@@ -559,11 +587,16 @@ impl Ledger {
                 self.book(&mut usage, entry.state.as_ref(), held);
             }
         }
+        if let Some(state) = entry.state.as_ref().filter(|_| !entry.departed.is_empty()) {
+            let kept = self.kept(state, &entry.departed);
+            usage.departed = kept.gpus;
+            usage.departed_anywhere = kept.anywhere;
+        }
         usage
     }
 
     /// Adds what is held to what is taken. Gives the number of GPUs that the node does not have.
-    fn book(&self, usage: &mut Usage, state: Option<&NodeState>, held: &Held) -> u64 {
+    pub(crate) fn book(&self, usage: &mut Usage, state: Option<&NodeState>, held: &Held) -> u64 {
         let Some(state) = state else {
             return 0;
         };
@@ -629,98 +662,5 @@ impl Oddities {
             Held::Nothing if pod.request.wants_memory() => self.not_allocated = self.not_allocated.saturating_add(1),
             Held::Nothing | Held::Allocation(_) | Held::Legacy(_) => {}
         }
-    }
-}
-
-/// A node as the ledger sees it.
-#[derive(Debug, Clone, Copy)]
-pub struct NodeView<'a> {
-    pub(crate) ledger: &'a Ledger,
-    name: &'a str,
-    entry: &'a Entry,
-}
-
-impl<'a> NodeView<'a> {
-    /// The node's name.
-    pub fn name(&self) -> &'a str {
-        self.name
-    }
-
-    /// The node; `None` while only pods that say they are on it are known.
-    pub fn state(&self) -> Option<&'a NodeState> {
-        self.entry.state.as_ref()
-    }
-
-    /// Rises with every change of this node, its pods or its reservations; never repeats within one ledger.
-    pub fn version(&self) -> u64 {
-        self.entry.version
-    }
-
-    /// Allocated on the GPU at this position of [`NodeState::gpus`], by pods and reservations.
-    pub fn used(&self, position: usize) -> MiB {
-        self.entry.usage.gpus.get(position).copied().unwrap_or(MiB::ZERO)
-    }
-
-    /// The most that is left on one GPU that is well.
-    pub(crate) fn most_free(&self) -> MiB {
-        self.entry.usage.most_free
-    }
-
-    /// Left on the GPU at this position, whatever its health; zero, never less, when more is allocated than there is.
-    pub fn free(&self, position: usize) -> MiB {
-        self.free_beside(position, MiB::ZERO)
-    }
-
-    /// As [`NodeView::free`], as if this much of what is allocated there were not.
-    pub(crate) fn free_beside(&self, position: usize, own: MiB) -> MiB {
-        self.entry.free_beside(position, own)
-    }
-
-    /// Memory promised beyond what the node's GPUs have, in all. Not zero only when a capacity shrank under its pods or
-    /// somebody else wrote allocations.
-    pub fn overcommitted(&self) -> MiB {
-        let Some(state) = &self.entry.state else {
-            return MiB::ZERO;
-        };
-        state
-            .gpus
-            .iter()
-            .enumerate()
-            .map(|(position, gpu)| self.used(position).saturating_add(gpu.held).saturating_sub(gpu.capacity))
-            .fold(MiB::ZERO, MiB::saturating_add)
-    }
-
-    /// Requested CPU in thousandths of a core, main memory in bytes and number of the node's pods that have not ended.
-    pub fn requested(&self) -> (u64, u64, u64) {
-        let usage = &self.entry.usage;
-        (usage.cpu_milli, usage.memory_bytes, usage.pods)
-    }
-
-    /// The pods bound here that have not ended, by UID.
-    pub fn pods(&self) -> impl Iterator<Item = &'a Pod> {
-        self.arrivals().map(|(_, pod)| pod)
-    }
-
-    /// As [`NodeView::pods`], each with a number that is higher the later the pod was seen to be bound here.
-    pub(crate) fn arrivals(&self) -> impl Iterator<Item = (u64, &'a Pod)> {
-        let ledger = self.ledger;
-        self.entry
-            .pods
-            .iter()
-            .filter_map(|(uid, arrival)| Some((*arrival, ledger.pods.get(uid)?)))
-            .filter(|(_, pod)| !pod.ended())
-    }
-
-    pub(crate) fn oddities(&self) -> Oddities {
-        self.entry.usage.oddities
-    }
-
-    /// The reservations here, by UID.
-    pub fn reserved(&self) -> impl Iterator<Item = (&'a str, &'a Reservation)> {
-        let (ledger, name) = (self.ledger, self.name);
-        self.entry
-            .reserved
-            .iter()
-            .filter_map(move |uid| Some((uid.as_str(), ledger.reservation(uid, name)?)))
     }
 }

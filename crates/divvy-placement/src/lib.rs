@@ -5,6 +5,7 @@
 //! - [`Ask`], [`Choice`], [`Refusal`]: does it fit, on which GPU, and why not
 //! - [`NodeReport`]: a refusal in full, for `divvy why`, events and error messages
 //! - [`Anomaly`]: what in the ledger should not be; [`Overbooked`]: a GPU that was promised twice, and to whom
+//! - [`Departed`]: a pod that vanished while its container ran, whose memory is not given again at once
 //! - [`Totals`]: numbers of the whole ledger, for metrics
 //!
 //! Nothing here does I/O, reads a clock or draws a random number. All amounts are integers (MiB); sums saturate towards
@@ -14,16 +15,20 @@
 
 mod anomaly;
 mod choose;
+mod departed;
 mod explain;
 mod ledger;
 mod node;
 mod overbooked;
 mod totals;
+mod view;
 
 pub use anomaly::Anomaly;
 pub use choose::{Ask, Choice, Question, Refusal};
-pub use explain::{GpuReport, Hint, Holder, HolderKind, NodeReport, PodReport, PodShare};
-pub use ledger::{Ledger, NodeView, Reservation, Standing};
+pub use departed::{Departed, KeptFor};
+pub use explain::{DepartedHolder, GpuReport, Hint, Holder, HolderKind, NodeReport, PodReport, PodShare};
+pub use ledger::{Ledger, Reservation, Standing};
 pub use node::{GpuState, NodeState, Source, Unusable};
 pub use overbooked::{Overbooked, Promise};
 pub use totals::Totals;
+pub use view::NodeView;

@@ -135,9 +135,11 @@ pub struct Timings {
     pub default_grace: Duration,
     /// No grace period is longer than this.
     pub max_grace: Option<Duration>,
-    /// Grace period of containers whose pod's object is gone, by a forced deletion, whatever the pod says. Measured on a kubelet 1.36.3,
-    /// 17 of 17: 2 s, and SIGTERM comes up to 1.5 s after the object went (here at once), so that they end 2.2 to 2.9 s after it.
+    /// Grace period of containers whose pod's object is gone, by a forced deletion, whatever the pod says (measured on a kubelet
+    /// 1.36.3: 2 s, 17 of 17; those that ignore SIGTERM end 2.2 to 2.9 s after the object went).
     pub forced_grace: Duration,
+    /// From the end of the object of a pod that was not being deleted until SIGTERM (measured: up to 1.5 s).
+    pub forced_after: Duration,
     /// Grace period of containers whose pod was deleted while no kubelet ran.
     pub orphan_grace: Duration,
     /// Each start of a container takes this long (pulling, the runtime).
@@ -168,6 +170,7 @@ impl Default for Timings {
             default_grace: Duration::from_secs(30),
             max_grace: None,
             forced_grace: Duration::from_secs(2),
+            forced_after: Duration::from_millis(300),
             orphan_grace: Duration::from_secs(1),
             container_start: Duration::ZERO,
             allocate: Duration::ZERO,

@@ -105,6 +105,7 @@ impl Core {
 
     /// Starts what can start, in the order in which it was asked for.
     fn advance(&mut self, now: Now) -> Vec<Action> {
+        self.age_departed(now);
         let mut actions = Vec::new();
         // A bind that ends at once frees its pod for the next one: go on until nothing moves.
         while let Some((id, stage)) = self.next_to_start() {

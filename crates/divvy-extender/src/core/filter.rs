@@ -1,5 +1,7 @@
+use std::collections::BTreeSet;
+
 use divvy_model::{Pod, PodKey};
-use divvy_placement::{Ask, NodeReport, Refusal};
+use divvy_placement::{Ask, KeptFor, NodeReport, Refusal};
 
 use super::{Core, Now};
 
@@ -45,25 +47,49 @@ impl Core {
         Ok(answer)
     }
 
-    /// As [`Core::filter`], but no refusal is final while a watch is broken: kube-scheduler would not ask again before an event, and
-    /// the event that frees the memory may be the one that is missed here. An error is tried again after its back-off.
-    pub fn filter_at<'a, I>(&self, pod: &Pod, nodes: I, now: Now) -> Result<FilterAnswer, String>
+    /// As [`Core::filter`], but two kinds of refusal are not final: kube-scheduler would not ask again before an event. While a watch is
+    /// broken the event that frees the memory may be the one that is missed here; and memory that is only kept for a pod that
+    /// departed becomes free without any event. An error is tried again after its back-off.
+    pub fn filter_at<'a, I>(&mut self, pod: &Pod, nodes: I, now: Now) -> Result<FilterAnswer, String>
     where
         I: IntoIterator<Item = &'a str> + Clone,
     {
+        self.age_departed(now);
         let answer = self.filter(pod, nodes.clone())?;
         let Some((position, refusal)) = answer.failed.first().filter(|_| answer.passed.is_empty()) else {
             return Ok(answer);
         };
-        let node = nodes.into_iter().nth(*position).unwrap_or_default();
-        match self.out_of_date(now) {
-            None => Ok(answer),
-            Some((what, why)) => Err(format!(
+        let node = nodes.clone().into_iter().nth(*position).unwrap_or_default();
+        if let Some((what, why)) = self.out_of_date(now) {
+            return Err(format!(
                 "by what the extender knows no node has room (node {node}: {}), but its watch of {what} was interrupted ({why}), so \
                  that may be out of date; it is tried again",
                 refusal.filter_text(node)
+            ));
+        }
+        match self.kept(pod, nodes) {
+            None => Ok(answer),
+            Some((node, kept)) => Err(format!(
+                "no node has room yet: node {node} keeps {} of GPU {} for pod {} (deleted, container was running) until its agent says that the \
+                 container has ended, or for {} s at most; it is tried again",
+                kept.memory,
+                kept.index,
+                kept.pod,
+                self.timing.departed_ns / 1_000_000_000
             )),
         }
+    }
+
+    /// Where there would be room if nothing were kept for pods that departed.
+    fn kept<'a>(&self, pod: &Pod, nodes: impl IntoIterator<Item = &'a str>) -> Option<(&'a str, KeptFor)> {
+        let ledger = self.index.ledger();
+        let left: BTreeSet<&str> = ledger.departed().map(|(_, departed)| departed.node.as_str()).collect();
+        if left.is_empty() {
+            return None;
+        }
+        let ask = Ask::of(&pod.request, ledger.unit());
+        let mut nodes = nodes.into_iter().filter(|node| left.contains(node));
+        nodes.find_map(|node| Some((node, ledger.kept_from(node, &ask)?)))
     }
 
     /// Which watch is broken, and why.

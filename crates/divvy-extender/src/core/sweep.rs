@@ -3,9 +3,10 @@ use divvy_placement::Standing;
 use super::{Action, Core, Got, Now};
 
 impl Core {
-    /// Looks after reservations that no event has resolved: binds without an answer, and pods whose own event does not
+    /// Lets go what was kept long enough for pods that departed, and looks after reservations that no event has resolved: binds without an answer, and pods whose own event does not
     /// come (created, bound and deleted while the watch was broken). To be called every few seconds.
     pub fn sweep(&mut self, now: Now) -> Vec<Action> {
+        self.age_departed(now);
         self.look_up_unseen(now, self.timing.unseen_ns)
     }
 

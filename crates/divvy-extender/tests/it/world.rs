@@ -14,6 +14,8 @@ enum Step {
     Create(u8, u64),
     Delete(u8),
     End(u8),
+    /// A container of it runs.
+    Run(u8),
     Bind(u8, u8),
     /// Which POST (modulo those open) and what becomes of it.
     Post(usize, Fate),
@@ -60,6 +62,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         4 => (0..PODS, prop_oneof![1 => 0..5u64, 2 => 5..9u64]).prop_map(|(pod, units)| Step::Create(pod, units)),
         1 => (0..PODS).prop_map(Step::Delete),
         1 => (0..PODS).prop_map(Step::End),
+        3 => (0..PODS).prop_map(Step::Run),
         6 => (0..PODS, 0..2u8).prop_map(|(pod, node)| Step::Bind(pod, node)),
         6 => (any::<usize>(), fate).prop_map(|(which, fate)| Step::Post(which, fate)),
         3 => (any::<usize>(), proptest::bool::weighted(0.7)).prop_map(|(which, answered)| Step::Get(which, answered)),
@@ -100,6 +103,8 @@ struct World {
     /// What a dead process has sent: carried out, and seen, before its successor promises anything, or not at all.
     orphans: Vec<BindingRequest>,
     settled_ms: Option<u64>,
+    /// Pods that vanished while the extender believed that a container ran, and when it heard of it. It may run that long.
+    departed: Vec<(Pod, u64)>,
     /// Who waits for which answer.
     asked: BTreeMap<Ticket, (String, String)>,
 }
@@ -122,6 +127,7 @@ impl World {
             late: Vec::new(),
             orphans: Vec::new(),
             settled_ms: None,
+            departed: Vec::new(),
             asked: BTreeMap::new(),
         }
     }
@@ -174,6 +180,26 @@ impl World {
     }
 
     fn step(&mut self, step: Step) -> Result<(), TestCaseError> {
+        // A successor knows nothing of them.
+        let forgets = matches!(step, Step::Restart);
+        let ran: Vec<Pod> = self
+            .core
+            .index()
+            .ledger()
+            .pods()
+            .filter(|pod| pod.container_running)
+            .cloned()
+            .collect();
+        self.happen(step)?;
+        let ledger = self.core.index().ledger();
+        let vanished = ran.into_iter().filter(|pod| ledger.pod(&pod.uid).is_none());
+        self.departed.extend(vanished.map(|pod| (pod, self.now_ms)));
+        self.departed
+            .retain(|(_, since)| !forgets && self.now_ms - since < Timing::default().departed_ns / MS);
+        self.check()
+    }
+
+    fn happen(&mut self, step: Step) -> Result<(), TestCaseError> {
         let now = at(self.now_ms);
         match step {
             Step::Create(name, units) => {
@@ -196,6 +222,16 @@ impl World {
                     && pod.node.is_some()
                 {
                     pod.phase = Phase::Succeeded;
+                    pod.container_running = false;
+                    self.feed.push_back(Ok(pod.clone()));
+                }
+            }
+            Step::Run(name) => {
+                if let Some(pod) = self.pods.get_mut(&format!("p{name}"))
+                    && pod.node.is_some()
+                    && pod.phase != Phase::Succeeded
+                {
+                    pod.container_running = true;
                     self.feed.push_back(Ok(pod.clone()));
                 }
             }
@@ -272,8 +308,8 @@ impl World {
                 self.carry_out_all(due);
                 self.now_ms = now_ms;
                 if self.settled_ms.take_if(|until| now_ms >= *until).is_some() {
-                    self.step(Step::Orphans)?;
-                    self.step(Step::Watch(u8::MAX))?;
+                    self.happen(Step::Orphans)?;
+                    self.happen(Step::Watch(u8::MAX))?;
                 }
             }
             Step::Node(name, more) => {
@@ -330,31 +366,12 @@ impl World {
             }
         }
         let actions = self.core.promised_twice();
-        self.take(actions)?;
-        self.check()
+        self.take(actions)
     }
 
     /// Units that the API server's pods hold, by node and GPU index.
     fn held(&self) -> BTreeMap<(String, u32), u64> {
-        let mut held = BTreeMap::new();
-        for pod in self.pods.values().filter(|pod| pod.phase != Phase::Succeeded) {
-            let Some(node) = &pod.node else { continue };
-            match &pod.held {
-                Held::Allocation(allocation) => {
-                    for share in &allocation.gpus {
-                        let index = share.uuid.rsplit('-').next().and_then(|i| i.parse().ok()).expect("our uuids");
-                        *held.entry((node.clone(), index)).or_default() += share.memory.0 / 1024;
-                    }
-                }
-                Held::Legacy(legacy) => {
-                    for (index, units) in &legacy.gpus {
-                        *held.entry((node.clone(), *index)).or_default() += units;
-                    }
-                }
-                Held::Nothing | Held::Unreadable(_) => {}
-            }
-        }
-        held
+        held_by(self.pods.values().filter(|pod| pod.phase != Phase::Succeeded))
     }
 
     fn capacity(&self, node: &str, index: u32) -> u64 {
@@ -364,9 +381,12 @@ impl World {
         }
     }
 
-    /// Invariant 1, at every revision of the API server.
+    /// Invariants 1 and 4, at every revision of the API server.
     fn check(&self) -> Result<(), TestCaseError> {
-        for ((node, index), units) in self.held() {
+        let departed = self.departed.iter().map(|(pod, _)| pod);
+        let departed = departed.filter(|pod| !self.pods.values().any(|there| there.uid == pod.uid));
+        let living = self.pods.values().filter(|pod| pod.phase != Phase::Succeeded);
+        for ((node, index), units) in held_by(living.chain(departed)) {
             prop_assert!(
                 units <= self.capacity(&node, index),
                 "GPU {} of {}: {} units are held",
@@ -391,7 +411,8 @@ impl World {
             self.step(Step::Watch(u8::MAX))?;
             self.step(Step::Time(70_000))?;
             self.step(Step::Sweep)?;
-            if self.posts.is_empty() && self.gets.is_empty() && self.feed.is_empty() && self.late.is_empty() {
+            let kept = self.core.index().ledger().departed().count();
+            if self.posts.is_empty() && self.gets.is_empty() && self.feed.is_empty() && self.late.is_empty() && kept == 0 {
                 break;
             }
         }
@@ -399,6 +420,7 @@ impl World {
         prop_assert!(self.asked.is_empty(), "every caller was answered");
         let ledger = self.core.index().ledger();
         prop_assert_eq!(ledger.reservations().count(), 0, "nothing is reserved for ever");
+        prop_assert_eq!(ledger.departed().count(), 0, "nothing is kept for ever");
         let held = self.held();
         for view in ledger.nodes() {
             let gpus = view.state().expect("nodes stay").gpus.len();
@@ -409,6 +431,29 @@ impl World {
         }
         Ok(())
     }
+}
+
+/// Units by node and GPU index.
+fn held_by<'a>(pods: impl Iterator<Item = &'a Pod>) -> BTreeMap<(String, u32), u64> {
+    let mut held = BTreeMap::new();
+    for pod in pods {
+        let Some(node) = &pod.node else { continue };
+        match &pod.held {
+            Held::Allocation(allocation) => {
+                for share in &allocation.gpus {
+                    let index = share.uuid.rsplit('-').next().and_then(|i| i.parse().ok()).expect("our uuids");
+                    *held.entry((node.clone(), index)).or_default() += share.memory.0 / 1024;
+                }
+            }
+            Held::Legacy(legacy) => {
+                for (index, units) in &legacy.gpus {
+                    *held.entry((node.clone(), *index)).or_default() += units;
+                }
+            }
+            Held::Nothing | Held::Unreadable(_) => {}
+        }
+    }
+    held
 }
 
 proptest! {

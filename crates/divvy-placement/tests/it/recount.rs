@@ -18,7 +18,11 @@ enum Event {
     RelistNodes,
     Reserve(String, String, u64),
     Release(String, String),
+    /// A second of the ledger's time; what is kept for the departed is kept for three.
+    Second,
 }
+
+const KEPT_SECONDS: u64 = 3;
 
 fn node_name() -> impl Strategy<Value = String> {
     (0..3u8).prop_map(|i| format!("n{i}"))
@@ -59,10 +63,14 @@ fn any_node() -> impl Strategy<Value = Node> {
         proptest::collection::vec(1..16u64, 0..3),
         any::<bool>(),
         proptest::bool::weighted(0.2),
+        prop_oneof![2 => Just(0), 1 => 1..12u64],
     )
-        .prop_map(|(name, sizes, ours, failed)| {
+        .prop_map(|(name, sizes, ours, failed, held)| {
             if ours {
                 let mut node = divvy_node(&name, &sizes);
+                if !sizes.is_empty() {
+                    edit_gpu(&mut node, 0, |gpu| gpu.held = MiB(held * 1024));
+                }
                 if failed && !sizes.is_empty() {
                     edit_gpu(&mut node, 0, |gpu| gpu.health = Health::Failed);
                 }
@@ -85,6 +93,7 @@ fn any_event() -> impl Strategy<Value = Event> {
         1 => Just(Event::RelistNodes),
         2 => (uid(), node_name(), 0..12u64).prop_map(|(uid, node, units)| Event::Reserve(uid, node, units)),
         1 => (uid(), node_name()).prop_map(|(uid, node)| Event::Release(uid, node)),
+        1 => Just(Event::Second),
     ]
 }
 
@@ -94,10 +103,92 @@ struct World {
     pods: BTreeMap<String, Pod>,
     nodes: BTreeMap<String, Node>,
     reserved: BTreeMap<(String, String), u64>,
+    /// Vanished while a container ran, and when.
+    departed: BTreeMap<String, (Pod, u64)>,
+    now: u64,
 }
 
 impl World {
+    fn vanish(&mut self, uid: &str) {
+        let Some(pod) = self.pods.remove(uid) else { return };
+        let known = pod.node.as_ref().is_some_and(|node| self.nodes.contains_key(node));
+        if pod.container_running && known && pod.held != Held::Nothing {
+            self.departed.insert(uid.to_owned(), (pod, self.now));
+        }
+    }
+
+    /// Units by GPU of the departed of a node.
+    fn kept(&self, node: &str) -> BTreeMap<usize, u128> {
+        let mut kept = BTreeMap::new();
+        for (pod, _) in self.departed.values().filter(|(pod, _)| pod.node.as_deref() == Some(node)) {
+            for (index, mib) in self.places(node, &pod.held) {
+                *kept.entry(index).or_default() += mib;
+            }
+        }
+        kept
+    }
+
+    /// GPUs of a node that has an inventory, where this is, and how much; by index for gpushare's.
+    fn places(&self, node: &str, held: &Held) -> Vec<(usize, u128)> {
+        match held {
+            Held::Allocation(allocation) => {
+                let share = |share: &divvy_model::GpuShare| {
+                    let index = (0..3).find(|index| uuid(node, *index) == share.uuid)?;
+                    Some((index, u128::from(share.memory.0)))
+                };
+                allocation.gpus.iter().filter_map(share).collect()
+            }
+            Held::Legacy(legacy) => {
+                let part = |(index, units): (&u32, &u64)| (*index as usize, u128::from(*units) * 1024);
+                legacy.gpus.iter().map(part).collect()
+            }
+            Held::Nothing | Held::Unreadable(_) => Vec::new(),
+        }
+    }
+
+    /// Who is spoken of by the agent counts no more.
+    fn hear(&mut self) {
+        for (name, node) in &self.nodes {
+            let ours = match &node.inventory {
+                Some(Ok(inventory)) => Some(inventory),
+                _ => None,
+            };
+            // gpushare's plugin says nothing of what is held, and gives GPUs no names.
+            let held: Vec<u64> = match ours {
+                Some(inventory) => inventory.gpus.iter().map(|gpu| gpu.held.0).collect(),
+                None if node.capacity_units > 0 => vec![0; node.capacity_gpus as usize],
+                None => Vec::new(),
+            };
+            let kept = self.kept(name);
+            let spoken_of = |index: &usize| {
+                let held = held.get(*index);
+                held.is_some_and(|held| u128::from(*held) >= kept.get(index).copied().unwrap_or(0))
+            };
+            let over: Vec<String> = self
+                .departed
+                .iter()
+                .filter(|(_, (pod, _))| pod.node.as_ref() == Some(name))
+                .filter(|(_, (pod, _))| ours.is_some() || matches!(pod.held, Held::Legacy(_)))
+                .filter(|(_, (pod, _))| {
+                    let places = self.places(name, &pod.held);
+                    !places.is_empty() && places.iter().all(|(index, _)| spoken_of(index))
+                })
+                .map(|(uid, _)| uid.clone())
+                .collect();
+            for uid in over {
+                self.departed.remove(&uid);
+            }
+        }
+    }
+
     fn play(&mut self, ledger: &mut Ledger, event: Event) {
+        self.happen(ledger, event);
+        ledger.age_departed(self.now, KEPT_SECONDS);
+        self.departed.retain(|_, (_, since)| self.now - *since < KEPT_SECONDS);
+        self.hear();
+    }
+
+    fn happen(&mut self, ledger: &mut Ledger, event: Event) {
         match event {
             Event::Pod(mut pod) => {
                 // An API server never unbinds or moves a pod, and never has two of one name.
@@ -114,17 +205,18 @@ impl World {
                     .map(|old| old.uid.clone())
                     .collect();
                 for uid in older.into_iter().filter(|uid| *uid != pod.uid) {
-                    self.pods.remove(&uid);
+                    self.vanish(&uid);
                     self.reserved.retain(|(reserved, _), _| *reserved != uid);
                 }
                 if pod.node.is_some() {
                     self.reserved.retain(|(uid, _), _| *uid != pod.uid);
                 }
+                self.departed.remove(&pod.uid);
                 self.pods.insert(pod.uid.clone(), pod.clone());
                 ledger.apply_pod(pod);
             }
             Event::DeletePod(uid) => {
-                self.pods.remove(&uid);
+                self.vanish(&uid);
                 self.reserved.retain(|(reserved, _), _| *reserved != uid);
                 ledger.delete_pod(&uid);
             }
@@ -134,6 +226,7 @@ impl World {
             }
             Event::DeleteNode(name) => {
                 self.nodes.remove(&name);
+                self.departed.retain(|_, (pod, _)| pod.node.as_ref() != Some(&name));
                 ledger.delete_node(&name);
             }
             Event::RelistPods => ledger.replace_pods(self.pods.values().cloned()),
@@ -156,6 +249,7 @@ impl World {
                 self.reserved.remove(&(uid.clone(), node.clone()));
                 ledger.release(&uid, &node);
             }
+            Event::Second => self.now += 1,
         }
     }
 
@@ -176,6 +270,15 @@ impl World {
             None => Vec::new(),
         };
         let mut left: Vec<u128> = sizes.iter().map(|size| u128::from(*size)).collect();
+        // Of what is held and what is kept for the departed the larger counts.
+        let mut kept = self.kept(name);
+        if ours.is_none() {
+            kept.clear();
+        }
+        for (index, left) in left.iter_mut().enumerate() {
+            let held = ours.map_or(0, |inventory| u128::from(inventory.gpus[index].held.0));
+            *left = left.saturating_sub(held.max(kept.get(&index).copied().unwrap_or(0)));
+        }
         let mut take = |held: &Held| match held {
             Held::Allocation(allocation) => {
                 for share in &allocation.gpus {
@@ -201,6 +304,11 @@ impl World {
                 take(&pod.held);
             }
         }
+        for (pod, _) in self.departed.values().filter(|(pod, _)| pod.node.as_deref() == Some(name)) {
+            if ours.is_none() {
+                take(&pod.held);
+            }
+        }
         for ((_, node), units) in &self.reserved {
             if node == name {
                 take(&divvy_pod("r", node, 0, *units).held);
@@ -219,6 +327,8 @@ impl World {
             prop_assert_eq!(&counted, &self.free(name), "{}", name);
         }
         prop_assert_eq!(ledger.reservations().count(), self.reserved.len());
+        let departed: Vec<&str> = ledger.departed().map(|(uid, _)| uid).collect();
+        prop_assert_eq!(departed, self.departed.keys().collect::<Vec<_>>());
         prop_assert_eq!(ledger.pods().count(), self.pods.len());
         Ok(())
     }

@@ -304,6 +304,16 @@ impl Worker {
         self.shared.timings.max_grace.map_or(grace, |max| grace.min(max))
     }
 
+    /// When the containers of a pod whose object is gone are told to end, if that is not now.
+    fn not_yet_told(&mut self, plan: &PodPlan, update: &Update) -> Option<Instant> {
+        if !update.gone || self.ending.is_some() || !self.rows(plan).iter().any(|row| row.view.is_running()) {
+            return None;
+        }
+        let now = Instant::now();
+        let told = *self.gone.get_or_insert(now) + self.shared.timings.forced_after;
+        (now < told).then_some(told)
+    }
+
     /// When SIGKILL comes on the way down. A forced deletion cuts short what is left of the pod's own grace period, and grants
     /// no pod a longer or a shorter one: the kubelet kills the containers of a pod without an object by its own minimum.
     fn deadline(&mut self, plan: &PodPlan, update: &Update) -> Instant {
@@ -314,13 +324,16 @@ impl Worker {
             return own;
         }
         let gone = *self.gone.get_or_insert(now);
-        let forced = gone + self.capped(self.shared.timings.forced_grace);
+        let forced = gone.max(since) + self.capped(self.shared.timings.forced_grace);
         // A pod that was being deleted already may be at its end.
         if since < gone { forced.min(own) } else { forced }
     }
 
     /// SIGTERM, SIGKILL after the grace period, then the sandbox and the pod's cgroup.
     fn bring_down(&mut self, plan: &PodPlan, update: &Update) -> Option<Instant> {
+        if let Some(told) = self.not_yet_told(plan, update) {
+            return Some(told);
+        }
         let deadline = self.deadline(plan, update);
         let targets = lifecycle::to_terminate(plan, &self.latest(plan));
         self.terminate(plan, &targets);

@@ -71,6 +71,7 @@ fn machines(nodes: &[&[u64]]) -> String {
 /// Timings of a node that keeps tests short.
 fn quick(spec: &mut NodeSpec) {
     spec.timings.status_period = Duration::from_millis(20);
+    spec.timings.forced_after = Duration::from_millis(100);
     spec.timings.start_retry.first = Duration::from_millis(40);
     spec.timings.start_retry.max = Duration::from_millis(150);
     spec.timings.restart_backoff.first = Duration::from_millis(10);

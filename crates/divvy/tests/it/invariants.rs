@@ -229,12 +229,14 @@ async fn invariant_3_every_allocation_ends_however_its_pod_does() {
 #[tokio::test]
 async fn invariant_4_memory_is_given_again_only_when_the_last_container_has_ended() {
     // One unit is free on each GPU: the node's sum, which is all that kube-scheduler sees, has room for the new pod all the time.
-    let mut bed = Bed::new(&[&[4, 4]]).await;
+    let mut bed = Bed::with(&[&[4, 4]], |spec| spec.timings.forced_grace = Duration::from_secs(4)).await;
     bed.create(&pod("neighbour").gpu_mem(3));
     bed.running("neighbour").await;
+    let patches = || Match::any().verb("patch").resource("nodes").client("agent-n1");
     for way in [
         "deleted",
         "deleted by force, then restarts",
+        "deleted by force, and its agent says late what is held",
         "deleted by force, and nobody has said so yet",
     ] {
         let old = bed.create(&stubborn("old", 2, 2).container("quick", 1));
@@ -256,11 +258,24 @@ async fn invariant_4_memory_is_given_again_only_when_the_last_container_has_ende
                 bed.restart_agent("n1").await;
                 bed.cluster.restart_extender().await.expect("restarted");
             }
-            _ => {
-                // The extender cannot know: it allocates what is free on paper, and the agent does not let it start.
-                let patches = Match::any().verb("patch").resource("nodes").client("agent-n1");
-                let unsaid = bed.api().faults().add(Rule::new(patches, Effect::Hang));
+            "deleted by force, and its agent says late what is held" => {
+                let unsaid = bed.api().faults().add(Rule::new(patches(), Effect::Hang));
                 bed.force_delete("old");
+                // The extender has seen it run, and waits for the agent's word.
+                bed.event(
+                    "new",
+                    "FailedScheduling",
+                    "for pod default/old (deleted, container was running)",
+                )
+                .await;
+                assert!(bed.runs(&old, "main") && !bed.is_bound("new"));
+                bed.api().faults().remove(unsaid);
+            }
+            _ => {
+                // An extender that has just started cannot know: it allocates what is free on paper, and the agent does not let it start.
+                let unsaid = bed.api().faults().add(Rule::new(patches(), Effect::Hang));
+                bed.force_delete("old");
+                bed.cluster.restart_extender().await.expect("restarted");
                 bed.bound("new").await;
                 bed.start_refused("new", "memory still held by default/old").await;
                 bed.api().faults().remove(unsaid);
@@ -268,8 +283,9 @@ async fn invariant_4_memory_is_given_again_only_when_the_last_container_has_ende
         }
         bed.until("both old containers to end", async |bed: &Bed| {
             // In this order: given first, and the old one still running after that, is too early. Of what was deleted by force
-            // nobody may know at once; then it must not start.
-            let early = bed.runs(&new, "main") || (way == "deleted" && bed.is_bound("new"));
+            // a new extender may not know at once; then it must not start.
+            let known = way == "deleted" || way.contains("says late");
+            let early = bed.runs(&new, "main") || (known && bed.is_bound("new"));
             match bed.runs(&old, "main") {
                 true if early => panic!("{way}: the new pod has memory that the old one uses"),
                 true => Err("it runs".to_owned()),

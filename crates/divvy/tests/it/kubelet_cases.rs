@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use divvy_kubelet::checkpoint::Checkpoint;
 use divvy_model::names;
+use divvy_testbed::api::{Effect, Match, Rule};
 use divvy_testbed::builders::pod;
 use divvy_testbed::node::ContainerView;
 use divvy_testbed::scenario::{Cluster as _, Fault};
@@ -257,6 +258,49 @@ async fn k15_a_pod_deleted_while_the_kubelet_was_down_is_forgotten_once_its_cont
     bed.offered("n1").await;
     bed.create(&pod("b").gpu_mem(4));
     bed.running("b").await;
+    bed.end().await;
+}
+
+/// As seen on a real kubelet: bound in the milliseconds before the agent says what is held, the waiting pod is refused for good when
+/// the kubelet is back, since the old pod's ids are not free yet.
+#[tokio::test]
+async fn k15_a_pod_that_waits_is_not_bound_in_place_of_one_that_is_force_deleted_while_the_kubelet_is_down() {
+    let bed = Bed::with(&[&[4]], |spec| spec.timings.orphan_grace = Duration::from_millis(600)).await;
+    let old = bed.create(&pod("old").gpu_mem(3).args(&["run", "--ignore-term"]));
+    bed.running("old").await;
+    bed.create(&pod("new").gpu_mem(3));
+    bed.unschedulable("new", "").await;
+    bed.node("n1").stop_kubelet(false).await;
+    let patches = Match::any().verb("patch").resource("nodes").client("agent-n1");
+    let unsaid = bed.api().faults().add(Rule::new(patches, Effect::Hang));
+    bed.force_delete("old");
+    bed.event(
+        "new",
+        "FailedScheduling",
+        "for pod default/old (deleted, container was running)",
+    )
+    .await;
+    bed.api().faults().remove(unsaid);
+    bed.until("what it holds to be in the inventory", async |bed: &Bed| {
+        match bed.held_mib("n1") {
+            3072 => Ok(()),
+            held => Err(format!("{held} MiB")),
+        }
+    })
+    .await;
+    assert!(bed.runs(&old, "main") && !bed.is_bound("new"));
+    bed.node("n1").start_kubelet().await.expect("started");
+    bed.until("the old container to end", async |bed: &Bed| {
+        let bound = bed.is_bound("new");
+        match bed.runs(&old, "main") {
+            true if bound => panic!("bound while the old container ran"),
+            true => Err("it runs".to_owned()),
+            false => Ok(()),
+        }
+    })
+    .await;
+    bed.running("new").await;
+    assert_eq!(bed.refused_pods(), []);
     bed.end().await;
 }
 

@@ -53,15 +53,20 @@ async fn r06_the_same_with_cgroups_of_version_1() {
 }
 
 async fn force_delete(version: CgroupVersion) {
-    let mut bed = Bed::with(&[&[4]], |spec| spec.cgroup = version).await;
+    let mut bed = Bed::with(&[&[4]], |spec| {
+        spec.cgroup = version;
+        spec.timings.forced_grace = Duration::from_secs(5);
+    })
+    .await;
     let old = bed.create(&stubborn("old", 3, 3));
     bed.running("old").await;
     let newcomer = bed.create(&pod("newcomer").gpu_mem(3));
     bed.unschedulable("newcomer", "").await;
-    // The extender is quicker than the agent's word of what is held: the object is gone, so the API has room.
+    // An extender that starts now is quicker than the agent's word of what is held: the object is gone, so the API has room.
     let patches = Match::any().verb("patch").resource("nodes").client("agent-n1");
     let unsaid = bed.api().faults().add(Rule::new(patches, Effect::Hang));
     bed.force_delete("old");
+    bed.cluster.restart_extender().await.expect("restarted");
     bed.bound("newcomer").await;
     let text = bed.start_refused("newcomer", "memory still held by").await;
     let expected = "pod default/newcomer needs 3072 MiB of GPU 0, where 1024 MiB of 4096 MiB are free: memory still held by default/old \
@@ -102,7 +107,7 @@ async fn force_delete(version: CgroupVersion) {
 
 #[tokio::test]
 async fn r07_a_pod_re_created_under_its_name_is_another_pod() {
-    let bed = Bed::new(&[&[4]]).await;
+    let mut bed = Bed::with(&[&[4]], |spec| spec.timings.forced_grace = Duration::from_secs(5)).await;
     let first = bed.create_by_hand(&stubborn("s-0", 3, 4));
     assert_eq!(bed.bind("s-0", &first, "n1").await, "");
     bed.running("s-0").await;
@@ -118,7 +123,20 @@ async fn r07_a_pod_re_created_under_its_name_is_another_pod() {
         error.contains("default/s-0"),
         "the old one counts until it is known to be gone: {error}"
     );
+    // And when it has heard of both it waits for what the agent says of the old one's container.
+    let patches = Match::any().verb("patch").resource("nodes").client("agent-n1");
+    let unsaid = bed.api().faults().add(Rule::new(patches, Effect::Hang));
     bed.api().faults().hold_watches(false);
+    bed.until(
+        "the new pod to be refused for the old one's container",
+        async |bed: &Bed| match bed.bind("s-0", &second, "n1").await {
+            error if error.contains("default/s-0 3072 MiB (deleted, container was running)") => Ok(()),
+            error => Err(error),
+        },
+    )
+    .await;
+    // One that knows of neither binds it; the agent knows better.
+    bed.cluster.restart_extender().await.expect("restarted");
     bed.until("the new pod to be bound", async |bed: &Bed| {
         match bed.bind("s-0", &second, "n1").await.as_str() {
             "" => Ok(()),
@@ -132,6 +150,7 @@ async fn r07_a_pod_re_created_under_its_name_is_another_pod() {
     let text = bed.start_refused("s-0", "memory still held by").await;
     assert!(text.contains("default/s-0 (deleted, container still running)"), "{text}");
     assert!(bed.runs(&first, "main") && !bed.runs(&second, "main"));
+    bed.api().faults().remove(unsaid);
     bed.running("s-0").await;
     assert!(!bed.runs(&first, "main"));
     bed.end().await;
