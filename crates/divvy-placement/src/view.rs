@@ -52,7 +52,7 @@ impl<'a> NodeView<'a> {
         self.entry.free_beside_and_kept(position, MiB::ZERO, MiB::ZERO)
     }
 
-    /// Kept for pods that departed from the GPU at this position ([`Departed`]): UID, name, share; the largest first.
+    /// Kept for pods that departed from the GPU at this position ([`crate::Departed`]): UID, name, share; the largest first.
     pub fn departed(&self, position: usize) -> Vec<(String, PodKey, MiB)> {
         if self.entry.departed.is_empty() {
             return Vec::new();
