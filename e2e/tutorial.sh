@@ -455,8 +455,7 @@ settled() {
     [ -z "$(kube get pods -l play=tutorial -o 'jsonpath={range .items[*]}{.metadata.deletionTimestamp}{end}')" ]
 }
 
-# forced_without_kubelet is not among them: it fails (README.md, D4).
-all=(two_pods too_large stubborn forced forced_with_a_waiting_pod past_the_scheduler agent_restarts kubelet_restarts containerd_restarts extender_restarts several_containers deployment)
+all=(two_pods too_large stubborn forced forced_with_a_waiting_pod forced_without_kubelet past_the_scheduler agent_restarts kubelet_restarts containerd_restarts extender_restarts several_containers deployment)
 [ "$(known_nodes | wc -l)" = 1 ] || all+=(mixed)
 all+=(many node_reboots churn api_server_restarts)
 [ $# -gt 0 ] || set -- "${all[@]}"
