@@ -5,6 +5,7 @@ pub mod agent;
 pub mod demo;
 pub mod extender;
 pub mod inspect;
+pub mod manifests;
 pub mod scheduler_config;
 pub mod why;
 
@@ -27,6 +28,7 @@ pub async fn run(cli: Cli) -> anyhow::Result<bool> {
         Command::Inspect(InspectCommand::Gpushare(args)) => inspect::run(args).await.map(|()| true),
         Command::Why(args) => why::run(args).await.map(|()| true),
         Command::SchedulerConfig(args) => scheduler_config::run(*args).await,
+        Command::Manifests(args) => manifests::run(&args).map(|()| true),
         #[cfg(feature = "demo")]
         Command::Demo(args) => demo::run(args).await,
         #[cfg(not(feature = "demo"))]

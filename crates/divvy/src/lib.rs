@@ -4,6 +4,7 @@
 //! - [`commands`]: one module per command, from parsed arguments to actions
 //! - [`inspect`], [`why`]: what the tables show, as values, and their text
 //! - [`scheduler_config`]: what kube-scheduler must be told, as text
+//! - [`manifests`]: the Helm chart, rendered without Helm
 //! - [`printer`]: the only writer to standard output
 
 #![forbid(unsafe_code)]
@@ -11,6 +12,7 @@
 pub mod cli;
 pub mod commands;
 pub mod inspect;
+pub mod manifests;
 pub mod printer;
 pub mod scheduler_config;
 pub mod why;

@@ -47,6 +47,7 @@ fn every_help_teaches_by_example() {
         &["inspect", "gpushare", "--help"],
         &["why", "--help"],
         &["scheduler-config", "--help"],
+        &["manifests", "--help"],
         &["demo", "--help"],
     ] {
         let output = divvy(command, &[]);
