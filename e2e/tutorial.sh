@@ -451,7 +451,8 @@ churn() {
   started all
 }
 settled() {
-  ! kube get pods -l play=tutorial --no-headers | awk '{print $3}' | grep -vE '^(Running|Completed|Error|Unknown|UnexpectedAdmissionError)$' | grep -vq '^Pending$' &&
+  # By phase and not by what kubectl calls the state: a pod whose runtime was killed at the wrong moment ends as ContainerStatusUnknown.
+  [ -z "$(kube get pods -l play=tutorial -o 'jsonpath={range .items[?(@.status.phase=="Pending")]}{.spec.nodeName}{end}')" ] &&
     [ -z "$(kube get pods -l play=tutorial -o 'jsonpath={range .items[*]}{.metadata.deletionTimestamp}{end}')" ]
 }
 
