@@ -12,10 +12,14 @@ A real Kubernetes on this machine, and Divvy on it
 
 usage: cargo xtask cluster COMMAND
 
-  up [--nodes N] [--rbac]   etcd, kube-apiserver, kube-scheduler, kube-controller-manager, and for each node containerd, runc
+  up [--nodes N] [--rbac] [--service-accounts]
+                            etcd, kube-apiserver, kube-scheduler, kube-controller-manager, and for each node containerd, runc
                             and a kubelet; what is not built yet is built first, from Go modules (6 minutes, once)
   divvy [--machines FILE]   builds Divvy and puts it on the cluster that is up: extender, agents, simulated GPUs
   divvy --down              takes Divvy off it again
+  install [--image FILE]    puts Divvy on the cluster as a user does, in place of `divvy`: the image of `cargo xtask image`, the objects
+                            of `divvy manifests`; and checks them. Needs `up --nodes 2 --rbac --service-accounts`
+  install --down            takes it off again
   tutorial [SCENE...]       plays the tutorial and its accidents on them, and checks each step; scenes are in e2e/tutorial.sh
   status                    what runs: process numbers, versions, nodes, KUBECONFIG
   restart [-9] NAME...      restarts (-9: kills first) kube-scheduler, n1.kubelet, n1.containerd, n1.agent, divvy-extender, ...
@@ -94,6 +98,7 @@ fn plan(args: &[&str]) -> Result<Plan> {
     match *command {
         "up" => up(rest),
         "divvy" => divvy(rest),
+        "install" => install(rest),
         "tutorial" => Ok(Plan {
             script: "tutorial.sh",
             args: owned(rest),
@@ -136,6 +141,7 @@ fn up(mut args: &[&str]) -> Result<Plan> {
         args = rest;
         match (*flag, rest) {
             ("--rbac", _) => env.push(("AUTHORIZATION", "RBAC".to_owned())),
+            ("--service-accounts", _) => env.push(("SERVICE_ACCOUNTS", "1".to_owned())),
             ("--nodes", [number, rest @ ..]) => {
                 args = rest;
                 let valid = number.parse::<u8>().is_ok_and(|number| (1..=9).contains(&number));
@@ -145,7 +151,7 @@ fn up(mut args: &[&str]) -> Result<Plan> {
                 );
                 env.push(("NODES", (*number).to_owned()));
             }
-            _ => bail!("`up {flag}` is not understood; up takes --nodes N and --rbac"),
+            _ => bail!("`up {flag}` is not understood; up takes --nodes N, --rbac and --service-accounts"),
         }
     }
     Ok(Plan {
@@ -177,6 +183,30 @@ fn divvy(args: &[&str]) -> Result<Plan> {
     }
 }
 
+fn install(args: &[&str]) -> Result<Plan> {
+    let image = match args {
+        [] => crate::image::default_file()?,
+        ["--image", file] => (*file).to_owned(),
+        ["--down"] => {
+            return Ok(Plan {
+                script: "install.sh",
+                args: vec!["down".to_owned()],
+                ..Plan::default()
+            });
+        }
+        _ => bail!(
+            "`install {}` is not understood; install takes --image FILE or --down",
+            args.join(" ")
+        ),
+    };
+    Ok(Plan {
+        script: "install.sh",
+        args: vec!["up".to_owned()],
+        env: vec![("IMAGE", image)],
+        needs_divvy: true,
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -194,6 +224,9 @@ mod tests {
             ["n1", "ls", "-l"]
         );
         assert!(plan(&["divvy"]).expect("understood").needs_divvy);
+        assert_eq!(env(&["up", "--service-accounts"]), [("SERVICE_ACCOUNTS", "1".to_owned())]);
+        assert_eq!(env(&["install", "--image", "x.tar"]), [("IMAGE", "x.tar".to_owned())]);
+        assert_eq!(plan(&["install", "--down"]).expect("understood").args, ["down"]);
         assert!(!plan(&["divvy", "--down"]).expect("understood").needs_divvy);
     }
 
@@ -208,6 +241,7 @@ mod tests {
             &["restart"],
             &["enter", "n1"],
             &["divvy", "--machines"],
+            &["install", "--image"],
             &["nonsense"],
         ] {
             let text = plan(args).expect_err("not understood").to_string();
@@ -239,6 +273,7 @@ mod tests {
             "restart.sh",
             "enter.sh",
             "divvy.sh",
+            "install.sh",
             "tutorial.sh",
         ] {
             let path = e2e().join(name);

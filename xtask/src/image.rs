@@ -54,7 +54,7 @@ pub(crate) fn run(arguments: &[&str]) -> Result<()> {
     let machine = Machine::own()?;
     let version = env!("CARGO_PKG_VERSION");
     let default_name = format!("divvy.dev/divvy:{version}");
-    let default_out = format!("target/divvy-{version}-{}.tar", machine.oci);
+    let default_out = default_file()?;
     let (name, out) = (name.unwrap_or(&default_name), Path::new(out.unwrap_or(&default_out)));
 
     let programs = machine.build()?;
@@ -74,6 +74,15 @@ pub(crate) fn run(arguments: &[&str]) -> Result<()> {
     ));
     ensure!(compressed <= MOST_MIB, "the image is larger than it may be");
     Ok(())
+}
+
+/// Where the archive lies when nothing else is said.
+pub(crate) fn default_file() -> Result<String> {
+    Ok(format!(
+        "target/divvy-{}-{}.tar",
+        env!("CARGO_PKG_VERSION"),
+        Machine::own()?.oci
+    ))
 }
 
 #[expect(clippy::print_stdout, reason = "the result of a chore is there to be read")]
