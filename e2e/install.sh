@@ -160,8 +160,8 @@ other_nodes() {
   if kube get node n2 > /dev/null 2>&1; then
     check "not another node" refused_with "Divvy's agent on node n1 may not write to node n2" patch "$own" nodes/n2 "$inventory"
   fi
-  check "not another annotation" refused_with "and not mine" patch "$own" nodes/n1 '{"metadata":{"annotations":{"mine":"x"}}}'
-  check "not a label" refused_with "are not its own" patch "$own" nodes/n1 '{"metadata":{"labels":{"mine":"x"}}}'
+  check "not another annotation" refused_with "and not mine" patch "$own" nodes/n1 "{\"metadata\":{\"annotations\":{\"mine\":\"$(now)\"}}}"
+  check "not a label" refused_with "are not its own" patch "$own" nodes/n1 "{\"metadata\":{\"labels\":{\"mine\":\"$(now)\"}}}"
   check "not whether pods are scheduled there" refused_with "are not its own" patch "$own" nodes/n1 '{"spec":{"unschedulable":true}}'
   kube uncordon n1 > /dev/null   # had it not been refused, nothing could start here again
   check "not a node's status" refused_with 'cannot patch resource' patch "$own" nodes/n1/status '{"status":{"capacity":{"a/b":"1"}}}'
