@@ -1,7 +1,7 @@
 //! What the agent reads from and writes to the API server: its node's pods, its node's annotation, events.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use divvy_cluster::events::{Events, Note, node_reference, pod_reference};
 use divvy_cluster::objects::{self, NodeObject, PodObject};
@@ -21,6 +21,8 @@ use crate::agent::Agent;
 const INTERRUPTED: Duration = Duration::from_secs(45);
 /// How long one request may take.
 const TIMEOUT: Duration = Duration::from_secs(10);
+/// How long a watch may still show what was there before our own write.
+const OWN_ECHO: Duration = Duration::from_secs(2);
 const RETRY_FIRST: Duration = Duration::from_millis(200);
 const RETRY_MAX: Duration = Duration::from_secs(30);
 
@@ -109,6 +111,7 @@ pub(crate) async fn publish_inventory(
     tokio::pin!(changes);
     let mut wait = RETRY_FIRST;
     let mut done: Arc<str> = Arc::from("");
+    let mut written_at = Instant::now();
     loop {
         let text = wanted.borrow_and_update().clone();
         if !text.is_empty() && text != done {
@@ -117,6 +120,7 @@ pub(crate) async fn publish_inventory(
                     debug!("the node's inventory is written");
                     agent.ready.clear("inventory");
                     written.send_replace(true);
+                    written_at = Instant::now();
                     done = text;
                     wait = RETRY_FIRST;
                 }
@@ -139,7 +143,10 @@ pub(crate) async fn publish_inventory(
             },
             change = changes.next() => match change {
                 Some(change) if !done.is_empty() && lacks(&change, &done) => {
-                    info!("the node's inventory was changed or removed by somebody else; writing it again");
+                    // Just after a write it is most likely the node as it was before.
+                    if written_at.elapsed() > OWN_ECHO {
+                        info!("the node's inventory was changed or removed by somebody else; writing it again");
+                    }
                     agent.ready.clear("node");
                     done = Arc::from("");
                 }
