@@ -1,7 +1,7 @@
 //! The core against an API server in miniature, in every order: POSTs that are carried out late or whose answers
 //! are lost, watches that lag or are cut, deletions and re-creations, restarts of the extender.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use divvy_extender::core::{Action, BindingRequest, Core, Got, OpId, Posted, Ticket, Timing};
 use divvy_model::{Health, Held, MemoryUnit, Node, Phase, Pod, PodKey};
@@ -105,6 +105,8 @@ struct World {
     settled_ms: Option<u64>,
     /// Pods that vanished while the extender believed that a container ran, and when it heard of it. It may run that long.
     departed: Vec<(Pod, u64)>,
+    /// Pods of which the extender was told that no container runs any more: what it is told next may be that they are gone.
+    told_ended: BTreeSet<String>,
     /// Who waits for which answer.
     asked: BTreeMap<Ticket, (String, String)>,
 }
@@ -128,6 +130,7 @@ impl World {
             orphans: Vec::new(),
             settled_ms: None,
             departed: Vec::new(),
+            told_ended: BTreeSet::new(),
             asked: BTreeMap::new(),
         }
     }
@@ -158,6 +161,15 @@ impl World {
             }
         }
         Ok(())
+    }
+
+    /// The extender is told of this state of a pod.
+    fn tell(&mut self, pod: &Pod) {
+        if pod.container_running {
+            self.told_ended.remove(&pod.uid);
+        } else {
+            self.told_ended.insert(pod.uid.clone());
+        }
     }
 
     /// What the API server does with a Binding.
@@ -192,7 +204,10 @@ impl World {
             .collect();
         self.happen(step)?;
         let ledger = self.core.index().ledger();
-        let vanished = ran.into_iter().filter(|pod| ledger.pod(&pod.uid).is_none());
+        // One step may bring both the end of a pod's containers and the end of its object.
+        let vanished = ran
+            .into_iter()
+            .filter(|pod| ledger.pod(&pod.uid).is_none() && !self.told_ended.contains(&pod.uid));
         self.departed.extend(vanished.map(|pod| (pod, self.now_ms)));
         self.departed
             .retain(|(_, since)| !forgets && self.now_ms - since < Timing::default().departed_ns / MS);
@@ -284,7 +299,10 @@ impl World {
             Step::Watch(count) => {
                 for _ in 0..count {
                     match self.feed.pop_front() {
-                        Some(Ok(pod)) => self.core.index_mut().apply_pod(pod),
+                        Some(Ok(pod)) => {
+                            self.tell(&pod);
+                            self.core.index_mut().apply_pod(pod);
+                        }
                         Some(Err(uid)) => self.core.index_mut().delete_pod(&uid),
                         None => break,
                     }
@@ -292,7 +310,9 @@ impl World {
             }
             Step::CutAndList => {
                 self.feed.clear();
-                self.core.index_mut().reset_pods(self.pods.values().cloned().collect());
+                let listed: Vec<Pod> = self.pods.values().cloned().collect();
+                listed.iter().for_each(|pod| self.tell(pod));
+                self.core.index_mut().reset_pods(listed);
             }
             Step::Sweep => {
                 let actions = self.core.sweep(now);
