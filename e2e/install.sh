@@ -56,6 +56,7 @@ up() {
     die "this cluster runs without RBAC or without service accounts; cargo xtask cluster down && cargo xtask cluster up --nodes 2 --rbac --service-accounts"
   alive divvy-extender && die "Divvy runs on this cluster as processes of the host; take it off first: cargo xtask cluster divvy --down"
   [ -e "$IMAGE" ] || die "$IMAGE is missing; cargo xtask image"
+  IMAGE=$(realpath "$IMAGE")   # a node's commands run in another folder
   for p in divvy libdivvy_nvml_sim.so; do
     [ -e "$DIVVY_BIN/$p" ] || die "$DIVVY_BIN/$p is missing; cargo build -p divvy -p divvy-nvml-sim"
   done
