@@ -100,20 +100,6 @@ policies_are_in_force() {
 }
 refuses_forged() { ! pod forged 1 | annotated | kube create --dry-run=server -f - > /dev/null 2>&1; }
 
-two_pods() {
-  scene "Two pods share one card"
-  local name units sum percent
-  while read -r name units sum percent; do
-    create "$name" "$units" "" 2 n1
-    started "$name"
-    check "$name sees GPU 0 and no other, though it sets NVIDIA_VISIBLE_DEVICES=all" own_gpu "$name" 0
-    check "$name has gpushare's four variables" report_has "$name" main \
-      ALIYUN_COM_GPU_MEM_IDX=0 "ALIYUN_COM_GPU_MEM_POD=$units" "ALIYUN_COM_GPU_MEM_CONTAINER=$units" ALIYUN_COM_GPU_MEM_DEV=16
-    divvy inspect gpushare n1 | shown
-    check "kubectl inspect gpushare says $sum/16 ($percent)" says "$(divvy inspect gpushare n1)" "$sum/16" "($percent)"
-  done <<< $'binpack-0 3 3 18%\nbinpack-1 5 8 50%'
-}
-
 annotated() { sed "s|^metadata: {|metadata: {annotations: {${1:-divvy.dev/allocation: x}}, |"; }
 refused_with() { # TEXT COMMAND...: fails, and says so; the sentence is shown
   local text=$1 output; shift

@@ -15,4 +15,5 @@ pub mod inspect;
 pub mod manifests;
 pub mod printer;
 pub mod scheduler_config;
+pub mod sums;
 pub mod why;

@@ -4,11 +4,12 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
 use divvy_cluster::objects::{NodeObject, PodObject, PodStatus};
-use divvy_model::{Health, Held, MiB, Node, Phase, Pod};
+use divvy_model::{Health, Held, MiB, Node, Pod};
 use divvy_placement::{Ask, GpuReport, HolderKind, Ledger, NodeReport, Refusal};
 use serde::Serialize;
 
 use crate::printer::columns;
+use crate::sums::{Sum, sums};
 
 /// The answer about one pod.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -96,35 +97,19 @@ pub struct GpuAnswer {
 pub struct Site {
     labels: BTreeMap<String, String>,
     cordoned: bool,
-    /// Units of gpu-mem that the node has, that its kubelet offers now, and that pods there ask for.
-    capacity: u64,
-    offered: u64,
-    requested: u64,
+    sum: Sum,
 }
 
 /// The sites of these nodes (the same ones in both forms) with these pods.
 pub fn sites(objects: &[NodeObject], nodes: &[Node], pods: &[Pod]) -> BTreeMap<String, Site> {
-    let mut sites: BTreeMap<String, Site> = BTreeMap::new();
-    for (object, node) in objects.iter().zip(nodes) {
-        let site = Site {
-            labels: object.metadata.labels.clone().unwrap_or_default(),
-            cordoned: node.unschedulable,
-            capacity: node.capacity_units,
-            offered: node.allocatable_units,
-            requested: 0,
-        };
-        sites.insert(node.name.clone(), site);
-    }
-    for pod in pods
-        .iter()
-        .filter(|pod| !matches!(pod.phase, Phase::Succeeded | Phase::Failed))
-    {
-        if let Some(site) = pod.node.as_ref().and_then(|node| sites.get_mut(node)) {
-            let units = pod.request.effective_units().unwrap_or(u64::MAX);
-            site.requested = site.requested.saturating_add(units);
-        }
-    }
-    sites
+    let sums = sums(nodes, pods);
+    let site = |(object, node): (&NodeObject, &Node)| Site {
+        labels: object.metadata.labels.clone().unwrap_or_default(),
+        cordoned: node.unschedulable,
+        sum: sums.get(&node.name).copied().unwrap_or_default(),
+    };
+    let both = objects.iter().zip(nodes);
+    both.map(|both| (both.1.name.clone(), site(both))).collect()
 }
 
 /// Why kube-scheduler would not let the pod on to a node whose GPUs have room, and what would help.
@@ -145,11 +130,11 @@ fn obstacle(site: &Site, name: &str, ask: &Ask, object: &PodObject) -> Option<(S
             format!("let pods on to it again: kubectl uncordon {name}"),
         ));
     }
-    let free = site.offered.saturating_sub(site.requested);
+    let free = site.sum.free();
     if free >= ask.units {
         return None;
     }
-    let (capacity, offered) = (site.capacity, site.offered);
+    let Sum { capacity, offered, .. } = site.sum;
     Some(match offered {
         0 => (
             format!("its kubelet offers 0 of {capacity} units: the device plugin is away"),

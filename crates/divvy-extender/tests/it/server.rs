@@ -7,7 +7,7 @@ use axum::body::Body;
 use axum::http::{Request, StatusCode};
 use divvy_extender::{Limits, Served, Settings, serve};
 use divvy_model::MemoryUnit;
-use divvy_testbed::api::{ApiServer, DeleteOptions, Effect, Match, Options, PatchKind, Rule};
+use divvy_testbed::api::{ApiServer, DeleteOptions, Effect, Match, Options, PatchKind, Rule, RuleId};
 use http_body_util::BodyExt;
 use serde_json::{Value, json};
 use tokio_util::sync::{CancellationToken, DropGuard};
@@ -118,6 +118,21 @@ impl Cluster {
             assert!(Instant::now() < deadline, "{path} stays {status}: {text}");
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
+    }
+
+    /// The watch of pods ends, and cannot be taken up again until the rule is removed.
+    async fn break_watch_of_pods(&self) -> RuleId {
+        let broken = self.api.faults().add(Rule::new(
+            Match::any().verb("watch").resource("pods"),
+            Effect::Refuse {
+                code: 500,
+                retry_after_s: None,
+            },
+        ));
+        self.api.faults().cut_watches();
+        self.eventually("/readyz", |_, text| text.contains("pods: listed; the watch is broken"))
+            .await;
+        broken
     }
 
     /// A number of `/metrics`.
@@ -431,17 +446,7 @@ async fn while_a_watch_is_broken_a_refusal_is_an_error_that_is_tried_again() {
         ),
         (Some(""), Some(2))
     );
-    let broken = cluster.api.faults().add(Rule::new(
-        Match::any().verb("watch").resource("pods"),
-        Effect::Refuse {
-            code: 500,
-            retry_after_s: None,
-        },
-    ));
-    cluster.api.faults().cut_watches();
-    cluster
-        .eventually("/readyz", |_, text| text.contains("pods: listed; the watch is broken"))
-        .await;
+    let broken = cluster.break_watch_of_pods().await;
     let error = filter().await["Error"].as_str().map(str::to_owned).unwrap_or_default();
     assert!(
         error.contains("its watch of pods was interrupted") && error.contains("Insufficient GPU Memory in one device"),
@@ -469,17 +474,7 @@ async fn while_a_watch_is_broken_a_refusal_is_an_error_that_is_tried_again() {
 #[tokio::test]
 async fn a_pod_that_came_and_went_while_the_watch_was_broken_gives_its_memory_back_with_the_next_list() {
     let cluster = Cluster::fixture().await;
-    let broken = cluster.api.faults().add(Rule::new(
-        Match::any().verb("watch").resource("pods"),
-        Effect::Refuse {
-            code: 500,
-            retry_after_s: None,
-        },
-    ));
-    cluster.api.faults().cut_watches();
-    cluster
-        .eventually("/readyz", |_, text| text.contains("pods: listed; the watch is broken"))
-        .await;
+    let broken = cluster.break_watch_of_pods().await;
     let pod = create_pod(&cluster.api, "brief", 16);
     assert_eq!(cluster.bind(&pod, "n4").await, "");
     assert_eq!(cluster.used("n4").await, [16, 0, 0, 0]);

@@ -4,6 +4,8 @@
 use divvy_model::{Node, Pod, names};
 use serde_json::{Value, json};
 
+use crate::sums::sums;
+
 /// What can be seen on the pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Verdict {
@@ -66,15 +68,7 @@ pub fn pod(name: &str, namespace: &str, nonce: &str, scheduler: Option<&str>) ->
 /// extender, but might push out pods of lower priority for it (a pod cannot forbid that itself: the API server takes `preemptionPolicy`
 /// from its PriorityClass only).
 pub fn has_room(nodes: &[Node], pods: &[Pod]) -> bool {
-    nodes.iter().any(|node| {
-        let there = pods
-            .iter()
-            .filter(|pod| pod.node.as_deref() == Some(&node.name) && !pod.ended());
-        let used = there.fold(0u64, |used, pod| {
-            used.saturating_add(pod.request.effective_units().unwrap_or(u64::MAX))
-        });
-        used < node.allocatable_units
-    })
+    sums(nodes, pods).values().any(|sum| sum.free() > 0)
 }
 
 /// What is said where [`has_room`] is not so.
@@ -164,8 +158,6 @@ pub fn unclear(scheduler: &str, said: Option<&(String, String)>, waited: &str) -
 
 #[cfg(test)]
 mod tests {
-    use divvy_model::{ContainerKind, ContainerRequest, PodRequest};
-
     use super::*;
 
     const NONCE: &str = "0f1e2d3c4b5a6978";
@@ -227,35 +219,6 @@ mod tests {
         }
         // The nonce of the annotation itself is on every copy of the pod and proves nothing.
         assert!(matches!(verdict(&seen(None, false, None), NONCE), Verdict::Waiting { .. }));
-    }
-
-    #[test]
-    fn a_node_has_room_while_its_sum_leaves_a_unit() {
-        let node = |units| Node {
-            name: "n1".to_owned(),
-            allocatable_units: units,
-            ..Node::default()
-        };
-        let pod = |node: Option<&str>, units| Pod {
-            node: node.map(str::to_owned),
-            request: PodRequest {
-                containers: vec![ContainerRequest {
-                    name: "main".to_owned(),
-                    kind: ContainerKind::App,
-                    units,
-                    gpu_count: 0,
-                }],
-            },
-            ..Pod::default()
-        };
-        let check =
-            |nodes: &[Node], pods: &[Pod], expected: bool| assert_eq!(has_room(nodes, pods), expected, "{nodes:?} {pods:?}");
-        check(&[], &[], false);
-        check(&[node(0)], &[], false);
-        check(&[node(4)], &[pod(Some("n1"), 3)], true);
-        check(&[node(4)], &[pod(Some("n1"), 3), pod(Some("n1"), 1)], false);
-        check(&[node(4)], &[pod(None, 4), pod(Some("n2"), 4)], true);
-        check(&[node(4), node(5)], &[pod(Some("n1"), 4)], true);
     }
 
     #[test]

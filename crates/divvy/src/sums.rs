@@ -1,0 +1,105 @@
+//! What kube-scheduler counts of GPU memory before it asks the extender: sums over whole nodes.
+
+use std::collections::BTreeMap;
+
+use divvy_model::{Node, Phase, Pod};
+
+/// A node's units of gpu-mem.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Sum {
+    /// What it has (`status.capacity`).
+    pub capacity: u64,
+    /// What its kubelet offers now (`status.allocatable`): without the units of failed GPUs, and none while the agent is away.
+    pub offered: u64,
+    /// What the pods there ask for.
+    pub requested: u64,
+}
+
+impl Sum {
+    /// What kube-scheduler takes for free.
+    pub fn free(&self) -> u64 {
+        self.offered.saturating_sub(self.requested)
+    }
+}
+
+/// The sums of all nodes, by name. As kube-scheduler does (`NodeResourcesFit`) a pod counts until its phase is Succeeded or Failed, also
+/// while it is being deleted.
+pub fn sums(nodes: &[Node], pods: &[Pod]) -> BTreeMap<String, Sum> {
+    let of = |node: &Node| Sum {
+        capacity: node.capacity_units,
+        offered: node.allocatable_units,
+        requested: 0,
+    };
+    let mut sums: BTreeMap<String, Sum> = nodes.iter().map(|node| (node.name.clone(), of(node))).collect();
+    for pod in pods
+        .iter()
+        .filter(|pod| !matches!(pod.phase, Phase::Succeeded | Phase::Failed))
+    {
+        if let Some(sum) = pod.node.as_ref().and_then(|node| sums.get_mut(node)) {
+            let units = pod.request.effective_units().unwrap_or(u64::MAX);
+            sum.requested = sum.requested.saturating_add(units);
+        }
+    }
+    sums
+}
+
+#[cfg(test)]
+mod tests {
+    use divvy_model::{ContainerKind, ContainerRequest, PodRequest};
+
+    use super::*;
+
+    fn node(name: &str, offered: u64) -> Node {
+        Node {
+            name: name.to_owned(),
+            capacity_units: 8,
+            allocatable_units: offered,
+            ..Node::default()
+        }
+    }
+
+    fn pod(node: Option<&str>, units: u64) -> Pod {
+        let container = ContainerRequest {
+            name: "main".to_owned(),
+            kind: ContainerKind::App,
+            units,
+            gpu_count: 0,
+        };
+        Pod {
+            node: node.map(str::to_owned),
+            request: PodRequest {
+                containers: vec![container],
+            },
+            ..Pod::default()
+        }
+    }
+
+    #[test]
+    fn a_node_has_free_what_its_kubelet_offers_less_what_its_pods_ask_for() {
+        let over = |phase| Pod {
+            phase,
+            // kube-scheduler goes by the phase, the ledger by the containers.
+            container_running: true,
+            ..pod(Some("n1"), 4)
+        };
+        let going = Pod {
+            deleting: true,
+            ..pod(Some("n1"), 3)
+        };
+        let check = |offered: u64, pods: &[Pod], expected: u64| {
+            let sums = sums(&[node("n1", offered), node("n2", 5)], pods);
+            assert_eq!((sums["n1"].free(), sums["n2"].free()), (expected, 5), "{offered} {pods:?}");
+            assert_eq!(sums["n1"].capacity, 8);
+        };
+        check(0, &[], 0);
+        check(4, &[], 4);
+        check(4, &[pod(Some("n1"), 3)], 1);
+        check(4, &[pod(Some("n1"), 3), pod(Some("n1"), 1)], 0);
+        check(4, &[pod(None, 4), pod(Some("elsewhere"), 4)], 4);
+        check(4, &[going], 1);
+        check(4, &[over(Phase::Succeeded), over(Phase::Failed)], 4);
+        // A GPU failed under its pods: more is asked for than is offered.
+        check(2, &[pod(Some("n1"), 3)], 0);
+        check(4, &[pod(Some("n1"), u64::MAX), pod(Some("n1"), u64::MAX)], 0);
+    }
+}
