@@ -8,7 +8,7 @@ use std::time::Duration;
 use divvy_agent::config::Probe;
 use divvy_agent::{Config, Error};
 use divvy_model::{Allocation, ContainerShare, GpuShare, Inventory, MiB, names};
-use divvy_testbed::api::{ApiServer, DeleteOptions, Listening, Options};
+use divvy_testbed::api::{ApiServer, DeleteOptions, Effect, Listening, Match, Options, Rule};
 use divvy_testbed::builders;
 use divvy_testbed::node::{ContainerView, Node, NodeSpec};
 use serde_json::{Value, json};
@@ -380,6 +380,25 @@ async fn a_pod_bound_without_the_extender_is_told_so_in_an_event() {
     let text = event.to_string();
     assert!(text.contains("extender") && text.contains("default/a"), "{text}");
     assert!(bed.node.containers().is_empty());
+    bed.stop_agent().await;
+}
+
+/// A role without `list` (kube-rs lists before it watches): the inventory is written, but nobody would see it removed.
+#[tokio::test]
+async fn an_agent_that_may_not_watch_its_node_is_not_ready_and_says_so() {
+    let mut bed = Bed::new(&[4096]).await;
+    bed.stop_agent().await;
+    let forbidden = Effect::Refuse {
+        code: 403,
+        retry_after_s: None,
+    };
+    let rule = Rule::new(Match::any().verb("list").resource("nodes"), forbidden);
+    let rule = bed.api.faults().add(rule);
+    bed.start_agent();
+    bed.ready_is(503, "the watch of node").await;
+    bed.memory_is(4, 4).await;
+    bed.api.faults().remove(rule);
+    bed.ready_is(200, "ok").await;
     bed.stop_agent().await;
 }
 
