@@ -2,6 +2,8 @@
 # Brings Divvy onto the running cluster as processes of the host, or what is missing of it: the extender beside kube-scheduler, and in the
 # mount namespace of each node of machines.toml an agent with its probe, the driver's library replaced by the simulator, and device files.
 #   divvy.sh up       needs DIVVY_BIN, the folder with divvy, divvy-probe and libdivvy_nvml_sim.so; MACHINES: another machines.toml
+#   divvy.sh start NAME   only divvy-extender (until it answers) or n1.agent (which may wait for a kubelet), as `up` made them
+#   divvy.sh wait     until every node with GPUs offers them
 #   divvy.sh down     ends it; kube-scheduler goes on without an extender
 set -euo pipefail
 # shellcheck source=lib.sh
@@ -12,7 +14,7 @@ alive kube-apiserver || die "no cluster runs in $CLUSTER_DIR; cargo xtask cluste
 extender_port=$((PORT_BASE + 5))
 answers() { curl -sf -m 2 -o /dev/null "http://127.0.0.1:$1/readyz"; }
 
-up() {
+settings() {
   need curl "Debian: curl" "to ask Divvy's programs whether they are ready"
   # What was given once is remembered beside the cluster.
   # shellcheck disable=SC1091
@@ -24,6 +26,37 @@ up() {
     [ -e "$DIVVY_BIN/$p" ] || die "$DIVVY_BIN/$p is missing; cargo build -p divvy -p divvy-hardware -p divvy-nvml-sim"
   done
   printf ': "${%s:=%s}"\n' DIVVY_BIN "$DIVVY_BIN" MACHINES "$MACHINES" > "$CLUSTER_DIR/divvy.settings"
+}
+
+start_extender() {
+  start divvy-extender "$DIVVY_BIN/divvy" extender --kubeconfig "$CLUSTER_DIR/extender.kubeconfig" --listen "127.0.0.1:$extender_port"
+  wait_for "extender ready" 20 divvy-extender answers $extender_port
+}
+
+start_agent() { # NODE
+  local node=$1 port=$((PORT_BASE + 10 * ${1#n} + 2))
+  in_node "$node" bash -c '
+    make() { [ -e "$1" ] || mknod -m 666 "$1" c "$2" "$3"; }
+    for ((i = 0; i < $1; i++)); do make "/dev/nvidia$i" 195 "$i"; done
+    make /dev/nvidiactl 195 255; make /dev/nvidia-uvm 511 0; make /dev/nvidia-uvm-tools 511 1' make "$(gpus_of "$node")"
+  start "$node.agent" nsenter -t "$(pid_of "$node.holder")" -m -- env \
+    DIVVY_NVML_SIM="$MACHINES" DIVVY_NVML_SIM_NODE="$node" DIVVY_NVML_SIM_CONTROL="$CLUSTER_DIR/$node/nvml.sock" \
+    "$DIVVY_BIN/divvy" agent --node-name "$node" --kubeconfig "$CLUSTER_DIR/agent.kubeconfig" --kubelet-dir /var/lib/kubelet \
+    --cdi-dir /var/run/cdi --probe "$DIVVY_BIN/divvy-probe" --nvml-library "$DIVVY_BIN/libdivvy_nvml_sim.so" \
+    --metrics "127.0.0.1:$port" --health-recovery 1s --probe-interval 1s
+}
+
+wait_for_units() {
+  local node
+  for node in $(known_nodes); do
+    [ "$(gpus_of "$node")" -gt 0 ] || continue
+    wait_for "$node: agent ready" 20 "$node.agent" answers $((PORT_BASE + 10 * ${node#n} + 2))
+    wait_for "$node: units in its allocatable" 20 "$node.agent" offers "$node"
+  done
+}
+
+up() {
+  settings
   local extender_user=admin agent_user=admin
   if [ "$AUTHORIZATION" = RBAC ]; then
     kube apply -f "$CLUSTER_ROOT/rbac.yaml" > /dev/null
@@ -32,24 +65,13 @@ up() {
   kubeconfig "$CLUSTER_DIR/extender.kubeconfig" $extender_user
   kubeconfig "$CLUSTER_DIR/agent.kubeconfig" $agent_user
 
-  start divvy-extender "$DIVVY_BIN/divvy" extender --kubeconfig "$CLUSTER_DIR/extender.kubeconfig" --listen "127.0.0.1:$extender_port"
-  wait_for "extender ready" 20 divvy-extender answers $extender_port
-
-  local node index port
+  start_extender
+  local node gpus
   for node in $(known_nodes); do
-    index=${node#n} port=$((PORT_BASE + 10 * ${node#n} + 2))
-    local gpus; gpus=$(gpus_of "$node")
+    gpus=$(gpus_of "$node")
     [ "$gpus" -gt 0 ] || { say "$node: no GPUs in $MACHINES, no agent"; continue; }
-    in_node "$node" bash -c '
-      make() { [ -e "$1" ] || mknod -m 666 "$1" c "$2" "$3"; }
-      for ((i = 0; i < $1; i++)); do make "/dev/nvidia$i" 195 "$i"; done
-      make /dev/nvidiactl 195 255; make /dev/nvidia-uvm 511 0; make /dev/nvidia-uvm-tools 511 1' make "$gpus"
-    start "$node.agent" nsenter -t "$(pid_of "$node.holder")" -m -- env \
-      DIVVY_NVML_SIM="$MACHINES" DIVVY_NVML_SIM_NODE="$node" DIVVY_NVML_SIM_CONTROL="$CLUSTER_DIR/$node/nvml.sock" \
-      "$DIVVY_BIN/divvy" agent --node-name "$node" --kubeconfig "$CLUSTER_DIR/agent.kubeconfig" --kubelet-dir /var/lib/kubelet \
-      --cdi-dir /var/run/cdi --probe "$DIVVY_BIN/divvy-probe" --nvml-library "$DIVVY_BIN/libdivvy_nvml_sim.so" \
-      --metrics "127.0.0.1:$port" --health-recovery 1s --probe-interval 1s
-    wait_for "$node: agent ready, $gpus GPUs" 20 "$node.agent" answers $port
+    start_agent "$node"
+    say "$node: agent started, $gpus GPUs"
   done
 
   local url=http://127.0.0.1:$extender_port/gpushare-scheduler
@@ -58,9 +80,7 @@ up() {
     EXTENDER_URL=$url "$CLUSTER_ROOT/up.sh" > /dev/null
     say "kube-scheduler calls the extender"
   fi
-  for node in $(known_nodes); do
-    [ "$(gpus_of "$node")" -eq 0 ] || wait_for "$node: units in its allocatable" 20 "$node.agent" offers "$node"
-  done
+  wait_for_units
   say "Divvy is up; export KUBECONFIG=$CLUSTER_DIR/admin.kubeconfig"
 }
 
@@ -83,8 +103,11 @@ down() {
   say "Divvy is off the cluster"
 }
 
-case ${1:-} in
-  up) up ;;
-  down) down ;;
-  *) die "usage: divvy.sh up|down" ;;
+case "${1:-} ${2:-}" in
+  "up ") up ;;
+  "down ") down ;;
+  "wait ") settings; wait_for_units ;;
+  "start divvy-extender") settings; start_extender ;;
+  "start "*.agent) settings; start_agent "${2%.agent}" ;;
+  *) die "usage: divvy.sh up|down|wait|start NAME" ;;
 esac

@@ -119,8 +119,8 @@ fn plan(args: &[&str]) -> Result<Plan> {
             ..Plan::default()
         }),
         "restart" if !rest.is_empty() => Ok(Plan {
-            script: "restart.sh",
-            args: owned(rest),
+            script: "part.sh",
+            args: owned(args),
             ..Plan::default()
         }),
         "enter" if rest.len() >= 2 => Ok(Plan {
@@ -220,6 +220,10 @@ mod tests {
             [("AUTHORIZATION", "RBAC".to_owned()), ("NODES", "2".to_owned())]
         );
         assert_eq!(
+            plan(&["restart", "-9", "n1.kubelet"]).expect("understood").args,
+            ["restart", "-9", "n1.kubelet"]
+        );
+        assert_eq!(
             plan(&["enter", "n1", "ls", "-l"]).expect("understood").args,
             ["n1", "ls", "-l"]
         );
@@ -270,7 +274,7 @@ mod tests {
             "down.sh",
             "status.sh",
             "build.sh",
-            "restart.sh",
+            "part.sh",
             "enter.sh",
             "divvy.sh",
             "install.sh",

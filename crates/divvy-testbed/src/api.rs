@@ -48,6 +48,7 @@ pub use faults::{Effect, Faults, Match, Rule, RuleId};
 pub use listen::Listening;
 pub use registry::{DeleteOptions, Deleted, PatchKind};
 pub use resources::Resource;
+pub(crate) use store::splitmix64;
 pub use store::{Event, EventKind};
 
 use registry::{Registry, WriteOptions};

@@ -12,6 +12,7 @@ pub fn pod(name: &str) -> PodBuilder {
         grace_seconds: None,
         restart_policy: None,
         node: None,
+        selector: None,
         annotations: Vec::new(),
     }
 }
@@ -26,6 +27,7 @@ pub struct PodBuilder {
     grace_seconds: Option<u64>,
     restart_policy: Option<&'static str>,
     node: Option<String>,
+    selector: Option<String>,
     annotations: Vec<(String, String)>,
 }
 
@@ -78,13 +80,13 @@ impl PodBuilder {
         self.gpu_mem(units)
     }
 
-    /// Adds an init container that asks for this many units and ends at once.
+    /// Adds an init container that asks for this many units, prints its environment, and ends at once.
     pub fn init(mut self, name: &str, units: u64) -> Self {
         let mut container = ContainerBuilder::new(name);
         container
             .limits
             .push((divvy_model::names::GPU_MEM.to_owned(), units.to_string()));
-        container.args = vec!["sleep".to_owned(), "0".to_owned()];
+        container.args = vec!["env".to_owned()];
         self.init.push(container);
         self
     }
@@ -145,6 +147,12 @@ impl PodBuilder {
         self
     }
 
+    /// A node selector for this node's host name: through the scheduler, and to no other node.
+    pub fn select(mut self, node: &str) -> Self {
+        self.selector = Some(node.to_owned());
+        self
+    }
+
     /// An annotation.
     pub fn annotation(mut self, key: &str, value: &str) -> Self {
         self.annotations.push((key.to_owned(), value.to_owned()));
@@ -171,6 +179,9 @@ impl PodBuilder {
         }
         if let Some(policy) = self.restart_policy {
             spec["restartPolicy"] = policy.into();
+        }
+        if let Some(node) = &self.selector {
+            spec["nodeSelector"] = json!({"kubernetes.io/hostname": node});
         }
         if let Some(node) = &self.node {
             spec["nodeName"] = node.clone().into();

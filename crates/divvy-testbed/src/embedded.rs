@@ -15,10 +15,11 @@ use tokio::net::{TcpStream, UnixStream};
 use tokio::time::Instant;
 
 use crate::api::{ApiServer, Clock, Listening, Options};
+use crate::controllers::Controllers;
 use crate::node::{Node, NodeSpec};
 use crate::programs::{Program, Programs};
 use crate::root::Root;
-use crate::scenario::{Cluster, Fault, Report};
+use crate::scenario::{Cluster, End, Fault, Living, Machine, Part, Report, Witness};
 use crate::scheduler::{Scheduler, SchedulerConfig};
 
 /// What a cluster is made from.
@@ -68,7 +69,8 @@ pub struct Embedded {
     extender_address: SocketAddr,
     // Keeps the port while no extender listens on it.
     _extender_port: OwnedFd,
-    scheduler: Scheduler,
+    scheduler: Option<Scheduler>,
+    controllers: Controllers,
     extender: Program,
     nodes: BTreeMap<String, EmbeddedNode>,
     // Last: the folder goes when everything in it has ended.
@@ -108,14 +110,8 @@ impl Embedded {
         write_private(&extender_kubeconfig, &api.kubeconfig_for(listening.addr(), "extender"))?;
         let extender = start_extender(&settings, root.path(), &extender_kubeconfig, extender_address)?;
         let client = api.client();
-        let scheduler = Scheduler::start(
-            client.clone(),
-            SchedulerConfig {
-                extender_url: Some(format!("http://{extender_address}/gpushare-scheduler")),
-                seed: settings.seed,
-                ..SchedulerConfig::default()
-            },
-        );
+        let scheduler = Some(start_scheduler(&settings, client.clone(), extender_address));
+        let controllers = Controllers::start(client.clone());
         let mut cluster = Embedded {
             settings,
             machines,
@@ -125,6 +121,7 @@ impl Embedded {
             extender_address,
             _extender_port: extender_port,
             scheduler,
+            controllers,
             extender,
             nodes: BTreeMap::new(),
             root,
@@ -184,6 +181,93 @@ impl Embedded {
             Ok(())
         } else {
             self.start_agent(name).await
+        }
+    }
+
+    /// kill -9 of a node's agent.
+    pub async fn kill_agent(&mut self, node: &str) -> io::Result<()> {
+        let found = self.nodes.get_mut(node).ok_or_else(|| not_joined(node))?;
+        match found.agent.take() {
+            Some(mut agent) => agent.kill().await,
+            None => Ok(()),
+        }
+    }
+
+    /// Starts a node's agent again.
+    pub async fn start_agent(&mut self, name: &str) -> io::Result<()> {
+        let folder = self.folder(name);
+        let logs = self.root.path().join("logs");
+        let kubeconfig = self.kubeconfig_of(&format!("agent-{name}"))?;
+        let found = self.nodes.get_mut(name).ok_or_else(|| not_joined(name))?;
+        let paths = found.node.paths();
+        let text = |path: &Path| path.display().to_string();
+        let (machines, control) = (text(&self.root.path().join("machines.toml")), text(&folder.join("nvml.sock")));
+        let program = Program::start(
+            &format!("agent-{name}"),
+            &self.settings.programs.divvy,
+            &[
+                &[
+                    "agent",
+                    "--exit-with-stdin",
+                    "--node-name",
+                    name,
+                    "--kubeconfig",
+                    &text(&kubeconfig),
+                    "--kubelet-dir",
+                    &text(&paths.kubelet_dir),
+                    "--cdi-dir",
+                    &text(&paths.cdi_dir),
+                    "--state-dir",
+                    &text(&folder.join("state")),
+                    "--sys-root",
+                    &text(&paths.sys_root),
+                    "--probe",
+                    &text(&self.settings.programs.probe),
+                    "--nvml-library",
+                    &text(&self.settings.programs.nvml_sim),
+                ][..],
+                &self.settings.agent_flags.iter().map(String::as_str).collect::<Vec<_>>(),
+            ]
+            .concat(),
+            &[
+                ("DIVVY_NVML_SIM", machines.as_str()),
+                ("DIVVY_NVML_SIM_NODE", name),
+                ("DIVVY_NVML_SIM_CONTROL", control.as_str()),
+            ],
+            &logs,
+        )?;
+        found.agent = Some(program);
+        Ok(())
+    }
+
+    /// Stops and starts a node's kubelet.
+    pub async fn restart_kubelet(&mut self, node: &str) -> io::Result<()> {
+        self.node(node)?.restart_kubelet(false).await.map_err(io::Error::other)
+    }
+
+    /// kill -9 of the extender, and a new one.
+    pub async fn restart_extender(&mut self) -> io::Result<()> {
+        self.kill_extender().await?;
+        self.start_extender().await
+    }
+
+    /// Waits until a node's kubelet has all units of its agent's.
+    async fn registered(&self, name: &str) -> io::Result<()> {
+        let machine = self.machines.node(name);
+        let units: u64 = machine.map_or(0, |machine| machine.gpus.iter().map(|gpu| gpu.memory_mib / 1024).sum());
+        let until = Instant::now() + Duration::from_secs(10);
+        loop {
+            let resources = self.node(name)?.device_manager().resources;
+            match resources.get(divvy_model::names::GPU_MEM) {
+                Some((_, healthy)) if *healthy as u64 == units => return Ok(()),
+                other if Instant::now() > until => {
+                    let log = self.agent_log(name);
+                    return Err(io::Error::other(format!(
+                        "{name}: {units} units expected, {other:?} there. {log}"
+                    )));
+                }
+                _ => tokio::time::sleep(Duration::from_millis(5)).await,
+            }
         }
     }
 
@@ -261,7 +345,10 @@ impl Embedded {
         if let Err(error) = self.extender.stop().await {
             tracing::warn!(%error, "the extender did not stop");
         }
-        self.scheduler.shutdown().await;
+        if let Some(scheduler) = self.scheduler.take() {
+            scheduler.shutdown().await;
+        }
+        self.controllers.shutdown().await;
         for node in std::mem::take(&mut self.nodes).into_values() {
             node.node.shutdown().await;
         }
@@ -319,7 +406,14 @@ impl Cluster for Embedded {
         self.client.clone()
     }
 
+    fn node_of(&self, machine: Machine) -> Option<String> {
+        self.machines.node(machine.name()).map(|node| node.name.clone())
+    }
+
     async fn join(&mut self, name: &str) -> io::Result<()> {
+        if self.nodes.contains_key(name) {
+            return Ok(());
+        }
         self.join_as(name, |_| {}).await
     }
 
@@ -350,67 +444,86 @@ impl Cluster for Embedded {
         }
     }
 
-    async fn kill_agent(&mut self, node: &str) -> io::Result<()> {
-        let found = self.nodes.get_mut(node).ok_or_else(|| not_joined(node))?;
-        match found.agent.take() {
-            Some(mut agent) => agent.kill().await,
-            None => Ok(()),
+    async fn stop(&mut self, part: Part<'_>, end: End) -> io::Result<()> {
+        let hard = end == End::Killed;
+        match part {
+            Part::ApiServer => self.api.faults().set_down(true),
+            Part::Scheduler => {
+                if let Some(scheduler) = self.scheduler.take() {
+                    scheduler.shutdown().await;
+                }
+            }
+            Part::Extender if hard => self.kill_extender().await?,
+            Part::Extender => {
+                self.extender.stop().await?;
+            }
+            Part::Agent(node) if hard => self.kill_agent(node).await?,
+            Part::Agent(node) => {
+                self.stop_agent(node).await?;
+            }
+            Part::Kubelet(node) => self.node(node)?.stop_kubelet(hard).await,
+            Part::Runtime(node) => self.node(node)?.set_runtime_away(true),
         }
-    }
-
-    async fn start_agent(&mut self, name: &str) -> io::Result<()> {
-        let folder = self.folder(name);
-        let logs = self.root.path().join("logs");
-        let kubeconfig = self.kubeconfig_of(&format!("agent-{name}"))?;
-        let found = self.nodes.get_mut(name).ok_or_else(|| not_joined(name))?;
-        let paths = found.node.paths();
-        let text = |path: &Path| path.display().to_string();
-        let (machines, control) = (text(&self.root.path().join("machines.toml")), text(&folder.join("nvml.sock")));
-        let program = Program::start(
-            &format!("agent-{name}"),
-            &self.settings.programs.divvy,
-            &[
-                &[
-                    "agent",
-                    "--exit-with-stdin",
-                    "--node-name",
-                    name,
-                    "--kubeconfig",
-                    &text(&kubeconfig),
-                    "--kubelet-dir",
-                    &text(&paths.kubelet_dir),
-                    "--cdi-dir",
-                    &text(&paths.cdi_dir),
-                    "--state-dir",
-                    &text(&folder.join("state")),
-                    "--sys-root",
-                    &text(&paths.sys_root),
-                    "--probe",
-                    &text(&self.settings.programs.probe),
-                    "--nvml-library",
-                    &text(&self.settings.programs.nvml_sim),
-                ][..],
-                &self.settings.agent_flags.iter().map(String::as_str).collect::<Vec<_>>(),
-            ]
-            .concat(),
-            &[
-                ("DIVVY_NVML_SIM", machines.as_str()),
-                ("DIVVY_NVML_SIM_NODE", name),
-                ("DIVVY_NVML_SIM_CONTROL", control.as_str()),
-            ],
-            &logs,
-        )?;
-        found.agent = Some(program);
         Ok(())
     }
 
-    async fn restart_kubelet(&mut self, node: &str) -> io::Result<()> {
-        self.node(node)?.restart_kubelet(false).await.map_err(io::Error::other)
+    async fn start(&mut self, part: Part<'_>) -> io::Result<()> {
+        match part {
+            Part::ApiServer => self.api.faults().set_down(false),
+            Part::Scheduler if self.scheduler.is_none() => {
+                let scheduler = start_scheduler(&self.settings, self.client.clone(), self.extender_address);
+                self.scheduler = Some(scheduler);
+            }
+            Part::Extender if self.extender.ended()? => self.start_extender().await?,
+            Part::Agent(node) if self.agent_pid(node).is_none() => self.start_agent(node).await?,
+            Part::Scheduler | Part::Extender | Part::Agent(_) => {}
+            Part::Kubelet(node) => self.node(node)?.start_kubelet().await.map_err(io::Error::other)?,
+            Part::Runtime(node) => self.node(node)?.set_runtime_away(false),
+        }
+        Ok(())
     }
 
-    async fn restart_extender(&mut self) -> io::Result<()> {
-        self.kill_extender().await?;
+    async fn power_off(&mut self, node: &str) -> io::Result<()> {
+        self.kill_agent(node).await?;
+        let node = self.node(node)?;
+        node.set_runtime_away(true);
+        node.power_off().await.map_err(io::Error::other)
+    }
+
+    async fn roll(&mut self) -> io::Result<()> {
+        let nodes: Vec<String> = self.nodes.keys().filter(|name| self.has_gpus(name)).cloned().collect();
+        for node in nodes {
+            self.stop_agent(&node).await?;
+            self.start_agent(&node).await?;
+            self.registered(&node).await?;
+        }
+        self.extender.stop().await?;
         self.start_extender().await
+    }
+
+    fn witness(&self) -> Witness {
+        let runtimes: Vec<_> = self
+            .nodes
+            .iter()
+            .map(|(name, node)| (name.clone(), node.node.running()))
+            .collect();
+        Box::new(move || {
+            let living = runtimes.iter().flat_map(|(node, running)| {
+                running().into_iter().map(|view| Living {
+                    node: node.clone(),
+                    pod_uid: view.pod_uid,
+                    env: view.env,
+                })
+            });
+            Ok(living.collect())
+        })
+    }
+
+    fn grants(&self, node: &str) -> io::Result<Vec<String>> {
+        let paths = self.node(node)?.paths();
+        let mut found = files(&self.folder(node).join("state/grants"))?;
+        found.extend(files(&paths.cdi_dir)?);
+        Ok(found)
     }
 
     async fn divvy(&self, args: &[&str]) -> io::Result<(String, String, bool)> {
@@ -424,6 +537,26 @@ impl Cluster for Embedded {
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
         Ok((text(&output.stdout), text(&output.stderr), output.status.success()))
     }
+}
+
+fn start_scheduler(settings: &Settings, client: kube::Client, extender: SocketAddr) -> Scheduler {
+    let config = SchedulerConfig {
+        extender_url: Some(format!("http://{extender}/gpushare-scheduler")),
+        seed: settings.seed,
+        ..SchedulerConfig::default()
+    };
+    Scheduler::start(client, config)
+}
+
+/// Names of the files in a folder, none if it is not there.
+fn files(folder: &Path) -> io::Result<Vec<String>> {
+    let entries = match std::fs::read_dir(folder) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        entries => entries?,
+    };
+    entries
+        .map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned()))
+        .collect()
 }
 
 fn start_extender(settings: &Settings, root: &Path, kubeconfig: &Path, address: SocketAddr) -> io::Result<Program> {

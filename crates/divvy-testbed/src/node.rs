@@ -6,12 +6,13 @@
 //! resolution of CDI names and the precedence of variables; the layout of cgroups.
 //!
 //! What is simpler than on a real node:
-//! - Containers are rows, not processes. `sleep N` ends with 0 after N seconds, `fail` ends with 1, anything else runs until
+//! - Containers are rows, not processes. `sleep N` ends with 0 after N seconds, `env` at once, `fail` ends with 1, anything else runs until
 //!   it is ended; with `--ignore-term` anywhere only SIGKILL ends it. There are no images, probes, hooks, volumes, logs,
 //!   exec, init-container restarts by probes, ephemeral containers or static pods.
 //! - Topology policy is `none`; there is no CPU, memory or DRA manager, and no eviction or preemption.
 //! - A pod that is being deleted before the kubelet first saw it is not admitted. The 2 s minimum of a grace period exists
 //!   only for pods whose object is gone ([`Timings::forced_grace`]).
+//! - A runtime that is away ([`Node::set_runtime_away`]) starts nothing; containers still end when they are told to.
 //! - No Lease and no heartbeats: a node whose kubelet is stopped stays Ready.
 //! - See [`checkpoint`], [`runtime`] and the other modules for theirs.
 
@@ -152,7 +153,8 @@ pub struct Timings {
     pub dial: Duration,
     /// Before a failed write or watch is tried again.
     pub api_retry: Duration,
-    /// From the kubelet's start until it asks for its pods: who is first after a reboot, pods or plugins.
+    /// From the kubelet's start until it asks for its pods: who is first after a reboot, pods or plugins. A plugin that waits for the
+    /// kubelet's socket is first on a real one.
     pub pods_after: Duration,
 }
 
@@ -177,7 +179,7 @@ impl Default for Timings {
             pre_start: Duration::from_secs(30),
             dial: Duration::from_secs(10),
             api_retry: Duration::from_millis(100),
-            pods_after: Duration::ZERO,
+            pods_after: Duration::from_millis(200),
         }
     }
 }
@@ -490,6 +492,17 @@ impl Node {
     /// one; the kubelet's checkpoint is still there. The agent is not part of the node: who runs it restarts it.
     pub async fn reboot(&self) -> Result<(), Error> {
         let _changing = self.changing.lock().await;
+        self.switch_off().await?;
+        self.start_again().await
+    }
+
+    /// The first half of a reboot: the kubelet stays away until [`Node::start_kubelet`].
+    pub async fn power_off(&self) -> Result<(), Error> {
+        let _changing = self.changing.lock().await;
+        self.switch_off().await
+    }
+
+    async fn switch_off(&self) -> Result<(), Error> {
         self.stop(true).await;
         self.runtime.reboot();
         let paths = self.paths();
@@ -509,8 +522,18 @@ impl Node {
                 _ => {}
             }
         }
-        write_boot_id(&paths, &mut lock(&self.seed))?;
-        self.start_again().await
+        write_boot_id(&paths, &mut lock(&self.seed))
+    }
+
+    /// Looks at the containers that run, from any thread, also after the node is gone.
+    pub fn running(&self) -> impl Fn() -> Vec<ContainerView> + Send + 'static {
+        let runtime = self.runtime.clone();
+        move || runtime.all().into_iter().filter(ContainerView::is_running).collect()
+    }
+
+    /// The container runtime ends, or is there again. Containers run on; while it is away none is started.
+    pub fn set_runtime_away(&self, away: bool) {
+        self.runtime.set_away(away);
     }
 
     /// The device plugin directory is removed and made again, checkpoint and all else but sockets kept, and the kubelet

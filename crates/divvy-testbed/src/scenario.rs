@@ -1,10 +1,13 @@
 //! Scenarios: what a person would do to a cluster, and what must come of it.
 //!
-//! They are written against [`Cluster`], which a real Kubernetes can be, too: they act through the API server and the
-//! `divvy` program, look at what containers report of themselves, and wait for what must come, without internal hooks.
+//! They are written against [`Cluster`], which a real Kubernetes is, too (crate `divvy-e2e`): they act through the API server and the
+//! `divvy` program, look at what containers report of themselves, and wait for what must come, without internal hooks. [`suite`] is what
+//! must come out alike on both; [`tour`] is for people.
 
+mod churn;
 mod machines;
 mod play;
+pub mod suite;
 mod tour;
 
 use std::future::Future;
@@ -12,17 +15,18 @@ use std::io;
 
 use divvy_model::machine::Machines;
 
-pub use machines::BUILT_IN;
+pub use churn::Churn;
+pub use machines::{BUILT_IN, Machine};
 pub use play::{Play, Stop};
 
 /// What a container says of itself.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Report {
     /// Names one start of the container: another after every restart.
     pub id: String,
     /// Its environment.
     pub env: std::collections::BTreeMap<String, String>,
-    /// Its device nodes, in order.
+    /// Its device nodes of GPUs and drivers, in order.
     pub devices: Vec<String>,
     /// Whether it runs now.
     pub running: bool,
@@ -40,11 +44,53 @@ pub enum Fault {
     Recovers,
 }
 
+/// A container that lives on a machine, whatever the API server says of it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Living {
+    /// The node.
+    pub node: String,
+    /// UID of its pod.
+    pub pod_uid: String,
+    /// Its environment.
+    pub env: std::collections::BTreeMap<String, String>,
+}
+
+/// Looks at the machines: every container of a test program that lives now. Sandboxes are left out.
+pub type Witness = Box<dyn FnMut() -> io::Result<Vec<Living>> + Send>;
+
+/// A program of a cluster, Kubernetes' own or Divvy's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Part<'a> {
+    /// kube-apiserver. While it is away [`Cluster::client`] fails.
+    ApiServer,
+    /// kube-scheduler.
+    Scheduler,
+    /// `divvy extender`.
+    Extender,
+    /// `divvy agent` of this node, and its probe.
+    Agent(&'a str),
+    /// The kubelet of this node. Containers run on.
+    Kubelet(&'a str),
+    /// containerd of this node. Containers run on.
+    Runtime(&'a str),
+}
+
+/// How a program ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum End {
+    /// SIGTERM.
+    Stopped,
+    /// kill -9.
+    Killed,
+}
+
 /// A cluster with Divvy on it, embedded or real.
 pub trait Cluster {
     /// Its API.
     fn client(&self) -> kube::Client;
-    /// Lets a node join, with the agent on it if it has GPUs. Returns once the node is known to the API server.
+    /// The node that is this machine; none if the cluster has no such node.
+    fn node_of(&self, machine: Machine) -> Option<String>;
+    /// Lets a node join, with the agent on it if it has GPUs. Returns once the node is known to the API server; at once when it is.
     fn join(&mut self, node: &str) -> impl Future<Output = io::Result<()>>;
     /// Whether this node's machine has GPUs.
     fn has_gpus(&self, node: &str) -> bool;
@@ -52,14 +98,20 @@ pub trait Cluster {
     fn report(&self, pod_uid: &str, container: &str) -> impl Future<Output = io::Result<Option<Report>>>;
     /// Lets something happen to a GPU.
     fn fault(&mut self, node: &str, gpu: u32, fault: Fault) -> impl Future<Output = io::Result<()>>;
-    /// kill -9 of a node's agent.
-    fn kill_agent(&mut self, node: &str) -> impl Future<Output = io::Result<()>>;
-    /// Starts a node's agent again.
-    fn start_agent(&mut self, node: &str) -> impl Future<Output = io::Result<()>>;
-    /// Stops and starts a node's kubelet.
-    fn restart_kubelet(&mut self, node: &str) -> impl Future<Output = io::Result<()>>;
-    /// kill -9 of the extender, and a new one.
-    fn restart_extender(&mut self) -> impl Future<Output = io::Result<()>>;
+    /// Ends a program, which stays away until [`start`](Self::start). One that has ended already is left so.
+    fn stop(&mut self, part: Part<'_>, end: End) -> impl Future<Output = io::Result<()>>;
+    /// Starts a program again; returns when it has begun, or answers. One that runs is left alone.
+    fn start(&mut self, part: Part<'_>) -> impl Future<Output = io::Result<()>>;
+    /// Switches a node off: processes, cgroups and all that lies in memory are gone, the boot id is another one. Agent, kubelet and runtime
+    /// stay away until they are started.
+    fn power_off(&mut self, node: &str) -> impl Future<Output = io::Result<()>>;
+    /// Replaces every program of Divvy by a new one, as an update of its workloads does: one node's agent after another, then the extender.
+    /// Returns when all are ready.
+    fn roll(&mut self) -> impl Future<Output = io::Result<()>>;
+    /// Looks at the nodes that have joined by now.
+    fn witness(&self) -> Witness;
+    /// Names of the files that a node keeps of grants: records and CDI specs.
+    fn grants(&self, node: &str) -> io::Result<Vec<String>>;
     /// Runs `divvy` with these arguments against the cluster, and gives what it printed to standard output and standard error
     /// and whether its status was 0.
     fn divvy(&self, args: &[&str]) -> impl Future<Output = io::Result<(String, String, bool)>>;

@@ -43,8 +43,9 @@ pub struct SchedulerConfig {
     pub backoff: Backoff,
     /// After this a pod that did not fit is tried again without any event.
     pub flush_unschedulable: Duration,
-    /// Before a failed watch is tried again.
-    pub api_retry: Duration,
+    /// Before a failed watch is tried again, longer each time until it works (kube-scheduler: 0.8 s to 30 s, so that a pod may wait for half
+    /// a minute after the API server is back; here a tenth).
+    pub api_retry: Backoff,
 }
 
 impl Default for SchedulerConfig {
@@ -65,7 +66,10 @@ impl Default for SchedulerConfig {
                 max: Duration::from_secs(1),
             },
             flush_unschedulable: Duration::from_secs(300),
-            api_retry: Duration::from_millis(100),
+            api_retry: Backoff {
+                first: Duration::from_millis(80),
+                max: Duration::from_secs(3),
+            },
         }
     }
 }

@@ -1,5 +1,7 @@
 //! What a scenario tells while it is played: values, printed by whoever listens.
 
+use std::fmt;
+
 use serde::Serialize;
 
 /// One thing that happened, or that was looked at.
@@ -52,6 +54,35 @@ pub enum Event {
         #[serde(skip_serializing_if = "Option::is_none")]
         found: Option<String>,
     },
+}
+
+/// For people: whole lines.
+impl fmt::Display for Event {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Event::Scene { text } => write!(f, "\n== {text}\n"),
+            Event::Step {
+                what,
+                subject,
+                text,
+                details,
+            } => {
+                writeln!(f, "{what:>10}  {subject}  {text}")?;
+                details.iter().try_for_each(|detail| writeln!(f, "            {detail}"))
+            }
+            Event::Command { text, output } => {
+                write!(f, "\n    $ {text}\n")?;
+                output.lines().try_for_each(|line| writeln!(f, "    {line}"))?;
+                writeln!(f)
+            }
+            Event::Check { ok: true, text, .. } => writeln!(f, "        ok  {text}"),
+            Event::Check { ok: false, text, found } => writeln!(
+                f,
+                "    FAILED  {text}\n            found: {}",
+                found.as_deref().unwrap_or("something else")
+            ),
+        }
+    }
 }
 
 /// Somebody who listens.

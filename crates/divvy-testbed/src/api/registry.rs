@@ -112,6 +112,7 @@ impl Registry {
             map.insert("creationTimestamp".into(), self.clock.timestamp().into());
         }
         if resource.is_core("pods") {
+            pods::check_priority(&object)?;
             pods::set_defaults(&mut object);
             pods::check_quantities(&object)?;
             let errors = pods::validate(&object);

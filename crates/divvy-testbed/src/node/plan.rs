@@ -49,6 +49,10 @@ impl Behaviour {
                     ends = Ends::Failing;
                     break;
                 }
+                "env" => {
+                    ends = Ends::After(Duration::ZERO);
+                    break;
+                }
                 "run" => break,
                 _ => {}
             }
@@ -272,6 +276,7 @@ mod tests {
         let half = Ends::After(Duration::from_millis(500));
         for (text, ends, ignores_term) in [
             ("run", Ends::Never, false),
+            ("env", Ends::After(Duration::ZERO), false),
             ("sleep 0.5", half, false),
             ("sh sleep 0.5 --ignore-term", half, true),
             ("sleep infinity", Ends::Never, false),

@@ -112,7 +112,13 @@ struct State {
     seed: Seed,
     cgroups: Cgroups,
     proc_written: BTreeSet<u32>,
+    /// It does not answer the kubelet.
+    away: bool,
 }
+
+/// What the kubelet's calls end with while the runtime does not run.
+const AWAY: &str = "rpc error: code = Unavailable desc = connection error: desc = \"transport: Error while dialing: dial unix \
+                    /run/containerd/containerd.sock: connect: connection refused\"";
 
 /// The runtime. Clones are the same runtime.
 #[derive(Debug, Clone)]
@@ -186,6 +192,7 @@ impl Runtime {
             seed,
             cgroups,
             proc_written: BTreeSet::new(),
+            away: false,
         };
         let shared = Shared {
             paths,
@@ -249,6 +256,9 @@ impl Runtime {
     /// Starts the pod's sandbox unless it runs.
     pub(crate) fn ensure_sandbox(&self, pod: &PodPlan) -> Result<(), String> {
         let mut state = self.lock();
+        if state.away {
+            return Err(AWAY.to_owned());
+        }
         if state.sandboxes.contains_key(&pod.uid) {
             return Ok(());
         }
@@ -289,6 +299,9 @@ impl Runtime {
             });
         }
         let mut state = self.lock();
+        if state.away {
+            return Err(AWAY.to_owned());
+        }
         let Some(sandbox) = state.sandboxes.get(&pod.uid).map(|sandbox| sandbox.id.clone()) else {
             return Err(format!("sandbox of pod {:?} is not running", pod.uid));
         };
@@ -348,6 +361,11 @@ impl Runtime {
         }
         self.announce();
         Ok(view)
+    }
+
+    /// While it is away nothing is started; containers run on.
+    pub(crate) fn set_away(&self, away: bool) {
+        self.lock().away = away;
     }
 
     /// SIGTERM.

@@ -1,3 +1,34 @@
+/// A machine that the scenarios are written for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Machine {
+    /// The tutorial's: one GPU of 16 GiB.
+    Laptop,
+    /// Two A100 of 40 GiB and a T4 of 15.
+    Mixed,
+    /// No GPU.
+    CpuOnly,
+}
+
+impl Machine {
+    /// The name of its node in [`BUILT_IN`].
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Machine::Laptop => "archlinux",
+            Machine::Mixed => "mixed",
+            Machine::CpuOnly => "cpu-only",
+        }
+    }
+
+    /// Units of 1 GiB that its GPUs have.
+    pub(crate) fn units(self) -> u64 {
+        match self {
+            Machine::Laptop => 16,
+            Machine::Mixed => 95,
+            Machine::CpuOnly => 0,
+        }
+    }
+}
+
 /// The scenarios' machines: the tutorial's laptop, a mixed node, a node without GPUs. Sizes are those that NVML reports for these cards.
 pub const BUILT_IN: &str = r#"v = 1
 
@@ -39,6 +70,8 @@ address = "192.168.8.102"
 
 #[cfg(test)]
 mod tests {
+    use super::Machine;
+
     #[test]
     fn the_built_in_machines_are_a_valid_description() {
         let machines = divvy_model::machine::Machines::parse(super::BUILT_IN).expect("valid");
@@ -48,5 +81,12 @@ mod tests {
             .map(|node| (node.name.as_str(), node.gpus.len()))
             .collect();
         assert_eq!(gpus, [("archlinux", 1), ("mixed", 3), ("cpu-only", 0)]);
+        for machine in [Machine::Laptop, Machine::Mixed, Machine::CpuOnly] {
+            let node = machines.node(machine.name()).expect("described");
+            assert_eq!(
+                node.gpus.iter().map(|gpu| gpu.memory_mib / 1024).sum::<u64>(),
+                machine.units()
+            );
+        }
     }
 }

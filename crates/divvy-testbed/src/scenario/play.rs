@@ -1,5 +1,8 @@
 //! What every scenario does: create, wait, look, tell.
 
+mod acts;
+mod looks;
+
 use std::io;
 use std::time::Duration;
 
@@ -14,8 +17,14 @@ use super::{Cluster, Report};
 use crate::builders::PodBuilder;
 use crate::story::{Event, Listener, Told};
 
-/// How long something that must come may take. Generous: it is only waited out when something is wrong.
-const PATIENCE: Duration = Duration::from_secs(20);
+pub(super) use looks::HandedOver;
+
+/// How long something that must come may take. Generous: it is only waited out when something is wrong. kube-scheduler, say, asks an API
+/// server again after up to 30 s.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Where a play's pods are.
+pub(super) const NAMESPACE: &str = "default";
 
 /// Why a play could not go on.
 #[derive(Debug, thiserror::Error)]

@@ -4,31 +4,37 @@ use divvy_model::{Health, names};
 use kube::Resource as _;
 
 use super::play::state;
-use super::{Cluster, Fault, Play, Report, Stop};
+use super::suite::is_gpu;
+use super::{Cluster, End, Fault, Machine, Part, Play, Report, Stop};
 use crate::builders::pod;
 
-const LAPTOP: &str = "archlinux";
-const MIXED: &str = "mixed";
-
 /// What the old `kubectl inspect gpushare` prints in the tutorial after each pod.
-fn tutorial_table(used: u64, percent: u64) -> String {
+fn tutorial_table(node: &str, address: &str, used: u64, percent: u64) -> String {
+    let (name, ip) = (node.len().max("NAME".len()), address.len().max("IPADDRESS".len()));
+    // As the old tool counts: over the row with its tabs, which are not the columns' widths.
+    let dashes = "-".repeat(32 + node.len() + address.len());
     format!(
-        "NAME       IPADDRESS      GPU0(Allocated/Total)  GPU Memory(GiB)\n\
-         archlinux  192.168.8.100  {used}/16                   {used}/16\n\
-         ------------------------------------------------------\n\
+        "{:name$}  {:ip$}  GPU0(Allocated/Total)  GPU Memory(GiB)\n\
+         {node:name$}  {address:ip$}  {used}/16                   {used}/16\n\
+         {dashes}\n\
          Allocated/Total GPU Memory In Cluster:\n\
-         {used}/16 ({percent}%)  \n"
+         {used}/16 ({percent}%)  \n",
+        "NAME", "IPADDRESS"
     )
 }
 
 /// Two pods on one card.
 pub(super) async fn tutorial<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), Stop> {
     play.scene("Two pods share one card").await?;
-    play.cluster.join(LAPTOP).await?;
-    ready(play, LAPTOP, 16).await?;
+    let node = ready(play, Machine::Laptop).await?;
+    let address = play.address(&node).await?;
+    // Alone, as in the tutorial, the node need not be named.
+    let alone = play.nodes().await?.len() == 1;
+    let mut args = vec!["inspect", "gpushare"];
+    args.extend((!alone).then_some(node.as_str()));
     let steps = [("binpack-0", 3, 3, 18, true), ("binpack-1", 5, 8, 50, false)];
     for (name, units, used, percent, greedy) in steps {
-        let mut manifest = pod(name).gpu_mem(units);
+        let mut manifest = pod(name).gpu_mem(units).select(&node);
         let mut text = format!("asks for {units} GiB of GPU memory");
         if greedy {
             manifest = manifest.env(names::VISIBLE_DEVICES, "all");
@@ -47,8 +53,8 @@ pub(super) async fn tutorial<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), S
                 (names::ALIYUN_DEV, "16"),
             ],
         )?;
-        let table = play.run("kubectl inspect gpushare", &["inspect", "gpushare"]).await?;
-        let expected = tutorial_table(used, percent);
+        let table = play.run(&format!("kubectl {}", args.join(" ")), &args).await?;
+        let expected = tutorial_table(&node, &address, used, percent);
         play.check(
             table == expected,
             &format!("the table says {used}/16 ({percent}%), to the byte as the old tool"),
@@ -60,19 +66,21 @@ pub(super) async fn tutorial<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), S
 
 /// Mixed GPUs, a pod that waits, a container that will not end, a GPU that dies, restarts.
 pub(super) async fn day<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), Stop> {
-    play.scene("Two more nodes join: one with 2 x A100 40 GB and a T4, one without GPUs")
+    play.scene("More nodes: one with 2 x A100 40 GB and a T4, one without GPUs")
         .await?;
-    play.cluster.join(MIXED).await?;
-    play.cluster.join("cpu-only").await?;
-    ready(play, MIXED, 95).await?;
+    let laptop = ready(play, Machine::Laptop).await?;
+    if let Some(node) = play.cluster.node_of(Machine::CpuOnly) {
+        play.cluster.join(&node).await?;
+    }
+    let mixed = ready(play, Machine::Mixed).await?;
     play.run("kubectl inspect gpushare", &["inspect", "gpushare"]).await?;
 
-    waits_for_one_gpu(play).await?;
-    let train_1 = gpu_dies(play).await?;
-    restarts(play, train_1).await
+    waits_for_one_gpu(play, &mixed).await?;
+    let train_1 = gpu_dies(play, &mixed).await?;
+    restarts(play, &laptop, &mixed, train_1).await
 }
 
-async fn waits_for_one_gpu<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), Stop> {
+async fn waits_for_one_gpu<C: Cluster>(play: &mut Play<'_, C>, mixed: &str) -> Result<(), Stop> {
     play.scene("A pod asks for more than is free on any one GPU, though the node's sum would do")
         .await?;
     let stubborn = pod("train-0").gpu_mem(30).args(&["run", "--ignore-term"]).grace_seconds(2);
@@ -86,7 +94,7 @@ async fn waits_for_one_gpu<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), Sto
     play.started("default", "train-1").await?;
     play.create(
         &pod("big").gpu_mem(20),
-        "asks for 20 GiB: 10, 10 and 15 are free on node mixed, 8 on archlinux",
+        &format!("asks for 20 GiB: 10, 10 and 15 are free on node {mixed}, 8 on the laptop"),
     )
     .await?;
     let message = play
@@ -132,19 +140,19 @@ async fn waits_for_one_gpu<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), Sto
     Ok(())
 }
 
-async fn gpu_dies<C: Cluster>(play: &mut Play<'_, C>) -> Result<Report, Stop> {
+async fn gpu_dies<C: Cluster>(play: &mut Play<'_, C>, mixed: &str) -> Result<Report, Stop> {
     play.scene("A GPU falls off the bus (XID 79) while a pod runs on it").await?;
     let train_1 = play.get("default", "train-1").await?;
     let uid = train_1.meta().uid.clone().unwrap_or_default();
     let before = play.cluster.report(&uid, "main").await?;
-    play.cluster.fault(MIXED, 1, Fault::Dies { xid: 79 }).await?;
+    play.cluster.fault(mixed, 1, Fault::Dies { xid: 79 }).await?;
     play.step(
         "failed",
-        "mixed GPU 1",
+        &format!("{mixed} GPU 1"),
         "the driver reports XID 79; train-1 runs on it",
         Vec::new(),
     )?;
-    health(play, MIXED, 1, Health::Failed).await?;
+    health(play, mixed, 1, Health::Failed).await?;
     play.run("kubectl inspect gpushare -o wide", &["inspect", "gpushare", "-o", "wide"])
         .await?;
     for (name, units, gpu) in [("fill-0", 20, 0), ("fill-1", 15, 2)] {
@@ -176,45 +184,41 @@ async fn gpu_dies<C: Cluster>(play: &mut Play<'_, C>) -> Result<Report, Stop> {
     )?;
 
     play.scene("The GPU comes back").await?;
-    play.cluster.fault(MIXED, 1, Fault::Recovers).await?;
-    health(play, MIXED, 1, Health::Ok).await?;
+    play.cluster.fault(mixed, 1, Fault::Recovers).await?;
+    health(play, mixed, 1, Health::Ok).await?;
     play.step(
         "recovered",
-        "mixed GPU 1",
+        &format!("{mixed} GPU 1"),
         "it has answered well for a while and is offered again",
         Vec::new(),
     )?;
     let (_, reports) = play.started("default", "patient").await?;
     check_own_gpu(play, "patient", &reports, 1)?;
-    Ok(after.unwrap_or(Report {
-        id: String::new(),
-        env: Default::default(),
-        devices: Vec::new(),
-        running: false,
-    }))
+    Ok(after.unwrap_or_default())
 }
 
-async fn restarts<C: Cluster>(play: &mut Play<'_, C>, train_1: Report) -> Result<(), Stop> {
+async fn restarts<C: Cluster>(play: &mut Play<'_, C>, laptop: &str, mixed: &str, train_1: Report) -> Result<(), Stop> {
     play.scene("The agent, the kubelets and the extender are restarted; nothing moves")
         .await?;
     let table = play
         .run("kubectl inspect gpushare -d", &["inspect", "gpushare", "-d"])
         .await?;
     let uid = play.get("default", "train-1").await?.meta().uid.clone().unwrap_or_default();
-    play.cluster.kill_agent(MIXED).await?;
-    play.step("killed", "the agent of mixed", "kill -9", Vec::new())?;
-    allocatable(play, MIXED, 0).await?;
-    play.cluster.start_agent(MIXED).await?;
-    play.step("started", "the agent of mixed", "", Vec::new())?;
-    allocatable(play, MIXED, 95).await?;
-    for node in [LAPTOP, MIXED] {
-        play.cluster.restart_kubelet(node).await?;
+    play.cluster.stop(Part::Agent(mixed), End::Killed).await?;
+    play.step("killed", &format!("the agent of {mixed}"), "kill -9", Vec::new())?;
+    play.cluster.start(Part::Agent(mixed)).await?;
+    play.step("started", &format!("the agent of {mixed}"), "", Vec::new())?;
+    play.offers(mixed, Machine::Mixed.units()).await?;
+    for node in [laptop, mixed] {
+        play.cluster.stop(Part::Kubelet(node), End::Stopped).await?;
+        play.cluster.start(Part::Kubelet(node)).await?;
         play.step("restarted", &format!("the kubelet of {node}"), "", Vec::new())?;
     }
-    play.cluster.restart_extender().await?;
+    play.cluster.stop(Part::Extender, End::Killed).await?;
+    play.cluster.start(Part::Extender).await?;
     play.step("restarted", "the extender", "kill -9, and a new one", Vec::new())?;
-    allocatable(play, LAPTOP, 16).await?;
-    allocatable(play, MIXED, 95).await?;
+    play.offers(laptop, Machine::Laptop.units()).await?;
+    play.offers(mixed, Machine::Mixed.units()).await?;
     let report = play.cluster.report(&uid, "main").await?;
     play.check(
         report.as_ref() == Some(&train_1),
@@ -232,13 +236,8 @@ async fn restarts<C: Cluster>(play: &mut Play<'_, C>, train_1: Report) -> Result
 }
 
 /// A container has its own GPU and no other, whatever it set itself.
-fn check_own_gpu<C: Cluster>(play: &mut Play<'_, C>, name: &str, reports: &[Report], minor: u32) -> Result<(), Stop> {
+pub(super) fn check_own_gpu<C: Cluster>(play: &mut Play<'_, C>, name: &str, reports: &[Report], minor: u32) -> Result<(), Stop> {
     let own = format!("/dev/nvidia{minor}");
-    let is_gpu = |device: &str| {
-        device
-            .strip_prefix("/dev/nvidia")
-            .is_some_and(|rest| rest.bytes().all(|b| b.is_ascii_digit()))
-    };
     let good = reports.iter().all(|report| {
         let gpus: Vec<_> = report.devices.iter().filter(|device| is_gpu(device)).collect();
         gpus == [&own] && report.env.get(names::VISIBLE_DEVICES).map(String::as_str) == Some(names::VISIBLE_NONE)
@@ -266,29 +265,12 @@ fn check_env<C: Cluster>(play: &mut Play<'_, C>, reports: &[Report], expected: &
     Ok(())
 }
 
-/// Waits until a node offers this many units, and tells.
-async fn ready<C: Cluster>(play: &mut Play<'_, C>, node: &str, units: u64) -> Result<(), Stop> {
-    allocatable(play, node, units).await?;
-    play.step(
-        "joined",
-        &format!("node {node}"),
-        &format!("its agent found its GPUs and offers {units} GiB"),
-        Vec::new(),
-    )
-}
-
-async fn allocatable<C: Cluster>(play: &Play<'_, C>, node: &str, units: u64) -> Result<(), Stop> {
-    play.eventually(&format!("node {node} to offer {units} units"), async |play| {
-        Ok(match divvy_cluster::list::node(&play.cluster.client(), node).await {
-            Ok(found) if found.allocatable_units == units => match found.inventory {
-                Some(Ok(_)) => Ok(()),
-                other => Err(format!("inventory {other:?}")),
-            },
-            Ok(found) => Err(format!("{} units", found.allocatable_units)),
-            Err(error) => Err(error.to_string()),
-        })
-    })
-    .await
+/// Waits until a machine's node offers all that it has, and tells.
+async fn ready<C: Cluster>(play: &mut Play<'_, C>, machine: Machine) -> Result<String, Stop> {
+    let node = play.ready(machine).await?;
+    let text = format!("its agent found its GPUs and offers {} GiB", machine.units());
+    play.step("joined", &format!("node {node}"), &text, Vec::new())?;
+    Ok(node)
 }
 
 async fn health<C: Cluster>(play: &Play<'_, C>, node: &str, index: u32, wanted: Health) -> Result<(), Stop> {

@@ -125,6 +125,7 @@ pub(super) async fn run(client: Client, config: SchedulerConfig, token: Cancella
         config,
     };
     let retry = scheduler.config.api_retry;
+    let mut failures = 0;
     let mut pods = watcher(Api::<Pod>::all(client.clone()), watcher::Config::default()).boxed();
     let mut nodes = watcher(Api::<Node>::all(client), watcher::Config::default()).boxed();
     let (mut pod_list, mut node_list) = (Listing(None), Listing(None));
@@ -139,6 +140,7 @@ pub(super) async fn run(client: Client, config: SchedulerConfig, token: Cancella
                 quiet = false;
                 match event {
                     Ok(event) => {
+                        failures = 0;
                         let change = pod_list.take(event, uid_of);
                         pods_known |= matches!(change, Some(Change::List(_)));
                         scheduler.pods(change);
@@ -150,6 +152,7 @@ pub(super) async fn run(client: Client, config: SchedulerConfig, token: Cancella
                 quiet = false;
                 match event {
                     Ok(event) => {
+                        failures = 0;
                         let change = node_list.take(event, name_of);
                         nodes_known |= matches!(change, Some(Change::List(_)));
                         scheduler.nodes(change);
@@ -162,7 +165,8 @@ pub(super) async fn run(client: Client, config: SchedulerConfig, token: Cancella
             }
             if let Some(error) = failed {
                 tracing::warn!(%error, "watch failed; will be tried again");
-                tokio::time::sleep(retry).await;
+                tokio::time::sleep(retry.delay(failures)).await;
+                failures += 1;
             }
         }
         let ready = pods_known && nodes_known;
@@ -180,25 +184,29 @@ pub(super) async fn run(client: Client, config: SchedulerConfig, token: Cancella
         tokio::select! {
             event = pods.next() => match event {
                 Some(Ok(event)) => {
+                    failures = 0;
                     let change = pod_list.take(event, uid_of);
                     pods_known |= matches!(change, Some(Change::List(_)));
                     scheduler.pods(change);
                 }
                 Some(Err(error)) => {
                     tracing::warn!(%error, "pod watch failed; will be tried again");
-                    tokio::time::sleep(retry).await;
+                    tokio::time::sleep(retry.delay(failures)).await;
+                    failures += 1;
                 }
                 None => return,
             },
             event = nodes.next() => match event {
                 Some(Ok(event)) => {
+                    failures = 0;
                     let change = node_list.take(event, name_of);
                     nodes_known |= matches!(change, Some(Change::List(_)));
                     scheduler.nodes(change);
                 }
                 Some(Err(error)) => {
                     tracing::warn!(%error, "node watch failed; will be tried again");
-                    tokio::time::sleep(retry).await;
+                    tokio::time::sleep(retry.delay(failures)).await;
+                    failures += 1;
                 }
                 None => return,
             },

@@ -40,6 +40,7 @@ impl Bed {
         let directory = tempfile::tempdir().unwrap();
         let mut spec = NodeSpec::new("n1", directory.path());
         spec.gpu_minors = vec![0, 1];
+        spec.timings.pods_after = Duration::ZERO;
         spec.timings.status_period = Duration::from_millis(5);
         spec.timings.start_retry.first = Duration::from_millis(50);
         spec.timings.restart_backoff.first = Duration::from_millis(50);

@@ -7,7 +7,7 @@ use std::time::Duration;
 use axum::extract::State;
 use axum::routing::post;
 use axum::{Json, Router};
-use divvy_testbed::api::{ApiServer, DeleteOptions, Options, PatchKind};
+use divvy_testbed::api::{ApiServer, DeleteOptions, Effect, Match, Options, PatchKind, Rule};
 use divvy_testbed::scheduler::{Scheduler, SchedulerConfig};
 use http::StatusCode;
 use serde_json::{Value, json};
@@ -369,6 +369,32 @@ async fn prioritize_decides_between_nodes_and_is_skipped_for_one() {
     pod(&api, "q", 4);
     assert_eq!(bound(&api, "q").await["spec"]["nodeName"], "n3");
     assert_eq!(extender.requests("prioritize").len(), asked);
+}
+
+/// As seen on a real one: half a minute after the API server was back nothing had been bound.
+#[tokio::test]
+async fn a_watch_that_fails_is_tried_again_less_and_less_often() {
+    let api = api();
+    node(&api, "n1", 16);
+    let extender = Extender::start(&api).await;
+    let _scheduler = Scheduler::start(api.client(), config(&extender));
+    pod(&api, "before", 1);
+    bound(&api, "before").await;
+    let refuse = Effect::Refuse {
+        code: 503,
+        retry_after_s: None,
+    };
+    let rule = api
+        .faults()
+        .add(Rule::new(Match::any().verb("list").verb("watch").resource("pods"), refuse));
+    api.faults().cut_watches();
+    tokio::time::sleep(Duration::from_millis(1500)).await;
+    // 80, 160, 320, 640 ms; at a steady 80 ms there would be 18.
+    let tries = api.faults().fired(rule);
+    assert!((3..=6).contains(&tries), "{tries} tries");
+    api.faults().remove(rule);
+    pod(&api, "after", 1);
+    bound(&api, "after").await;
 }
 
 #[tokio::test]

@@ -7,7 +7,7 @@ use anyhow::Context as _;
 use divvy_testbed::embedded::{Embedded, Settings};
 use divvy_testbed::programs::Programs;
 use divvy_testbed::scenario::{BUILT_IN, Cluster as _, Play, Scenario};
-use divvy_testbed::story::{Event, Listener, Told};
+use divvy_testbed::story::{Listener, Told};
 
 use crate::cli::{DemoArgs, DemoOutput};
 use crate::printer;
@@ -139,37 +139,6 @@ impl Listener for Teller {
         if self.json {
             return printer::line(&serde_json::to_string(told)?);
         }
-        printer::print(&for_people(&told.event))
-    }
-}
-
-fn for_people(event: &Event) -> String {
-    match event {
-        Event::Scene { text } => format!("\n== {text}\n"),
-        Event::Step {
-            what,
-            subject,
-            text,
-            details,
-        } => {
-            let mut lines = format!("{what:>10}  {subject}  {text}\n");
-            for detail in details {
-                lines.push_str(&format!("            {detail}\n"));
-            }
-            lines
-        }
-        Event::Command { text, output } => {
-            let mut lines = format!("\n    $ {text}\n");
-            for line in output.lines() {
-                lines.push_str(&format!("    {line}\n"));
-            }
-            lines.push('\n');
-            lines
-        }
-        Event::Check { ok: true, text, .. } => format!("        ok  {text}\n"),
-        Event::Check { ok: false, text, found } => format!(
-            "    FAILED  {text}\n            found: {}\n",
-            found.as_deref().unwrap_or("something else")
-        ),
+        printer::print(&told.event.to_string())
     }
 }

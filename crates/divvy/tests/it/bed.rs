@@ -12,7 +12,6 @@ use divvy_testbed::api::{ApiServer, Clock, DeleteOptions, Effect, Match, Rule, R
 use divvy_testbed::builders::{PodBuilder, pod};
 use divvy_testbed::embedded::{Embedded, Settings};
 use divvy_testbed::node::{ContainerView, Node, NodeEvent, NodeSpec};
-use divvy_testbed::scenario::Cluster as _;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 use tokio::sync::broadcast::error::RecvError;
@@ -71,6 +70,7 @@ fn machines(nodes: &[&[u64]]) -> String {
 /// Timings of a node that keeps tests short.
 fn quick(spec: &mut NodeSpec) {
     spec.timings.status_period = Duration::from_millis(20);
+    spec.timings.pods_after = Duration::ZERO;
     spec.timings.forced_after = Duration::from_millis(100);
     spec.timings.start_retry.first = Duration::from_millis(40);
     spec.timings.start_retry.max = Duration::from_millis(150);

@@ -361,3 +361,28 @@ async fn fields_that_pods_do_not_have_are_dropped_or_refused() {
         (None, &json!("Running"))
     );
 }
+
+/// As a real API server's Priority admission; DESIGN does not say so, and a pod of ours was refused there.
+#[tokio::test]
+async fn a_pod_does_not_choose_its_own_priority_or_preemption() {
+    let api = ApiServer::new(Options::default());
+    for (field, value, part) in [
+        (
+            "preemptionPolicy",
+            json!("Never"),
+            "the string value of PreemptionPolicy (Never) must not be provided",
+        ),
+        ("priority", json!(7), "the integer value of priority (7) must not be provided"),
+    ] {
+        let mut manifest = pod("p");
+        manifest["spec"][field] = value;
+        let (code, reason, message) = refusal(pods(&api).create(&PostParams::default(), &typed(manifest)).await);
+        assert_eq!((code, reason.as_str()), (403, "Forbidden"));
+        assert!(message.contains(part), "{message}");
+    }
+    for (field, value) in [("preemptionPolicy", json!("PreemptLowerPriority")), ("priority", json!(0))] {
+        let mut manifest = pod(&field.to_lowercase());
+        manifest["spec"][field] = value;
+        pods(&api).create(&PostParams::default(), &typed(manifest)).await.unwrap();
+    }
+}

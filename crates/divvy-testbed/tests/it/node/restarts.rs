@@ -47,6 +47,21 @@ async fn containers_survive_a_restart_of_the_kubelet() {
 }
 
 #[tokio::test]
+async fn while_the_runtime_is_away_containers_run_on_and_none_is_started() {
+    let (bed, _plugin) = Bed::with_plugin(3).await;
+    let uid = bed.create("p", json!({"containers": [container("a", 1)]}));
+    bed.ready("p").await;
+    bed.node.set_runtime_away(true);
+    let other = bed.create("q", json!({"containers": [container("a", 1)]}));
+    let message = bed.event("q", "FailedCreatePodSandBox").await;
+    assert!(message.contains("containerd.sock: connect: connection refused"), "{message}");
+    assert!(bed.container(&other, "a").is_none());
+    assert!(bed.container(&uid, "a").unwrap().is_running());
+    bed.node.set_runtime_away(false);
+    bed.ready("q").await;
+}
+
+#[tokio::test]
 async fn pre_start_is_skipped_until_the_plugin_is_back() {
     let (bed, mut plugin) = Bed::with_plugin(3).await;
     let mut main = container("a", 1);

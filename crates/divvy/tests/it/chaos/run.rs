@@ -7,7 +7,6 @@ use std::time::Duration;
 use divvy_testbed::api::{DeleteOptions, Effect, Faults, Match, Rule, RuleId};
 use divvy_testbed::embedded::{Embedded, Settings};
 use divvy_testbed::node::AdmissionOrder;
-use divvy_testbed::scenario::Cluster as _;
 use serde_json::{Value, json};
 use tokio::time::Instant;
 

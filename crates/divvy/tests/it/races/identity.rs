@@ -7,7 +7,6 @@ use divvy_kubelet::api::podresources::ListPodResourcesRequest;
 use divvy_kubelet::api::podresources::pod_resources_lister_client::PodResourcesListerClient;
 use divvy_testbed::builders::pod;
 use divvy_testbed::node::Bugs;
-use divvy_testbed::scenario::Cluster as _;
 use hyper_util::rt::TokioIo;
 use tokio::net::UnixStream;
 use tonic::transport::Endpoint;

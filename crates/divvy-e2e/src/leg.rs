@@ -1,0 +1,202 @@
+//! One run of scenes on one kind of cluster.
+
+use std::fmt;
+use std::io;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use divvy_testbed::embedded::{Embedded, Settings};
+use divvy_testbed::programs::Programs;
+use divvy_testbed::scenario::suite::Scene;
+use divvy_testbed::scenario::{BUILT_IN, Churn, Cluster, Play};
+use divvy_testbed::story::{Event, Listener, Told};
+use futures::StreamExt as _;
+
+use crate::real::Real;
+use crate::say;
+
+/// How scenes are played.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Leg {
+    pub(crate) churn: Churn,
+    pub(crate) quiet: bool,
+}
+
+/// What came of them.
+#[derive(Debug, Default)]
+pub(crate) struct Sum {
+    cluster: &'static str,
+    scenes: usize,
+    checks: u64,
+    failures: u64,
+    /// Scenes in which a check failed, or that could not go on.
+    failed: Vec<&'static str>,
+    /// Scenes that this cluster has no machine for.
+    skipped: Vec<&'static str>,
+    time: Duration,
+}
+
+impl Sum {
+    pub(crate) fn holds(&self) -> bool {
+        self.failed.is_empty()
+    }
+
+    fn add(&mut self, scene: Scene, outcome: &Outcome) {
+        let name = scene.about().0;
+        match outcome {
+            Outcome::Skipped => self.skipped.push(name),
+            Outcome::Played { checks, failures, ended } => {
+                self.scenes += 1;
+                self.checks += checks;
+                self.failures += failures;
+                if *failures > 0 || !ended {
+                    self.failed.push(name);
+                }
+            }
+        }
+    }
+}
+
+impl fmt::Display for Sum {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (held, checks) = (self.checks - self.failures, self.checks);
+        write!(
+            f,
+            "{}: {} scenes in {} s, {held} of {checks} checks hold",
+            self.cluster,
+            self.scenes,
+            self.time.as_secs()
+        )?;
+        if !self.skipped.is_empty() {
+            write!(f, "; SKIPPED for want of a second node: {}", self.skipped.join(", "))?;
+        }
+        if !self.failed.is_empty() {
+            write!(f, "; FAILED: {}", self.failed.join(", "))?;
+        }
+        Ok(())
+    }
+}
+
+enum Outcome {
+    Skipped,
+    Played { checks: u64, failures: u64, ended: bool },
+}
+
+impl Leg {
+    /// A fresh cluster for each scene, several at once; each scene is told when it is over.
+    pub(crate) async fn embedded(self, scenes: &[Scene], jobs: usize, seed: u64) -> io::Result<Sum> {
+        let programs = Programs::beside(&std::env::current_exe()?.with_file_name("divvy"))?;
+        let began = Instant::now();
+        let mut sum = Sum {
+            cluster: "embedded cluster",
+            ..Sum::default()
+        };
+        let played = scenes.iter().map(|scene| {
+            let settings = Settings {
+                seed,
+                audit: false,
+                ..Settings::new(BUILT_IN, programs.clone())
+            };
+            async move {
+                let mut teller = Teller::default();
+                let mut cluster = Embedded::start(settings).await?;
+                let outcome = self.play(*scene, &mut cluster, &mut teller).await;
+                cluster.shutdown().await;
+                io::Result::Ok((*scene, outcome, teller.text))
+            }
+        });
+        let mut played = futures::stream::iter(played).buffer_unordered(jobs);
+        while let Some(result) = played.next().await {
+            let (scene, outcome, text) = result?;
+            sum.add(scene, &outcome);
+            if !self.quiet || matches!(outcome, Outcome::Played { failures, ended, .. } if failures > 0 || !ended) {
+                say(&text);
+            }
+        }
+        sum.time = began.elapsed();
+        Ok(sum)
+    }
+
+    /// On the cluster whose state is in this folder. `NotFound`: there is none.
+    pub(crate) async fn real(self, scenes: &[Scene], folder: &Path) -> io::Result<Sum> {
+        let mut cluster = Real::open(folder).await?;
+        let began = Instant::now();
+        let mut sum = Sum {
+            cluster: "real Kubernetes",
+            ..Sum::default()
+        };
+        let mut teller = Teller {
+            at_once: !self.quiet,
+            ..Teller::default()
+        };
+        Play::new(&mut cluster, &mut teller, Duration::ZERO)
+            .begin()
+            .await
+            .map_err(io::Error::other)?;
+        for scene in scenes {
+            let outcome = self.play(*scene, &mut cluster, &mut teller).await;
+            sum.add(*scene, &outcome);
+            let text = std::mem::take(&mut teller.text);
+            let ended = match outcome {
+                Outcome::Played { failures, ended, .. } => {
+                    if self.quiet && (failures > 0 || !ended) {
+                        say(&text);
+                    }
+                    ended
+                }
+                Outcome::Skipped => true,
+            };
+            // A scene that could not go on may have left anything behind: what comes next would say nothing.
+            if !ended {
+                break;
+            }
+        }
+        sum.time = began.elapsed();
+        Ok(sum)
+    }
+
+    async fn play<C: Cluster>(self, scene: Scene, cluster: &mut C, teller: &mut Teller) -> Outcome {
+        if scene.needs().iter().any(|machine| cluster.node_of(*machine).is_none()) {
+            return Outcome::Skipped;
+        }
+        let mut play = Play::new(cluster, teller, Duration::ZERO);
+        let result = scene.play(&mut play, self.churn).await;
+        let (checks, failures) = play.score();
+        if let Err(stop) = &result {
+            teller.add(&format!("    FAILED  the scene could not go on: {stop}\n"));
+        }
+        Outcome::Played {
+            checks,
+            failures,
+            ended: result.is_ok(),
+        }
+    }
+}
+
+/// Keeps what is told, and says it at once if that is wanted.
+#[derive(Debug, Default)]
+struct Teller {
+    text: String,
+    at_once: bool,
+}
+
+impl Teller {
+    fn add(&mut self, text: &str) {
+        if self.at_once {
+            say(text);
+        }
+        self.text.push_str(text);
+    }
+}
+
+impl Listener for Teller {
+    fn hear(&mut self, told: &Told) -> io::Result<()> {
+        // With its time, since what takes long is what one looks for.
+        let text = match &told.event {
+            Event::Scene { .. } => told.event.to_string(),
+            event => format!("{:>7.2} {event}", told.ms as f64 / 1000.0),
+        };
+        self.add(&text);
+        Ok(())
+    }
+}

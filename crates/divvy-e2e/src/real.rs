@@ -1,0 +1,256 @@
+//! A real Kubernetes on this machine, as `e2e/up.sh` brings it up, with Divvy on it.
+//!
+//! Programs are stopped and started by `e2e/part.sh`. What containers report is read where the kubelet keeps their logs; whether they run is
+//! asked of the kernel (their cgroups and processes), and not of anything that is tested.
+
+mod cgroups;
+mod logs;
+
+use std::collections::BTreeMap;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+
+use divvy_model::machine::Machines;
+use divvy_testbed::scenario::{Cluster, End, Fault, Machine, Part, Report, Witness};
+use kube::config::{KubeConfigOptions, Kubeconfig};
+use serde_json::{Value, json};
+use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader};
+use tokio::net::UnixStream;
+use tokio::process::Command;
+
+/// The cluster in a folder.
+#[derive(Clone)]
+pub(crate) struct Real {
+    folder: PathBuf,
+    client: kube::Client,
+    divvy: PathBuf,
+    machines: Machines,
+    nodes: Vec<String>,
+    cgroup_prefix: String,
+}
+
+impl Real {
+    /// The cluster that runs with its state in this folder. `Err(NotFound)`: none does, or Divvy is not on it.
+    pub(crate) async fn open(folder: &Path) -> io::Result<Real> {
+        let settings = settings(&folder.join("settings"), "cargo xtask cluster up --nodes 2 --rbac")?;
+        let divvy = settings_of_divvy(folder)?;
+        let of = |from: &BTreeMap<String, String>, key: &str| {
+            from.get(key)
+                .cloned()
+                .ok_or_else(|| io::Error::other(format!("{key} is not in {}", folder.display())))
+        };
+        let machines = std::fs::read_to_string(of(&divvy, "MACHINES")?)?;
+        let machines = Machines::parse(&machines).map_err(io::Error::other)?;
+        let kubeconfig = Kubeconfig::read_from(folder.join("admin.kubeconfig")).map_err(io::Error::other)?;
+        let config = kube::Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await;
+        let client = kube::Client::try_from(config.map_err(io::Error::other)?).map_err(io::Error::other)?;
+        let mut nodes = Vec::new();
+        for entry in std::fs::read_dir(folder.join("pids"))? {
+            let name = entry?.file_name().to_string_lossy().into_owned();
+            nodes.extend(name.strip_suffix(".holder").map(str::to_owned));
+        }
+        nodes.sort();
+        Ok(Real {
+            folder: folder.to_owned(),
+            client,
+            divvy: PathBuf::from(of(&divvy, "DIVVY_BIN")?).join("divvy"),
+            machines,
+            nodes,
+            cgroup_prefix: format!("divvy-test-{}", of(&settings, "PORT_BASE")?),
+        })
+    }
+
+    async fn part(&self, args: &[&str]) -> io::Result<()> {
+        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../e2e/part.sh");
+        let output = Command::new("bash")
+            .arg(script)
+            .args(args)
+            .env("CLUSTER_DIR", &self.folder)
+            .stdin(Stdio::null())
+            .kill_on_drop(true)
+            .output()
+            .await?;
+        if output.status.success() {
+            return Ok(());
+        }
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        Err(io::Error::other(format!("part.sh {}: {said}", args.join(" "))))
+    }
+
+    /// One request to the simulated NVML library of a node.
+    async fn driver(&self, node: &str, request: Value) -> io::Result<()> {
+        let socket = self.folder.join(node).join("nvml.sock");
+        let mut stream = BufReader::new(UnixStream::connect(socket).await?);
+        stream.write_all(format!("{request}\n").as_bytes()).await?;
+        let mut answer = String::new();
+        stream.read_line(&mut answer).await?;
+        let answer: Value = serde_json::from_str(&answer)?;
+        match answer.get("err") {
+            None => Ok(()),
+            Some(error) => Err(io::Error::other(format!("the simulated NVML refused {request}: {error}"))),
+        }
+    }
+}
+
+/// `: "${NAME:=value}"` lines.
+fn settings(path: &Path, remedy: &str) -> io::Result<BTreeMap<String, String>> {
+    let text = std::fs::read_to_string(path).map_err(|error| {
+        let text = format!("{} cannot be read ({error}); {remedy}", path.display());
+        io::Error::new(error.kind(), text)
+    })?;
+    let pairs = text.lines().filter_map(|line| {
+        let inner = line.strip_prefix(": \"${")?.strip_suffix("}\"")?;
+        inner.split_once(":=")
+    });
+    Ok(pairs.map(|(key, value)| (key.to_owned(), value.to_owned())).collect())
+}
+
+fn settings_of_divvy(folder: &Path) -> io::Result<BTreeMap<String, String>> {
+    settings(&folder.join("divvy.settings"), "cargo xtask cluster divvy")
+}
+
+/// The name that the scripts know a program by.
+fn name_of(part: Part<'_>) -> String {
+    match part {
+        Part::ApiServer => "kube-apiserver".to_owned(),
+        Part::Scheduler => "kube-scheduler".to_owned(),
+        Part::Extender => "divvy-extender".to_owned(),
+        Part::Agent(node) => format!("{node}.agent"),
+        Part::Kubelet(node) => format!("{node}.kubelet"),
+        Part::Runtime(node) => format!("{node}.containerd"),
+    }
+}
+
+impl Cluster for Real {
+    fn client(&self) -> kube::Client {
+        self.client.clone()
+    }
+
+    fn node_of(&self, machine: Machine) -> Option<String> {
+        // As e2e/machines.toml describes them.
+        let name = match machine {
+            Machine::Laptop => "n1",
+            Machine::Mixed => "n2",
+            Machine::CpuOnly => "n3",
+        };
+        self.nodes.iter().find(|node| *node == name).cloned()
+    }
+
+    async fn join(&mut self, node: &str) -> io::Result<()> {
+        if self.nodes.iter().any(|known| known == node) {
+            return Ok(());
+        }
+        Err(io::Error::new(
+            io::ErrorKind::NotFound,
+            format!("this cluster has no node {node}; cargo xtask cluster up --nodes 2"),
+        ))
+    }
+
+    fn has_gpus(&self, node: &str) -> bool {
+        self.machines.node(node).is_some_and(|machine| !machine.gpus.is_empty())
+    }
+
+    async fn report(&self, pod_uid: &str, container: &str) -> io::Result<Option<Report>> {
+        for node in &self.nodes {
+            if let Some(report) = logs::newest(&self.folder.join(node), pod_uid, container)? {
+                let running = cgroups::is_populated(&self.cgroup_prefix, node, pod_uid, &report.id);
+                // The last line tells that it is whole; a program that has ended says no more.
+                if !report.whole && running {
+                    return Ok(None);
+                }
+                return Ok(Some(Report {
+                    id: report.id,
+                    env: report.env,
+                    devices: report.devices,
+                    running,
+                }));
+            }
+        }
+        Ok(None)
+    }
+
+    async fn fault(&mut self, node: &str, gpu: u32, fault: Fault) -> io::Result<()> {
+        match fault {
+            Fault::Dies { xid } => {
+                self.driver(node, json!({"op": "xid", "gpu": gpu, "xid": xid})).await?;
+                self.driver(node, json!({"op": "lost", "gpu": gpu, "lost": true})).await
+            }
+            Fault::Recovers => self.driver(node, json!({"op": "lost", "gpu": gpu, "lost": false})).await,
+        }
+    }
+
+    async fn stop(&mut self, part: Part<'_>, end: End) -> io::Result<()> {
+        let how = match end {
+            End::Stopped => "stop",
+            End::Killed => "kill",
+        };
+        self.part(&[how, &name_of(part)]).await
+    }
+
+    async fn start(&mut self, part: Part<'_>) -> io::Result<()> {
+        self.part(&["start", &name_of(part)]).await
+    }
+
+    async fn power_off(&mut self, node: &str) -> io::Result<()> {
+        self.part(&["power-off", node]).await
+    }
+
+    async fn roll(&mut self) -> io::Result<()> {
+        self.part(&["roll"]).await
+    }
+
+    fn witness(&self) -> Witness {
+        let prefix = self.cgroup_prefix.clone();
+        Box::new(move || cgroups::living(&prefix))
+    }
+
+    fn grants(&self, node: &str) -> io::Result<Vec<String>> {
+        let mut names = Vec::new();
+        for folder in ["var/lib/kubelet/plugins/divvy.dev/grants", "run/cdi"] {
+            match std::fs::read_dir(self.folder.join(node).join(folder)) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                entries => {
+                    for entry in entries? {
+                        names.push(entry?.file_name().to_string_lossy().into_owned());
+                    }
+                }
+            }
+        }
+        Ok(names)
+    }
+
+    async fn divvy(&self, args: &[&str]) -> io::Result<(String, String, bool)> {
+        let output = Command::new(&self.divvy)
+            .args(args)
+            .env("KUBECONFIG", self.folder.join("admin.kubeconfig"))
+            .stdin(Stdio::null())
+            .kill_on_drop(true)
+            .output()
+            .await?;
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        Ok((text(&output.stdout), text(&output.stderr), output.status.success()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_scripts_settings_are_read_as_they_write_them() {
+        let folder = std::env::temp_dir().join(format!("divvy-e2e-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).expect("a folder");
+        let path = folder.join("settings");
+        std::fs::write(&path, ": \"${NODES:=2}\"\n: \"${EXTENDER_URL:=http://127.0.0.1:1/x}\"\n").expect("written");
+        let found = settings(&path, "").expect("read");
+        std::fs::remove_dir_all(&folder).expect("removed");
+        let expected = [("EXTENDER_URL", "http://127.0.0.1:1/x"), ("NODES", "2")];
+        assert_eq!(
+            found.iter().map(|(k, v)| (k.as_str(), v.as_str())).collect::<Vec<_>>(),
+            expected
+        );
+        let missing = settings(&path, "cargo xtask cluster up").expect_err("gone");
+        assert!(missing.to_string().contains("cargo xtask cluster up"), "{missing}");
+    }
+}

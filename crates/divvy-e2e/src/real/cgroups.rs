@@ -1,0 +1,83 @@
+//! What the kernel knows of containers: the witness that no component can talk away.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use divvy_testbed::scenario::Living;
+
+/// Whether a container's cgroup has a process. `prefix` and the node name the cgroup that the node's kubelet was given as its root.
+pub(super) fn is_populated(prefix: &str, node: &str, pod_uid: &str, container_id: &str) -> bool {
+    ["", "besteffort/", "burstable/"].iter().any(|qos| {
+        let below = format!("{prefix}-{node}/kubepods/{qos}pod{pod_uid}/{container_id}/cgroup.procs");
+        // Version 1 has a hierarchy per controller, version 2 has one.
+        ["pids/", ""].iter().any(|hierarchy| {
+            let path = PathBuf::from(format!("/sys/fs/cgroup/{hierarchy}{below}"));
+            std::fs::read_to_string(path).is_ok_and(|pids| !pids.trim().is_empty())
+        })
+    })
+}
+
+/// Processes of the test image that wait for their end (`/probe run`) in pods of these nodes, with the environment that they themselves have.
+pub(super) fn living(prefix: &str) -> io::Result<Vec<Living>> {
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir("/proc")? {
+        let path = entry?.path();
+        let is_process = path
+            .file_name()
+            .is_some_and(|name| name.to_string_lossy().bytes().all(|byte| byte.is_ascii_digit()));
+        // What cannot be read has just ended.
+        if is_process && let Some(living) = look_at(&path, prefix) {
+            found.push(living);
+        }
+    }
+    Ok(found)
+}
+
+fn look_at(process: &Path, prefix: &str) -> Option<Living> {
+    let command = std::fs::read(process.join("cmdline")).ok()?;
+    if !command.starts_with(b"/probe\0run") {
+        return None;
+    }
+    let cgroups = std::fs::read_to_string(process.join("cgroup")).ok()?;
+    let (node, pod_uid) = place(&cgroups, prefix)?;
+    let env = std::fs::read(process.join("environ")).ok()?;
+    let env = variables(&String::from_utf8_lossy(&env));
+    // A process that is just being made has none yet.
+    (!env.is_empty()).then_some(Living { node, pod_uid, env })
+}
+
+/// Node and pod of a line such as `7:pids:/divvy-test-26000-n1/kubepods/besteffort/pod0a1b/c0ffee`.
+fn place(cgroups: &str, prefix: &str) -> Option<(String, String)> {
+    cgroups.lines().find_map(|line| {
+        let (_, below) = line.split_once(&format!("/{prefix}-"))?;
+        let (node, rest) = below.split_once('/')?;
+        let pod = rest.split('/').find_map(|part| part.strip_prefix("pod"))?;
+        Some((node.to_owned(), pod.to_owned()))
+    })
+}
+
+fn variables(environ: &str) -> BTreeMap<String, String> {
+    let pairs = environ.split('\0').filter_map(|pair| pair.split_once('='));
+    pairs.map(|(key, value)| (key.to_owned(), value.to_owned())).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_is_found_in_its_node_and_pod() {
+        let cgroups = "8:cpu:/elsewhere\n7:pids:/divvy-test-26000-n2/kubepods/burstable/pod0a-1b/c0ffee\n";
+        assert_eq!(
+            place(cgroups, "divvy-test-26000"),
+            Some(("n2".to_owned(), "0a-1b".to_owned()))
+        );
+        assert_eq!(place(cgroups, "divvy-test-2600"), None);
+        assert_eq!(place("7:pids:/divvy-test-26000-n2/system\n", "divvy-test-26000"), None);
+        assert_eq!(
+            variables("A=1\0B=x=y\0"),
+            [("A", "1"), ("B", "x=y")].map(|(k, v)| (k.to_owned(), v.to_owned())).into()
+        );
+    }
+}

@@ -1,0 +1,123 @@
+//! What a container of the test image printed about itself, from the files that the kubelet and containerd keep.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::path::Path;
+
+/// The newest start of a container, as it reports itself.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Printed {
+    /// containerd's id.
+    pub(super) id: String,
+    pub(super) env: BTreeMap<String, String>,
+    /// Device nodes of GPUs and the driver.
+    pub(super) devices: Vec<String>,
+    /// Its last line is there.
+    pub(super) whole: bool,
+}
+
+/// Reads `/var/log/pods/NAMESPACE_POD_UID/CONTAINER/ATTEMPT.log` below a node's folder; its id is in the name of the link
+/// `/var/log/containers/POD_NAMESPACE_CONTAINER-ID.log` to it.
+pub(super) fn newest(node: &Path, pod_uid: &str, container: &str) -> io::Result<Option<Printed>> {
+    let Some(pod) = names(&node.join("var/log/pods"))?
+        .into_iter()
+        .find(|name| name.ends_with(&format!("_{pod_uid}")))
+    else {
+        return Ok(None);
+    };
+    let attempts = names(&node.join("var/log/pods").join(&pod).join(container))?;
+    let attempts = attempts
+        .iter()
+        .filter_map(|name| name.strip_suffix(".log")?.parse::<u64>().ok());
+    let Some(attempt) = attempts.max() else {
+        return Ok(None);
+    };
+    let target = format!("{pod}/{container}/{attempt}.log");
+    let links = node.join("var/log/containers");
+    let id = names(&links)?.into_iter().find_map(|link| {
+        let to = std::fs::read_link(links.join(&link)).ok()?;
+        let id = link.strip_suffix(".log")?.rsplit_once('-')?.1.to_owned();
+        to.to_string_lossy().ends_with(&target).then_some(id)
+    });
+    let Some(id) = id else {
+        return Ok(None);
+    };
+    match std::fs::read_to_string(node.join("var/log/pods").join(&target)) {
+        Ok(text) => Ok(Some(parse(id, &text))),
+        // The pod has just gone.
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+fn names(folder: &Path) -> io::Result<Vec<String>> {
+    match std::fs::read_dir(folder) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
+        entries => entries?
+            .map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned()))
+            .collect(),
+    }
+}
+
+/// Lines of the CRI: `TIME stdout F TEXT`. The test image prints its environment, then `/dev` with device numbers.
+fn parse(id: String, text: &str) -> Printed {
+    let mut printed = Printed {
+        id,
+        env: BTreeMap::new(),
+        devices: Vec::new(),
+        whole: false,
+    };
+    let mut in_dev = false;
+    for line in text.lines().filter_map(|line| line.splitn(4, ' ').nth(3)) {
+        if let Some(entry) = line.strip_prefix("  ").filter(|_| in_dev) {
+            let name = entry.split(' ').next().unwrap_or_default();
+            // A name without numbers is no device.
+            if name.starts_with("nvidia") && entry.contains(':') {
+                printed.devices.push(format!("/dev/{name}"));
+            }
+        } else if line.starts_with("/dev: dir ") {
+            in_dev = true;
+        } else if line == "probe: running" {
+            printed.whole = true;
+        } else if let Some((key, value)) = line.split_once('=').filter(|_| !in_dev) {
+            printed.env.insert(key.to_owned(), value.to_owned());
+        }
+    }
+    printed
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_report_is_read_from_the_lines_that_the_runtime_wrote() {
+        let lines = [
+            "ALIYUN_COM_GPU_MEM_IDX=0",
+            "A=b=c d",
+            "/dev: dir mode=755 rdev=0:0 size=380",
+            "  null 1:3",
+            "  nvidia0 195:0",
+            "  nvidia-caps",
+            "  nvidiactl 195:255",
+        ];
+        let mut text: String = lines
+            .iter()
+            .map(|line| format!("2026-11-21T15:00:00.1Z stdout F {line}\n"))
+            .collect();
+        let env = BTreeMap::from([
+            ("ALIYUN_COM_GPU_MEM_IDX".to_owned(), "0".to_owned()),
+            ("A".to_owned(), "b=c d".to_owned()),
+        ]);
+        let devices = vec!["/dev/nvidia0".to_owned(), "/dev/nvidiactl".to_owned()];
+        let expected = |whole| Printed {
+            id: "x".to_owned(),
+            env: env.clone(),
+            devices: devices.clone(),
+            whole,
+        };
+        assert_eq!(parse("x".to_owned(), &text), expected(false));
+        text.push_str("2026-11-21T15:00:00.2Z stdout F probe: running\n");
+        assert_eq!(parse("x".to_owned(), &text), expected(true));
+    }
+}

@@ -1,0 +1,308 @@
+//! What kube-controller-manager does that the scenarios need: Deployments have their pods, and pods whose Deployment is gone go.
+//!
+//! Simpler than upstream: a Deployment owns its pods without a ReplicaSet between, so a changed template replaces nothing; of several pods
+//! too many the newest go; deletion is the garbage collector's, in the background.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use futures::StreamExt as _;
+use k8s_openapi::api::apps::v1::Deployment;
+use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference, Time};
+use k8s_openapi::jiff::Timestamp;
+use kube::api::{DeleteParams, Patch, PatchParams, PostParams, Preconditions};
+use kube::runtime::watcher;
+use kube::{Api, Client, Resource};
+use serde_json::json;
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+
+/// Before a failed watch or write is tried again.
+const RETRY: Duration = Duration::from_millis(100);
+
+/// The running controllers. They end when this is dropped.
+#[derive(Debug)]
+pub struct Controllers {
+    token: CancellationToken,
+    task: Option<JoinHandle<()>>,
+}
+
+impl Controllers {
+    /// Starts them.
+    pub fn start(client: Client) -> Controllers {
+        let token = CancellationToken::new();
+        let own = token.clone();
+        let task = tokio::spawn(async move {
+            let _ = own.run_until_cancelled(run(client)).await;
+        });
+        Controllers { token, task: Some(task) }
+    }
+
+    /// Ends them and waits until they have.
+    pub async fn shutdown(mut self) {
+        self.token.cancel();
+        if let Some(task) = self.task.take() {
+            // It was cancelled, which is what is wanted.
+            let _ = task.await;
+        }
+    }
+}
+
+impl Drop for Controllers {
+    fn drop(&mut self) {
+        self.token.cancel();
+    }
+}
+
+/// Objects by UID, once the first list is whole.
+struct Cache<K> {
+    objects: BTreeMap<String, K>,
+    listing: BTreeMap<String, K>,
+    whole: bool,
+}
+
+impl<K: Resource> Cache<K> {
+    fn new() -> Self {
+        Cache {
+            objects: BTreeMap::new(),
+            listing: BTreeMap::new(),
+            whole: false,
+        }
+    }
+
+    fn hear(&mut self, event: watcher::Event<K>) {
+        match event {
+            watcher::Event::Init => self.listing.clear(),
+            watcher::Event::InitApply(object) => {
+                self.listing.insert(uid(object.meta()), object);
+            }
+            watcher::Event::InitDone => {
+                self.objects = std::mem::take(&mut self.listing);
+                self.whole = true;
+            }
+            watcher::Event::Apply(object) => {
+                self.objects.insert(uid(object.meta()), object);
+            }
+            watcher::Event::Delete(object) => {
+                self.objects.remove(&uid(object.meta()));
+            }
+        }
+    }
+}
+
+/// A write that the current state asks for.
+#[derive(Debug)]
+enum Action {
+    Create(Box<Pod>),
+    Delete(Box<Pod>),
+    Status(Box<Deployment>, i32, i32),
+}
+
+async fn run(client: Client) {
+    let mut deployments = Cache::<Deployment>::new();
+    let mut pods = Cache::<Pod>::new();
+    let mut deployment_events = watcher(Api::all(client.clone()), watcher::Config::default()).boxed();
+    let mut pod_events = watcher(Api::all(client.clone()), watcher::Config::default()).boxed();
+    let mut again = false;
+    loop {
+        let heard = tokio::select! {
+            Some(event) = deployment_events.next() => event.map(|event| deployments.hear(event)),
+            Some(event) = pod_events.next() => event.map(|event| pods.hear(event)),
+            () = tokio::time::sleep(RETRY), if again => Ok(()),
+            else => return,
+        };
+        if let Err(error) = heard {
+            tracing::debug!(%error, "watch failed; will be tried again");
+            tokio::time::sleep(RETRY).await;
+        }
+        again = false;
+        if !deployments.whole || !pods.whole {
+            continue;
+        }
+        for action in actions(&deployments.objects, &pods.objects) {
+            if let Err(error) = act(&client, action, &mut pods, &mut deployments).await {
+                tracing::debug!(%error, "write failed; will be tried again");
+                again = true;
+            }
+        }
+    }
+}
+
+/// Carries an action out. The caches show it at once: the watch's word may come after the next look.
+async fn act(client: &Client, action: Action, pods: &mut Cache<Pod>, deployments: &mut Cache<Deployment>) -> kube::Result<()> {
+    let namespace = |meta: &ObjectMeta| meta.namespace.clone().unwrap_or_default();
+    match action {
+        Action::Create(pod) => {
+            let api: Api<Pod> = Api::namespaced(client.clone(), &namespace(&pod.metadata));
+            let made = api.create(&PostParams::default(), &pod).await?;
+            pods.objects.insert(uid(&made.metadata), made);
+        }
+        Action::Delete(mut pod) => {
+            let api: Api<Pod> = Api::namespaced(client.clone(), &namespace(&pod.metadata));
+            let params = DeleteParams {
+                preconditions: Some(Preconditions {
+                    uid: pod.metadata.uid.clone(),
+                    resource_version: None,
+                }),
+                ..DeleteParams::default()
+            };
+            match api.delete(&pod.metadata.name.clone().unwrap_or_default(), &params).await {
+                Err(kube::Error::Api(status)) if status.code == 404 || status.code == 409 => {}
+                other => drop(other?),
+            }
+            pod.metadata.deletion_timestamp.get_or_insert(Time(Timestamp::UNIX_EPOCH));
+            pods.objects.insert(uid(&pod.metadata), *pod);
+        }
+        Action::Status(deployment, replicas, ready) => {
+            let api: Api<Deployment> = Api::namespaced(client.clone(), &namespace(&deployment.metadata));
+            let generation = deployment.metadata.generation;
+            let status = json!({"status": {"observedGeneration": generation, "replicas": replicas, "updatedReplicas": replicas,
+                "readyReplicas": ready, "availableReplicas": ready, "unavailableReplicas": replicas - ready}});
+            let name = deployment.metadata.name.clone().unwrap_or_default();
+            let patched = api
+                .patch_status(&name, &PatchParams::default(), &Patch::Merge(status))
+                .await?;
+            deployments.objects.insert(uid(&patched.metadata), patched);
+        }
+    }
+    Ok(())
+}
+
+/// What is to be written now.
+fn actions(deployments: &BTreeMap<String, Deployment>, pods: &BTreeMap<String, Pod>) -> Vec<Action> {
+    let mut actions = Vec::new();
+    let owner = |pod: &Pod| {
+        let owners = pod.metadata.owner_references.iter().flatten();
+        owners
+            .filter(|owner| owner.kind == "Deployment")
+            .map(|owner| owner.uid.clone())
+            .next()
+    };
+    let deleting = |pod: &Pod| pod.metadata.deletion_timestamp.is_some();
+    for pod in pods.values().filter(|pod| !deleting(pod)) {
+        if owner(pod).is_some_and(|owner| !deployments.contains_key(&owner)) {
+            actions.push(Action::Delete(Box::new(pod.clone())));
+        }
+    }
+    for (uid, deployment) in deployments {
+        let mut active: Vec<&Pod> = pods.values().filter(|pod| owner(pod).as_ref() == Some(uid)).collect();
+        active.retain(|pod| !deleting(pod) && !matches!(phase(pod), "Succeeded" | "Failed"));
+        active.sort_by_key(|pod| (pod.metadata.creation_timestamp.clone(), pod.metadata.name.clone()));
+        let wanted = usize::try_from(deployment.spec.replicas.unwrap_or(1)).unwrap_or(0);
+        for _ in active.len()..wanted {
+            actions.push(Action::Create(Box::new(pod_of(deployment))));
+        }
+        for pod in active.iter().skip(wanted) {
+            actions.push(Action::Delete(Box::new((*pod).clone())));
+        }
+        let count = |pods: usize| i32::try_from(pods).unwrap_or(i32::MAX);
+        let (replicas, ready) = (count(active.len()), count(active.iter().filter(|pod| is_ready(pod)).count()));
+        let known = deployment.status.clone().unwrap_or_default();
+        if (known.replicas.unwrap_or(0), known.ready_replicas.unwrap_or(0)) != (replicas, ready) {
+            actions.push(Action::Status(Box::new(deployment.clone()), replicas, ready));
+        }
+    }
+    actions
+}
+
+fn pod_of(deployment: &Deployment) -> Pod {
+    let template = deployment.spec.template.clone();
+    let name = deployment.metadata.name.clone().unwrap_or_default();
+    let mut metadata = template.metadata.unwrap_or_default();
+    metadata.generate_name = Some(format!("{name}-"));
+    metadata.namespace = deployment.metadata.namespace.clone();
+    metadata.owner_references = Some(vec![OwnerReference {
+        api_version: "apps/v1".to_owned(),
+        kind: "Deployment".to_owned(),
+        name,
+        uid: uid(&deployment.metadata),
+        controller: Some(true),
+        block_owner_deletion: Some(true),
+    }]);
+    Pod {
+        metadata,
+        spec: template.spec,
+        status: None,
+    }
+}
+
+fn uid(metadata: &ObjectMeta) -> String {
+    metadata.uid.clone().unwrap_or_default()
+}
+
+fn phase(pod: &Pod) -> &str {
+    pod.status
+        .as_ref()
+        .and_then(|status| status.phase.as_deref())
+        .unwrap_or_default()
+}
+
+fn is_ready(pod: &Pod) -> bool {
+    let conditions = pod.status.iter().flat_map(|status| status.conditions.iter().flatten());
+    conditions
+        .into_iter()
+        .any(|condition| condition.type_ == "Ready" && condition.status == "True")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn deployment(replicas: i32) -> Deployment {
+        let spec = json!({"replicas": replicas, "selector": {}, "template": {"metadata": {"labels": {"app": "web"}},
+            "spec": {"containers": [{"name": "main", "image": "i"}]}}});
+        let object = json!({"metadata": {"name": "web", "namespace": "default", "uid": "d"}, "spec": spec});
+        serde_json::from_value(object).expect("a deployment")
+    }
+
+    fn pod(name: &str, phase: &str, deleting: bool) -> (String, Pod) {
+        let mut pod = pod_of(&deployment(0));
+        pod.metadata.name = Some(name.to_owned());
+        pod.metadata.uid = Some(name.to_owned());
+        if deleting {
+            pod.metadata.deletion_timestamp = serde_json::from_value(json!("2026-01-01T00:00:00Z")).expect("a time");
+        }
+        pod.status = serde_json::from_value(json!({"phase": phase})).expect("a status");
+        (name.to_owned(), pod)
+    }
+
+    fn said(deployments: &[Deployment], pods: &[(String, Pod)]) -> Vec<String> {
+        let deployments = deployments.iter().map(|d| (uid(&d.metadata), d.clone())).collect();
+        let found = actions(&deployments, &pods.iter().cloned().collect());
+        let text = found.iter().map(|action| match action {
+            Action::Create(pod) => format!("create {}", pod.metadata.generate_name.clone().unwrap_or_default()),
+            Action::Delete(pod) => format!("delete {}", pod.metadata.name.clone().unwrap_or_default()),
+            Action::Status(_, replicas, ready) => format!("status {replicas} {ready}"),
+        });
+        text.collect()
+    }
+
+    #[test]
+    fn a_deployment_has_as_many_pods_as_it_asks_for_not_counting_those_that_end() {
+        let pods = [
+            pod("a", "Running", false),
+            pod("b", "Running", true),
+            pod("c", "Failed", false),
+            pod("d", "Pending", false),
+        ];
+        for (replicas, expected) in [
+            (4, vec!["create web-", "create web-", "status 2 0"]),
+            (2, vec!["status 2 0"]),
+            (1, vec!["delete d", "status 2 0"]),
+            (0, vec!["delete a", "delete d", "status 2 0"]),
+        ] {
+            assert_eq!(said(&[deployment(replicas)], &pods), expected, "{replicas}");
+        }
+    }
+
+    #[test]
+    fn pods_of_a_deployment_that_is_gone_go() {
+        let pods = [
+            pod("a", "Running", false),
+            pod("b", "Running", true),
+            pod("c", "Failed", false),
+        ];
+        assert_eq!(said(&[], &pods), ["delete a", "delete c"]);
+    }
+}

@@ -1,0 +1,227 @@
+//! Pods come and go at random while programs are killed; what lives on the machines is looked at all the while.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use divvy_model::names;
+use kube::api::DeleteParams;
+use tokio::time::Instant;
+
+use super::play::NAMESPACE;
+use super::{Cluster, End, Living, Machine, Part, Play, Stop, Witness};
+use crate::api::splitmix64;
+use crate::builders::pod;
+
+/// How long, and by which dice.
+#[derive(Debug, Clone, Copy)]
+pub struct Churn {
+    /// Pods come and go for so long.
+    pub time: Duration,
+    /// The same seed, the same acts; not the same moments.
+    pub seed: u64,
+}
+
+/// Between two looks at what lives.
+const LOOK: Duration = Duration::from_millis(20);
+
+/// What the looks found.
+#[derive(Debug, Default)]
+struct Looks {
+    samples: u64,
+    most_units: u64,
+    /// A line each.
+    wrong: Vec<String>,
+}
+
+pub(super) async fn play<C: Cluster>(play: &mut Play<'_, C>, churn: Churn) -> Result<(), Stop> {
+    let seconds = churn.time.as_secs();
+    play.scene(&format!(
+        "Pods come and go for {seconds} s while agent, extender, kubelet and containerd are killed (seed {})",
+        churn.seed
+    ))
+    .await?;
+    let node = play.ready(Machine::Laptop).await?;
+    let ended = Arc::new(AtomicBool::new(false));
+    let looks = tokio::task::spawn_blocking({
+        let (witness, ended) = (play.cluster.witness(), ended.clone());
+        move || look(witness, &ended)
+    });
+    let acted = act(play, &node, churn).await;
+    if acted.is_ok() {
+        settled(play).await?;
+    }
+    ended.store(true, Ordering::Relaxed);
+    let looks = looks.await.map_err(std::io::Error::other)?;
+    let (created, kills) = acted?;
+    let kills: Vec<String> = kills.iter().map(|(what, times)| format!("{what} {times} times")).collect();
+    play.step("killed", &kills.join(", "), &format!("while {created} pods came"), Vec::new())?;
+    play.measured(&format!(
+        "{} looks at what lives, at most {} units in use at once",
+        looks.samples, looks.most_units
+    ))?;
+    play.check(
+        looks.wrong.is_empty() && looks.samples > 0,
+        "no GPU ever had programs on it for more memory than it has, and none ran without a grant",
+        || looks.wrong.join("\n"),
+    )?;
+    play.check(looks.most_units > 0, "programs ran meanwhile", || "none did".to_owned())?;
+    play.clear().await?;
+    play.create(&pod("all").gpu_mem(16).select(&node), "asks for all 16 GiB")
+        .await?;
+    play.started("default", "all").await.map(drop)
+}
+
+async fn act<C: Cluster>(play: &mut Play<'_, C>, node: &str, churn: Churn) -> Result<(u64, BTreeMap<&'static str, u64>), Stop> {
+    let mut state = churn.seed;
+    let mut roll = |sides: u64| splitmix64(&mut state) % sides;
+    let until = Instant::now() + churn.time;
+    let (mut created, mut kills) = (0, BTreeMap::new());
+    while Instant::now() < until {
+        match roll(10) {
+            0..=4 => {
+                let units = roll(9) + 1;
+                let mut manifest = pod(&format!("c{created}"))
+                    .gpu_mem(units)
+                    .grace_seconds(roll(4) + 1)
+                    .select(node);
+                if roll(3) == 0 {
+                    manifest = manifest.args(&["run", "--ignore-term"]);
+                }
+                play.create_quietly(&manifest).await?;
+                created += 1;
+            }
+            choice @ 5..=8 => {
+                let pods = play.all_pods().await?;
+                let names: Vec<String> = pods.into_iter().filter_map(|pod| pod.metadata.name).collect();
+                let dice = usize::try_from(roll(1 << 16)).unwrap_or(0);
+                if let Some(name) = dice.checked_rem(names.len()).and_then(|index| names.get(index)) {
+                    let grace = (choice == 8).then_some(0);
+                    let params = DeleteParams {
+                        grace_period_seconds: grace,
+                        ..DeleteParams::default()
+                    };
+                    match play.pods(NAMESPACE).delete(name, &params).await {
+                        Err(kube::Error::Api(status)) if status.code == 404 => {}
+                        other => drop(other.map_err(|source| super::play::stop_api(format!("pod {name}"), source))?),
+                    }
+                }
+            }
+            _ => {
+                let (name, part) = match roll(4) {
+                    0 => ("agent", Part::Agent(node)),
+                    1 => ("extender", Part::Extender),
+                    2 => ("kubelet", Part::Kubelet(node)),
+                    _ => ("containerd", Part::Runtime(node)),
+                };
+                play.cluster.stop(part, End::Killed).await?;
+                tokio::time::sleep(Duration::from_millis(roll(900))).await;
+                play.cluster.start(part).await?;
+                *kills.entry(name).or_insert(0) += 1;
+            }
+        }
+        tokio::time::sleep(Duration::from_millis(roll(400))).await;
+    }
+    Ok((created, kills))
+}
+
+/// Waits until every pod runs, waits for room, or has ended, and none is being deleted.
+async fn settled<C: Cluster>(play: &Play<'_, C>) -> Result<(), Stop> {
+    play.eventually("the pods to settle", async |play| {
+        let pods = play.all_pods().await?;
+        let unsettled = pods.iter().find(|pod| {
+            let pending = pod.status.as_ref().and_then(|status| status.phase.as_deref()) == Some("Pending");
+            pod.metadata.deletion_timestamp.is_some() || (pending && pod.spec.node_name.is_some())
+        });
+        Ok(unsettled.map_or(Ok(()), |pod| {
+            let name = pod.metadata.name.as_deref().unwrap_or_default();
+            Err(format!("{name}: {}", super::play::state(pod)))
+        }))
+    })
+    .await
+}
+
+fn look(mut witness: Witness, ended: &AtomicBool) -> Looks {
+    let mut looks = Looks::default();
+    while !ended.load(Ordering::Relaxed) {
+        match witness() {
+            Ok(living) => {
+                let found = judge(&living);
+                looks.most_units = looks.most_units.max(found.0);
+                looks.wrong.extend(found.1);
+                looks.samples += 1;
+            }
+            Err(error) => looks.wrong.push(format!("the machines could not be looked at: {error}")),
+        }
+        std::thread::sleep(LOOK);
+    }
+    looks
+}
+
+/// Units in use, and what is wrong, by the containers' own variables.
+fn judge(living: &[Living]) -> (u64, Vec<String>) {
+    let mut wrong = Vec::new();
+    let mut used: BTreeMap<(&str, u64), (u64, u64, Vec<&str>)> = BTreeMap::new();
+    for container in living {
+        let number = |key: &str| container.env.get(key).and_then(|text| text.parse::<u64>().ok());
+        let parts = (
+            number(names::ALIYUN_IDX),
+            number(names::ALIYUN_CONTAINER),
+            number(names::ALIYUN_DEV),
+        );
+        let void = container.env.get(names::VISIBLE_DEVICES).map(String::as_str) == Some(names::VISIBLE_NONE);
+        let (Some(index), Some(units), Some(has), true) = (parts.0, parts.1, parts.2, void) else {
+            wrong.push(format!(
+                "on {} pod {} runs without a grant: {:?}",
+                container.node, container.pod_uid, container.env
+            ));
+            continue;
+        };
+        let gpu = used.entry((&container.node, index)).or_default();
+        gpu.0 += units;
+        gpu.1 = has;
+        gpu.2.push(&container.pod_uid);
+    }
+    for ((node, index), (units, has, pods)) in &used {
+        if units > has {
+            wrong.push(format!(
+                "GPU {index} of {node}: {units} of {has} in use, by {}",
+                pods.join(", ")
+            ));
+        }
+    }
+    (used.values().map(|(units, ..)| units).sum(), wrong)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn living(pod: &str, index: &str, units: &str) -> Living {
+        let env = [
+            (names::ALIYUN_IDX, index),
+            (names::ALIYUN_CONTAINER, units),
+            (names::ALIYUN_DEV, "16"),
+            (names::VISIBLE_DEVICES, names::VISIBLE_NONE),
+        ];
+        Living {
+            node: "n1".to_owned(),
+            pod_uid: pod.to_owned(),
+            env: env.map(|(key, value)| (key.to_owned(), value.to_owned())).into(),
+        }
+    }
+
+    #[test]
+    fn an_overcommitted_gpu_and_a_program_without_a_grant_are_seen() {
+        let sound = [living("a", "0", "10"), living("b", "0", "6"), living("c", "1", "16")];
+        assert_eq!(judge(&sound), (32, Vec::new()));
+        let over = [living("a", "0", "10"), living("b", "0", "7")];
+        assert_eq!(judge(&over).1, ["GPU 0 of n1: 17 of 16 in use, by a, b"]);
+        for key in [names::ALIYUN_IDX, names::VISIBLE_DEVICES] {
+            let mut bare = living("a", "0", "1");
+            bare.env.remove(key);
+            assert_eq!(judge(&[bare]).1.len(), 1, "{key}");
+        }
+    }
+}

@@ -1,0 +1,109 @@
+//! Pods that end, and who comes after them.
+
+use std::time::Duration;
+
+use super::pods::check_hand_over;
+use crate::builders::{PodBuilder, pod};
+use crate::scenario::tour::check_own_gpu;
+use crate::scenario::{Cluster, End, Machine, Part, Play, Stop};
+
+/// A pod that only SIGKILL ends.
+fn stubborn_pod(name: &str, node: &str, grace_s: u64) -> PodBuilder {
+    let manifest = pod(name).gpu_mem(12).args(&["run", "--ignore-term"]);
+    manifest.grace_seconds(grace_s).select(node)
+}
+
+pub(super) async fn stubborn<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), Stop> {
+    play.scene("A container that ignores SIGTERM is deleted; the newcomer waits for it")
+        .await?;
+    let node = play.ready(Machine::Laptop).await?;
+    play.create(
+        &stubborn_pod("old", &node, 4),
+        "asks for 12 GiB; its program ignores SIGTERM, with a grace period of 4 s",
+    )
+    .await?;
+    play.started("default", "old").await?;
+    let old = play.uid("old").await?;
+    play.create(&pod("new").gpu_mem(12).select(&node), "asks for 12 GiB").await?;
+    play.delete("default", "old", "").await?;
+    play.why("new", &["default/old is being deleted and still holds"]).await?;
+    let handed = play.hand_over(&old, "new").await?;
+    check_hand_over(play, &handed)?;
+    let (_, reports) = play.started("default", "new").await?;
+    check_own_gpu(play, "new", &reports, 0)
+}
+
+pub(super) async fn forced<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), Stop> {
+    play.scene("A pod is deleted by force; its container goes on for a while, and its memory with it")
+        .await?;
+    let node = play.ready(Machine::Laptop).await?;
+    play.create(
+        &stubborn_pod("old", &node, 30),
+        "asks for 12 GiB; its program ignores SIGTERM",
+    )
+    .await?;
+    play.started("default", "old").await?;
+    let old = play.uid("old").await?;
+    play.force_delete("old").await?;
+    let report = play.cluster.report(&old, "main").await?;
+    play.check(
+        report.as_ref().is_some_and(|report| report.running),
+        "old is gone from the API, and its program runs",
+        || format!("{report:?}"),
+    )?;
+    play.create(&pod("new").gpu_mem(12).select(&node), "asks for 12 GiB").await?;
+    play.event("old", "MemoryHeldWithoutPod", "").await?;
+    let handed = play.hand_over(&old, "new").await?;
+    check_hand_over(play, &handed)?;
+    play.started("default", "new").await.map(drop)
+}
+
+pub(super) async fn forced_while_one_waits<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), Stop> {
+    play.scene("A pod is deleted by force while another waits for its memory")
+        .await?;
+    let node = play.ready(Machine::Laptop).await?;
+    play.create(
+        &stubborn_pod("old", &node, 30),
+        "asks for 12 GiB; its program ignores SIGTERM",
+    )
+    .await?;
+    play.started("default", "old").await?;
+    let old = play.uid("old").await?;
+    play.create(&pod("new").gpu_mem(12).select(&node), "asks for 12 GiB").await?;
+    play.refused("new", "Insufficient").await?;
+    play.force_delete("old").await?;
+    let handed = play.hand_over(&old, "new").await?;
+    check_hand_over(play, &handed)?;
+    play.started("default", "new").await.map(drop)
+}
+
+pub(super) async fn forced_without_kubelet<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), Stop> {
+    play.scene("A pod is deleted by force while its node's kubelet is away and another pod waits")
+        .await?;
+    let node = play.ready(Machine::Laptop).await?;
+    play.create(
+        &stubborn_pod("old", &node, 30),
+        "asks for 12 GiB; its program ignores SIGTERM",
+    )
+    .await?;
+    play.started("default", "old").await?;
+    let old = play.uid("old").await?;
+    play.create(&pod("new").gpu_mem(12).select(&node), "asks for 12 GiB").await?;
+    play.refused("new", "Insufficient").await?;
+    play.cluster.stop(Part::Kubelet(&node), End::Stopped).await?;
+    play.step("stopped", &format!("the kubelet of {node}"), "", Vec::new())?;
+    play.force_delete("old").await?;
+    // Long enough for whoever would give the memory away at once.
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    let report = play.cluster.report(&old, "main").await?;
+    play.check(report.is_some_and(|report| report.running), "old's program runs", || {
+        "it does not".to_owned()
+    })?;
+    let bound = play.get("default", "new").await?.spec.node_name;
+    play.check(bound.is_none(), "new is not bound while it does", || format!("{bound:?}"))?;
+    play.cluster.start(Part::Kubelet(&node)).await?;
+    play.step("started", &format!("the kubelet of {node}"), "", Vec::new())?;
+    let handed = play.hand_over(&old, "new").await?;
+    check_hand_over(play, &handed)?;
+    play.started("default", "new").await.map(drop)
+}

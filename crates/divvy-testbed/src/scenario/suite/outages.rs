@@ -1,0 +1,137 @@
+//! Nodes and control planes that go away.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use crate::builders::pod;
+use crate::scenario::tour::check_own_gpu;
+use crate::scenario::{Cluster, End, Machine, Part, Play, Stop};
+
+/// Longer than the lease of anything that waits for an API server, and than kube-scheduler's longest back-off.
+const OUTAGE: Duration = Duration::from_secs(30);
+
+pub(super) async fn api_server_away<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), Stop> {
+    play.scene("The API server is away for 30 s; pods run on").await?;
+    let node = play.ready(Machine::Laptop).await?;
+    play.create(&pod("one").gpu_mem(3).select(&node), "asks for 3 GiB").await?;
+    play.started("default", "one").await?;
+    let before = play.reports().await?;
+    play.cluster.stop(Part::ApiServer, End::Killed).await?;
+    play.step("killed", "the API server", "kill -9", Vec::new())?;
+    tokio::time::sleep(OUTAGE).await;
+    for (uid, container, then) in &before {
+        let now = play.cluster.report(uid, container).await?;
+        play.check(now.as_ref() == Some(then), "one runs on without it", || format!("{now:?}"))?;
+    }
+    play.cluster.start(Part::ApiServer).await?;
+    let began = Instant::now();
+    play.step("started", "the API server", "", Vec::new())?;
+    play.create(&pod("two").gpu_mem(5).select(&node), "asks for 5 GiB").await?;
+    play.started("default", "two").await?;
+    play.measured(&format!("{} ms until a new pod runs", began.elapsed().as_millis()))?;
+    play.unmoved(&before).await?;
+    play.used(&node, 8).await
+}
+
+pub(super) async fn node_reboots<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), Stop> {
+    play.scene("A node reboots; its kubelet is back before the agent").await?;
+    let node = play.ready(Machine::Laptop).await?;
+    play.create(&pod("bare").gpu_mem(3).select(&node), "asks for 3 GiB").await?;
+    play.started("default", "bare").await?;
+    play.cluster.power_off(&node).await?;
+    play.step("rebooted", &node, "no process, no cgroups, another boot id", Vec::new())?;
+    play.cluster.start(Part::Runtime(&node)).await?;
+    play.cluster.start(Part::Kubelet(&node)).await?;
+    play.phase("bare", "Failed").await?;
+    play.cluster.start(Part::Agent(&node)).await?;
+    play.offers(&node, 16).await?;
+    play.create(&pod("replacement").gpu_mem(16).select(&node), "asks for all 16 GiB")
+        .await?;
+    let (_, reports) = play.started("default", "replacement").await?;
+    check_own_gpu(play, "replacement", &reports, 0)?;
+    play.clear().await?;
+
+    play.scene("The node reboots; the agent is there first").await?;
+    play.create(&pod("bare").gpu_mem(3).select(&node), "asks for 3 GiB").await?;
+    play.started("default", "bare").await?;
+    let before = play.reports().await?;
+    play.cluster.power_off(&node).await?;
+    play.step("rebooted", &node, "", Vec::new())?;
+    play.cluster.start(Part::Agent(&node)).await?;
+    play.cluster.start(Part::Runtime(&node)).await?;
+    play.cluster.start(Part::Kubelet(&node)).await?;
+    let (uid, container, then) = before.first().cloned().unwrap_or_default();
+    let report = play
+        .eventually("bare to run again", async |play| {
+            Ok(match play.cluster.report(&uid, &container).await? {
+                Some(report) if report.running && report.id != then.id => Ok(report),
+                other => Err(format!("{other:?}")),
+            })
+        })
+        .await?;
+    check_own_gpu(play, "bare", std::slice::from_ref(&report), 0)?;
+    play.check(
+        report.env == then.env && report.devices == then.devices,
+        "it has what it had before",
+        || format!("{then:?}, then {report:?}"),
+    )?;
+    play.used(&node, 3).await
+}
+
+pub(super) async fn drained<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), Stop> {
+    play.scene("A node is drained; its pods move to the other, and back").await?;
+    let laptop = play.ready(Machine::Laptop).await?;
+    let mixed = play.ready(Machine::Mixed).await?;
+    play.cordon(&mixed, true).await?;
+    play.create_deployment("web", 3, &pod("web").gpu_mem(5).grace_seconds(2))
+        .await?;
+    play.replicas("web", 3, 3).await?;
+    play.used(&laptop, 15).await?;
+    play.cordon(&mixed, false).await?;
+    play.cordon(&laptop, true).await?;
+    let moved = play.evict_all(&laptop).await?;
+    play.check(moved == 3, "three pods are evicted", || moved.to_string())?;
+    play.replicas("web", 3, 3).await?;
+    play.used(&laptop, 0).await?;
+    play.used(&mixed, 15).await?;
+    play.cordon(&laptop, false).await?;
+    play.create(&pod("back").gpu_mem(16).select(&laptop), "asks for all 16 GiB")
+        .await?;
+    let (_, reports) = play.started("default", "back").await?;
+    check_own_gpu(play, "back", &reports, 0)
+}
+
+pub(super) async fn rolling_update<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), Stop> {
+    play.scene("Every program of Divvy is replaced while pods come and go")
+        .await?;
+    let node = play.ready(Machine::Laptop).await?;
+    play.create(&pod("steady").gpu_mem(3).select(&node), "asks for 3 GiB").await?;
+    play.started("default", "steady").await?;
+    let before = play.reports().await?;
+    for number in 0..3 {
+        let name = format!("before-{number}");
+        play.create_quietly(&pod(&name).gpu_mem(2).grace_seconds(1).select(&node))
+            .await?;
+    }
+    let load = play.come_and_go(&node, 2);
+    let began = Instant::now();
+    play.cluster.roll().await?;
+    play.measured(&format!(
+        "{} ms until every program is a new one",
+        began.elapsed().as_millis()
+    ))?;
+    let created = load.finish().await?;
+    play.check(created > 0, &format!("{created} pods came and went meanwhile"), || {
+        created.to_string()
+    })?;
+    play.unmoved(&before).await?;
+    for number in 0..3 {
+        play.started("default", &format!("before-{number}")).await?;
+    }
+    play.create(&pod("after").gpu_mem(7).select(&node), "asks for 7 GiB: all that is left")
+        .await?;
+    let (_, reports) = play.started("default", "after").await?;
+    check_own_gpu(play, "after", &reports, 0)?;
+    play.used(&node, 16).await
+}

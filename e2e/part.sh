@@ -1,0 +1,80 @@
+#!/usr/bin/env bash
+# Stops and starts single programs of the cluster: kube-apiserver, kube-scheduler, n1.kubelet, n1.containerd, n1.agent, divvy-extender, ...
+#   part.sh stop NAME...           SIGTERM, after 10 s SIGKILL; it stays away. One that has ended already is left so.
+#   part.sh kill NAME...           kill -9, as a crash would
+#   part.sh start NAME...          what of them does not run; programs of Kubernetes are waited for until they answer, with all that they need
+#   part.sh restart [-9] NAME...   one after the other; settings in the environment apply, so `EXTENDER_URL=... part.sh restart kube-scheduler`
+#                                  changes the extender
+#   part.sh power-off NODE         all that lives in the node's memory is gone: processes, sandboxes, /run, cgroups; the boot id is another one.
+#                                  Agent, kubelet and containerd stay away until they are started.
+#   part.sh roll                   every program of Divvy is replaced: each node's agent after the other, then the extender
+set -euo pipefail
+# shellcheck source=lib.sh
+. "$(dirname "$0")/lib.sh"
+[ "$(id -u)" = 0 ] || die "only root can do this"
+known() { (cd "$CLUSTER_DIR/pids" 2> /dev/null && echo ./* | sed 's|\./||g') || true; }
+usage() { die "usage: part.sh stop|kill|start|restart [-9] NAME..., power-off NODE, roll; NAME is one of: $(known)"; }
+
+start_parts() {
+  local name cluster=0
+  for name in "$@"; do
+    case $name in
+      *.agent | divvy-extender) "$CLUSTER_ROOT/divvy.sh" start "$name" > /dev/null ;;
+      *) cluster=1 ;;
+    esac
+  done
+  [ $cluster = 0 ] || "$CLUSTER_ROOT/up.sh" > /dev/null
+}
+
+restart() {
+  local how=stop name
+  [ "${1:-}" != -9 ] || { how=kill9; shift; }
+  [ $# -gt 0 ] || usage
+  for name in "$@"; do
+    alive "$name" || die "$name does not run; what does: $(known)"
+    $how "$name"
+  done
+  start_parts "$@"
+}
+
+power_off() {
+  local node=$1 name pid environ
+  for name in agent kubelet containerd; do ! alive "$node.$name" || kill9 "$node.$name"; done
+  for pid in $(find /sys/fs/cgroup/pids/"$CGROUP_PREFIX-$node" /sys/fs/cgroup/"$CGROUP_PREFIX-$node" -name cgroup.procs -exec cat {} + 2> /dev/null | sort -u); do
+    kill -9 "$pid" 2> /dev/null || true
+  done
+  for environ in /proc/[0-9]*/environ; do   # shims live in the machine's own cgroup
+    pid=${environ#/proc/}; pid=${pid%/environ}
+    if { tr '\0' ' ' < "/proc/$pid/cmdline"; } 2> /dev/null | grep -q 'containerd-shim.* -namespace k8s.io' && grep -qzxF "$MARK" "$environ" 2> /dev/null &&
+      [ "$(stat -Lc %i "/proc/$pid/ns/mnt")" = "$(stat -Lc %i "/proc/$(pid_of "$node.holder")/ns/mnt")" ]; then kill -9 "$pid"; fi
+  done
+  sleep 0.3
+  cat /proc/sys/kernel/random/uuid > "$CLUSTER_DIR/$node/boot_id"
+  in_node "$node" bash -c '
+    grep -oE " (/run/containerd|/var/lib/kubelet/pods)/[^ ]+" /proc/self/mountinfo | sort -ru | while read -r m; do umount -l "$m" || true; done
+    rm -rf /run/containerd/* /run/cdi/* /run/nri/*
+    mount --bind "$1" /proc/sys/kernel/random/boot_id' reboot "$CLUSTER_DIR/$node/boot_id"
+  find /sys/fs/cgroup -depth -type d -path "*/$CGROUP_PREFIX-$node/kubepods*" -exec rmdir {} + 2> /dev/null || true
+}
+
+roll() {
+  local node
+  for node in $(known_nodes); do
+    alive "$node.agent" || continue
+    stop "$node.agent"
+    "$CLUSTER_ROOT/divvy.sh" start "$node.agent" > /dev/null
+    "$CLUSTER_ROOT/divvy.sh" wait > /dev/null
+  done
+  restart divvy-extender
+}
+
+command=${1:-}; [ $# -eq 0 ] || shift
+case $command in
+  stop) for name in "$@"; do stop "$name"; done ;;
+  kill) for name in "$@"; do ! alive "$name" || kill9 "$name"; done ;;
+  start) start_parts "$@" ;;
+  restart) restart "$@" ;;
+  power-off) [ $# = 1 ] || usage; alive "$1.holder" || die "no node $1 in $CLUSTER_DIR"; power_off "$1" ;;
+  roll) roll ;;
+  *) usage ;;
+esac
