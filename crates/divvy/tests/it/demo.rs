@@ -84,7 +84,7 @@ fn the_tour_comes_out_as_it_says_and_leaves_nothing_behind() {
 fn a_step_that_does_not_come_out_makes_the_status_non_zero() {
     let base = tempfile::tempdir().expect("a folder");
     let nodes = base.path().join("nodes.toml");
-    let other = divvy_testbed::scenario::BUILT_IN.replace("192.168.8.100", "10.0.0.9");
+    let other = divvy_testbed::scenario::BUILT_IN.replace("memory_mib = 16384\n", "memory_mib = 16384\nminor = 3\n");
     std::fs::write(&nodes, other).expect("written");
     let output = demo(
         base.path(),
@@ -94,7 +94,7 @@ fn a_step_that_does_not_come_out_makes_the_status_non_zero() {
     .expect("it runs");
     assert_eq!(output.status.code(), Some(1), "{}", text(&output));
     assert!(
-        text(&output).contains("FAILED  the table says 3/16 (18%)"),
+        text(&output).contains("FAILED  binpack-0 sees its own GPU only (/dev/nvidia0)"),
         "{}",
         text(&output)
     );
