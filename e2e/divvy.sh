@@ -35,10 +35,7 @@ start_extender() {
 
 start_agent() { # NODE
   local node=$1 port=$((PORT_BASE + 10 * ${1#n} + 2))
-  in_node "$node" bash -c '
-    make() { [ -e "$1" ] || mknod -m 666 "$1" c "$2" "$3"; }
-    for ((i = 0; i < $1; i++)); do make "/dev/nvidia$i" 195 "$i"; done
-    make /dev/nvidiactl 195 255; make /dev/nvidia-uvm 511 0; make /dev/nvidia-uvm-tools 511 1' make "$(gpus_of "$node")"
+  make_devices "$node" "$MACHINES"
   start "$node.agent" nsenter -t "$(pid_of "$node.holder")" -m -- env \
     DIVVY_NVML_SIM="$MACHINES" DIVVY_NVML_SIM_NODE="$node" DIVVY_NVML_SIM_CONTROL="$CLUSTER_DIR/$node/nvml.sock" \
     "$DIVVY_BIN/divvy" agent --node-name "$node" --kubeconfig "$CLUSTER_DIR/agent.kubeconfig" --kubelet-dir /var/lib/kubelet \
@@ -49,9 +46,9 @@ start_agent() { # NODE
 wait_for_units() {
   local node
   for node in $(known_nodes); do
-    [ "$(gpus_of "$node")" -gt 0 ] || continue
+    [ "$(gpus_of "$node" "$MACHINES")" -gt 0 ] || continue
     wait_for "$node: agent ready" 20 "$node.agent" answers $((PORT_BASE + 10 * ${node#n} + 2))
-    wait_for "$node: units in its allocatable" 20 "$node.agent" offers "$node"
+    wait_for "$node: units in its allocatable" 20 "$node.agent" has_units "$node"
   done
 }
 
@@ -68,7 +65,7 @@ up() {
   start_extender
   local node gpus
   for node in $(known_nodes); do
-    gpus=$(gpus_of "$node")
+    gpus=$(gpus_of "$node" "$MACHINES")
     [ "$gpus" -gt 0 ] || { say "$node: no GPUs in $MACHINES, no agent"; continue; }
     start_agent "$node"
     say "$node: agent started, $gpus GPUs"
@@ -82,14 +79,6 @@ up() {
   fi
   wait_for_units
   say "Divvy is up; export KUBECONFIG=$CLUSTER_DIR/admin.kubeconfig"
-}
-
-gpus_of() { # NODE: how many GPUs the machine description gives it
-  awk -v want="\"$1\"" '/^\[\[node\]\]/ {here = 0} /^name *=/ {here = ($3 == want)} /^\[\[node.gpu\]\]/ && here {n++} END {print n + 0}' "$MACHINES"
-}
-offers() { # NODE
-  local units; units=$(kube get node "$1" -o 'jsonpath={.status.allocatable.aliyun\.com/gpu-mem}')
-  [ "${units:-0}" -gt 0 ]
 }
 
 down() {

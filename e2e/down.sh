@@ -28,6 +28,8 @@ for environ in /proc/[0-9]*/environ; do
   [ "$pid" != $$ ] && grep -qzxF "$MARK" "$environ" 2>/dev/null && kill -9 "$pid" 2>/dev/null
 done
 
+ip link del "$BRIDGE" 2> /dev/null
+
 sleep 0.2
 find /sys/fs/cgroup -depth -type d -path "*/$CGROUP_PREFIX-n[0-9]*" -exec rmdir {} + 2>/dev/null
 for folder in /sys/fs/cgroup/*/k8s.io; do [ -d "$folder" ] && find "$folder" -depth -type d -exec rmdir {} + 2>/dev/null; done
@@ -56,6 +58,7 @@ for mountinfo in /proc/[0-9]*/mountinfo; do   # containers do not carry the mark
   if grep -qsF "$CLUSTER_DIR/n" "$mountinfo"; then left+=("mounts of the cluster in process $pid: $(tr '\0' ' ' < "/proc/$pid/cmdline" | cut -c1-80)"); fi
 done
 while read -r folder; do left+=("cgroup $folder"); done < <(find /sys/fs/cgroup -type d -name "$CGROUP_PREFIX-n[0-9]*" 2> /dev/null)
+[ ! -e "/sys/class/net/$BRIDGE" ] || left+=("network bridge $BRIDGE")
 [ "${1:-}" = --keep-logs ] || [ ! -e "$CLUSTER_DIR" ] || left+=("folder $CLUSTER_DIR")
 if [ ${#left[@]} -gt 0 ]; then
   printf 'left behind: %s\n' "${left[@]}" >&2

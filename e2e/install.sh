@@ -1,18 +1,16 @@
 #!/usr/bin/env bash
 # Divvy on the running cluster as a user installs it: the image, and the objects that `divvy manifests` prints, with service accounts and RBAC.
-# Then each step is told and checked: two pods on one card, forged annotations, what an agent may write, memory. Status 1: a check did not hold.
 #   install.sh up      needs a cluster with AUTHORIZATION=RBAC SERVICE_ACCOUNTS=1; DIVVY_BIN: the folder with divvy and libdivvy_nvml_sim.so;
 #                      IMAGE: the archive of `cargo xtask image`; MACHINES: another machines.toml
+#   install.sh check   what only an installation has: forged annotations, what an agent may write, memory. Status 1: a check did not hold.
 #   install.sh down    takes it off again; kube-scheduler goes on without an extender
-# Only n1 gets an agent: nodes share the machine's network, and the pods here are on it, as there is no other.
 set -euo pipefail
 # shellcheck source=lib.sh
 . "$(dirname "$0")/lib.sh"
 alive kube-apiserver || die "no cluster runs in $CLUSTER_DIR; cargo xtask cluster up --nodes 2 --rbac --service-accounts"
 [ "$(id -u)" = 0 ] || die "only root can do this"
 
-NAMESPACE=divvy-system
-extender_port=$((PORT_BASE + 5)) agent_port=$((PORT_BASE + 12))
+extender_port=$((PORT_BASE + 5))
 manifests() { "$DIVVY_BIN/divvy" manifests --namespace $NAMESPACE --values "$CLUSTER_DIR/install.yaml" 2> /dev/null; }
 scheduler() { # EXTENDER_URL
   [ "$EXTENDER_URL" != "$1" ] || return 0
@@ -24,12 +22,10 @@ values() {
   cat <<END
 image: {pullPolicy: Never}
 agent:
-  # The CNI plugin of this cluster does nothing: pods reach the API server, and the kubelet reaches pods, on the machine's network.
-  hostNetwork: true
-  metrics: {address: 127.0.0.1, port: $agent_port}
   extraArgs: [--health-recovery=1s, --probe-interval=1s]
+  # There are no services on this cluster: pods reach the API server where it listens.
   extraEnv: &api
-  - {name: KUBERNETES_SERVICE_HOST, value: "127.0.0.1"}
+  - {name: KUBERNETES_SERVICE_HOST, value: "$API_HOST"}
   - {name: KUBERNETES_SERVICE_PORT, value: "$API_PORT"}
 extender:
   port: $extender_port
@@ -40,10 +36,13 @@ probe:
   extraEnv:
   - {name: DIVVY_NVML_SIM, value: /sim/machines.toml}
   - {name: DIVVY_NVML_SIM_NODE, value: \$(NODE_NAME)}
+  - {name: DIVVY_NVML_SIM_CONTROL, value: /control/\$(NODE_NAME)/nvml.sock}
   extraVolumes:
   - {name: sim, hostPath: {path: $CLUSTER_DIR/sim}}
+  - {name: control, hostPath: {path: $CLUSTER_DIR}}
   extraVolumeMounts:
   - {name: sim, mountPath: /sim, readOnly: true}
+  - {name: control, mountPath: /control}
 END
 }
 
@@ -62,16 +61,19 @@ up() {
   done
   printf ': "${%s:=%s}"\n' DIVVY_BIN "$(realpath "$DIVVY_BIN")" MACHINES "$(realpath "$MACHINES")" > "$CLUSTER_DIR/divvy.settings"
 
-  in_node n1 "$CLUSTER_BIN/ctr" -n k8s.io images import "$IMAGE" > "$LOGS/n1.images.log" 2>&1 || die "image import; see $LOGS/n1.images.log"
-  in_node n1 bash -c '
-    make() { [ -e "$1" ] || mknod -m 666 "$1" c "$2" "$3"; }
-    make /dev/nvidia0 195 0; make /dev/nvidiactl 195 255; make /dev/nvidia-uvm 511 0; make /dev/nvidia-uvm-tools 511 1'
+  local node
+  for node in $(known_nodes); do
+    in_node "$node" "$CLUSTER_BIN/ctr" -n k8s.io images import "$IMAGE" > "$LOGS/$node.images.log" 2>&1 || die "image import; see $LOGS/$node.images.log"
+    make_devices "$node" "$MACHINES"
+  done
   # A new file and not a new content: a probe that runs has the old one mapped.
   rm -rf "$CLUSTER_DIR/sim" && mkdir "$CLUSTER_DIR/sim"
   cp "$DIVVY_BIN/libdivvy_nvml_sim.so" "$MACHINES" "$CLUSTER_DIR/sim"
   values > "$CLUSTER_DIR/install.yaml"
   kube get namespace $NAMESPACE > /dev/null 2>&1 || kube create namespace $NAMESPACE > /dev/null
-  kube label node n1 gpushare=true --overwrite > /dev/null
+  for node in $(known_nodes); do
+    [ "$(gpus_of "$node" "$MACHINES")" -eq 0 ] || kube label node "$node" gpushare=true --overwrite > /dev/null
+  done
   # Not through a pipe: what manifests refuses must end this.
   manifests > "$CLUSTER_DIR/install.objects.yaml" || "$DIVVY_BIN/divvy" manifests --values "$CLUSTER_DIR/install.yaml" > /dev/null
   kube apply -f "$CLUSTER_DIR/install.objects.yaml" > /dev/null
@@ -82,10 +84,17 @@ up() {
   scheduler http://127.0.0.1:$extender_port/gpushare-scheduler
   say "kube-scheduler calls the extender"
 
+  wait_for "the policies are in force" 20 - refuses_forged
+  for node in $(known_nodes); do
+    [ "$(gpus_of "$node" "$MACHINES")" -eq 0 ] || wait_for "$node: units in its allocatable" 20 - has_units "$node"
+  done
+  say "Divvy is installed; export KUBECONFIG=$CLUSTER_DIR/admin.kubeconfig"
+}
+
+check_all() {
+  [ -e "$CLUSTER_DIR/install.objects.yaml" ] || die "Divvy was not installed on this cluster; cargo xtask cluster install"
   # shellcheck source=play.sh
   . "$CLUSTER_ROOT/play.sh"
-  eventually 20 "n1 offers 16 units" offers n1 16
-  policies_are_in_force
   two_pods
   forged
   other_nodes
@@ -95,10 +104,10 @@ up() {
 }
 
 # The API server compiles policies a moment after they were written.
-policies_are_in_force() {
-  eventually 20 "the policies are in force" refuses_forged
+refuses_forged() {
+  ! kube create --dry-run=server -f - > /dev/null 2>&1 <<< \
+    '{"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "forged", "annotations": {"divvy.dev/allocation": "x"}}, "spec": {"containers": [{"name": "main", "image": "x"}]}}'
 }
-refuses_forged() { ! pod forged 1 | annotated | kube create --dry-run=server -f - > /dev/null 2>&1; }
 
 annotated() { sed "s|^metadata: {|metadata: {annotations: {${1:-divvy.dev/allocation: x}}, |"; }
 refused_with() { # TEXT COMMAND...: fails, and says so; the sentence is shown
@@ -130,13 +139,13 @@ forged() {
 }
 
 token() { # [of the running agent's pod]
-  local pod uid; pod=$(kube get pods -n $NAMESPACE -l app.kubernetes.io/component=agent -o 'jsonpath={.items[0].metadata.name}')
+  local pod uid; pod=$(kube get pods -n $NAMESPACE -l app.kubernetes.io/component=agent --field-selector spec.nodeName=n1 -o 'jsonpath={.items[0].metadata.name}')
   uid=$(kube get pod -n $NAMESPACE "$pod" -o 'jsonpath={.metadata.uid}')
   kube create token divvy-agent -n $NAMESPACE ${1:+--bound-object-kind=Pod --bound-object-name="$pod" --bound-object-uid="$uid"}
 }
 patch() { # TOKEN PATH JSON: as the agent does; the API server's answer, and failure unless it is 200
   curl -s --fail-with-body --cacert "$CLUSTER_DIR/pki/ca.crt" -H "Authorization: Bearer $1" -H 'Content-Type: application/merge-patch+json' \
-    -X PATCH "https://127.0.0.1:$API_PORT/api/v1/$2" -d "$3"
+    -X PATCH "https://$API_HOST:$API_PORT/api/v1/$2" -d "$3"
 }
 other_nodes() {
   scene "An agent writes the inventory of its own node, and nothing else"
@@ -168,16 +177,6 @@ memory() {
     done
   done
 }
-pids_of() { # BEGINNING OF THE COMMAND LINE: of processes in pods of this cluster
-  local file
-  for file in /proc/[0-9]*/cmdline; do
-    if { tr '\0' ' ' < "$file" | grep -q "^$1" && grep -q "$CGROUP_PREFIX" "${file%cmdline}cgroup"; } 2> /dev/null; then
-      file=${file%/cmdline}; echo "${file#/proc/}"
-    fi
-  done
-  true
-}
-
 down() {
   # shellcheck disable=SC1091
   . "$CLUSTER_DIR/divvy.settings" 2> /dev/null || die "Divvy was not installed on this cluster; cargo xtask cluster install"
@@ -191,6 +190,8 @@ down() {
 
 case ${1:-} in
   up) up ;;
+  check) check_all ;;
+  up-and-check) (up); check_all ;;
   down) down ;;
-  *) die "usage: install.sh up|down" ;;
+  *) die "usage: install.sh up|check|up-and-check|down" ;;
 esac

@@ -27,6 +27,10 @@ SETTINGS="CLUSTER_BIN NODES AUTHORIZATION SERVICE_ACCOUNTS KCM FEATURE_GATES RUN
 : "${NODE_IP:=$(hostname -I 2>/dev/null | cut -d' ' -f1)}"  # must not be a loopback address
 : "${LOG_LEVEL:=2}"
 
+# Pods have a network of their own: a bridge on this machine and nothing beyond it. Its address is where the API server listens.
+BRIDGE=dvy$PORT_BASE
+NETWORK=10.$((PORT_BASE / 1000 % 56 + 200))
+API_HOST=$NETWORK.0.1
 PAUSE_IMAGE=divvy.test/pause:1
 PROBE_IMAGE=divvy.test/probe:1
 PROGRAMS="etcd runc containerd containerd-shim-runc-v2 ctr kube-scheduler kube-apiserver kube-controller-manager kubelet kubectl"
@@ -140,10 +144,37 @@ kubeconfig() { # FILE USER: with the user's token
   [ -e "$1" ] || (umask 077; cat > "$1" <<END
 apiVersion: v1
 kind: Config
-clusters: [{name: test, cluster: {server: "https://127.0.0.1:$API_PORT", certificate-authority-data: $(base64 -w0 "$CLUSTER_DIR/pki/ca.crt")}}]
+clusters: [{name: test, cluster: {server: "https://$API_HOST:$API_PORT", certificate-authority-data: $(base64 -w0 "$CLUSTER_DIR/pki/ca.crt")}}]
 users: [{name: "$2", user: {token: $token}}]
 contexts: [{name: test, context: {cluster: test, user: "$2"}}]
 current-context: test
 END
   )
+}
+
+gpus_of() { # NODE MACHINES: how many GPUs the machine description gives it
+  awk -v want="\"$1\"" '/^\[\[node\]\]/ {here = 0} /^name *=/ {here = ($3 == want)} /^\[\[node.gpu\]\]/ && here {n++} END {print n + 0}' "$2"
+}
+make_devices() { # NODE MACHINES: as the driver makes them
+  in_node "$1" bash -c '
+    make() { [ -e "$1" ] || mknod -m 666 "$1" c "$2" "$3"; }
+    for ((i = 0; i < $1; i++)); do make "/dev/nvidia$i" 195 "$i"; done
+    make /dev/nvidiactl 195 255; make /dev/nvidia-uvm 511 0; make /dev/nvidia-uvm-tools 511 1' make "$(gpus_of "$1" "$2")"
+}
+has_units() { # NODE: does it offer any?
+  local units; units=$(kube get node "$1" -o 'jsonpath={.status.allocatable.aliyun\.com/gpu-mem}')
+  [ "${units:-0}" -gt 0 ]
+}
+
+# ---- Divvy as it was installed (install.sh): its programs are in pods
+NAMESPACE=divvy-system
+is_installed() { [ -e "$CLUSTER_DIR/install.objects.yaml" ]; }
+pids_of() { # BEGINNING OF THE COMMAND LINE [NODE]: of processes in pods of this cluster
+  local file
+  for file in /proc/[0-9]*/cmdline; do
+    if { tr '\0' ' ' < "$file" | grep -q "^$1" && grep -q "/$CGROUP_PREFIX-${2:-n}" "${file%cmdline}cgroup"; } 2> /dev/null; then
+      file=${file%/cmdline}; echo "${file#/proc/}"
+    fi
+  done
+  true
 }

@@ -8,6 +8,8 @@
 #   part.sh power-off NODE         all that lives in the node's memory is gone: processes, sandboxes, /run, cgroups; the boot id is another one.
 #                                  Agent, kubelet and containerd stay away until they are started.
 #   part.sh roll                   every program of Divvy is replaced: each node's agent after the other, then the extender
+# Where Divvy is installed its programs are in pods: an agent is stopped by taking the node's label away, the extender by scaling it to none. An
+# agent that is killed is started again by its kubelet, and none can be there before its kubelet.
 set -euo pipefail
 # shellcheck source=lib.sh
 . "$(dirname "$0")/lib.sh"
@@ -15,11 +17,39 @@ set -euo pipefail
 known() { (cd "$CLUSTER_DIR/pids" 2> /dev/null && echo ./* | sed 's|\./||g') || true; }
 usage() { die "usage: part.sh stop|kill|start|restart [-9] NAME..., power-off NODE, roll; NAME is one of: $(known)"; }
 
+replicas=$CLUSTER_DIR/install.replicas   # what to scale the extender back to
+
+end_one() { # stop|kill9 NAME
+  local how=$1 name=$2 pid
+  case $(is_installed && echo pod)-$name in
+    pod-*.agent)
+      if [ "$how" = stop ]; then
+        kube label node "${name%.agent}" gpushare- > /dev/null
+        wait_for "$name: its pod is gone" 60 - no_agent_pod "${name%.agent}" > /dev/null
+      else
+        for pid in $(pids_of "/usr/bin/divvy agent" "${name%.agent}"); do kill -9 "$pid" 2> /dev/null || true; done
+      fi ;;
+    pod-divvy-extender)
+      [ -e "$replicas" ] || kube get deployment -n $NAMESPACE divvy-extender -o 'jsonpath={.spec.replicas}' > "$replicas"
+      kube scale deployment -n $NAMESPACE divvy-extender --replicas 0 > /dev/null
+      [ "$how" = stop ] || for pid in $(pids_of "/usr/bin/divvy extender"); do kill -9 "$pid" 2> /dev/null || true; done
+      wait_for "the extender's pods are gone" 60 - no_extender_pod > /dev/null ;;
+    *) ! alive "$name" || $how "$name" ;;
+  esac
+}
+no_agent_pod() { [ -z "$(kube get pods -n $NAMESPACE -l app.kubernetes.io/component=agent --field-selector "spec.nodeName=$1" -o name)" ]; }
+no_extender_pod() { [ -z "$(kube get pods -n $NAMESPACE -l app.kubernetes.io/component=extender -o name)" ]; }
+
 start_parts() {
   local name cluster=0
   for name in "$@"; do
-    case $name in
-      *.agent | divvy-extender) "$CLUSTER_ROOT/divvy.sh" start "$name" > /dev/null ;;
+    case $(is_installed && echo pod)-$name in
+      pod-*.agent) kube label node "${name%.agent}" gpushare=true --overwrite > /dev/null ;;
+      pod-divvy-extender)
+        [ ! -e "$replicas" ] || kube scale deployment -n $NAMESPACE divvy-extender --replicas "$(cat "$replicas")" > /dev/null
+        rm -f "$replicas"
+        kube rollout status -n $NAMESPACE deployment/divvy-extender --timeout=60s > /dev/null ;;
+      *.agent | *-divvy-extender) "$CLUSTER_ROOT/divvy.sh" start "$name" > /dev/null ;;
       *) cluster=1 ;;
     esac
   done
@@ -31,8 +61,8 @@ restart() {
   [ "${1:-}" != -9 ] || { how=kill9; shift; }
   [ $# -gt 0 ] || usage
   for name in "$@"; do
-    alive "$name" || die "$name does not run; what does: $(known)"
-    $how "$name"
+    is_installed || alive "$name" || die "$name does not run; what does: $(known)"
+    end_one $how "$name"
   done
   start_parts "$@"
 }
@@ -58,7 +88,14 @@ power_off() {
 }
 
 roll() {
-  local node
+  local node what
+  if is_installed; then
+    for what in daemonset/divvy-probe daemonset/divvy-agent deployment/divvy-extender; do
+      kube rollout restart -n $NAMESPACE $what > /dev/null
+      kube rollout status -n $NAMESPACE $what --timeout=120s > /dev/null
+    done
+    return
+  fi
   for node in $(known_nodes); do
     alive "$node.agent" || continue
     stop "$node.agent"
@@ -70,8 +107,8 @@ roll() {
 
 command=${1:-}; [ $# -eq 0 ] || shift
 case $command in
-  stop) for name in "$@"; do stop "$name"; done ;;
-  kill) for name in "$@"; do ! alive "$name" || kill9 "$name"; done ;;
+  stop) for name in "$@"; do end_one stop "$name"; done ;;
+  kill) for name in "$@"; do end_one kill9 "$name"; done ;;
   start) start_parts "$@" ;;
   restart) restart "$@" ;;
   power-off) [ $# = 1 ] || usage; alive "$1.holder" || die "no node $1 in $CLUSTER_DIR"; power_off "$1" ;;

@@ -7,6 +7,7 @@ set -euo pipefail
 need_root
 need nsenter "Debian: util-linux" "to enter a node's mount namespace"
 need openssl "Debian: openssl" "to make the cluster's certificates"
+need ip "Debian: iproute2" "for the network of the pods"
 need flock "Debian: util-linux" "to let one script at a time change the cluster"
 [[ $NODES =~ ^[1-9]$ ]] || die "NODES=$NODES: a number from 1 to 9"
 [[ $AUTHORIZATION =~ ^(AlwaysAllow|RBAC)$ ]] || die "AUTHORIZATION=$AUTHORIZATION: AlwaysAllow or RBAC"
@@ -27,6 +28,13 @@ done
 save_settings
 [ -e sysctl.saved ] || for s in $NODE_SYSCTLS; do echo "$s $(cat "/proc/sys/$s")"; done > sysctl.saved
 
+# ---- the pods' network
+if [ ! -e "/sys/class/net/$BRIDGE" ]; then
+  ip link add "$BRIDGE" type bridge 2> /dev/null || skip "no network bridge can be made here (ip link add $BRIDGE type bridge): root without CAP_NET_ADMIN?"
+fi
+ip addr replace "$API_HOST/16" dev "$BRIDGE"
+ip link set "$BRIDGE" up
+
 # ---- credentials: one CA, server certificates for the API server, a client certificate with which it talks to kubelets, tokens for users
 if [ ! -e tokens.csv ]; then
   cd pki
@@ -38,7 +46,7 @@ if [ ! -e tokens.csv ]; then
     openssl req -new -key "$1.key" -subj "$2" 2>/dev/null |
       openssl x509 -req -CA ca.crt -CAkey ca.key -CAcreateserial -days 365 -extfile <(echo "$3") -out "$1.crt" 2>/dev/null
   }
-  sign apiserver /CN=kube-apiserver $'extendedKeyUsage=serverAuth\nsubjectAltName='"DNS:localhost,DNS:kubernetes,DNS:kubernetes.default,DNS:kubernetes.default.svc,IP:127.0.0.1,IP:10.0.0.1,IP:$NODE_IP"
+  sign apiserver /CN=kube-apiserver $'extendedKeyUsage=serverAuth\nsubjectAltName='"DNS:localhost,DNS:kubernetes,DNS:kubernetes.default,DNS:kubernetes.default.svc,IP:127.0.0.1,IP:$API_HOST,IP:$NODE_IP"
   sign kubelet-client /O=system:masters/CN=kube-apiserver-kubelet-client extendedKeyUsage=clientAuth
   openssl genrsa -out sa.key 2048 2>/dev/null
   openssl rsa -in sa.key -pubout -out sa.pub 2>/dev/null
@@ -73,7 +81,7 @@ mode=$AUTHORIZATION extra=()
 [ -n "$disabled" ] && extra+=("--disable-admission-plugins=${disabled#,}")
 [ "$mode" = RBAC ] && { mode=Node,RBAC; extra+=(--enable-admission-plugins=NodeRestriction); }
 [ -n "$RUNTIME_CONFIG" ] && extra+=("--runtime-config=$RUNTIME_CONFIG")
-start kube-apiserver kube-apiserver --etcd-servers=$e:$PORT_BASE --bind-address=127.0.0.1 --secure-port=$API_PORT --advertise-address="$NODE_IP" \
+start kube-apiserver kube-apiserver --etcd-servers=$e:$PORT_BASE --bind-address="$API_HOST" --secure-port=$API_PORT --advertise-address="$NODE_IP" \
   --endpoint-reconciler-type=none --tls-cert-file=pki/apiserver.crt --tls-private-key-file=pki/apiserver.key \
   --client-ca-file=pki/ca.crt --kubelet-preferred-address-types=InternalIP --kubelet-client-certificate=pki/kubelet-client.crt --kubelet-client-key=pki/kubelet-client.key \
   --service-account-issuer=https://kubernetes.default.svc --service-account-key-file=pki/sa.pub --service-account-signing-key-file=pki/sa.key \
@@ -131,8 +139,8 @@ node_up() { # NODE INDEX
     exec sleep infinity' holder "$dir" "$NODE_FOLDERS" "$NODE_SYSCTLS"
   wait_for "$node: namespace" 10 "$node.holder" test -e "$dir/mounted"
 
-  cp "$CLUSTER_ROOT/templates/noop-cni.sh" "$dir/cni/bin/noop"
-  echo '{"cniVersion":"1.0.0","name":"noop","plugins":[{"type":"noop"}]}' > "$dir/cni/net.d/10-noop.conflist"
+  install -m 755 "$CLUSTER_ROOT/templates/cni.sh" "$dir/cni/bin/bridge-of-$BRIDGE"
+  fill "$CLUSTER_ROOT/templates/cni.json.in" TYPE="bridge-of-$BRIDGE" BRIDGE="$BRIDGE" NETWORK="$NETWORK" STATE="$CLUSTER_DIR" > "$dir/cni/net.d/10-bridge.conflist"
   fill "$CLUSTER_ROOT/templates/containerd.toml.in" NODE_DIR="$dir" BIN="$CLUSTER_BIN" PAUSE_IMAGE=$PAUSE_IMAGE > "$dir/containerd.toml"
   start "$node.containerd" nsenter -t "$(cat "$(pid_file "$node.holder")")" -m -- containerd --config "$dir/containerd.toml"
   wait_for "$node: containerd ready" 30 "$node.containerd" in_node "$node" "$CLUSTER_BIN/ctr" version

@@ -201,7 +201,7 @@ fn install(args: &[&str]) -> Result<Plan> {
     };
     Ok(Plan {
         script: "install.sh",
-        args: vec!["up".to_owned()],
+        args: vec!["up-and-check".to_owned()],
         env: vec![("IMAGE", image)],
         needs_divvy: true,
     })
