@@ -21,6 +21,7 @@ use tokio_util::task::TaskTracker;
 use crate::core::{Action, BindArgs, BindingRequest, Core, Got, Now, Posted, Ticket, Timing};
 use crate::metrics::Metrics;
 use crate::second_look::SecondLook;
+use crate::tls::Current;
 
 /// What differs between clusters and between tests.
 #[derive(Debug, Clone, Copy)]
@@ -76,6 +77,10 @@ impl Served {
         }
     }
 
+    pub(crate) fn metrics(&self) -> Arc<Metrics> {
+        self.shared.metrics.clone()
+    }
+
     /// Waits until a watch ends by itself, which it should not.
     pub(crate) async fn failed(&self) {
         self.shared.ended.cancelled().await;
@@ -86,7 +91,9 @@ impl Served {
 pub(crate) struct Shared {
     core: Mutex<Core>,
     answers: Mutex<BTreeMap<Ticket, oneshot::Sender<Result<(), String>>>>,
-    pub(crate) metrics: Metrics,
+    pub(crate) metrics: Arc<Metrics>,
+    /// With TLS.
+    pub(crate) credentials: Option<Current>,
     pub(crate) second_look: SecondLook,
     client: kube::Client,
     events: Events,
@@ -104,10 +111,21 @@ impl std::fmt::Debug for Shared {
 
 /// Starts the watches and gives the router. The tasks end when `stop` is cancelled. Any `tower` service can be the client's.
 pub fn serve(client: kube::Client, settings: Settings, stop: CancellationToken) -> Served {
+    serve_with(client, settings, None, stop)
+}
+
+/// As [`serve`]; with credentials, only who comes through a [`crate::tls::listener`] and has shown a certificate may ask.
+pub(crate) fn serve_with(
+    client: kube::Client,
+    settings: Settings,
+    credentials: Option<Current>,
+    stop: CancellationToken,
+) -> Served {
     let shared = Arc::new(Shared {
         core: Mutex::new(Core::new(settings.unit, settings.timing)),
         answers: Mutex::new(BTreeMap::new()),
-        metrics: Metrics::new(),
+        metrics: Arc::new(Metrics::new()),
+        credentials,
         second_look: SecondLook::new(),
         events: Events::new(client.clone(), "divvy-extender", None),
         client: client.clone(),

@@ -12,8 +12,9 @@ use std::time::Instant;
 
 use axum::body::Bytes;
 use axum::extract::rejection::BytesRejection;
-use axum::extract::{DefaultBodyLimit, Path, State};
+use axum::extract::{ConnectInfo, DefaultBodyLimit, Path, Request, State};
 use axum::http::{StatusCode, header};
+use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
@@ -22,7 +23,8 @@ use divvy_cluster::index::Feed;
 use serde::Serialize;
 
 use crate::host::Shared;
-use crate::metrics::Seen;
+use crate::metrics::{Refused, Seen};
+use crate::tls::listener::Peer;
 use wire::{BindResult, FilterResult};
 
 /// What gpushare's extender answers to `/version`, to the byte: tools compare it.
@@ -37,6 +39,8 @@ pub(crate) fn router(shared: Arc<Shared>) -> Router {
         .route("/gpushare-scheduler/bind", post(bind))
         .route("/gpushare-scheduler/inspect", get(inspect_all))
         .route("/gpushare-scheduler/inspect/{node}", get(inspect_one))
+        .route_layer(middleware::from_fn_with_state(shared.clone(), identified))
+        // From here on: what the kubelet and Prometheus ask, which have no certificate of ours. It names no pod.
         .route("/version", get(|| async { GPUSHARE_VERSION }))
         .route("/healthz", get(|| async { "ok" }))
         .route("/readyz", get(ready))
@@ -52,6 +56,31 @@ pub(crate) fn router(shared: Arc<Shared>) -> Router {
         })
         .layer(DefaultBodyLimit::max(LARGEST_BODY))
         .with_state(shared)
+}
+
+/// With TLS, only a client that has shown a certificate may have pods placed, or see whose they are.
+async fn identified(State(shared): State<Arc<Shared>>, request: Request, next: Next) -> Response {
+    let peer = request.extensions().get::<ConnectInfo<Peer>>().map(|info| info.0.clone());
+    if shared.credentials.is_none() || peer.as_ref().is_some_and(|peer| peer.identified) {
+        return next.run(request).await;
+    }
+    let path = request.uri().path();
+    if shared.metrics.refused(Refused::NoCertificate) {
+        tracing::warn!(
+            %path,
+            address = ?peer.map(|peer| peer.address),
+            "a client without a certificate was refused; if it is kube-scheduler, its tlsConfig needs certData and keyData, and \
+             `divvy scheduler-config` prints them (said once; /metrics counts)"
+        );
+    }
+    let text = "this extender answers only clients that show a certificate of its authority, and this one showed none; kube-scheduler's \
+                tlsConfig needs certData and keyData: divvy scheduler-config prints them";
+    match path {
+        // kube-scheduler shows the text to the user, and throws away the body of any other status.
+        "/gpushare-scheduler/filter" => answer(&FilterResult::error(text.to_owned())),
+        "/gpushare-scheduler/bind" => answer(&BindResult { error: text.to_owned() }),
+        _ => problem(StatusCode::FORBIDDEN, text),
+    }
 }
 
 async fn filter(State(shared): State<Arc<Shared>>, body: Result<Bytes, BytesRejection>) -> Response {
@@ -141,7 +170,11 @@ async fn ready(State(shared): State<Arc<Shared>>) -> Response {
 }
 
 async fn metrics(State(shared): State<Arc<Shared>>) -> Response {
-    let seen = Seen::of(&shared.core());
+    let certificate_ends_s = shared
+        .credentials
+        .as_ref()
+        .map(|current| current.borrow().as_ref().map_or(0, |credentials| credentials.not_after_s));
+    let seen = Seen::of(&shared.core(), certificate_ends_s);
     match shared.metrics.text(&seen) {
         Ok(text) => (
             [(

@@ -15,6 +15,7 @@ mod host;
 pub mod http;
 mod metrics;
 mod second_look;
+pub mod tls;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -24,6 +25,8 @@ use divvy_cluster::client::{Choice, connect};
 use divvy_model::MemoryUnit;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
+
+use tls::listener::{Peer, TlsListener};
 
 pub use crate::core::{SCHEDULER_CHECK, Timing, check_refusal};
 pub use error::Error;
@@ -40,6 +43,8 @@ pub struct Config {
     pub listen: SocketAddr,
     /// `--memory-unit`: what one unit of `aliyun.com/gpu-mem` is, in the whole cluster.
     pub memory_unit: MemoryUnit,
+    /// `--tls-…`: none is plain HTTP.
+    pub tls: Option<tls::Source>,
 }
 
 /// Serves until `stop` is cancelled. Listens at once; answers with an error, and is not ready, until pods and nodes have been
@@ -54,25 +59,53 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
         address: config.listen,
         source,
     })?;
-    run_on(listener, connection.client, Settings::new(config.memory_unit), stop).await
+    run_with(
+        listener,
+        connection.client,
+        Settings::new(config.memory_unit),
+        config.tls,
+        stop,
+    )
+    .await
 }
 
-/// As [`run`], on a socket and with a client that are there already.
+/// As [`run`], on a socket and with a client that are there already, in plain HTTP.
 pub async fn run_on(
     listener: TcpListener,
     client: kube::Client,
     settings: Settings,
     stop: CancellationToken,
 ) -> Result<(), Error> {
+    run_with(listener, client, settings, None, stop).await
+}
+
+/// As [`run`], on a socket and with a client that are there already.
+pub async fn run_with(
+    listener: TcpListener,
+    client: kube::Client,
+    settings: Settings,
+    tls: Option<tls::Source>,
+    stop: CancellationToken,
+) -> Result<(), Error> {
+    let protocol = if tls.is_some() { "https" } else { "http" };
     match listener.local_addr() {
-        Ok(address) => tracing::info!(%address, unit = %settings.unit, "the extender listens"),
-        Err(error) => tracing::info!(%error, "the extender listens"),
+        Ok(address) => tracing::info!(%address, protocol, unit = %settings.unit, "the extender listens"),
+        Err(error) => tracing::info!(%error, protocol, "the extender listens"),
     }
-    let served = serve(client, settings, stop.clone());
-    let answering = {
-        let stop = stop.clone();
-        let server = axum::serve(listener, served.router.clone()).with_graceful_shutdown(stop.cancelled_owned());
-        tokio::spawn(server.into_future())
+    let credentials = tls.map(|source| tls::keep(source, client.clone(), stop.clone()));
+    let served = host::serve_with(client, settings, credentials.clone(), stop.clone());
+    let stopped = stop.clone().cancelled_owned();
+    let answering = match credentials {
+        None => tokio::spawn(
+            axum::serve(listener, served.router.clone())
+                .with_graceful_shutdown(stopped)
+                .into_future(),
+        ),
+        Some(credentials) => {
+            let listener = TlsListener::new(listener, credentials, served.metrics(), stop.clone());
+            let service = served.router.clone().into_make_service_with_connect_info::<Peer>();
+            tokio::spawn(axum::serve(listener, service).with_graceful_shutdown(stopped).into_future())
+        }
     };
     let failed = tokio::select! {
         () = stop.cancelled() => false,

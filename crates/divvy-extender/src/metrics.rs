@@ -3,6 +3,7 @@
 use std::fmt;
 use std::sync::Mutex;
 use std::sync::PoisonError;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use divvy_cluster::index::Feed;
@@ -22,8 +23,34 @@ struct Verb {
     verb: &'static str,
 }
 
+/// Why a client got no answer, or none that it wanted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Refused {
+    /// Plain HTTP where TLS is spoken.
+    PlainHttp,
+    /// A certificate of another authority, or one that has ended.
+    ForeignCertificate,
+    /// It does not accept the extender's certificate.
+    UntrustedByClient,
+    /// Anything else before the connection was there.
+    Handshake,
+    /// A connection without a certificate, and a request that needs one.
+    NoCertificate,
+}
+
+impl Refused {
+    const ALL: [(Refused, &'static str); 5] = [
+        (Refused::PlainHttp, "plain_http"),
+        (Refused::ForeignCertificate, "foreign_certificate"),
+        (Refused::UntrustedByClient, "untrusted_by_client"),
+        (Refused::Handshake, "handshake"),
+        (Refused::NoCertificate, "no_certificate"),
+    ];
+}
+
 /// What requests leave behind.
 pub(crate) struct Metrics {
+    refused: [AtomicU64; Refused::ALL.len()],
     durations: Family<Verb, Histogram>,
     registry: Mutex<Registry>,
 }
@@ -49,6 +76,7 @@ impl Metrics {
             durations.clone(),
         );
         Metrics {
+            refused: Default::default(),
             durations,
             registry: Mutex::new(registry),
         }
@@ -56,6 +84,11 @@ impl Metrics {
 
     pub(crate) fn answered(&self, verb: &'static str, took: Duration) {
         self.durations.get_or_create(&Verb { verb }).observe(took.as_secs_f64());
+    }
+
+    /// Counts it. True: the first of its kind, which is worth a line in the log.
+    pub(crate) fn refused(&self, why: Refused) -> bool {
+        self.refused[why as usize].fetch_add(1, Ordering::Relaxed) == 0
     }
 
     /// The text of `/metrics`, in the OpenMetrics format.
@@ -67,6 +100,12 @@ impl Metrics {
         )?;
         let mut now = Registry::default();
         describe(&mut now, seen);
+        counters(
+            &mut now,
+            ("divvy_extender_refused_clients", "Clients that were refused, by reason"),
+            "reason",
+            Refused::ALL.map(|(why, name)| (name, self.refused[why as usize].load(Ordering::Relaxed))),
+        );
         encode(&mut text, &now)?;
         Ok(text)
     }
@@ -85,10 +124,12 @@ pub(crate) struct Seen {
     reservations: u64,
     departed: u64,
     known_pods: u64,
+    certificate_ends_s: Option<i64>,
 }
 
 impl Seen {
-    pub(crate) fn of(core: &Core) -> Seen {
+    /// `certificate_ends_s`: when the extender's certificate ends, in Unix seconds, if it has one.
+    pub(crate) fn of(core: &Core, certificate_ends_s: Option<i64>) -> Seen {
         let ledger = core.index().ledger();
         Seen {
             counts: core.counts(),
@@ -100,6 +141,7 @@ impl Seen {
             reservations: ledger.reservations().count() as u64,
             departed: ledger.departed().count() as u64,
             known_pods: ledger.pod_count() as u64,
+            certificate_ends_s,
         }
     }
 }
@@ -201,6 +243,13 @@ fn describe(registry: &mut Registry, seen: &Seen) {
             u64::from(seen.synced),
         ),
     ];
+    if let Some(ends_s) = seen.certificate_ends_s {
+        registry.register(
+            "divvy_extender_certificate_expiry_timestamp_seconds",
+            "When the certificate that is shown to clients ends, in Unix time; 0 while there is none",
+            ConstGauge::new(ends_s),
+        );
+    }
     for (name, help, value) in single {
         registry.register(name, help, ConstGauge::new(i64::try_from(value).unwrap_or(i64::MAX)));
     }

@@ -139,6 +139,13 @@ pub enum Strategy {
 Examples:
   divvy extender --listen 0.0.0.0:12345
   divvy extender --kubeconfig ~/.kube/config --listen 127.0.0.1:32766 --memory-unit MiB
+  divvy extender --listen 0.0.0.0:32766 --tls-secret divvy-system/divvy-extender-tls
+  divvy extender --listen 0.0.0.0:32766 --tls-cert-file tls.crt --tls-private-key-file tls.key --client-ca-file ca.crt
+
+Without --tls-… it speaks plain HTTP, and whoever reaches its port can have pods bound: leave it on the loopback address then. With --tls-secret it
+makes a certificate authority, its own certificate and one for kube-scheduler, keeps them in that Secret (which must be there, empty at
+first), and renews its own by itself. With files it reads them again when they change. In both cases filter, bind and inspect are answered only to
+clients with a certificate of that authority; /healthz, /readyz and /metrics to everybody.
 
 kube-scheduler reaches it through its configuration (KubeSchedulerConfiguration, extenders):
   urlPrefix: http://ADDR:PORT/gpushare-scheduler   filterVerb: filter   bindVerb: bind
@@ -154,9 +161,72 @@ pub struct ExtenderArgs {
     /// One unit of aliyun.com/gpu-mem: GiB, MiB, or a chunk such as 256MiB; the same on every agent
     #[arg(long, env = "DIVVY_MEMORY_UNIT", value_name = "UNIT", default_value = "GiB")]
     pub memory_unit: MemoryUnit,
+    #[command(flatten)]
+    pub tls: ExtenderTls,
     /// End when standard input is closed, so that nothing outlives whoever started it.
     #[arg(long, hide = true)]
     pub exit_with_stdin: bool,
+}
+
+/// How the extender gets its certificates.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "TLS")]
+pub struct ExtenderTls {
+    /// Make the certificates, and keep them in this Secret
+    #[arg(long, env = "DIVVY_TLS_SECRET", value_name = "NAMESPACE/NAME", value_parser = namespaced)]
+    pub tls_secret: Option<(String, String)>,
+    /// Or take these: the extender's certificate, then those between it and its authority, in PEM
+    #[arg(long, env = "DIVVY_TLS_CERT_FILE", value_name = "FILE", conflicts_with = "tls_secret", requires_all = ["tls_private_key_file", "client_ca_file"])]
+    pub tls_cert_file: Option<PathBuf>,
+    /// The key of --tls-cert-file
+    #[arg(
+        long,
+        env = "DIVVY_TLS_PRIVATE_KEY_FILE",
+        value_name = "FILE",
+        conflicts_with = "tls_secret",
+        requires = "tls_cert_file"
+    )]
+    pub tls_private_key_file: Option<PathBuf>,
+    /// Who signs the certificates of clients
+    #[arg(
+        long,
+        env = "DIVVY_CLIENT_CA_FILE",
+        value_name = "FILE",
+        conflicts_with = "tls_secret",
+        requires = "tls_cert_file"
+    )]
+    pub client_ca_file: Option<PathBuf>,
+    /// The name in the extender's certificate, serverName in kube-scheduler's tlsConfig [default: divvy-extender.NAMESPACE.svc, with the
+    /// namespace of --tls-secret, else divvy-system]
+    #[arg(long, env = "DIVVY_TLS_SERVER_NAME", value_name = "NAME")]
+    pub tls_server_name: Option<String>,
+    /// With --tls-secret: how long a certificate of the extender is valid; it is renewed when a third of that is left
+    #[arg(long, env = "DIVVY_TLS_LIFETIME", value_name = "TIME", default_value = "30d", value_parser = lifetime)]
+    pub tls_lifetime: std::time::Duration,
+}
+
+/// `NAMESPACE/NAME`
+fn namespaced(text: &str) -> Result<(String, String), String> {
+    let (namespace, name) = text
+        .split_once('/')
+        .ok_or("write NAMESPACE/NAME, such as divvy-system/divvy-extender-tls")?;
+    Ok((object_name(namespace)?, object_name(name)?))
+}
+
+/// A duration, in days, too.
+fn lifetime(text: &str) -> Result<std::time::Duration, String> {
+    const SHORTEST: std::time::Duration = std::time::Duration::from_secs(6);
+    let time = match text.strip_suffix('d').map(str::parse::<u32>) {
+        Some(Ok(days)) => std::time::Duration::from_secs(u64::from(days) * 86_400),
+        _ => divvy_agent::config::parse_duration(text)?,
+    };
+    if time < SHORTEST {
+        return Err(format!(
+            "a certificate that is valid for less than {} s is renewed all the time",
+            SHORTEST.as_secs()
+        ));
+    }
+    Ok(time)
 }
 
 /// What to inspect.

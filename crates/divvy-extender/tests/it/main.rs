@@ -6,5 +6,6 @@ mod doubt;
 mod protocol;
 mod server;
 mod settle;
+mod tls;
 mod values;
 mod world;

@@ -592,6 +592,7 @@ async fn the_program_listens_serves_and_stops() {
         context: None,
         listen: taken.local_addr().expect("bound"),
         memory_unit: MemoryUnit::GIB,
+        tls: None,
     };
     let error = divvy_extender::run(config, CancellationToken::new())
         .await

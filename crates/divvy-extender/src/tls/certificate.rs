@@ -1,0 +1,247 @@
+//! Certificates as values: read from PEM, checked by the very verifiers that clients and servers use, at a time that is given.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use rustls::client::WebPkiServerVerifier;
+use rustls::client::danger::ServerCertVerifier as _;
+use rustls::crypto::CryptoProvider;
+use rustls::pki_types::pem::PemObject as _;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
+use rustls::server::WebPkiClientVerifier;
+use rustls::sign::CertifiedKey;
+use rustls::{ClientConfig, RootCertStore, ServerConfig};
+
+/// A certificate and its key are some kilobytes; a bundle of authorities may be larger.
+pub const LARGEST_PEM: usize = 1 << 20;
+
+/// rustls' cryptography: ring, as in kube's client.
+pub fn provider() -> Arc<CryptoProvider> {
+    Arc::new(rustls::crypto::ring::default_provider())
+}
+
+/// From when to when a certificate is valid, in Unix seconds, both included.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Validity {
+    /// From.
+    pub not_before_s: i64,
+    /// To.
+    pub not_after_s: i64,
+}
+
+/// A certificate, those between it and its authority, and its key.
+#[derive(Debug)]
+pub struct Pair {
+    leaf: CertificateDer<'static>,
+    between: Vec<CertificateDer<'static>>,
+    key: PrivateKeyDer<'static>,
+    validity: Validity,
+}
+
+impl Pair {
+    /// Reads both, and checks that they belong together. The error is a sentence without its subject.
+    pub fn read(certificate: &[u8], key: &[u8]) -> Result<Pair, String> {
+        let mut between = certificates(certificate)?;
+        let leaf = between.remove(0);
+        let validity = validity(&leaf).ok_or("holds a certificate whose time of validity cannot be read")?;
+        let key = PrivateKeyDer::from_pem_slice(key).map_err(|error| format!("has no private key that can be read ({error})"))?;
+        let pair = Pair {
+            leaf,
+            between,
+            key,
+            validity,
+        };
+        let known = CertifiedKey::from_der(pair.chain(), pair.key.clone_key(), &provider())
+            .map_err(|error| format!("has a certificate and a key of which one is of no use ({error})"))?;
+        known
+            .keys_match()
+            .map_err(|_| "has a certificate and a key that do not belong together".to_owned())?;
+        Ok(pair)
+    }
+
+    /// When its certificate is valid.
+    pub fn validity(&self) -> Validity {
+        self.validity
+    }
+
+    fn chain(&self) -> Vec<CertificateDer<'static>> {
+        std::iter::once(&self.leaf).chain(&self.between).cloned().collect()
+    }
+
+    /// Whether a client that trusts `roots` and asks for `name` accepts it at that time.
+    pub fn serves(&self, roots: &Roots, name: &str, at_s: i64) -> Result<(), String> {
+        let server_name = ServerName::try_from(name.to_owned()).map_err(|_| format!("{name:?} is no name of a server"))?;
+        let verifier = WebPkiServerVerifier::builder_with_provider(roots.0.clone(), provider())
+            .build()
+            .map_err(|error| error.to_string())?;
+        verifier
+            .verify_server_cert(&self.leaf, &self.between, &server_name, &[], unix_time(at_s))
+            .map(|_| ())
+            .map_err(|error| error.to_string())
+    }
+
+    /// Whether a server that trusts `roots` accepts it from a client at that time.
+    pub fn identifies(&self, roots: &Roots, at_s: i64) -> Result<(), String> {
+        let verifier = WebPkiClientVerifier::builder_with_provider(roots.0.clone(), provider())
+            .build()
+            .map_err(|error| error.to_string())?;
+        verifier
+            .verify_client_cert(&self.leaf, &self.between, unix_time(at_s))
+            .map(|_| ())
+            .map_err(|error| error.to_string())
+    }
+
+    /// A server with this certificate, which takes clients with a certificate of `clients`, and tells those without one apart.
+    pub fn server(&self, clients: &Roots) -> Result<ServerConfig, String> {
+        let verifier = WebPkiClientVerifier::builder_with_provider(clients.0.clone(), provider())
+            // The kubelet's probes and Prometheus have none; what they may ask for is said in `http`.
+            .allow_unauthenticated()
+            .build()
+            .map_err(|error| error.to_string())?;
+        let mut config = ServerConfig::builder_with_provider(provider())
+            .with_safe_default_protocol_versions()
+            .map_err(|error| error.to_string())?
+            .with_client_cert_verifier(verifier)
+            .with_single_cert(self.chain(), self.key.clone_key())
+            .map_err(|error| error.to_string())?;
+        // Not h2: kube-scheduler would go on to use a connection to a node that is gone until its ping fails, 45 s later; of
+        // HTTP/1.1 it drops one whose request timed out.
+        config.alpn_protocols = vec![b"http/1.1".to_vec()];
+        Ok(config)
+    }
+
+    /// A client with this certificate, which takes servers with a certificate of `servers`.
+    pub fn client(&self, servers: &Roots) -> Result<ClientConfig, String> {
+        let mut config = ClientConfig::builder_with_provider(provider())
+            .with_safe_default_protocol_versions()
+            .map_err(|error| error.to_string())?
+            .with_root_certificates(servers.0.clone())
+            .with_client_auth_cert(self.chain(), self.key.clone_key())
+            .map_err(|error| error.to_string())?;
+        config.alpn_protocols.clear();
+        Ok(config)
+    }
+}
+
+/// Certificate authorities.
+#[derive(Debug, Clone)]
+pub struct Roots(Arc<RootCertStore>);
+
+impl Roots {
+    /// Reads a bundle of PEM. The error is a sentence without its subject.
+    pub fn read(pem: &[u8]) -> Result<Roots, String> {
+        let mut store = RootCertStore::empty();
+        for certificate in certificates(pem)? {
+            store
+                .add(certificate)
+                .map_err(|error| format!("holds a certificate that is no authority's ({error})"))?;
+        }
+        Ok(Roots(Arc::new(store)))
+    }
+}
+
+/// At least one.
+fn certificates(pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, String> {
+    if pem.len() > LARGEST_PEM {
+        return Err("is larger than 1 MiB, which no certificate is".to_owned());
+    }
+    let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem).collect();
+    let found = found.map_err(|error| format!("is not PEM that can be read ({error})"))?;
+    if found.is_empty() {
+        return Err("holds no certificate in PEM (-----BEGIN CERTIFICATE-----)".to_owned());
+    }
+    Ok(found)
+}
+
+fn unix_time(at_s: i64) -> UnixTime {
+    UnixTime::since_unix_epoch(Duration::from_secs(at_s.max(0).unsigned_abs()))
+}
+
+/// `Certificate.tbsCertificate.validity` (RFC 5280, 4.1): the one thing that rustls checks and does not tell.
+pub fn validity(certificate: &CertificateDer<'_>) -> Option<Validity> {
+    const SEQUENCE: u8 = 0x30;
+    const INTEGER: u8 = 0x02;
+    const VERSION: u8 = 0xa0;
+    let (_, outer, _) = element(certificate.as_ref(), SEQUENCE)?;
+    let (_, inner, _) = element(outer, SEQUENCE)?;
+    let inner = element(inner, VERSION).map_or(inner, |(_, _, rest)| rest);
+    let (_, _, rest) = element(inner, INTEGER)?;
+    let (_, _, rest) = element(rest, SEQUENCE)?; // the algorithm
+    let (_, _, rest) = element(rest, SEQUENCE)?; // the issuer
+    let (_, times, _) = element(rest, SEQUENCE)?;
+    let (not_before_s, rest) = time(times)?;
+    let (not_after_s, _) = time(rest)?;
+    Some(Validity {
+        not_before_s,
+        not_after_s,
+    })
+}
+
+/// The first element, if it has this tag: (tag, content, what follows).
+fn element(der: &[u8], tag: u8) -> Option<(u8, &[u8], &[u8])> {
+    let (&found, rest) = der.split_first()?;
+    let (&first, rest) = rest.split_first()?;
+    let (length, rest) = if first < 0x80 {
+        (usize::from(first), rest)
+    } else {
+        let count = usize::from(first & 0x7f);
+        if !(1..=4).contains(&count) {
+            return None;
+        }
+        let (bytes, rest) = rest.split_at_checked(count)?;
+        (bytes.iter().fold(0usize, |sum, byte| sum << 8 | usize::from(*byte)), rest)
+    };
+    let (content, rest) = rest.split_at_checked(length)?;
+    (found == tag).then_some((found, content, rest))
+}
+
+/// `UTCTime` (YYMMDDhhmmssZ, 1950 to 2049) or `GeneralizedTime` (YYYYMMDDhhmmssZ).
+fn time(der: &[u8]) -> Option<(i64, &[u8])> {
+    const UTC_TIME: u8 = 0x17;
+    const GENERALIZED_TIME: u8 = 0x18;
+    let (text, short, rest) = match element(der, UTC_TIME) {
+        Some((_, content, rest)) => (content, true, rest),
+        None => {
+            let (_, content, rest) = element(der, GENERALIZED_TIME)?;
+            (content, false, rest)
+        }
+    };
+    let text = std::str::from_utf8(text).ok()?.strip_suffix('Z')?;
+    let number = |at: std::ops::Range<usize>| text.get(at)?.parse::<i16>().ok();
+    let (year, rest_at) = if short {
+        let year = number(0..2)?;
+        (if year < 50 { 2000 + year } else { 1900 + year }, 2)
+    } else {
+        (number(0..4)?, 4)
+    };
+    let part = |index: usize| i8::try_from(number(rest_at + 2 * index..rest_at + 2 * index + 2)?).ok();
+    let civil = jiff::civil::DateTime::new(year, part(0)?, part(1)?, part(2)?, part(3)?, part(4)?, 0).ok()?;
+    let zoned = civil.to_zoned(jiff::tz::TimeZone::UTC).ok()?;
+    Some((zoned.timestamp().as_second(), rest))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn both_forms_of_time_are_read_and_nonsense_is_not() {
+        let utc = |text: &str| [&[0x17, text.len() as u8], text.as_bytes()].concat();
+        let generalized = |text: &str| [&[0x18, text.len() as u8], text.as_bytes()].concat();
+        for (der, expected) in [
+            (utc("700101000000Z"), Some(0)),
+            (utc("491231235959Z"), Some(2_524_607_999)),
+            (generalized("20500101000000Z"), Some(2_524_608_000)),
+            (generalized("20261121153600Z"), Some(1_795_275_360)),
+            (utc("7001010000Z"), None),
+            (utc("701301000000Z"), None),
+            (utc("700101000000"), None),
+            (generalized(""), None),
+            (vec![0x17, 0x85, 1, 1, 1, 1, 1], None),
+            (vec![0x17], None),
+            (vec![], None),
+        ] {
+            assert_eq!(time(&der).map(|(at, _)| at), expected, "{der:?}");
+        }
+    }
+}

@@ -1,0 +1,82 @@
+//! Makes keys and certificates: the one place here that draws random numbers. When and for how long is said by the caller.
+
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use rcgen::{BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, KeyUsagePurpose};
+
+use super::plan::{Data, Lifetimes, Part, Plan, keys};
+
+/// Clocks of the cluster's machines differ: a new certificate is valid at once on one that is behind.
+const BACKDATED_S: i64 = 3_600;
+
+/// What the Secret holds when the plan has been carried out.
+pub fn carry_out(plan: &Plan, data: &Data, name: &str, now_s: i64, lifetimes: Lifetimes) -> Result<Data, rcgen::Error> {
+    let mut data = data.clone();
+    for (part, _) in &plan.make {
+        match part {
+            Part::Authority => {
+                let key = KeyPair::generate()?;
+                let mut params = authority();
+                valid(&mut params, now_s, now_s.saturating_add(lifetimes.authority_s));
+                let certificate = params.self_signed(&key)?;
+                put(&mut data, keys::CA, certificate.pem());
+                put(&mut data, keys::CA_KEY, key.serialize_pem());
+            }
+            Part::Server => {
+                let mut params = CertificateParams::new([name.to_owned(), "localhost".to_owned(), "127.0.0.1".to_owned()])?;
+                params.distinguished_name.push(DnType::CommonName, "divvy-extender");
+                // A replica shows it to the leader, too.
+                params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
+                let pair = sign(params, &data, now_s, lifetimes.server_s)?;
+                put(&mut data, keys::SERVER, pair.0);
+                put(&mut data, keys::SERVER_KEY, pair.1);
+            }
+            Part::Client => {
+                let mut params = CertificateParams::default();
+                params.distinguished_name.push(DnType::CommonName, "kube-scheduler");
+                params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
+                let pair = sign(params, &data, now_s, lifetimes.authority_s)?;
+                put(&mut data, keys::CLIENT, pair.0);
+                put(&mut data, keys::CLIENT_KEY, pair.1);
+            }
+        }
+    }
+    Ok(data)
+}
+
+fn put(data: &mut Data, key: &str, pem: String) {
+    data.insert(key.to_owned(), pem.into_bytes());
+}
+
+/// The same each time, so that its name in what it signs is the one in its own certificate.
+fn authority() -> CertificateParams {
+    let mut params = CertificateParams::default();
+    params.distinguished_name = rcgen::DistinguishedName::new();
+    params.distinguished_name.push(DnType::CommonName, "Divvy extender CA");
+    params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
+    params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
+    params
+}
+
+fn sign(mut params: CertificateParams, data: &Data, now_s: i64, lifetime_s: i64) -> Result<(String, String), rcgen::Error> {
+    let pem = |key: &str| String::from_utf8_lossy(data.get(key).map_or(&[][..], Vec::as_slice)).into_owned();
+    let ca_key = KeyPair::from_pem(&pem(keys::CA_KEY))?;
+    let issuer = Issuer::new(authority(), ca_key);
+    let ends_s = super::certificate::Pair::read(pem(keys::CA).as_bytes(), pem(keys::CA_KEY).as_bytes())
+        .map_or(i64::MAX, |pair| pair.validity().not_after_s);
+    valid(&mut params, now_s, now_s.saturating_add(lifetime_s).min(ends_s));
+    params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
+    params.use_authority_key_identifier_extension = true;
+    let key = KeyPair::generate()?;
+    let certificate = params.signed_by(&key, &issuer)?;
+    Ok((certificate.pem(), key.serialize_pem()))
+}
+
+fn valid(params: &mut CertificateParams, now_s: i64, until_s: i64) {
+    params.not_before = at(now_s - BACKDATED_S).into();
+    params.not_after = at(until_s).into();
+}
+
+fn at(unix_s: i64) -> SystemTime {
+    UNIX_EPOCH + Duration::from_secs(unix_s.max(0).unsigned_abs())
+}

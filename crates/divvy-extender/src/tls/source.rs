@@ -1,0 +1,212 @@
+//! Keeps the credentials up to date: reads them, has them made, and hands on what is new.
+
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use k8s_openapi::ByteString;
+use k8s_openapi::api::core::v1::Secret;
+use kube::api::{Api, PostParams};
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+
+use super::certificate::LARGEST_PEM;
+use super::plan::{Data, Lifetimes, keys, plan};
+use super::{Credentials, Current, Source, make};
+use divvy_cluster::in_words;
+
+/// Between two looks at the Secret, at most: another replica may have renewed it.
+const LOOK: Duration = Duration::from_secs(30);
+/// Between two looks at files. The kubelet takes a minute to bring a changed Secret into a pod.
+const LOOK_AT_FILES: Duration = Duration::from_secs(2);
+/// After a failure.
+const AGAIN: Duration = Duration::from_secs(2);
+/// The API server's answer.
+const ANSWER: Duration = Duration::from_secs(10);
+
+/// Starts to look after them, until `stop`. What cannot be had is logged, once each time that it changes, and tried again.
+pub(crate) fn keep(source: Source, client: kube::Client, stop: CancellationToken) -> Current {
+    let (sender, receiver) = watch::channel(None);
+    tokio::spawn(async move {
+        let mut keeper = Keeper {
+            source,
+            client,
+            sender,
+            seen: Vec::new(),
+            said: None,
+        };
+        loop {
+            let pause = keeper.look().await;
+            tokio::select! {
+                () = stop.cancelled() => return,
+                () = tokio::time::sleep(pause) => {}
+            }
+        }
+    });
+    receiver
+}
+
+struct Keeper {
+    source: Source,
+    client: kube::Client,
+    sender: watch::Sender<Option<Credentials>>,
+    /// What is in use: certificate, key, authority.
+    seen: Vec<Vec<u8>>,
+    said: Option<String>,
+}
+
+impl Keeper {
+    /// Looks once; gives the pause before the next look.
+    async fn look(&mut self) -> Duration {
+        let looked = match self.source.clone() {
+            Source::Files {
+                certificate,
+                key,
+                client_ca,
+                ..
+            } => {
+                let mut parts = Vec::new();
+                let mut trouble = None;
+                for (flag, path) in [
+                    ("--tls-cert-file", &certificate),
+                    ("--tls-private-key-file", &key),
+                    ("--client-ca-file", &client_ca),
+                ] {
+                    match read(path).await {
+                        Ok(bytes) => parts.push(bytes),
+                        Err(why) => trouble = Some(format!("{flag} {}: {why}", path.display())),
+                    }
+                }
+                match trouble {
+                    Some(why) => Err(why),
+                    None => self
+                        .take(parts, ["--tls-cert-file", "--client-ca-file"])
+                        .map(|()| LOOK_AT_FILES),
+                }
+            }
+            Source::Secret {
+                namespace,
+                name,
+                server_name,
+                lifetime,
+            } => {
+                let lifetimes = Lifetimes {
+                    server_s: i64::try_from(lifetime.as_secs()).unwrap_or(i64::MAX),
+                    ..Lifetimes::default()
+                };
+                match self.secret(&namespace, &name, &server_name, lifetimes).await {
+                    // Often enough to renew in good time, whatever the lifetime is.
+                    Ok(()) => Ok(LOOK.min(lifetime / 12).max(Duration::from_millis(500))),
+                    Err(why) => Err(format!("the Secret {namespace}/{name}: {why}")),
+                }
+            }
+        };
+        match looked {
+            Ok(pause) => {
+                self.said = None;
+                pause
+            }
+            Err(why) => {
+                if self.said.as_ref() != Some(&why) {
+                    let state = match &*self.sender.borrow() {
+                        Some(_) => "what was there before stays in use",
+                        None => "nothing is answered until it can be had",
+                    };
+                    tracing::error!(%state, "no certificates from {why}");
+                    self.said = Some(why);
+                }
+                AGAIN
+            }
+        }
+    }
+
+    /// Reads the Secret, has made what is due, and writes it; when somebody else was first, reads theirs.
+    async fn secret(&mut self, namespace: &str, name: &str, server_name: &str, lifetimes: Lifetimes) -> Result<(), String> {
+        let api: Api<Secret> = Api::namespaced(self.client.clone(), namespace);
+        // Each conflict means that another replica has written: the second look finds its work done.
+        for _ in 0..5 {
+            let mut secret = answered(api.get(name)).await?.ok_or_else(|| {
+                format!("it is not there; create it empty: kubectl -n {namespace} create secret generic {name}")
+            })?;
+            let data: Data = secret
+                .data
+                .take()
+                .unwrap_or_default()
+                .into_iter()
+                .map(|(key, value)| (key, value.0))
+                .collect();
+            let now_s = now_s();
+            let plan = plan(&data, server_name, now_s, lifetimes)?;
+            if plan.make.is_empty() {
+                if let Some(warning) = &plan.warning
+                    && self.said.as_ref() != Some(warning)
+                {
+                    tracing::warn!("{warning}");
+                }
+                let part = |key: &str| data.get(key).cloned().unwrap_or_default();
+                return self.take(
+                    vec![part(keys::SERVER), part(keys::SERVER_KEY), part(keys::CA)],
+                    [keys::SERVER, keys::CA],
+                );
+            }
+            let made = make::carry_out(&plan, &data, server_name, now_s, lifetimes)
+                .map_err(|error| format!("a certificate could not be made: {error}"))?;
+            secret.data = Some(made.into_iter().map(|(key, value)| (key, ByteString(value))).collect());
+            match answered(api.replace(name, &PostParams::default(), &secret)).await {
+                Ok(Some(_)) => {
+                    for (part, why) in &plan.make {
+                        tracing::info!(?part, %why, secret = %format!("{namespace}/{name}"), "a certificate was made");
+                    }
+                    if let Some(warning) = &plan.warning {
+                        tracing::warn!("{warning}");
+                    }
+                }
+                // 404 and 409 are found out by the next look.
+                Ok(None) => {}
+                Err(why) => return Err(format!("it could not be written: {why}")),
+            }
+        }
+        Err("others write it again and again; perhaps another program does".to_owned())
+    }
+
+    fn take(&mut self, parts: Vec<Vec<u8>>, names: [&str; 2]) -> Result<(), String> {
+        if parts == self.seen {
+            return Ok(());
+        }
+        let [certificate, key, ca] = parts.as_slice() else {
+            return Err("not all parts were read".to_owned());
+        };
+        let new = Credentials::new(certificate, key, ca, names)?;
+        let until =
+            jiff::Timestamp::from_second(new.not_after_s).map_or_else(|_| new.not_after_s.to_string(), |at| at.to_string());
+        tracing::info!(%until, "a certificate is in use; connections that are there go on");
+        self.sender.send_replace(Some(new));
+        self.seen = parts;
+        Ok(())
+    }
+}
+
+/// `None`: 404, or 409.
+async fn answered<T>(request: impl Future<Output = Result<T, kube::Error>>) -> Result<Option<T>, String> {
+    match tokio::time::timeout(ANSWER, request).await {
+        Ok(Ok(object)) => Ok(Some(object)),
+        Ok(Err(kube::Error::Api(status))) if matches!(status.code, 404 | 409) => Ok(None),
+        Ok(Err(error)) => Err(in_words(&error)),
+        Err(_elapsed) => Err(format!("the API server gave no answer within {ANSWER:?}")),
+    }
+}
+
+async fn read(path: &std::path::Path) -> Result<Vec<u8>, String> {
+    use tokio::io::AsyncReadExt as _;
+    let in_words = |error: std::io::Error| format!("could not be read: {error}");
+    let mut bytes = Vec::new();
+    let file = tokio::fs::File::open(path).await.map_err(in_words)?;
+    file.take(LARGEST_PEM as u64 + 1)
+        .read_to_end(&mut bytes)
+        .await
+        .map_err(in_words)?;
+    Ok(bytes)
+}
+
+fn now_s() -> i64 {
+    let passed = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    i64::try_from(passed.as_secs()).unwrap_or(i64::MAX)
+}
