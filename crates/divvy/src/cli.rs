@@ -311,6 +311,7 @@ pub enum WhyOutput {
 #[command(after_help = "\
 Examples:
   divvy scheduler-config                               the whole file for kube-scheduler --config
+  divvy scheduler-config --from-cluster -o divvy.yaml  address and certificates of the extender that is installed
   divvy scheduler-config --for kubeadm                 where it goes and what to restart (k3s, rke2, k0s, microk8s, kind)
   divvy scheduler-config --merge old.yaml -o new.yaml  into an existing one of any version; what changed is said on standard error
   divvy scheduler-config --merge - < old.yaml | diff old.yaml -
@@ -333,7 +334,11 @@ pub struct SchedulerConfigArgs {
     /// gets that names none]
     #[arg(long, value_name = "NAME", value_parser = object_name)]
     pub profile: Option<String>,
-    /// For an https address (a proxy; the extender itself speaks HTTP as yet): who signed its certificate, a path on the scheduler's side
+    /// Take address and certificates from the extender that is installed: the Service of this name, and the Secret NAME-tls
+    #[arg(long, value_name = "NAMESPACE/NAME", num_args = 0..=1, require_equals = true, default_missing_value = "divvy-system/divvy-extender",
+        value_parser = namespaced, conflicts_with_all = ["extender_url", "tls_ca", "tls_cert", "tls_key", "tls_secret", "check"])]
+    pub from_cluster: Option<(String, String)>,
+    /// For an https address: who signed the extender's certificate, a path on the scheduler's side
     #[arg(long, value_name = "PATH", conflicts_with = "check")]
     pub tls_ca: Option<String>,
     /// The scheduler's own certificate, for an extender that asks for one

@@ -7,6 +7,7 @@
 pub mod check;
 mod convert;
 pub mod distribution;
+pub mod installed;
 pub mod merge;
 pub mod second;
 
@@ -100,9 +101,29 @@ pub enum Error {
     Version(String),
 }
 
+/// Certificates in the file itself, as kube-scheduler takes them: base64 of PEM.
+#[derive(Clone, Default, PartialEq, Eq)]
+pub struct Inline {
+    /// The certificate authority that signed the extender's certificate.
+    pub ca: String,
+    /// The scheduler's own certificate.
+    pub cert: String,
+    /// Its key.
+    pub key: String,
+}
+
+impl std::fmt::Debug for Inline {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        // Not the key.
+        f.debug_struct("Inline").finish_non_exhaustive()
+    }
+}
+
 /// TLS between the scheduler and the extender; paths as the scheduler sees them.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Tls {
+    /// Certificates in the file itself, instead of paths.
+    pub inline: Option<Inline>,
     /// The certificate authority that signed the extender's certificate.
     pub ca: Option<String>,
     /// The scheduler's own certificate, for an extender that asks for one.
@@ -111,6 +132,28 @@ pub struct Tls {
     pub key: Option<String>,
     /// The name in the extender's certificate, where it is not the host of the address.
     pub server_name: Option<String>,
+}
+
+const INLINE_NOTE: &str =
+    "  # With the scheduler's key in it this file is a secret: nobody but the scheduler may read it. Read at its start only.\n";
+
+impl Tls {
+    /// As `tlsConfig` names them.
+    fn fields(&self) -> Vec<(&'static str, &String)> {
+        let named = match &self.inline {
+            Some(Inline { ca, cert, key }) => [("caData", Some(ca)), ("certData", Some(cert)), ("keyData", Some(key))],
+            None => [
+                ("caFile", self.ca.as_ref()),
+                ("certFile", self.cert.as_ref()),
+                ("keyFile", self.key.as_ref()),
+            ],
+        };
+        named
+            .into_iter()
+            .chain([("serverName", self.server_name.as_ref())])
+            .filter_map(|(name, value)| Some((name, value.filter(|value| !value.is_empty())?)))
+            .collect()
+    }
 }
 
 /// Divvy's entry under `extenders`.
@@ -155,6 +198,16 @@ impl Stanza {
         })
     }
 
+    /// Its address.
+    pub fn url(&self) -> &str {
+        &self.url
+    }
+
+    /// Whether the text has a private key in it.
+    pub fn secret(&self) -> bool {
+        self.https() && self.tls.inline.is_some()
+    }
+
     /// Whether the address is https.
     pub fn https(&self) -> bool {
         self.url.starts_with("https://")
@@ -162,7 +215,7 @@ impl Stanza {
 
     /// What is said of an address whose owner nobody checks.
     pub fn warning(&self) -> Option<String> {
-        (self.https() && self.tls.ca.is_none()).then(|| {
+        (self.https() && self.tls.ca.is_none() && self.tls.inline.is_none()).then(|| {
             "warning: https without --tls-ca: kube-scheduler then accepts any certificate, so whoever sits in between decides where GPU pods run"
                 .to_owned()
         })
@@ -181,25 +234,18 @@ impl Stanza {
         let mut tls = String::new();
         if self.https() {
             tls.push_str("  enableHTTPS: true\n");
-            let Tls {
-                ca,
-                cert,
-                key,
-                server_name,
-            } = &self.tls;
-            let fields = [
-                ("caFile", ca),
-                ("certFile", cert),
-                ("keyFile", key),
-                ("serverName", server_name),
-            ];
-            if fields.iter().any(|(_, value)| value.is_some()) {
-                tls.push_str("  # Paths as the scheduler sees them: in its container, if it runs in one. Read at its start only.\n  tlsConfig:\n");
+            let fields = self.tls.fields();
+            if !fields.is_empty() {
+                tls.push_str(match self.tls.inline {
+                    Some(_) => INLINE_NOTE,
+                    None => {
+                        "  # Paths as the scheduler sees them: in its container, if it runs in one. Read at its start only.\n"
+                    }
+                });
+                tls.push_str("  tlsConfig:\n");
             }
             for (name, value) in fields {
-                if let Some(value) = value {
-                    tls.push_str(&format!("    {name}: {}\n", quoted(value)));
-                }
+                tls.push_str(&format!("    {name}: {}\n", quoted(value)));
             }
         }
         let managed: String = MANAGED
@@ -344,6 +390,7 @@ mod tests {
             cert: Some("/etc/divvy/tls.crt".to_owned()),
             key: Some("/etc/divvy/tls.key".to_owned()),
             server_name: Some("divvy-extender".to_owned()),
+            inline: None,
         };
         let stanza = Stanza::new("https://10.0.0.7:32766/gpushare-scheduler/", tls).expect("it is right");
         assert_eq!(stanza.warning(), None);
@@ -352,6 +399,28 @@ mod tests {
         assert_eq!(
             value["extenders"][0]["tlsConfig"],
             serde_json::json!({"caFile": "/etc/divvy/ca.crt", "certFile": "/etc/divvy/tls.crt", "keyFile": "/etc/divvy/tls.key", "serverName": "divvy-extender"})
+        );
+    }
+
+    #[test]
+    fn certificates_stand_in_the_file_itself_when_they_come_from_the_cluster() {
+        let tls = Tls {
+            inline: Some(Inline {
+                ca: "Y2E=".to_owned(),
+                cert: "Y3J0".to_owned(),
+                key: "a2V5".to_owned(),
+            }),
+            server_name: Some("divvy-extender.divvy-system.svc".to_owned()),
+            ..Tls::default()
+        };
+        assert!(!format!("{tls:?}").contains("a2V5"), "a key is not shown by accident");
+        let stanza = Stanza::new("https://10.0.0.7:32766/gpushare-scheduler", tls).expect("it is right");
+        assert!(stanza.secret());
+        assert_eq!(stanza.warning(), None);
+        let value: Value = serde_saphyr::from_str(&whole(&stanza)).expect("it is YAML");
+        assert_eq!(
+            value["extenders"][0]["tlsConfig"],
+            serde_json::json!({"caData": "Y2E=", "certData": "Y3J0", "keyData": "a2V5", "serverName": "divvy-extender.divvy-system.svc"})
         );
     }
 

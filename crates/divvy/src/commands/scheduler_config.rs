@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use divvy_cluster::{client, in_words, list, objects};
+use k8s_openapi::api::core::v1::{Secret, Service};
 use kube::api::{Api, DeleteParams, DynamicObject, PostParams};
 use tokio::time::Instant;
 
@@ -16,8 +17,9 @@ use crate::cli::SchedulerConfigArgs;
 use crate::printer;
 use crate::scheduler_config::check::{Verdict, has_room, no_room, not_called, pod, unclear, verdict};
 use crate::scheduler_config::distribution::Distribution;
+use crate::scheduler_config::installed::{installed, secret_name};
 use crate::scheduler_config::merge::{Wanted, merge};
-use crate::scheduler_config::second::{DEFAULT_VERSION, NAME, Second, TLS_FOLDER, Version};
+use crate::scheduler_config::second::{DEFAULT_VERSION, NAME, SECRET_NAME, Second, TLS_FOLDER, Version};
 use crate::scheduler_config::{DEFAULT_PROFILE, LOCAL_URL, SERVICE_URL, Stanza, Tls, Whole};
 
 /// A scheduler's configuration is some kilobytes.
@@ -38,7 +40,12 @@ pub async fn run(args: SchedulerConfigArgs) -> anyhow::Result<bool> {
             told => told,
         };
     }
-    let stanza = stanza(&args)?;
+    let found = match &args.from_cluster {
+        Some((namespace, name)) => Some(from_cluster(&args, namespace, name).await?),
+        None => None,
+    };
+    let certificates = found.as_ref().and_then(|(_, tls)| tls.inline.clone());
+    let stanza = stanza(&args, found)?;
     if let Some(warning) = stanza.warning() {
         say(&warning)?;
     }
@@ -46,10 +53,11 @@ pub async fn run(args: SchedulerConfigArgs) -> anyhow::Result<bool> {
         .kubeconfig_path
         .as_deref()
         .unwrap_or_else(|| args.distribution.unwrap_or(Distribution::Kubeadm).kubeconfig());
+    let stanza_is_secret = certificates.is_some() && args.distribution.is_none();
     let text = if let Some(file) = &args.merge {
         let wanted = Wanted {
             stanza,
-            url_given: args.extender_url.is_some(),
+            url_given: args.extender_url.is_some() || args.from_cluster.is_some(),
             kubeconfig: args.kubeconfig_path.clone(),
             default_kubeconfig: kubeconfig.to_owned(),
             profile: args.profile.clone(),
@@ -61,15 +69,15 @@ pub async fn run(args: SchedulerConfigArgs) -> anyhow::Result<bool> {
         }
         merged.text
     } else if let Some(distribution) = args.distribution {
-        let url = args.extender_url.as_deref().unwrap_or(LOCAL_URL);
-        distribution.steps(kubeconfig, &passed_on(&args), url.trim_end_matches('/'))
+        distribution.steps(kubeconfig, &passed_on(&args), &stanza)
     } else if args.as_second_scheduler {
         Second {
             stanza: &stanza,
             namespace: args.namespace.as_deref().unwrap_or("kube-system"),
             name: args.profile.as_deref().unwrap_or(NAME),
             version: version(&args).await?,
-            tls_secret: args.tls_secret.as_deref(),
+            tls_secret: args.tls_secret.as_deref().or(certificates.as_ref().map(|_| SECRET_NAME)),
+            certificates: certificates.as_ref(),
         }
         .text()
     } else {
@@ -82,9 +90,15 @@ pub async fn run(args: SchedulerConfigArgs) -> anyhow::Result<bool> {
         .text()
     };
     match &args.output {
-        None => printer::print(&text)?,
+        None => {
+            if stanza_is_secret {
+                say("note: kube-scheduler's key is in it; with -o FILE it is written for its owner's eyes only")?;
+            }
+            printer::print(&text)?;
+        }
         Some(file) => {
-            write(file, &text).with_context(|| format!("{} could not be written; nothing was changed", file.display()))?;
+            write(file, &text, stanza_is_secret)
+                .with_context(|| format!("{} could not be written; nothing was changed", file.display()))?;
             say(&format!(
                 "written: {}; the scheduler reads it at its next start",
                 file.display()
@@ -98,8 +112,75 @@ fn say(line: &str) -> std::io::Result<()> {
     writeln!(std::io::stderr().lock(), "{line}")
 }
 
-fn stanza(args: &SchedulerConfigArgs) -> anyhow::Result<Stanza> {
+/// The extender that is installed, as the cluster has it.
+async fn from_cluster(args: &SchedulerConfigArgs, namespace: &str, name: &str) -> anyhow::Result<(String, Tls)> {
+    let client = client::connect(&choice(&args.cluster)).await?.client;
+    let secret_name = secret_name(name);
+    let services: Api<Service> = Api::namespaced(client.clone(), namespace);
+    let secrets: Api<Secret> = Api::namespaced(client, namespace);
+    let service = answer(async {
+        services
+            .get_opt(name)
+            .await
+            .map_err(|error| unread("Service", namespace, name, &error))
+    })
+    .await?;
+    let service = service.with_context(|| {
+        format!(
+            "there is no Service {namespace}/{name}: no extender is installed under that name (kubectl get service -A | grep extender; then \
+             --from-cluster=NAMESPACE/NAME), or it listens on the loopback address of its node only (Helm: extender.hostNetwork=true), and then \
+             --from-cluster is not needed"
+        )
+    })?;
+    let secret = answer(async {
+        secrets
+            .get_opt(&secret_name)
+            .await
+            .map_err(|error| unread("Secret", namespace, &secret_name, &error))
+    })
+    .await?;
+    if secret.is_none() {
+        say(&format!(
+            "warning: there is no Secret {namespace}/{secret_name}, so the extender is taken to speak plain HTTP: whoever reaches {namespace}/{name} can \
+             have pods bound"
+        ))?;
+    }
+    let now_s = jiff::Timestamp::now().as_second();
+    let (url, mut tls) =
+        installed(&service, secret.as_ref(), args.tls_server_name.as_deref(), now_s).map_err(|why| anyhow::anyhow!(why))?;
+    if args.as_second_scheduler {
+        // A pod knows the names of services, and the address of one may change.
+        let host = format!("{name}.{namespace}.svc");
+        let port = url.rsplit(':').next().unwrap_or_default();
+        let scheme = url.split(':').next().unwrap_or_default();
+        let url = format!("{scheme}://{host}:{port}");
+        if tls.inline.is_some() {
+            let file = |name: &str| Some(format!("{TLS_FOLDER}/{name}"));
+            (tls.ca, tls.cert, tls.key) = (file("ca.crt"), file("tls.crt"), file("tls.key"));
+        }
+        return Ok((url, tls));
+    }
+    say(&format!("note: the extender is at {url}, by the Service {namespace}/{name}"))?;
+    Ok((url, tls))
+}
+
+fn unread(kind: &str, namespace: &str, name: &str, error: &kube::Error) -> anyhow::Error {
+    anyhow::anyhow!(
+        "the {kind} {namespace}/{name} could not be read: {}; give a kubeconfig whose user may (--kubeconfig), or the address and files with \
+         --extender-url, --tls-ca, --tls-cert and --tls-key",
+        in_words(error)
+    )
+}
+
+fn stanza(args: &SchedulerConfigArgs, found: Option<(String, Tls)>) -> anyhow::Result<Stanza> {
+    if let Some((url, mut tls)) = found {
+        if args.as_second_scheduler {
+            tls.inline = None;
+        }
+        return Ok(Stanza::new(&url, tls)?);
+    }
     let mut tls = Tls {
+        inline: None,
         ca: args.tls_ca.clone(),
         cert: args.tls_cert.clone(),
         key: args.tls_key.clone(),
@@ -134,7 +215,15 @@ fn passed_on(args: &SchedulerConfigArgs) -> String {
         ("--tls-server-name", &args.tls_server_name),
     ];
     let given = flags.into_iter().filter_map(|(flag, value)| Some((flag, value.as_ref()?)));
-    given.map(|(flag, value)| format!(" {flag} {}", shell(value))).collect()
+    let cluster = args.from_cluster.as_ref().map(|(namespace, name)| {
+        let kubeconfig = args.cluster.kubeconfig.as_ref().map(|path| path.display().to_string());
+        let kubeconfig = kubeconfig.unwrap_or_else(|| "/etc/kubernetes/admin.conf".to_owned());
+        format!(" --from-cluster={namespace}/{name} --kubeconfig {}", shell(&kubeconfig))
+    });
+    given
+        .map(|(flag, value)| format!(" {flag} {}", shell(value)))
+        .chain(cluster)
+        .collect()
 }
 
 fn shell(word: &str) -> String {
@@ -170,14 +259,15 @@ fn read(file: &Path) -> anyhow::Result<(String, String)> {
     Ok((text, origin))
 }
 
-/// All or nothing, and with the rights of the file that was there: the scheduler may run as another user.
-fn write(file: &Path, text: &str) -> std::io::Result<()> {
+/// All or nothing, and with the rights of the file that was there: the scheduler may run as another user. A key is not for everybody.
+fn write(file: &Path, text: &str, secret: bool) -> std::io::Result<()> {
     use std::os::unix::fs::PermissionsExt as _;
     let folder = file
         .parent()
         .filter(|folder| !folder.as_os_str().is_empty())
         .unwrap_or(Path::new("."));
-    let mode = std::fs::metadata(file).map_or(0o644, |there| there.permissions().mode());
+    let new = if secret { 0o600 } else { 0o644 };
+    let mode = std::fs::metadata(file).map_or(new, |there| there.permissions().mode() & if secret { 0o770 } else { 0o777 });
     // A name with a dot in front: the kubelet's folder of static pods is read while we write.
     let mut new = tempfile::Builder::new().prefix(".divvy-").tempfile_in(folder)?;
     new.write_all(text.as_bytes())?;

@@ -5,6 +5,8 @@
 //! `pkg/podexecutor/staticpod.go` and its flag `kube-scheduler-extra-mount`; k0s' `pkg/component/controller/scheduler.go`;
 //! microk8s' `default-args/kube-scheduler`; kind#4173 (kubeadm v1beta4 from Kubernetes 1.36 on).
 
+use super::Stanza;
+
 /// A distribution of Kubernetes whose scheduler can be configured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum Distribution {
@@ -45,8 +47,9 @@ impl Distribution {
         }
     }
 
-    /// What to do there. `flags`: what must be passed on to `divvy scheduler-config`; `url`: the extender as the scheduler reaches it.
-    pub fn steps(self, kubeconfig: &str, flags: &str, url: &str) -> String {
+    /// What to do there. `flags`: what must be passed on to `divvy scheduler-config`.
+    pub fn steps(self, kubeconfig: &str, flags: &str, stanza: &Stanza) -> String {
+        let url = stanza.url();
         let file = self.file();
         let make = format!("divvy scheduler-config --kubeconfig-path {kubeconfig}{flags}");
         let version = format!("{}/version", url.trim_end_matches(super::PATH));
@@ -64,11 +67,15 @@ impl Distribution {
             }
             _ => "divvy scheduler-config --check",
         };
+        // Without looking at who it is: curl needs files for that, and this is about the way only.
+        let curl = if stanza.https() { "curl -sk" } else { "curl -s" };
         let curl = match self {
-            Distribution::Kind => format!("docker exec kind-control-plane curl -s {version}"),
-            _ => format!("curl -s {version}"),
+            Distribution::Kind => format!("docker exec kind-control-plane {curl} {version}"),
+            _ => format!("{curl} {version}"),
         };
-        let tls = if url.starts_with("https://") {
+        let tls = if stanza.secret() {
+            "# The configuration holds the scheduler's key: nobody else may read it, and after a new certificate authority it is to be made again.\n"
+        } else if stanza.https() {
             "# The files of --tls-… must be there too, readable by the scheduler; where it is a pod, mounted beside the configuration.\n"
         } else {
             ""
@@ -86,8 +93,7 @@ const LAST: &str = "\
 {tls}# Does it work? From a control plane node the extender must answer 0.1.0:
 {curl}
 #   No answer at 127.0.0.1? The extender listens on the loopback address of the node that it runs on, so each scheduler on another node needs
-#   another: give it a Service (Helm: extender.hostNetwork=false, extender.address=0.0.0.0, extender.service.enabled=true) and its ClusterIP with
-#   --extender-url. A NodePort is not served at 127.0.0.1 by kube-proxy in nftables or IPVS mode; take a node's address.
+#   another: install it with a Service (the chart's default), and take address and certificates from there with --from-cluster. A NodePort is not served at 127.0.0.1 by kube-proxy in nftables or IPVS mode; take a node's address.
 #   No answer at a Service's name? A scheduler on the host's network does not ask the cluster's DNS; take the address.
 # And the scheduler must ask it:
 {check}
@@ -247,13 +253,17 @@ docker exec kind-control-plane sh -c 'crictl logs $(crictl ps -a --name kube-sch
 mod tests {
     use clap::ValueEnum as _;
 
-    use super::super::LOCAL_URL;
+    use super::super::{LOCAL_URL, Tls};
     use super::*;
+
+    fn stanza() -> Stanza {
+        Stanza::new(LOCAL_URL, Tls::default()).expect("an address")
+    }
 
     #[test]
     fn every_distribution_gets_lines_that_can_be_typed() {
         for distribution in Distribution::value_variants() {
-            let text = distribution.steps(distribution.kubeconfig(), "", LOCAL_URL);
+            let text = distribution.steps(distribution.kubeconfig(), "", &stanza());
             for part in [
                 &format!("--kubeconfig-path {} -o ", distribution.kubeconfig()),
                 distribution.file(),
@@ -277,7 +287,7 @@ mod tests {
 
     #[test]
     fn what_kind_is_given_is_yaml_for_both_versions_of_kubeadm() {
-        let text = Distribution::Kind.steps(Distribution::Kind.kubeconfig(), "", LOCAL_URL);
+        let text = Distribution::Kind.steps(Distribution::Kind.kubeconfig(), "", &stanza());
         let (_, file) = text.split_once("<<'END'\n").expect("a here document");
         let (file, _) = file.split_once("\nEND\n").expect("its end");
         let cluster: serde_json::Value = serde_saphyr::from_str(file).expect("it is YAML");
@@ -293,6 +303,6 @@ mod tests {
     #[test]
     fn the_steps_for_kubeadm_are_these() {
         let distribution = Distribution::Kubeadm;
-        insta::assert_snapshot!(distribution.steps(distribution.kubeconfig(), "", LOCAL_URL));
+        insta::assert_snapshot!(distribution.steps(distribution.kubeconfig(), "", &stanza()));
     }
 }

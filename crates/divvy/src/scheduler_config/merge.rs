@@ -3,7 +3,7 @@
 use serde_json::{Map, Value, json};
 
 use super::convert::{Converted, to_v1};
-use super::{Error, MANAGED, PATH, PERCENTAGE, Stanza, Tls, Whole};
+use super::{Error, INLINE_NOTE, Inline, MANAGED, PATH, PERCENTAGE, Stanza, Tls, Whole};
 
 /// What is to be in the file afterwards.
 #[derive(Debug, Clone)]
@@ -117,7 +117,7 @@ static OWN: std::sync::OnceLock<Vec<String>> = std::sync::OnceLock::new();
 /// The comments of every file that this program prints.
 fn own_comments() -> Vec<String> {
     let tls = Tls {
-        ca: Some(String::new()),
+        ca: Some("/".to_owned()),
         ..Tls::default()
     };
     let stanza = Stanza {
@@ -133,7 +133,7 @@ fn own_comments() -> Vec<String> {
         }
         .text()
     };
-    [whole(Some(""), Some(("", ""))), whole(None, None)]
+    [whole(Some(""), Some(("", ""))), whole(None, None), INLINE_NOTE.to_owned()]
         .iter()
         .flat_map(|text| text.lines())
         .map(|line| line.trim().to_owned())
@@ -284,21 +284,6 @@ fn extenders(
             }
             place = Some(rest.len());
             if !wanted.url_given {
-                if extender
-                    .pointer("/tlsConfig")
-                    .and_then(Value::as_object)
-                    .is_some_and(|tls| tls.keys().any(|name| name.ends_with("Data")))
-                {
-                    return Err(Error::Conflict {
-                        origin: origin.to_owned(),
-                        path: format!("{path}.tlsConfig"),
-                        found: "holds certificates in the file itself".to_owned(),
-                        why: "Divvy's entry names files".to_owned(),
-                        instead: format!(
-                            "Put them into files on the scheduler's side, and give --extender-url {url} --tls-ca FILE (--tls-cert, --tls-key)."
-                        ),
-                    });
-                }
                 stanza = keep_address(&extender, &url, &stanza);
             }
             explain_replaced(&extender, &stanza, &path, &url, notes);
@@ -348,6 +333,11 @@ fn keep_address(extender: &Value, url: &str, stanza: &Stanza) -> Stanza {
             cert: field("certFile"),
             key: field("keyFile"),
             server_name: field("serverName"),
+            inline: field("caData").map(|ca| Inline {
+                ca,
+                cert: field("certData").unwrap_or_default(),
+                key: field("keyData").unwrap_or_default(),
+            }),
         };
         if stanza.tls == Tls::default() {
             kept.tls = there;
@@ -367,7 +357,7 @@ fn explain_replaced(extender: &Value, stanza: &Stanza, path: &str, url: &str, no
     };
     let show = |value: &Value| match value {
         Value::String(text) => text.clone(),
-        other => other.to_string(),
+        other => without_keys(other).to_string(),
     };
     for (name, value) in new {
         let why = match name.as_str() {
@@ -398,6 +388,17 @@ fn explain_replaced(extender: &Value, stanza: &Stanza, path: &str, url: &str, no
     if url.trim_end_matches('/') == stanza.url {
         notes.push(format!("kept: {path}.urlPrefix {url}; --extender-url changes it"));
     }
+}
+
+/// Certificates and keys are not for the eyes of who reads what changed.
+fn without_keys(value: &Value) -> Value {
+    let mut value = value.clone();
+    for (name, inner) in value.as_object_mut().into_iter().flatten() {
+        if name.ends_with("Data") {
+            *inner = "...".into();
+        }
+    }
+    value
 }
 
 const HEAD: &str = "# For kube-scheduler --config, Kubernetes 1.25 and later. It is read at the scheduler's start only.";

@@ -1,7 +1,7 @@
 //! A second kube-scheduler for clusters whose control plane is closed (EKS, GKE, AKS): Kubernetes' own program under another name,
 //! with our configuration, and a policy that gives it the pods that want GPU memory, so that no manifest changes.
 
-use super::{Error, MANAGED, Stanza, Whole};
+use super::{Error, Inline, MANAGED, Stanza, Whole};
 
 /// `schedulerName` of the pods that it looks after.
 pub const NAME: &str = "divvy-scheduler";
@@ -11,6 +11,8 @@ pub const DEFAULT_VERSION: Version = Version {
     minor: 36,
     patch: 3,
 };
+/// The Secret that is made of the certificates of an installed extender.
+pub const SECRET_NAME: &str = "divvy-scheduler-tls";
 /// Where a Secret with certificates is mounted.
 pub const TLS_FOLDER: &str = "/etc/divvy/tls";
 
@@ -66,6 +68,8 @@ pub struct Second<'a> {
     pub version: Version,
     /// A Secret with `ca.crt` (and `tls.crt`, `tls.key`) for an extender behind https.
     pub tls_secret: Option<&'a str>,
+    /// What that Secret is to hold; none: it is there already.
+    pub certificates: Option<&'a Inline>,
 }
 
 impl Second<'_> {
@@ -86,7 +90,16 @@ impl Second<'_> {
             ),
             None => Default::default(),
         };
+        let secret = match (self.tls_secret, self.certificates) {
+            (Some(name), Some(Inline { ca, cert, key })) => SECRET
+                .replace("{secret}", name)
+                .replace("{ca}", ca)
+                .replace("{cert}", cert)
+                .replace("{key}", key),
+            _ => String::new(),
+        };
         MANIFESTS
+            .replace("{secret}", &secret)
             .replace("{mount}", &mount)
             .replace("{volume}", &volume)
             .replace("{configuration}", &indented)
@@ -133,7 +146,7 @@ impl Second<'_> {
 const MANIFESTS: &str = "\
 # A second kube-scheduler beside the cluster's own, for control planes that cannot be changed. Made by `divvy scheduler-config
 # --as-second-scheduler`; apply it with  kubectl apply -f -  and check with  divvy scheduler-config --check
-# The extender must be reachable from a pod (Helm: extender.hostNetwork=false, extender.address=0.0.0.0, extender.service.enabled=true).
+# The extender must be reachable from a pod by its Service, as the chart installs it (--from-cluster takes address and certificates from there).
 # Both place pods on the same nodes without seeing each other's latest choice: now and then the kubelet refuses a pod (OutOfcpu), which its
 # owner then makes again. GPU memory is not touched by that: only this one's pods get any.
 apiVersion: v1
@@ -213,7 +226,7 @@ subjects:
   name: {name}
   namespace: {ns}
 ---
-# Read at the scheduler's start only: after a change  kubectl -n {ns} rollout restart deployment {name}
+{secret}# Read at the scheduler's start only: after a change  kubectl -n {ns} rollout restart deployment {name}
 apiVersion: v1
 kind: ConfigMap
 metadata:
@@ -280,6 +293,21 @@ spec:
 {volume}---
 {policy}";
 
+const SECRET: &str = "\
+# With what the scheduler shows to the extender.
+apiVersion: v1
+kind: Secret
+metadata:
+  name: {secret}
+  namespace: {ns}
+type: Opaque
+data:
+  ca.crt: {ca}
+  tls.crt: {cert}
+  tls.key: {key}
+---
+";
+
 const POLICY: &str = "\
 # Pods that want GPU memory and name no scheduler get this one, so that no manifest changes.
 {remark}apiVersion: admissionregistration.k8s.io/{api}
@@ -333,6 +361,7 @@ mod tests {
             name: NAME,
             version: version.parse().expect("a version"),
             tls_secret,
+            certificates: None,
         }
         .text();
         let documents = text
@@ -400,6 +429,39 @@ mod tests {
         let pod = &deployment["spec"]["template"]["spec"];
         assert_eq!(pod["volumes"][1]["secret"]["secretName"], "divvy-scheduler-tls");
         assert_eq!(pod["containers"][0]["volumeMounts"][1]["mountPath"], TLS_FOLDER);
+    }
+
+    #[test]
+    fn certificates_of_the_installed_extender_come_as_a_secret_and_not_in_the_map() {
+        let certificates = Inline {
+            ca: "Y2E=".to_owned(),
+            cert: "Y3J0".to_owned(),
+            key: "a2V5".to_owned(),
+        };
+        let stanza = Stanza::new(SERVICE_URL, Tls::default()).expect("an address");
+        let text = Second {
+            stanza: &stanza,
+            namespace: "kube-system",
+            name: NAME,
+            version: DEFAULT_VERSION,
+            tls_secret: Some(SECRET_NAME),
+            certificates: Some(&certificates),
+        }
+        .text();
+        let documents: Vec<Value> = text
+            .split("\n---\n")
+            .map(|document| serde_saphyr::from_str(document).expect("YAML"))
+            .collect();
+        let secret = documents
+            .iter()
+            .find(|document| document["kind"] == "Secret")
+            .expect("a Secret");
+        assert_eq!(secret["metadata"]["namespace"], "kube-system");
+        assert_eq!(
+            secret["data"],
+            serde_json::json!({"ca.crt": "Y2E=", "tls.crt": "Y3J0", "tls.key": "a2V5"})
+        );
+        assert_eq!(text.matches("a2V5").count(), 1, "the key is nowhere else");
     }
 
     #[test]

@@ -214,3 +214,72 @@ fn wrong_flags_are_refused_with_what_to_type() {
     check(&["--check", "--merge", "x"], 2, "cannot be used with");
     check(&["-o", "/nowhere/x.yaml"], 1, "nothing was changed");
 }
+
+#[tokio::test]
+async fn address_and_certificates_come_from_the_extender_that_is_installed() {
+    use divvy_extender::tls::plan::{Data, Lifetimes, plan};
+    use divvy_extender::tls::{default_server_name, make};
+
+    let bed = Bed::new(&[&[16]]).await;
+    let kubeconfig = kubeconfig(&bed);
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("scheduler.yaml");
+    let ask = async |more: &[&str]| {
+        let mut command = command(&["--from-cluster", "--kubeconfig"]);
+        command.arg(&kubeconfig).args(more);
+        tokio::process::Command::from(command).output().await.expect("it runs")
+    };
+    let missing = ask(&[]).await;
+    assert_eq!(missing.status.code(), Some(1));
+    assert!(
+        text(&missing.stderr).contains("there is no Service divvy-system/divvy-extender"),
+        "{missing:?}"
+    );
+
+    let meta = |name: &str| serde_json::json!({"name": name, "namespace": "divvy-system"});
+    let create = |resource: &str, object: serde_json::Value| bed.api().create(resource, object).expect("created");
+    create("namespaces", serde_json::json!({"metadata": {"name": "divvy-system"}}));
+    create(
+        "services",
+        serde_json::json!({"metadata": meta("divvy-extender"), "spec": {"clusterIP": "10.96.0.7", "ports": [{"port": 32766}]}}),
+    );
+    let plain = ask(&[]).await;
+    assert!(
+        text(&plain.stdout).contains("\"http://10.96.0.7:32766/gpushare-scheduler\""),
+        "{plain:?}"
+    );
+    assert!(text(&plain.stderr).contains("plain HTTP"), "{plain:?}");
+
+    let now_s = jiff::Timestamp::now().as_second();
+    let name = default_server_name("divvy-system");
+    let due = plan(&Data::new(), &name, now_s, Lifetimes::default()).expect("ours");
+    let data = make::carry_out(&due, &Data::new(), &name, now_s, Lifetimes::default()).expect("made");
+    let data: std::collections::BTreeMap<String, k8s_openapi::ByteString> = data
+        .into_iter()
+        .map(|(key, value)| (key, k8s_openapi::ByteString(value)))
+        .collect();
+    create(
+        "secrets",
+        serde_json::json!({"metadata": meta("divvy-extender-tls"), "data": data}),
+    );
+    let done = ask(&["-o", file.to_str().expect("UTF-8")]).await;
+    assert!(done.status.success(), "{done:?}");
+    use std::os::unix::fs::PermissionsExt as _;
+    let mode = std::fs::metadata(&file).expect("written").permissions().mode();
+    assert_eq!(mode & 0o077, 0, "with a key in it, for its owner only");
+    let written = std::fs::read_to_string(&file).expect("text");
+    for part in [
+        "\"https://10.96.0.7:32766/gpushare-scheduler\"",
+        "enableHTTPS: true",
+        "keyData: ",
+        "serverName: \"divvy-extender.divvy-system.svc\"",
+    ] {
+        assert!(written.contains(part), "{part} in {written}");
+    }
+    let second = text(&ask(&["--as-second-scheduler"]).await.stdout);
+    assert!(
+        second.contains("https://divvy-extender.divvy-system.svc:32766/gpushare-scheduler"),
+        "{second}"
+    );
+    assert!(second.contains("kind: Secret") && !second.contains("keyData"), "{second}");
+}

@@ -207,8 +207,39 @@ fn an_extender_that_cannot_stay_beside_ours_is_named() {
         "\n- {urlPrefix: http://h/x, filterVerb: f, managedResources: [{name: aliyun.com/gpu-mem}, {name: example.com/x}]}";
     refused(&with(both), "one extender only");
     refused(&with(" yes"), "not a list");
-    let data = "\n- {urlPrefix: https://h/gpushare-scheduler, enableHTTPS: true, tlsConfig: {caData: AAAA}}";
-    refused(&with(data), "--tls-ca FILE");
+}
+
+#[test]
+fn certificates_in_the_file_stay_and_no_key_is_told() {
+    let old = format!(
+        "apiVersion: {API_VERSION}\nkind: KubeSchedulerConfiguration\nextenders:\n- {{urlPrefix: https://h/gpushare-scheduler, enableHTTPS: true, \
+         tlsConfig: {{caData: AAAA, certData: BBBB, keyData: CCCC, serverName: x}}}}\n"
+    );
+    let found = merged(&old);
+    assert_eq!(
+        value(&found)["extenders"][0]["tlsConfig"],
+        serde_json::json!({"caData": "AAAA", "certData": "BBBB", "keyData": "CCCC", "serverName": "x"})
+    );
+    let tls = Tls {
+        inline: Some(Inline {
+            ca: "DDDD".to_owned(),
+            cert: "EEEE".to_owned(),
+            key: "FFFF".to_owned(),
+        }),
+        ..Tls::default()
+    };
+    let other = Wanted {
+        stanza: Stanza::new("https://10.0.0.7:1/gpushare-scheduler", tls).expect("an address"),
+        url_given: true,
+        ..wanted()
+    };
+    let found = merge(&old, "old.yaml", &other).expect("it merges");
+    assert_eq!(value(&found)["extenders"][0]["tlsConfig"]["keyData"], "FFFF");
+    let told = found.notes.join("\n");
+    assert!(
+        told.contains("tlsConfig") && !told.contains("FFFF") && !told.contains("CCCC"),
+        "{told}"
+    );
 }
 
 #[test]

@@ -1,0 +1,174 @@
+//! An extender that is installed in the cluster, as kube-scheduler reaches it: the address of its Service, and the certificates of its Secret.
+
+use std::net::IpAddr;
+
+use divvy_extender::tls::certificate::{Pair, Roots};
+use divvy_extender::tls::default_server_name;
+use divvy_extender::tls::plan::keys;
+use k8s_openapi::ByteString;
+use k8s_openapi::api::core::v1::{Secret, Service};
+
+use super::{Inline, PATH, Tls};
+
+/// The Secret of the extender behind the Service of this name, as the chart calls it.
+pub fn secret_name(service: &str) -> String {
+    format!("{service}-tls")
+}
+
+/// Address and certificates, as found at this time; `server_name` where the certificate has another than the Service's. The error says
+/// what is missing, and what to do.
+pub fn installed(
+    service: &Service,
+    secret: Option<&Secret>,
+    server_name: Option<&str>,
+    now_s: i64,
+) -> Result<(String, Tls), String> {
+    let namespace = service.metadata.namespace.as_deref().unwrap_or_default();
+    let name = service.metadata.name.as_deref().unwrap_or_default();
+    let spec = service.spec.as_ref();
+    let address: IpAddr = spec
+        .and_then(|spec| spec.cluster_ip.as_deref())
+        .and_then(|ip| ip.parse().ok())
+        .ok_or_else(|| {
+            format!(
+                "the Service {namespace}/{name} has no address of its own, and kube-scheduler on the host's network knows no names of services; \
+                 make it again with a clusterIP"
+            )
+        })?;
+    let port = spec
+        .and_then(|spec| spec.ports.as_ref()?.first())
+        .map(|port| port.port)
+        .ok_or_else(|| format!("the Service {namespace}/{name} has no port"))?;
+    let host = match address {
+        IpAddr::V4(ip) => ip.to_string(),
+        IpAddr::V6(ip) => format!("[{ip}]"),
+    };
+    let Some(secret) = secret else {
+        return Ok((format!("http://{host}:{port}{PATH}"), Tls::default()));
+    };
+    let secret_name = format!("{namespace}/{}", secret.metadata.name.as_deref().unwrap_or_default());
+    let part = |key: &str| -> Result<&ByteString, String> {
+        let data = secret.data.as_ref().and_then(|data| data.get(key));
+        data.filter(|value| !value.0.is_empty()).ok_or_else(|| {
+            format!(
+                "the Secret {secret_name} has no {key}: the extender has not made the certificates yet; look at its log: \
+                 kubectl logs -n {namespace} deployment/{name}"
+            )
+        })
+    };
+    let (ca, cert, key) = (part(keys::CA)?, part(keys::CLIENT)?, part(keys::CLIENT_KEY)?);
+    let wrong = |key: &str, why: String| format!("the Secret {secret_name}: {key} {why}; look at the extender's log");
+    let roots = Roots::read(&ca.0).map_err(|why| wrong(keys::CA, why))?;
+    let client = Pair::read(&cert.0, &key.0).map_err(|why| wrong(keys::CLIENT, why))?;
+    client
+        .identifies(&roots, now_s)
+        .map_err(|why| wrong(keys::CLIENT, format!("is of no use: {why}")))?;
+    let server_name = server_name.map_or_else(|| default_server_name_of(name, namespace), str::to_owned);
+    let server = Pair::read(&part(keys::SERVER)?.0, &part(keys::SERVER_KEY)?.0).map_err(|why| wrong(keys::SERVER, why))?;
+    server.serves(&roots, &server_name, now_s).map_err(|why| {
+        format!(
+            "the extender's certificate in the Secret {secret_name} is not one for {server_name}, so kube-scheduler would refuse it ({why}); give the \
+             name that the extender has as --tls-server-name"
+        )
+    })?;
+    // As kube-scheduler takes bytes: base64, which is how a Secret is written.
+    let base64 = |bytes: &ByteString| match serde_json::to_value(bytes) {
+        Ok(serde_json::Value::String(text)) => Ok(text),
+        other => Err(format!("a certificate could not be written: {other:?}")),
+    };
+    let tls = Tls {
+        inline: Some(Inline {
+            ca: base64(ca)?,
+            cert: base64(cert)?,
+            key: base64(key)?,
+        }),
+        server_name: Some(server_name),
+        ..Tls::default()
+    };
+    Ok((format!("https://{host}:{port}{PATH}"), tls))
+}
+
+/// The name in the certificate of the extender behind this Service.
+fn default_server_name_of(service: &str, namespace: &str) -> String {
+    match service {
+        "divvy-extender" => default_server_name(namespace),
+        other => format!("{other}.{namespace}.svc"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use divvy_extender::tls::make::carry_out;
+    use divvy_extender::tls::plan::{Data, Lifetimes, plan};
+    use serde_json::json;
+
+    use super::*;
+
+    const NOW: i64 = 1_800_000_000;
+    const NAME: &str = "divvy-extender.divvy-system.svc";
+
+    fn service(ip: &str) -> Service {
+        serde_json::from_value(json!({
+            "metadata": {"name": "divvy-extender", "namespace": "divvy-system"},
+            "spec": {"clusterIP": ip, "ports": [{"port": 32766}]}
+        }))
+        .expect("a Service")
+    }
+
+    fn secret(name: &str) -> Secret {
+        let lifetimes = Lifetimes::default();
+        let due = plan(&Data::new(), name, NOW, lifetimes).expect("ours");
+        let data = carry_out(&due, &Data::new(), name, NOW, lifetimes).expect("made");
+        Secret {
+            metadata: serde_json::from_value(json!({"name": "divvy-extender-tls"})).expect("metadata"),
+            data: Some(data.into_iter().map(|(key, value)| (key, ByteString(value))).collect()),
+            ..Secret::default()
+        }
+    }
+
+    #[test]
+    fn what_is_installed_is_reached_by_address_and_known_by_name() {
+        let secret = secret(NAME);
+        let (url, tls) = installed(&service("10.96.0.7"), Some(&secret), None, NOW).expect("all is there");
+        assert_eq!(url, "https://10.96.0.7:32766/gpushare-scheduler");
+        assert_eq!(tls.server_name.as_deref(), Some(NAME));
+        let inline = tls.inline.expect("certificates");
+        let stored = serde_json::to_value(&secret).expect("JSON");
+        assert_eq!(
+            [&inline.ca, &inline.cert, &inline.key].map(|part| json!(part)),
+            ["ca.crt", "client.crt", "client.key"].map(|key| stored["data"][key].clone()),
+            "the scheduler's certificate, and not the extender's"
+        );
+        let (url, tls) = installed(&service("fd00::7"), None, None, NOW).expect("plain");
+        assert_eq!(
+            (url.as_str(), tls),
+            ("http://[fd00::7]:32766/gpushare-scheduler", Tls::default())
+        );
+    }
+
+    #[test]
+    fn what_cannot_work_is_said() {
+        let check = |service: &Service, secret: &Secret, name: Option<&str>, now_s: i64, part: &str| {
+            let why = installed(service, Some(secret), name, now_s).expect_err(part);
+            assert!(why.contains(part), "{part}: {why}");
+        };
+        let good = secret(NAME);
+        let fresh = service("10.96.0.7");
+        check(&service("None"), &good, None, NOW, "no address of its own");
+        check(&fresh, &Secret::default(), None, NOW, "has not made the certificates yet");
+        check(
+            &fresh,
+            &secret("another.name"),
+            None,
+            NOW,
+            "give the name that the extender has as --tls-server-name",
+        );
+        check(&fresh, &good, Some("another.name"), NOW, "not one for another.name");
+        check(&fresh, &good, None, NOW + 4_000 * 86_400, "is of no use");
+        let mut mixed = good.clone();
+        if let (Some(data), Some(other)) = (&mut mixed.data, secret(NAME).data) {
+            data.insert("ca.crt".to_owned(), other["ca.crt"].clone());
+        }
+        check(&fresh, &mixed, None, NOW, "client.crt is of no use");
+    }
+}
