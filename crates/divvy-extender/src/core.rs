@@ -99,6 +99,8 @@ impl BindArgs {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Ticket(pub u64);
 
+const NOT_LEADING: &str = "this extender does not lead, or no longer: another replica binds; try again in a moment";
+
 /// One bind under way.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct OpId(pub u64);
@@ -162,6 +164,8 @@ pub enum Posted {
     NotFound(String),
     /// Any other 4xx: refused for good.
     Refused(String),
+    /// The host did not send it; the reason is for the user.
+    NotSent(String),
     /// No answer, or 5xx: it may have been carried out, or may be yet.
     Unknown(String),
 }
@@ -196,6 +200,19 @@ pub struct Counts {
     pub departed: u64,
 }
 
+/// Which of several replicas binds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Lead {
+    /// Another one, or nobody.
+    Follows,
+    /// This one is to, and is about to list the pods.
+    Elected,
+    /// It has begun to list them.
+    Lists,
+    /// This one.
+    Leads,
+}
+
 /// The extender's state: what is known of the cluster, and the binds under way.
 #[derive(Debug)]
 pub struct Core {
@@ -213,6 +230,7 @@ pub struct Core {
     interrupted_ns: Option<u64>,
     /// Until when nothing is promised.
     settled_ns: u64,
+    lead: Lead,
     /// UIDs of pods whose owners were told that their GPU was promised twice.
     told: BTreeSet<String>,
     /// Up to which version of the ledger such GPUs were looked for.
@@ -253,8 +271,14 @@ enum Stage {
     },
 }
 
+impl Stage {
+    fn has_sent_nothing(&self) -> bool {
+        matches!(self, Stage::WaitingForPod | Stage::LookingUp | Stage::WaitingForNode)
+    }
+}
+
 impl Core {
-    /// Knows nothing yet, and answers nothing before pods and nodes were listed.
+    /// Knows nothing yet, leads alone, and answers nothing before pods and nodes were listed.
     pub fn new(unit: MemoryUnit, timing: Timing) -> Core {
         Core {
             index: Index::new(unit),
@@ -266,6 +290,7 @@ impl Core {
             looked: BTreeMap::new(),
             interrupted_ns: None,
             settled_ns: 0,
+            lead: Lead::Leads,
             told: BTreeSet::new(),
             looked_at: 0,
             next: 0,
@@ -315,8 +340,60 @@ impl Core {
     /// All pods were listed: at the start, or after a watch that could not be resumed. Nothing is promised for a moment, and
     /// who came and went since the watch broke is looked up, since no event tells it any more.
     pub fn pods_listed(&mut self, now: Now) -> Vec<Action> {
+        if self.lead == Lead::Lists {
+            self.lead = Lead::Leads;
+        }
         self.settled_ns = now.monotonic_ns.saturating_add(self.timing.settle_ns);
         self.sweep_after_list(now)
+    }
+
+    /// Binds nothing any more: another replica may. Binds that have sent nothing yet are refused; of the others it is found out what
+    /// became of them.
+    pub fn stand_by(&mut self) -> Vec<Action> {
+        self.lead = Lead::Follows;
+        let unsent: Vec<OpId> = self
+            .ops
+            .iter()
+            .filter(|(_, op)| op.stage.has_sent_nothing())
+            .map(|(id, _)| *id)
+            .collect();
+        let mut actions = Vec::new();
+        for id in unsent {
+            actions.extend(self.refuse(id, NOT_LEADING.to_owned()));
+        }
+        actions
+    }
+
+    /// This replica is the one that binds, once it has listed the pods anew ([`Core::await_list`]). False: it is already.
+    pub fn elected(&mut self) -> bool {
+        let follows = self.lead == Lead::Follows;
+        if follows {
+            self.lead = Lead::Elected;
+        }
+        follows
+    }
+
+    /// The pods are being listed, from after the election on: with the next complete list it binds.
+    pub fn await_list(&mut self) {
+        if self.lead == Lead::Elected {
+            self.lead = Lead::Lists;
+        }
+    }
+
+    /// Whether something that was sent may still be carried out.
+    pub fn in_doubt(&self) -> bool {
+        let mut reservations = self.index.ledger().reservations();
+        !self.ops.is_empty() || reservations.any(|(_, _, reservation)| reservation.standing == divvy_placement::Standing::Doubt)
+    }
+
+    fn not_leading(&self) -> Option<&'static str> {
+        match self.lead {
+            Lead::Leads => None,
+            Lead::Follows => Some(NOT_LEADING),
+            Lead::Elected | Lead::Lists => Some(
+                "this extender has just become the leader and reads first what the one before it has bound; try again in a moment",
+            ),
+        }
     }
 
     /// How long nothing is promised yet.

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::pin::pin;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -13,12 +14,14 @@ use divvy_cluster::{convert, in_words, watch};
 use divvy_model::{MemoryUnit, PodKey};
 use futures::{Stream, StreamExt};
 use kube::api::{Api, PostParams};
-use tokio::sync::oneshot;
+use tokio::sync::{oneshot, watch as signal};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::core::{Action, BindArgs, BindingRequest, Core, Got, Now, Posted, Ticket, Timing};
+use crate::forward::Forward;
+use crate::lease;
 use crate::metrics::Metrics;
 use crate::second_look::SecondLook;
 use crate::tls::Current;
@@ -69,12 +72,19 @@ pub struct Served {
 }
 
 impl Served {
-    /// Waits until binds that were begun have ended, at most this long. To be called after `stop` was cancelled.
-    pub async fn finish(&self, at_most: Duration) {
+    /// Waits until binds that were begun have ended, at most this long. To be called after `stop` was cancelled. False: of some it is
+    /// not known whether they were or will be carried out.
+    pub async fn finish(&self, at_most: Duration) -> bool {
         self.shared.tasks.close();
         if tokio::time::timeout(at_most, self.shared.tasks.wait()).await.is_err() {
             tracing::warn!("some binds had no answer after {at_most:?}");
+            return false;
         }
+        !self.shared.core().in_doubt()
+    }
+
+    pub(crate) fn shared(&self) -> Arc<Shared> {
+        self.shared.clone()
     }
 
     pub(crate) fn metrics(&self) -> Arc<Metrics> {
@@ -87,6 +97,32 @@ impl Served {
     }
 }
 
+/// What one of several replicas knows of who leads.
+#[derive(Debug)]
+pub(crate) struct Leadership {
+    /// What this replica writes into the lease.
+    pub(crate) identity: String,
+    /// For binds that another is to make.
+    pub(crate) forward: Forward,
+    /// Until when this one leads.
+    held_until_ns: AtomicU64,
+    holder: Mutex<Option<String>>,
+    /// Each time that this one was elected.
+    terms: signal::Sender<u64>,
+}
+
+impl Leadership {
+    pub(crate) fn new(identity: String, forward: Forward) -> Leadership {
+        Leadership {
+            identity,
+            forward,
+            held_until_ns: AtomicU64::new(0),
+            holder: Mutex::new(None),
+            terms: signal::Sender::new(0),
+        }
+    }
+}
+
 /// What the requests and the tasks share.
 pub(crate) struct Shared {
     core: Mutex<Core>,
@@ -94,6 +130,8 @@ pub(crate) struct Shared {
     pub(crate) metrics: Arc<Metrics>,
     /// With TLS.
     pub(crate) credentials: Option<Current>,
+    /// With several replicas.
+    pub(crate) leadership: Option<Leadership>,
     pub(crate) second_look: SecondLook,
     client: kube::Client,
     events: Events,
@@ -111,21 +149,28 @@ impl std::fmt::Debug for Shared {
 
 /// Starts the watches and gives the router. The tasks end when `stop` is cancelled. Any `tower` service can be the client's.
 pub fn serve(client: kube::Client, settings: Settings, stop: CancellationToken) -> Served {
-    serve_with(client, settings, None, stop)
+    serve_with(client, settings, None, None, stop)
 }
 
-/// As [`serve`]; with credentials, only who comes through a [`crate::tls::listener`] and has shown a certificate may ask.
+/// As [`serve`]; with credentials, only who comes through a [`crate::tls::listener`] and has shown a certificate may ask; with several
+/// replicas nothing is bound before [`Shared::lead_until`].
 pub(crate) fn serve_with(
     client: kube::Client,
     settings: Settings,
     credentials: Option<Current>,
+    leadership: Option<Leadership>,
     stop: CancellationToken,
 ) -> Served {
+    let mut core = Core::new(settings.unit, settings.timing);
+    if leadership.is_some() {
+        core.stand_by();
+    }
     let shared = Arc::new(Shared {
-        core: Mutex::new(Core::new(settings.unit, settings.timing)),
+        core: Mutex::new(core),
         answers: Mutex::new(BTreeMap::new()),
         metrics: Arc::new(Metrics::new()),
         credentials,
+        leadership,
         second_look: SecondLook::new(),
         events: Events::new(client.clone(), "divvy-extender", None),
         client: client.clone(),
@@ -134,8 +179,8 @@ pub(crate) fn serve_with(
         tasks: TaskTracker::new(),
         ended: CancellationToken::new(),
     });
-    let (pods, nodes) = watch::read(client.clone(), ReadPod::from, |object| convert::node(&object));
-    shared.watch(pods, stop.clone(), Core::pod_change);
+    shared.watch_pods(stop.clone());
+    let (_, nodes) = watch::read(client.clone(), ReadPod::from, |object| convert::node(&object));
     shared.watch(nodes, stop.clone(), Core::node_change);
     shared.watch(watch::unhealthy_gpus(client), stop.clone(), |core, change, _| {
         core.unhealthy_change(change);
@@ -179,6 +224,54 @@ impl Shared {
             .unwrap_or_else(|_| Err("the extender is stopping; the bind will be tried again".to_owned()))
     }
 
+    pub(crate) fn client(&self) -> kube::Client {
+        self.client.clone()
+    }
+
+    /// Whether this replica may bind, by the clock.
+    pub(crate) fn leads(&self) -> bool {
+        self.leadership
+            .as_ref()
+            .is_none_or(|leadership| lease::boot_ns() < leadership.held_until_ns.load(Ordering::Acquire))
+    }
+
+    /// The lease is this replica's until then ([`lease::boot_ns`]).
+    pub(crate) fn lead_until(&self, until_ns: u64) {
+        let Some(leadership) = &self.leadership else { return };
+        leadership.held_until_ns.store(until_ns, Ordering::Release);
+        if self.core().elected() {
+            tracing::info!(lease = %leadership.identity, "this replica leads: it lists the pods, and binds then");
+            leadership.terms.send_modify(|term| *term += 1);
+        }
+    }
+
+    /// Whatever it knew, it is not to bind with it any more, until it has listed the pods anew.
+    pub(crate) fn stand_by(self: &Arc<Self>) {
+        let actions = self.core().stand_by();
+        self.perform(actions);
+    }
+
+    /// Who holds the lease, as was just seen.
+    pub(crate) fn follow(self: &Arc<Self>, holder: Option<&str>) {
+        let Some(leadership) = &self.leadership else { return };
+        let before = {
+            let mut known = leadership.holder.lock().unwrap_or_else(PoisonError::into_inner);
+            std::mem::replace(&mut *known, holder.map(str::to_owned))
+        };
+        if !self.leads() {
+            self.stand_by();
+            if before.as_deref() != holder {
+                tracing::info!(leader = holder.unwrap_or("nobody"), "this replica does not lead");
+            }
+        }
+    }
+
+    /// Who leads, as far as is known.
+    pub(crate) fn holder(&self) -> Option<String> {
+        let leadership = self.leadership.as_ref()?;
+        leadership.holder.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
     fn waiting(&self) -> MutexGuard<'_, BTreeMap<Ticket, oneshot::Sender<Result<(), String>>>> {
         self.answers.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -195,7 +288,12 @@ impl Shared {
                 Action::Post { op, binding } => {
                     let shared = self.clone();
                     self.tasks.spawn(async move {
-                        let outcome = shared.post(&binding).await;
+                        // The last moment at which it can be known.
+                        let outcome = if shared.leads() {
+                            shared.post(&binding).await
+                        } else {
+                            Posted::NotSent("this extender has lost the lease and binds nothing any more".to_owned())
+                        };
                         tracing::info!(
                             pod = %format!("{}/{}", binding.namespace, binding.name),
                             node = %binding.node,
@@ -214,6 +312,10 @@ impl Shared {
                         let actions = shared.core().got(op, outcome, shared.now());
                         shared.perform(actions);
                     });
+                }
+                // Every replica finds it out; one of them says it.
+                Action::Warn { pod, reason, .. } if !self.leads() => {
+                    tracing::debug!(%pod, reason, "the leader tells the pod's owner")
                 }
                 Action::Warn { pod, uid, reason, text } => {
                     tracing::warn!(%pod, reason, %text, "the pod's owner is told");
@@ -280,6 +382,47 @@ impl Shared {
                 Err(error) => Got::Unreadable(error.to_string()),
             },
         }
+    }
+
+    /// Watches the pods, and lists them anew each time that this replica was elected: what another has bound must be known before
+    /// anything is promised, and a watch may be behind, or broken.
+    fn watch_pods(self: &Arc<Self>, stop: CancellationToken) {
+        let shared = self.clone();
+        let mut terms = self.leadership.as_ref().map(|leadership| leadership.terms.subscribe());
+        self.tasks.spawn(async move {
+            let list = || {
+                watch::read(shared.client.clone(), ReadPod::from, |object| convert::node(&object))
+                    .0
+                    .boxed()
+            };
+            let mut pods = list();
+            loop {
+                let elected = async {
+                    match &mut terms {
+                        // The sender lives as long as `shared`.
+                        Some(terms) => terms.changed().await.is_ok(),
+                        None => std::future::pending().await,
+                    }
+                };
+                let change = tokio::select! {
+                    () = stop.cancelled() => return,
+                    _ = elected => {
+                        // In this order: no list that was begun before the election counts.
+                        pods = list();
+                        shared.core().await_list();
+                        continue;
+                    }
+                    change = pods.next() => change,
+                };
+                let Some(change) = change else {
+                    shared.ended.cancel();
+                    return;
+                };
+                let actions = shared.core().pod_change(change, shared.now());
+                shared.perform(actions);
+                shared.second_look.changed();
+            }
+        });
     }
 
     fn watch<T: Send + 'static>(

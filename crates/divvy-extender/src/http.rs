@@ -13,7 +13,7 @@ use std::time::Instant;
 use axum::body::Bytes;
 use axum::extract::rejection::BytesRejection;
 use axum::extract::{ConnectInfo, DefaultBodyLimit, Path, Request, State};
-use axum::http::{StatusCode, header};
+use axum::http::{HeaderMap, StatusCode, header};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
@@ -22,7 +22,9 @@ use divvy_cluster::convert;
 use divvy_cluster::index::Feed;
 use serde::Serialize;
 
-use crate::host::Shared;
+use crate::forward::FORWARDED;
+use crate::host::{Leadership, Shared};
+use crate::lease;
 use crate::metrics::{Refused, Seen};
 use crate::tls::listener::Peer;
 use wire::{BindResult, FilterResult};
@@ -115,12 +117,17 @@ async fn filter_answer(shared: &Shared, body: &[u8]) -> Response {
     }
 }
 
-async fn bind(State(shared): State<Arc<Shared>>, body: Result<Bytes, BytesRejection>) -> Response {
+async fn bind(State(shared): State<Arc<Shared>>, headers: HeaderMap, body: Result<Bytes, BytesRejection>) -> Response {
     let began = Instant::now();
     let body = match body {
         Ok(body) => body,
         Err(rejection) => return too_large(&rejection, |text| Json(BindResult { error: text }).into_response()),
     };
+    if let Some(leadership) = shared.leadership.as_ref().filter(|_| !shared.leads()) {
+        let response = handed_on(&shared, leadership, headers.contains_key(FORWARDED), body).await;
+        shared.metrics.answered("bind_handed_on", began.elapsed());
+        return response;
+    }
     let outcome = match wire::bind_args(&body) {
         Ok(args) => shared.bind(args).await,
         Err(text) => Err(text),
@@ -132,6 +139,33 @@ async fn bind(State(shared): State<Arc<Shared>>, body: Result<Bytes, BytesReject
     answer(&BindResult {
         error: outcome.err().unwrap_or_default(),
     })
+}
+
+/// Only the leader binds.
+async fn handed_on(shared: &Shared, leadership: &Leadership, once_already: bool, body: Bytes) -> Response {
+    let refuse = |error: String| {
+        tracing::info!(%error, "a bind was not handed on");
+        answer(&BindResult { error })
+    };
+    let holder = shared.holder().filter(|holder| *holder != leadership.identity);
+    let Some(holder) = holder else {
+        return refuse(
+            "no replica of Divvy's extender leads at this moment; another takes over within 20 s, and the bind is tried again"
+                .to_owned(),
+        );
+    };
+    let Some(address) = lease::address_of(&holder).filter(|_| !once_already) else {
+        return refuse(format!(
+            "this replica of Divvy's extender does not lead, {holder} does; the bind is tried again"
+        ));
+    };
+    match leadership.forward.bind(address, &leadership.identity, body).await {
+        Ok(body) => ([(header::CONTENT_TYPE, "application/json")], body).into_response(),
+        Err(why) => refuse(format!(
+            "this replica of Divvy's extender does not lead, and {holder}, which does, could not be asked: {why}; another takes over within 20 s \
+             if that one is gone, and the bind is tried again"
+        )),
+    }
 }
 
 async fn inspect_all(State(shared): State<Arc<Shared>>) -> Response {
@@ -159,7 +193,14 @@ async fn ready(State(shared): State<Arc<Shared>>) -> Response {
             .unwrap_or_default();
         format!("{what}: {listed}{trouble}\n")
     };
-    let text = line("pods", core.index().pods()) + &line("nodes", core.index().nodes());
+    let lead = match (&shared.leadership, shared.holder()) {
+        (None, _) => String::new(),
+        (Some(_), _) if shared.leads() => "lease: this replica leads\n".to_owned(),
+        (Some(_), Some(holder)) => format!("lease: {holder} leads\n"),
+        (Some(_), None) => "lease: nobody leads\n".to_owned(),
+    };
+    // Who does not lead is ready, too: it filters, and hands binds on.
+    let text = line("pods", core.index().pods()) + &line("nodes", core.index().nodes()) + &lead;
     // A watch that broke later is taken up again; what is known meanwhile is as good as the last event.
     let status = if core.index().synced() {
         StatusCode::OK
@@ -174,7 +215,7 @@ async fn metrics(State(shared): State<Arc<Shared>>) -> Response {
         .credentials
         .as_ref()
         .map(|current| current.borrow().as_ref().map_or(0, |credentials| credentials.not_after_s));
-    let seen = Seen::of(&shared.core(), certificate_ends_s);
+    let seen = Seen::of(&shared.core(), certificate_ends_s, shared.leads());
     match shared.metrics.text(&seen) {
         Ok(text) => (
             [(

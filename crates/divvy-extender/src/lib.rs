@@ -10,13 +10,17 @@
 #![forbid(unsafe_code)]
 
 pub mod core;
+pub mod election;
 mod error;
+mod forward;
 mod host;
 pub mod http;
+mod lease;
 mod metrics;
 mod second_look;
 pub mod tls;
 
+use std::hash::{BuildHasher as _, Hasher as _, RandomState};
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -26,9 +30,12 @@ use divvy_model::MemoryUnit;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
+use forward::Forward;
+use host::Leadership;
 use tls::listener::{Peer, TlsListener};
 
 pub use crate::core::{SCHEDULER_CHECK, Timing, check_refusal};
+pub use crate::lease::Candidate;
 pub use error::Error;
 pub use host::{Limits, Served, Settings, serve};
 
@@ -45,6 +52,17 @@ pub struct Config {
     pub memory_unit: MemoryUnit,
     /// `--tls-…`: none is plain HTTP.
     pub tls: Option<tls::Source>,
+    /// `--leader-elect`: with several replicas.
+    pub lease: Option<Candidate>,
+}
+
+/// How it is reached, and beside whom.
+#[derive(Debug, Clone, Default)]
+pub struct Surroundings {
+    /// None: plain HTTP.
+    pub tls: Option<tls::Source>,
+    /// None: the only replica.
+    pub lease: Option<Candidate>,
 }
 
 /// Serves until `stop` is cancelled. Listens at once; answers with an error, and is not ready, until pods and nodes have been
@@ -59,14 +77,12 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
         address: config.listen,
         source,
     })?;
-    run_with(
-        listener,
-        connection.client,
-        Settings::new(config.memory_unit),
-        config.tls,
-        stop,
-    )
-    .await
+    let surroundings = Surroundings {
+        tls: config.tls,
+        lease: config.lease,
+    };
+    let settings = Settings::new(config.memory_unit);
+    run_with(listener, connection.client, settings, surroundings, stop).await
 }
 
 /// As [`run`], on a socket and with a client that are there already, in plain HTTP.
@@ -76,7 +92,7 @@ pub async fn run_on(
     settings: Settings,
     stop: CancellationToken,
 ) -> Result<(), Error> {
-    run_with(listener, client, settings, None, stop).await
+    run_with(listener, client, settings, Surroundings::default(), stop).await
 }
 
 /// As [`run`], on a socket and with a client that are there already.
@@ -84,16 +100,27 @@ pub async fn run_with(
     listener: TcpListener,
     client: kube::Client,
     settings: Settings,
-    tls: Option<tls::Source>,
+    surroundings: Surroundings,
     stop: CancellationToken,
 ) -> Result<(), Error> {
+    let Surroundings { tls, lease } = surroundings;
     let protocol = if tls.is_some() { "https" } else { "http" };
     match listener.local_addr() {
         Ok(address) => tracing::info!(%address, protocol, unit = %settings.unit, "the extender listens"),
         Err(error) => tracing::info!(%error, protocol, "the extender listens"),
     }
+    let server_name = tls.as_ref().map(|source| source.server_name().to_owned());
     let credentials = tls.map(|source| tls::keep(source, client.clone(), stop.clone()));
-    let served = host::serve_with(client, settings, credentials.clone(), stop.clone());
+    // Another one at each start: a process that was killed and its successor are two.
+    let nonce = RandomState::new().build_hasher().finish();
+    let identity = lease.as_ref().map(|candidate| lease::identity(candidate, nonce, protocol));
+    let leadership = identity
+        .clone()
+        .map(|identity| Leadership::new(identity, Forward::new(credentials.clone().zip(server_name))));
+    let served = host::serve_with(client, settings, credentials.clone(), leadership, stop.clone());
+    let member = lease
+        .zip(identity)
+        .map(|(candidate, identity)| tokio::spawn(lease::take_part(candidate, identity, served.shared(), stop.clone())));
     let stopped = stop.clone().cancelled_owned();
     let answering = match credentials {
         None => tokio::spawn(
@@ -113,7 +140,17 @@ pub async fn run_with(
     };
     stop.cancel();
     // Binds that were begun are ended, so that their answers are not lost.
-    served.finish(Duration::from_secs(5)).await;
+    let finished = served.finish(Duration::from_secs(5)).await;
+    if let Some(member) = member {
+        match member.await {
+            // What is in doubt may be carried out later: then the next leader had better wait for the lease to end.
+            Ok(member) if finished => member.release().await,
+            Ok(_) => {
+                tracing::warn!("the lease is not released, as some binds are in doubt; another replica leads when it has ended")
+            }
+            Err(panicked) => return Err(Error::Serve(std::io::Error::other(panicked))),
+        }
+    }
     // All that is left are connections without a request.
     match tokio::time::timeout(Duration::from_secs(1), answering).await {
         Ok(Ok(ended)) => ended.map_err(Error::Serve)?,

@@ -125,11 +125,12 @@ pub(crate) struct Seen {
     departed: u64,
     known_pods: u64,
     certificate_ends_s: Option<i64>,
+    leads: bool,
 }
 
 impl Seen {
     /// `certificate_ends_s`: when the extender's certificate ends, in Unix seconds, if it has one.
-    pub(crate) fn of(core: &Core, certificate_ends_s: Option<i64>) -> Seen {
+    pub(crate) fn of(core: &Core, certificate_ends_s: Option<i64>, leads: bool) -> Seen {
         let ledger = core.index().ledger();
         Seen {
             counts: core.counts(),
@@ -142,6 +143,7 @@ impl Seen {
             departed: ledger.departed().count() as u64,
             known_pods: ledger.pod_count() as u64,
             certificate_ends_s,
+            leads,
         }
     }
 }
@@ -236,6 +238,11 @@ fn describe(registry: &mut Registry, seen: &Seen) {
             "divvy_extender_binds_under_way",
             "Binds that have no answer yet",
             seen.under_way,
+        ),
+        (
+            "divvy_extender_leads",
+            "1 when this replica binds; the sum over all replicas is at most 1",
+            u64::from(seen.leads),
         ),
         (
             "divvy_extender_synced",

@@ -67,6 +67,8 @@ pub fn default_server_name(namespace: &str) -> String {
 pub struct Credentials {
     /// For those that come.
     pub(crate) server: Arc<rustls::ServerConfig>,
+    /// For calls to another replica.
+    pub(crate) client: Arc<rustls::ClientConfig>,
     /// When the extender's certificate ends, in Unix seconds.
     pub(crate) not_after_s: i64,
 }
@@ -80,6 +82,10 @@ impl Credentials {
         Ok(Credentials {
             server: Arc::new(
                 pair.server(&roots)
+                    .map_err(|why| format!("{certificate_name} is of no use: {why}"))?,
+            ),
+            client: Arc::new(
+                pair.client(&roots)
                     .map_err(|why| format!("{certificate_name} is of no use: {why}"))?,
             ),
             not_after_s: pair.validity().not_after_s,

@@ -38,7 +38,7 @@ pub struct Cli {
 #[derive(Debug, Subcommand)]
 pub enum Command {
     Agent(Box<AgentArgs>),
-    Extender(ExtenderArgs),
+    Extender(Box<ExtenderArgs>),
     /// Show who has how much of which GPU
     #[command(subcommand)]
     Inspect(InspectCommand),
@@ -140,12 +140,15 @@ Examples:
   divvy extender --listen 0.0.0.0:12345
   divvy extender --kubeconfig ~/.kube/config --listen 127.0.0.1:32766 --memory-unit MiB
   divvy extender --listen 0.0.0.0:32766 --tls-secret divvy-system/divvy-extender-tls
+  divvy extender --listen 0.0.0.0:32766 --tls-secret divvy-system/divvy-extender-tls --leader-elect --advertise-address 10.0.0.3
   divvy extender --listen 0.0.0.0:32766 --tls-cert-file tls.crt --tls-private-key-file tls.key --client-ca-file ca.crt
 
 Without --tls-… it speaks plain HTTP, and whoever reaches its port can have pods bound: leave it on the loopback address then. With --tls-secret it
 makes a certificate authority, its own certificate and one for kube-scheduler, keeps them in that Secret (which must be there, empty at
 first), and renews its own by itself. With files it reads them again when they change. In both cases filter, bind and inspect are answered only to
 clients with a certificate of that authority; /healthz, /readyz and /metrics to everybody.
+
+With --leader-elect several of them can run: one holds a Lease and binds, the others filter and hand binds on to it. Without, there must be one only.
 
 kube-scheduler reaches it through its configuration (KubeSchedulerConfiguration, extenders):
   urlPrefix: http://ADDR:PORT/gpushare-scheduler   filterVerb: filter   bindVerb: bind
@@ -163,6 +166,8 @@ pub struct ExtenderArgs {
     pub memory_unit: MemoryUnit,
     #[command(flatten)]
     pub tls: ExtenderTls,
+    #[command(flatten)]
+    pub replicas: ExtenderReplicas,
     /// End when standard input is closed, so that nothing outlives whoever started it.
     #[arg(long, hide = true)]
     pub exit_with_stdin: bool,
@@ -203,6 +208,28 @@ pub struct ExtenderTls {
     /// With --tls-secret: how long a certificate of the extender is valid; it is renewed when a third of that is left
     #[arg(long, env = "DIVVY_TLS_LIFETIME", value_name = "TIME", default_value = "30d", value_parser = lifetime)]
     pub tls_lifetime: std::time::Duration,
+}
+
+/// Several replicas, of which one binds.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Several replicas")]
+pub struct ExtenderReplicas {
+    /// Bind only while holding a Lease; another replica filters, and hands binds on to the one that holds it
+    #[arg(long, env = "DIVVY_LEADER_ELECT", value_name = "BOOL", num_args = 0..=1, require_equals = true, default_value_t = false,
+        default_missing_value = "true", action = clap::ArgAction::Set)]
+    pub leader_elect: bool,
+    /// The Lease
+    #[arg(long, env = "DIVVY_LEASE", value_name = "NAMESPACE/NAME", default_value = "divvy-system/divvy-extender", value_parser = namespaced)]
+    pub lease: (String, String),
+    /// How long the others wait for a leader that is not heard of; it stops by itself after two thirds of that
+    #[arg(long, env = "DIVVY_LEASE_DURATION", value_name = "TIME", default_value = "15s", value_parser = divvy_agent::config::parse_duration)]
+    pub lease_duration: std::time::Duration,
+    /// Where the other replicas reach this one [default: the address of --listen, unless that is 0.0.0.0 or ::]
+    #[arg(long, env = "DIVVY_ADVERTISE_ADDRESS", value_name = "ADDR")]
+    pub advertise_address: Option<std::net::IpAddr>,
+    /// What people know this replica by, its pod's name [default: the machine's name]
+    #[arg(long, env = "DIVVY_REPLICA", value_name = "NAME")]
+    pub replica: Option<String>,
 }
 
 /// `NAMESPACE/NAME`

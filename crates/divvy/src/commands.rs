@@ -24,7 +24,7 @@ pub struct Unclear(pub String);
 pub async fn run(cli: Cli) -> anyhow::Result<bool> {
     match cli.command {
         Command::Agent(args) => agent::run(*args).await.map(|()| true),
-        Command::Extender(args) => extender::run(args).await.map(|()| true),
+        Command::Extender(args) => extender::run(*args).await.map(|()| true),
         Command::Inspect(InspectCommand::Gpushare(args)) => inspect::run(args).await.map(|()| true),
         Command::Why(args) => why::run(args).await.map(|()| true),
         Command::SchedulerConfig(args) => scheduler_config::run(*args).await,

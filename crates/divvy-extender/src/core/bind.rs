@@ -11,7 +11,7 @@ impl Core {
     pub fn begin_bind(&mut self, args: BindArgs, now: Now) -> (Ticket, Vec<Action>) {
         let ticket = Ticket(self.next);
         self.next += 1;
-        if let Some(why) = self.not_synced() {
+        if let Some(why) = self.not_synced().or_else(|| self.not_leading().map(str::to_owned)) {
             self.counts.refused += 1;
             return (
                 ticket,
@@ -72,6 +72,10 @@ impl Core {
             Posted::NotFound(text) => {
                 self.index.ledger_mut().bury_pod(&args.pod_uid);
                 self.refuse(id, format!("pod {} is gone: {text}", args.key()))
+            }
+            Posted::NotSent(text) => {
+                self.give_up(id, now);
+                self.refuse(id, format!("pod {} is not bound: {text}", args.key()))
             }
             Posted::Refused(text) => {
                 self.give_up(id, now);
@@ -454,7 +458,7 @@ impl Core {
         }
     }
 
-    fn refuse(&mut self, id: OpId, text: String) -> Vec<Action> {
+    pub(super) fn refuse(&mut self, id: OpId, text: String) -> Vec<Action> {
         self.counts.refused += 1;
         self.finish(id, Err(text))
     }

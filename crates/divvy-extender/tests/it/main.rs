@@ -3,7 +3,9 @@
 mod binds;
 mod departed;
 mod doubt;
+mod election;
 mod protocol;
+mod replicas;
 mod server;
 mod settle;
 mod tls;

@@ -593,6 +593,7 @@ async fn the_program_listens_serves_and_stops() {
         listen: taken.local_addr().expect("bound"),
         memory_unit: MemoryUnit::GIB,
         tls: None,
+        lease: None,
     };
     let error = divvy_extender::run(config, CancellationToken::new())
         .await

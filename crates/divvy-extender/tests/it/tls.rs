@@ -3,11 +3,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use divvy_extender::run_with;
 use divvy_extender::tls::Source;
 use divvy_extender::tls::certificate::{Pair, Roots};
 use divvy_extender::tls::make::carry_out;
 use divvy_extender::tls::plan::{Data, Lifetimes, Part, keys, next_s, plan};
+use divvy_extender::{Surroundings, run_with};
 use divvy_testbed::api::{ApiServer, Effect, Match, Options, PatchKind, Rule};
 use futures::StreamExt as _;
 use rustls::pki_types::ServerName;
@@ -167,23 +167,41 @@ fn a_renewed_certificate_is_taken_by_clients_of_the_first_hour() {
     );
 }
 
-struct Running {
+pub(crate) struct Running {
     address: std::net::SocketAddr,
     _stop: DropGuard,
+}
+
+impl Running {
+    pub(crate) fn new(address: std::net::SocketAddr, stop: CancellationToken) -> Running {
+        Running {
+            address,
+            _stop: stop.drop_guard(),
+        }
+    }
 }
 
 async fn start(api: &ApiServer, source: Source) -> Running {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
     let address = listener.local_addr().expect("bound");
     let stop = CancellationToken::new();
-    tokio::spawn(run_with(listener, api.client(), settings(), Some(source), stop.clone()));
+    tokio::spawn(run_with(
+        listener,
+        api.client(),
+        settings(),
+        Surroundings {
+            tls: Some(source),
+            lease: None,
+        },
+        stop.clone(),
+    ));
     Running {
         address,
         _stop: stop.drop_guard(),
     }
 }
 
-fn cluster() -> ApiServer {
+pub(crate) fn cluster() -> ApiServer {
     let api = ApiServer::new(Options {
         seed: Some(1),
         ..Options::default()
@@ -196,7 +214,7 @@ fn cluster() -> ApiServer {
     api
 }
 
-fn secret_source(lifetime_s: u64) -> Source {
+pub(crate) fn secret_source(lifetime_s: u64) -> Source {
     Source::Secret {
         namespace: "divvy-system".to_owned(),
         name: "tls".to_owned(),
@@ -205,7 +223,7 @@ fn secret_source(lifetime_s: u64) -> Source {
     }
 }
 
-fn stored(api: &ApiServer) -> Data {
+pub(crate) fn stored(api: &ApiServer) -> Data {
     use k8s_openapi::api::core::v1::Secret;
     let object = api.get("secrets", "divvy-system", "tls").expect("there");
     let secret: Secret = serde_json::from_value(object).expect("a Secret");
@@ -218,7 +236,7 @@ fn stored(api: &ApiServer) -> Data {
 }
 
 /// Eventually, within 20 seconds.
-async fn until<T>(what: &str, mut look: impl AsyncFnMut() -> Option<T>) -> T {
+pub(crate) async fn until<T>(what: &str, mut look: impl AsyncFnMut() -> Option<T>) -> T {
     let deadline = tokio::time::Instant::now() + Duration::from_secs(20);
     loop {
         if let Some(found) = look().await {
@@ -229,14 +247,14 @@ async fn until<T>(what: &str, mut look: impl AsyncFnMut() -> Option<T>) -> T {
     }
 }
 
-async fn until_made(api: &ApiServer) -> Data {
+pub(crate) async fn until_made(api: &ApiServer) -> Data {
     until("the certificates are made", async || {
         Some(stored(api)).filter(|data| data.len() == 6)
     })
     .await
 }
 
-fn request(method: &str, path: &str, body: &str) -> String {
+pub(crate) fn request(method: &str, path: &str, body: &str) -> String {
     format!(
         "{method} {path} HTTP/1.1\r\nhost: x\r\ncontent-length: {}\r\n\r\n{body}",
         body.len()
@@ -244,7 +262,7 @@ fn request(method: &str, path: &str, body: &str) -> String {
 }
 
 /// One request on a connection that stays open; status line and body.
-async fn ask(stream: &mut (impl AsyncRead + AsyncWrite + Unpin), text: &str) -> std::io::Result<(String, String)> {
+pub(crate) async fn ask(stream: &mut (impl AsyncRead + AsyncWrite + Unpin), text: &str) -> std::io::Result<(String, String)> {
     stream.write_all(text.as_bytes()).await?;
     let mut answer = Vec::new();
     loop {
@@ -266,21 +284,21 @@ async fn ask(stream: &mut (impl AsyncRead + AsyncWrite + Unpin), text: &str) -> 
     }
 }
 
-type Tls = tokio_rustls::client::TlsStream<TcpStream>;
+pub(crate) type Tls = tokio_rustls::client::TlsStream<TcpStream>;
 
 /// Connects as who has this certificate, and trusts this authority.
-async fn connect(running: &Running, config: rustls::ClientConfig) -> std::io::Result<Tls> {
+pub(crate) async fn connect(running: &Running, config: rustls::ClientConfig) -> std::io::Result<Tls> {
     let stream = TcpStream::connect(running.address).await?;
     let name = ServerName::try_from(NAME).expect("a name");
     TlsConnector::from(Arc::new(config)).connect(name, stream).await
 }
 
-fn as_scheduler(data: &Data) -> rustls::ClientConfig {
+pub(crate) fn as_scheduler(data: &Data) -> rustls::ClientConfig {
     let pair = Pair::read(&data[keys::CLIENT], &data[keys::CLIENT_KEY]).expect("a pair");
     pair.client(&Roots::read(&data[keys::CA]).expect("roots")).expect("a client")
 }
 
-fn as_nobody(data: &Data) -> rustls::ClientConfig {
+pub(crate) fn as_nobody(data: &Data) -> rustls::ClientConfig {
     use rustls::pki_types::pem::PemObject as _;
     let mut roots = rustls::RootCertStore::empty();
     roots
@@ -293,7 +311,7 @@ fn as_nobody(data: &Data) -> rustls::ClientConfig {
         .with_no_client_auth()
 }
 
-async fn get(running: &Running, config: rustls::ClientConfig, path: &str) -> std::io::Result<(String, String)> {
+pub(crate) async fn get(running: &Running, config: rustls::ClientConfig, path: &str) -> std::io::Result<(String, String)> {
     ask(&mut connect(running, config).await?, &request("GET", path, "")).await
 }
 

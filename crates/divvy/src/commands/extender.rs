@@ -1,9 +1,13 @@
 //! `divvy extender`.
 
-use divvy_extender::Config;
-use divvy_extender::tls::{self, Source};
+use std::net::SocketAddr;
+use std::time::Duration;
 
-use crate::cli::{ClusterArgs, ExtenderArgs, ExtenderTls};
+use divvy_extender::election::Rules;
+use divvy_extender::tls::{self, Source};
+use divvy_extender::{Candidate, Config};
+
+use crate::cli::{ClusterArgs, ExtenderArgs, ExtenderReplicas, ExtenderTls};
 
 /// Runs the extender until it is told to stop.
 pub async fn run(args: ExtenderArgs) -> anyhow::Result<()> {
@@ -15,6 +19,7 @@ pub async fn run(args: ExtenderArgs) -> anyhow::Result<()> {
         listen: args.listen,
         memory_unit: args.memory_unit,
         tls: tls(args.tls),
+        lease: candidate(args.replicas, args.listen)?,
     };
     Ok(divvy_extender::run(config, stopped).await?)
 }
@@ -44,4 +49,34 @@ fn tls(args: ExtenderTls) -> Option<Source> {
         client_ca: args.client_ca_file?,
         server_name,
     })
+}
+
+/// Below that a busy API server makes the leader change all the time.
+const SHORTEST_LEASE: Duration = Duration::from_secs(3);
+
+fn candidate(args: ExtenderReplicas, listen: SocketAddr) -> anyhow::Result<Option<Candidate>> {
+    if !args.leader_elect {
+        return Ok(None);
+    }
+    anyhow::ensure!(
+        args.lease_duration >= SHORTEST_LEASE,
+        "--lease-duration {} s is too short: an API server that answers late would make the leader change all the time; give {} s at least",
+        args.lease_duration.as_secs(),
+        SHORTEST_LEASE.as_secs()
+    );
+    let ip = args.advertise_address.unwrap_or(listen.ip());
+    anyhow::ensure!(
+        !ip.is_unspecified(),
+        "--leader-elect needs to know where the other replicas reach this one, and --listen {listen} does not say: give --advertise-address \
+         (in a pod: its status.podIP)"
+    );
+    let (namespace, name) = args.lease;
+    let machine = || rustix::system::uname().nodename().to_string_lossy().into_owned();
+    Ok(Some(Candidate {
+        namespace,
+        name,
+        replica: args.replica.unwrap_or_else(machine),
+        address: SocketAddr::new(ip, listen.port()),
+        rules: Rules::of(args.lease_duration),
+    }))
 }

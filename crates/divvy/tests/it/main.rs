@@ -9,4 +9,5 @@ mod demo;
 mod invariants;
 mod kubelet_cases;
 mod races;
+mod replicas;
 mod scheduler_config;

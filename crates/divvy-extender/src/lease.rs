@@ -1,0 +1,248 @@
+//! The Lease by which one of several replicas leads: reads and writes it as [`crate::election`] says, and tells the rest who leads.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use divvy_cluster::in_words;
+use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
+use k8s_openapi::jiff::Timestamp;
+use kube::api::{Api, ObjectMeta, PostParams};
+use tokio_util::sync::CancellationToken;
+
+use crate::election::{Election, Record, Rules, Step};
+use crate::host::Shared;
+
+/// Which Lease, and who this replica is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Candidate {
+    /// `--lease`: its namespace.
+    pub namespace: String,
+    /// Its name.
+    pub name: String,
+    /// What people know this replica by: its pod's name.
+    pub replica: String,
+    /// Where the others reach it.
+    pub address: SocketAddr,
+    /// How long things take.
+    pub rules: Rules,
+}
+
+/// As it stands in the Lease: name, what makes it this very process's, and where it is reached.
+pub(crate) fn identity(candidate: &Candidate, nonce: u64, scheme: &str) -> String {
+    format!("{}_{nonce:016x}@{scheme}://{}", candidate.replica, candidate.address)
+}
+
+/// Where the holder is reached: what follows the `@`.
+pub(crate) fn address_of(holder: &str) -> Option<&str> {
+    let (_, address) = holder.rsplit_once('@')?;
+    let rest = address.strip_prefix("https://").or_else(|| address.strip_prefix("http://"))?;
+    rest.parse::<SocketAddr>().ok().map(|_| address)
+}
+
+/// Nanoseconds of a clock that never goes back, and that goes on while a machine sleeps.
+pub(crate) fn boot_ns() -> u64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
+    let seconds = u64::try_from(now.tv_sec).unwrap_or(0);
+    seconds
+        .saturating_mul(1_000_000_000)
+        .saturating_add(u64::try_from(now.tv_nsec).unwrap_or(0))
+}
+
+/// A request that hangs must leave time for another before the Lease is lost.
+const ANSWER: Duration = Duration::from_secs(3);
+
+/// Takes part until `stop`; gives back what is needed to release the Lease.
+pub(crate) async fn take_part(candidate: Candidate, identity: String, shared: Arc<Shared>, stop: CancellationToken) -> Member {
+    let api: Api<Lease> = Api::namespaced(shared.client(), &candidate.namespace);
+    let mut member = Member {
+        election: Election::new(identity, candidate.rules),
+        api,
+        candidate,
+        said: None,
+    };
+    loop {
+        let pause = Duration::from_nanos(member.election.rules().retry_ns);
+        tokio::select! {
+            () = stop.cancelled() => return member,
+            looked = member.look(&shared) => member.say(looked),
+        }
+        shared.follow(member.election.holder());
+        tokio::select! {
+            () = stop.cancelled() => return member,
+            () = tokio::time::sleep(pause) => {}
+        }
+    }
+}
+
+/// One replica with its view of the Lease.
+pub(crate) struct Member {
+    election: Election,
+    api: Api<Lease>,
+    candidate: Candidate,
+    said: Option<String>,
+}
+
+impl Member {
+    async fn look(&mut self, shared: &Arc<Shared>) -> Result<(), String> {
+        let found = answered(self.api.get_opt(&self.candidate.name)).await?;
+        let found = found.map(|lease| (record(&lease), lease.metadata.resource_version.clone().unwrap_or_default()));
+        let step = self.election.read(found, boot_ns(), unix_us());
+        let (record, version) = match step {
+            Step::Wait => return Ok(()),
+            Step::Create(record) => (record, None),
+            Step::Replace { version, record } => (record, Some(version)),
+        };
+        if self.election.would_take_over() {
+            // Whatever this replica knew from an earlier time is not good enough to bind with.
+            shared.stand_by();
+        }
+        let sent_ns = boot_ns();
+        let Some(version) = self.write(&record, version).await? else {
+            return Ok(());
+        };
+        self.election.written(record, version, sent_ns);
+        shared.lead_until(self.election.held_until_ns());
+        Ok(())
+    }
+
+    /// The new version; none: another was first.
+    async fn write(&self, record: &Record, version: Option<String>) -> Result<Option<String>, String> {
+        let lease = lease(&self.candidate, record, version.clone());
+        let params = PostParams::default();
+        let request = async {
+            match version {
+                None => self.api.create(&params, &lease).await,
+                Some(_) => self.api.replace(&self.candidate.name, &params, &lease).await,
+            }
+            .map(Some)
+            .or_else(|error| match error {
+                kube::Error::Api(status) if matches!(status.code, 404 | 409) => Ok(None),
+                error => Err(error),
+            })
+        };
+        Ok(answered(request).await?.and_then(|lease| lease.metadata.resource_version))
+    }
+
+    /// Lets another lead at once. To be called when nothing of this one's is under way any more.
+    pub(crate) async fn release(mut self) {
+        let Some((version, record)) = self.election.release() else {
+            return;
+        };
+        match self.write(&record, Some(version)).await {
+            Ok(Some(_)) => tracing::info!("the lease is released; another replica may lead"),
+            Ok(None) => tracing::info!("the lease is another's"),
+            Err(error) => tracing::warn!(%error, "the lease could not be released; another replica leads when it has ended"),
+        }
+    }
+
+    fn say(&mut self, looked: Result<(), String>) {
+        let Candidate { namespace, name, .. } = &self.candidate;
+        let said = looked.err();
+        if let Some(why) = &said
+            && self.said.as_ref() != Some(why)
+        {
+            tracing::error!(lease = %format!("{namespace}/{name}"), %why, "the lease cannot be had; without it this replica binds nothing");
+        }
+        self.said = said;
+    }
+}
+
+async fn answered<T>(request: impl Future<Output = Result<T, kube::Error>>) -> Result<T, String> {
+    match tokio::time::timeout(ANSWER, request).await {
+        Ok(answer) => answer.map_err(|error| in_words(&error)),
+        Err(_elapsed) => Err(format!("the API server gave no answer within {ANSWER:?}")),
+    }
+}
+
+fn record(lease: &Lease) -> Record {
+    let spec = lease.spec.clone().unwrap_or_default();
+    let micros = |time: Option<MicroTime>| time.map_or(0, |time| time.0.as_microsecond());
+    Record {
+        holder: spec.holder_identity.unwrap_or_default(),
+        lease_s: spec.lease_duration_seconds.unwrap_or(0),
+        acquired_us: micros(spec.acquire_time),
+        renewed_us: micros(spec.renew_time),
+        transitions: spec.lease_transitions.unwrap_or(0),
+    }
+}
+
+fn lease(candidate: &Candidate, record: &Record, version: Option<String>) -> Lease {
+    let time = |micros: i64| Timestamp::from_microsecond(micros).ok().map(MicroTime);
+    Lease {
+        metadata: ObjectMeta {
+            name: Some(candidate.name.clone()),
+            namespace: Some(candidate.namespace.clone()),
+            resource_version: version,
+            ..ObjectMeta::default()
+        },
+        spec: Some(LeaseSpec {
+            holder_identity: Some(record.holder.clone()),
+            lease_duration_seconds: Some(record.lease_s),
+            acquire_time: time(record.acquired_us),
+            renew_time: time(record.renewed_us),
+            lease_transitions: Some(record.transitions),
+            ..LeaseSpec::default()
+        }),
+    }
+}
+
+fn unix_us() -> i64 {
+    let passed = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    i64::try_from(passed.as_micros()).unwrap_or(i64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_leader_is_reached_at_the_address_in_its_identity() {
+        let candidate = Candidate {
+            namespace: "divvy-system".to_owned(),
+            name: "divvy-extender".to_owned(),
+            replica: "divvy-extender-7c9-x".to_owned(),
+            address: "10.0.0.3:32766".parse().expect("an address"),
+            rules: Rules::default(),
+        };
+        let holder = identity(&candidate, 7, "https");
+        assert_eq!(holder, "divvy-extender-7c9-x_0000000000000007@https://10.0.0.3:32766");
+        assert_eq!(address_of(&holder), Some("https://10.0.0.3:32766"));
+        let six = Candidate {
+            address: "[fd00::3]:32766".parse().expect("an address"),
+            ..candidate
+        };
+        assert_eq!(address_of(&identity(&six, 7, "http")), Some("http://[fd00::3]:32766"));
+        for nonsense in [
+            "",
+            "x",
+            "x@",
+            "x@https://",
+            "x@https://a.example:1",
+            "x@ftp://1.2.3.4:5",
+            "x@https://1.2.3.4:5/path",
+        ] {
+            assert_eq!(address_of(nonsense), None, "{nonsense}");
+        }
+    }
+
+    #[test]
+    fn what_is_written_is_what_is_read() {
+        let candidate = Candidate {
+            namespace: "a".to_owned(),
+            name: "b".to_owned(),
+            replica: "c".to_owned(),
+            address: "127.0.0.1:1".parse().expect("an address"),
+            rules: Rules::default(),
+        };
+        let written = Record {
+            holder: "me".to_owned(),
+            lease_s: 15,
+            acquired_us: 1_800_000_000_000_001,
+            renewed_us: 1_800_000_000_500_002,
+            transitions: 3,
+        };
+        assert_eq!(record(&lease(&candidate, &written, Some("7".to_owned()))), written);
+    }
+}

@@ -1,0 +1,308 @@
+//! Several replicas, of which one binds: the core's part, then replicas over real connections against the embedded API server.
+
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use divvy_extender::core::{Action, Core, Got, Posted, Timing};
+use divvy_extender::election::Rules;
+use divvy_extender::{Candidate, Surroundings, run_with};
+use divvy_model::MemoryUnit;
+use divvy_testbed::api::{ApiServer, Effect, Match, Rule};
+use serde_json::Value;
+use tokio::net::TcpListener;
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+
+use crate::server::{bind_args, create_pod, settings};
+use crate::tls::{
+    Running, as_nobody, as_scheduler, ask, cluster, connect, get, request, secret_source, stored, until, until_made,
+};
+use crate::values::*;
+
+#[test]
+fn who_does_not_lead_binds_nothing_and_says_so() {
+    let q = pod("q", 4);
+    let mut core = synced(&[gpushare_node("n1", 16, 1)], std::slice::from_ref(&q));
+    assert_eq!(core.stand_by(), []);
+    let error = one_answer(core.begin_bind(args(&q, "n1"), at(0)).1).expect_err("another may bind");
+    assert!(error.contains("does not lead"), "{error}");
+    assert_eq!(core.filter(&q, ["n1"]).expect("it filters").passed, [0]);
+}
+
+#[test]
+fn a_new_leader_binds_after_a_list_that_was_begun_after_its_election() {
+    let (q, r) = (pod("q", 8), pod("r", 8));
+    let mut core = Core::new(MemoryUnit::GIB, Timing::default());
+    core.index_mut().reset_nodes(&[gpushare_node("n1", 8, 1)]);
+    core.index_mut().reset_pods(vec![q.clone(), r.clone()]);
+    core.stand_by();
+    assert!(core.elected());
+    assert!(!core.elected(), "once");
+    // A list that was under way before.
+    core.pods_listed(at(10));
+    let error = one_answer(core.begin_bind(args(&r, "n1"), at(5_000)).1).expect_err("that list may be an old one");
+    assert!(error.contains("just become the leader"), "{error}");
+    core.await_list();
+    one_answer(core.begin_bind(args(&r, "n1"), at(5_000)).1).expect_err("not listed yet");
+    // The list shows what the last leader has bound, and then the settle second begins.
+    core.index_mut().reset_pods(vec![gpushare_pod("q", "n1", 0, 4), r.clone()]);
+    core.pods_listed(at(6_000));
+    let (op, _, pause) = one_get(core.begin_bind(args(&r, "n1"), at(6_100)).1);
+    assert_eq!(pause, 900 * MS);
+    // What the last leader had sent comes in that second.
+    core.index_mut().apply_pod(gpushare_pod("q", "n1", 0, 8));
+    let error = one_answer(core.got(op, found(&r), at(7_000))).expect_err("no room");
+    assert!(error.contains("0 of 8192 MiB free"), "{error}");
+}
+
+#[test]
+fn who_loses_the_lease_sends_nothing_more_and_finds_out_what_became_of_what_it_sent() {
+    let (q, r, s) = (pod("q", 4), pod("r", 4), pod("s", 4));
+    let mut core = synced(&[gpushare_node("n1", 16, 1)], &[q.clone(), r.clone(), s.clone()]);
+    let (posting, binding) = one_post(core.begin_bind(args(&q, "n1"), at(0)).1);
+    assert_eq!(core.begin_bind(args(&r, "n1"), at(1)).1, [], "it waits for the node");
+    let error = one_answer(core.stand_by()).expect_err("it has not begun");
+    assert!(error.contains("does not lead"), "{error}");
+    assert!(core.in_doubt());
+    // The answer to what was sent is lost: it is looked up, and the pod is bound.
+    let (op, ..) = one_get(core.posted(posting, Posted::Unknown("reset".to_owned()), at(2)));
+    assert_eq!(
+        one_answer(core.got(op, Got::Found(Box::new(bound(&q, &binding))), at(3))),
+        Ok(())
+    );
+    assert!(!core.in_doubt());
+    // A bind that was begun, but whose lease ended before it was sent: nothing stays reserved.
+    let mut core = synced(&[gpushare_node("n1", 16, 1)], std::slice::from_ref(&s));
+    let (op, _) = one_post(core.begin_bind(args(&s, "n1"), at(0)).1);
+    assert_eq!(free(&core, "n1"), [12]);
+    let error = one_answer(core.posted(op, Posted::NotSent("lost".to_owned()), at(1))).expect_err("not sent");
+    assert!(error.contains("is not bound: lost"), "{error}");
+    assert_eq!(free(&core, "n1"), [16]);
+    assert!(!core.in_doubt());
+    assert!(
+        !matches!(core.sweep(at(10_000))[..], [Action::Check { .. }]),
+        "nothing to be looked after"
+    );
+}
+
+/// A tenth of the real ones.
+const RULES: Rules = Rules {
+    lease_ns: 1_500_000_000,
+    hold_ns: 1_000_000_000,
+    retry_ns: 200_000_000,
+};
+
+struct Replica {
+    running: Running,
+    stop: CancellationToken,
+    ended: JoinHandle<Result<(), divvy_extender::Error>>,
+}
+
+async fn replica(api: &ApiServer, name: &str) -> Replica {
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let address: SocketAddr = listener.local_addr().expect("bound");
+    let stop = CancellationToken::new();
+    let surroundings = Surroundings {
+        tls: Some(secret_source(3_600)),
+        lease: Some(Candidate {
+            namespace: "divvy-system".to_owned(),
+            name: "divvy-extender".to_owned(),
+            replica: name.to_owned(),
+            address,
+            rules: RULES,
+        }),
+    };
+    let ended = tokio::spawn(run_with(
+        listener,
+        api.client_as(name),
+        settings(),
+        surroundings,
+        stop.clone(),
+    ));
+    until_made(api).await;
+    Replica {
+        running: Running::new(address, stop.clone()),
+        stop,
+        ended,
+    }
+}
+
+impl Replica {
+    async fn metric(&self, api: &ApiServer, name: &str) -> Option<u64> {
+        let (_, text) = get(&self.running, as_nobody(&stored(api)), "/metrics").await.ok()?;
+        text.lines().find_map(|line| line.strip_prefix(name)?.trim().parse().ok())
+    }
+
+    async fn leads(&self, api: &ApiServer) -> bool {
+        self.metric(api, "divvy_extender_leads").await == Some(1)
+    }
+
+    async fn bind(&self, api: &ApiServer, pod: &Value) -> String {
+        let mut scheduler = connect(&self.running, as_scheduler(&stored(api)))
+            .await
+            .expect("a connection");
+        let text = request("POST", "/gpushare-scheduler/bind", &bind_args(pod, "n1").to_string());
+        let (_, body) = ask(&mut scheduler, &text).await.expect("an answer");
+        let answer: Value = serde_json::from_str(&body).expect("JSON");
+        answer["Error"].as_str().expect("always there").to_owned()
+    }
+
+    /// As kube-scheduler tries it again and again.
+    async fn binds(&self, api: &ApiServer, pod: &Value) {
+        until("it is bound", async || (self.bind(api, pod).await.is_empty()).then_some(())).await;
+    }
+}
+
+async fn leader(api: &ApiServer, replicas: &[&Replica]) -> usize {
+    until("one leads", async || {
+        for (i, replica) in replicas.iter().enumerate() {
+            if replica.leads(api).await {
+                return Some(i);
+            }
+        }
+        None
+    })
+    .await
+}
+
+fn bound_pods(api: &ApiServer) -> usize {
+    let pods = api.list("pods", "default").expect("pods");
+    pods.iter().filter(|pod| pod["spec"]["nodeName"] == "n1").count()
+}
+
+#[tokio::test]
+async fn one_of_two_binds_the_other_hands_on_and_takes_over_when_it_is_released() {
+    let api = cluster();
+    let (a, b) = (replica(&api, "a").await, replica(&api, "b").await);
+    let first = leader(&api, &[&a, &b]).await;
+    let (leader, other) = if first == 0 { (a, b) } else { (b, a) };
+    let (p, q, r) = (create_pod(&api, "p", 2), create_pod(&api, "q", 2), create_pod(&api, "r", 2));
+    leader.binds(&api, &p).await;
+    until("the other knows who leads", async || {
+        other.bind(&api, &q).await.is_empty().then_some(())
+    })
+    .await;
+    assert!(!other.leads(&api).await);
+    assert_eq!(
+        other.metric(&api, "divvy_extender_binds_total{outcome=\"bound\"}").await,
+        Some(0)
+    );
+    assert_eq!(
+        leader.metric(&api, "divvy_extender_binds_total{outcome=\"bound\"}").await,
+        Some(2)
+    );
+    let (_, ready) = get(&other.running, as_nobody(&stored(&api)), "/readyz")
+        .await
+        .expect("an answer");
+    assert!(ready.contains("@https://127.0.0.1:"), "{ready}");
+    // Who hands on is asked by another that hands on: no circle.
+    let mut scheduler = connect(&other.running, as_scheduler(&stored(&api)))
+        .await
+        .expect("a connection");
+    let body = bind_args(&r, "n1").to_string();
+    let circle = format!(
+        "POST /gpushare-scheduler/bind HTTP/1.1\r\nhost: x\r\ndivvy-forwarded-by: z\r\ncontent-length: {}\r\n\r\n{body}",
+        body.len()
+    );
+    let (_, said) = ask(&mut scheduler, &circle).await.expect("an answer");
+    assert!(
+        said.contains("does not lead") && said.contains("https://127.0.0.1:"),
+        "{said}"
+    );
+    drop(scheduler);
+
+    let began = Instant::now();
+    leader.stop.cancel();
+    leader.ended.await.expect("no panic").expect("it ends well");
+    let lease = api
+        .get("leases.coordination.k8s.io", "divvy-system", "divvy-extender")
+        .expect("there");
+    let holder = lease["spec"]["holderIdentity"].as_str().unwrap_or_default();
+    assert!(holder.is_empty() || holder.contains("@https"), "released: {lease}");
+    other.binds(&api, &r).await;
+    assert!(
+        began.elapsed() < Duration::from_nanos(RULES.lease_ns),
+        "no lease had to end: {:?}",
+        began.elapsed()
+    );
+    assert_eq!(bound_pods(&api), 3);
+}
+
+#[tokio::test]
+async fn a_replica_whose_watch_is_broken_learns_at_its_election_what_was_bound() {
+    let api = cluster();
+    let a = replica(&api, "a").await;
+    assert_eq!(leader(&api, &[&a]).await, 0);
+    let b = replica(&api, "b").await;
+    let data = stored(&api);
+    until("b has listed", async || {
+        let (status, _) = get(&b.running, as_nobody(&data), "/readyz").await.ok()?;
+        status.contains("200").then_some(())
+    })
+    .await;
+    // From here on b hears nothing of pods, and cannot list them either.
+    let broken = ["watch", "list"].map(|verb| {
+        api.faults().add(Rule::new(
+            Match::any().verb(verb).resource("pods").client("b"),
+            Effect::Refuse {
+                code: 500,
+                retry_after_s: None,
+            },
+        ))
+    });
+    api.faults().cut_watches();
+    let (p, q) = (create_pod(&api, "p", 16), create_pod(&api, "q", 16));
+    a.binds(&api, &p).await;
+    a.stop.cancel();
+    a.ended.await.expect("no panic").expect("it ends well");
+    until("b leads", async || b.leads(&api).await.then_some(())).await;
+    let error = b.bind(&api, &q).await;
+    assert!(
+        error.contains("just become the leader"),
+        "it knows that it does not know: {error}"
+    );
+    for rule in broken {
+        api.faults().remove(rule);
+    }
+    let error = until("b has listed", async || {
+        Some(b.bind(&api, &q).await).filter(|error| !error.contains("just become the leader"))
+    })
+    .await;
+    assert!(error.contains("0 of 16384 MiB free"), "{error}");
+    assert_eq!(bound_pods(&api), 1);
+}
+
+#[tokio::test]
+async fn a_leader_that_cannot_renew_its_lease_stops_before_another_can_take_it() {
+    let api = cluster();
+    let a = replica(&api, "a").await;
+    assert_eq!(leader(&api, &[&a]).await, 0);
+    let p = create_pod(&api, "p", 2);
+    a.binds(&api, &p).await;
+    let rule = Rule::new(
+        Match::any()
+            .verb("update")
+            .verb("get")
+            .resource("leases.coordination.k8s.io")
+            .client("a"),
+        Effect::Refuse {
+            code: 500,
+            retry_after_s: None,
+        },
+    );
+    let rule = api.faults().add(rule);
+    until("it leads no more", async || (!a.leads(&api).await).then_some(())).await;
+    let q = create_pod(&api, "q", 2);
+    let error = a.bind(&api, &q).await;
+    assert!(
+        error.contains("no replica of Divvy's extender leads") || error.contains("does not lead"),
+        "{error}"
+    );
+    assert_eq!(bound_pods(&api), 1);
+    // Another takes it, once a whole lease has passed for it; then the first hands on.
+    let b = replica(&api, "b").await;
+    assert_eq!(leader(&api, &[&b]).await, 0);
+    api.faults().remove(rule);
+    a.binds(&api, &q).await;
+    assert!(!a.leads(&api).await && b.leads(&api).await);
+}
