@@ -180,6 +180,10 @@ impl Cluster for Real {
         }
     }
 
+    fn agents_are_pods(&self) -> bool {
+        self.folder.join("install.objects.yaml").exists()
+    }
+
     async fn stop(&mut self, part: Part<'_>, end: End) -> io::Result<()> {
         let how = match end {
             End::Stopped => "stop",

@@ -444,6 +444,10 @@ impl Cluster for Embedded {
         }
     }
 
+    fn agents_are_pods(&self) -> bool {
+        false
+    }
+
     async fn stop(&mut self, part: Part<'_>, end: End) -> io::Result<()> {
         let hard = end == End::Killed;
         match part {

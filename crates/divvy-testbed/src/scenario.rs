@@ -98,7 +98,10 @@ pub trait Cluster {
     fn report(&self, pod_uid: &str, container: &str) -> impl Future<Output = io::Result<Option<Report>>>;
     /// Lets something happen to a GPU.
     fn fault(&mut self, node: &str, gpu: u32, fault: Fault) -> impl Future<Output = io::Result<()>>;
-    /// Ends a program, which stays away until [`start`](Self::start). One that has ended already is left so.
+    /// Whether agents are pods: then none is there before its kubelet, and one that is killed is started again by it.
+    fn agents_are_pods(&self) -> bool;
+    /// Ends a program, which stays away until [`start`](Self::start) (but see [`agents_are_pods`](Self::agents_are_pods)). One that has ended
+    /// already is left so.
     fn stop(&mut self, part: Part<'_>, end: End) -> impl Future<Output = io::Result<()>>;
     /// Starts a program again; returns when it has begun, or answers. One that runs is left alone.
     fn start(&mut self, part: Part<'_>) -> impl Future<Output = io::Result<()>>;
