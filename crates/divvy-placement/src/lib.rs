@@ -7,6 +7,7 @@
 //! - [`Anomaly`]: what in the ledger should not be; [`Overbooked`]: a GPU that was promised twice, and to whom
 //! - [`Departed`]: a pod that vanished while its container ran, whose memory is not given again at once
 //! - [`Totals`]: numbers of the whole ledger, for metrics
+//! - [`audit`]: whether a history kept to all of this
 //!
 //! Nothing here does I/O, reads a clock or draws a random number. All amounts are integers (MiB); sums saturate towards
 //! "taken", differences towards "nothing free", so that no input can make memory appear.
@@ -14,6 +15,7 @@
 #![forbid(unsafe_code)]
 
 mod anomaly;
+pub mod audit;
 mod choose;
 mod departed;
 mod explain;

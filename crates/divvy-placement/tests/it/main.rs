@@ -1,5 +1,6 @@
 //! The ledger and the decisions on it, from outside.
 
+mod audit;
 mod decisions;
 mod events;
 mod fixture;

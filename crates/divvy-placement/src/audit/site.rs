@@ -1,0 +1,253 @@
+use std::collections::{BTreeMap, BTreeSet};
+
+use divvy_model::{Health, Held, MemoryUnit, MiB, Node, Pod};
+
+use super::finding::{Card, Moment, What};
+use super::gpu::{self, Gpu};
+use super::{Limits, who};
+
+/// Something that may yet turn out to be only the order in which two watches were written down: it is a finding when the node has spoken
+/// again after it, and has not explained it.
+#[derive(Debug)]
+pub(super) struct Suspect {
+    pub(super) at: Moment,
+    pub(super) what: What,
+    /// The GPU, where its memory is what is in question.
+    pub(super) position: Option<usize>,
+}
+
+/// A node: what it lists, and who is there.
+#[derive(Debug)]
+pub(super) struct Site {
+    /// Its object was seen.
+    pub(super) known: bool,
+    pub(super) revision: Option<u64>,
+    pub(super) generation: u64,
+    pub(super) unit: MemoryUnit,
+    /// GPUs that it lists or ever listed, in the order in which they were first seen.
+    pub(super) gpus: Vec<Gpu>,
+    by_uuid: BTreeMap<String, usize>,
+    pub(super) pods: BTreeSet<String>,
+    /// Pods that were allocated something here before its object was seen.
+    pub(super) allocated: u64,
+    pub(super) suspects: Vec<Suspect>,
+    /// Containers report from here.
+    pub(super) reports: bool,
+}
+
+impl Site {
+    pub(super) fn new(unit: MemoryUnit) -> Site {
+        Site {
+            known: false,
+            revision: None,
+            generation: 0,
+            unit,
+            gpus: Vec::new(),
+            by_uuid: BTreeMap::new(),
+            pods: BTreeSet::new(),
+            allocated: 0,
+            suspects: Vec::new(),
+            reports: false,
+        }
+    }
+
+    /// What is held, by the positions of the GPUs that are known.
+    pub(super) fn parts(&self, held: &Held) -> Vec<(usize, MiB)> {
+        if !self.known {
+            return Vec::new();
+        }
+        let mut parts: Vec<(usize, MiB)> = Vec::new();
+        match held {
+            Held::Nothing | Held::Unreadable(_) => {}
+            Held::Allocation(allocation) => {
+                for share in &allocation.gpus {
+                    if let Some(position) = self.by_uuid.get(&share.uuid) {
+                        let all = self.gpus.get(*position).filter(|_| share.whole);
+                        parts.push((*position, all.map_or(share.memory, |gpu| share.memory.max(gpu.capacity))));
+                    }
+                }
+            }
+            Held::Legacy(legacy) => {
+                for (index, units) in &legacy.gpus {
+                    if let Some(position) = self.gpus.iter().position(|gpu| gpu.card.index == *index) {
+                        parts.push((position, self.unit.memory(*units).unwrap_or(MiB(u64::MAX))));
+                    }
+                }
+            }
+        }
+        parts
+    }
+
+    pub(super) fn position_of(&self, uuid: &str) -> Option<usize> {
+        self.by_uuid.get(uuid).copied()
+    }
+
+    /// Takes in the node's object. Gives whether there is something new for the pods that are here, and what was held too long and is not
+    /// any more: since when, until when.
+    pub(super) fn update(&mut self, at: Moment, node: &Node, limits: &Limits) -> (bool, Vec<(Moment, Moment, What)>) {
+        let (unit, listed) = gpu::listed(node, limits.unit);
+        let mut news = !self.known || self.unit != unit;
+        (self.known, self.revision, self.unit) = (true, at.revision, unit);
+        let mut long = Vec::new();
+        for listed in listed {
+            let position = match &listed.uuid {
+                Some(uuid) => self.by_uuid.get(uuid).copied(),
+                None => self.gpus.iter().position(|gpu| gpu.card.index == listed.index),
+            };
+            let position = position.unwrap_or_else(|| {
+                news = true;
+                if let Some(uuid) = &listed.uuid {
+                    self.by_uuid.insert(uuid.clone(), self.gpus.len());
+                }
+                self.gpus.push(Gpu {
+                    card: Card {
+                        node: node.name.clone(),
+                        index: listed.index,
+                        uuid: listed.uuid.clone(),
+                    },
+                    minor: None,
+                    units: 0,
+                    capacity: MiB::ZERO,
+                    held: MiB::ZERO,
+                    levels: gpu::Levels::default(),
+                    failed: None,
+                    booked: BTreeMap::new(),
+                    departed: BTreeMap::new(),
+                    used: BTreeMap::new(),
+                    over: None,
+                    over_used: None,
+                });
+                self.gpus.len() - 1
+            });
+            let Some(gpu) = self.gpus.get_mut(position) else {
+                continue;
+            };
+            gpu.card.index = listed.index;
+            gpu.minor = listed.minor;
+            gpu.units = listed.units;
+            gpu.capacity = listed.capacity;
+            gpu.held = listed.held;
+            // As the ledger does: the agent speaks for them from now on.
+            if listed.held > MiB::ZERO && listed.held >= gpu.sum_departed() {
+                gpu.departed.clear();
+            }
+            let ended = gpu.levels.set(listed.held, at);
+            let most = ended.into_iter().find_map(|(held, since)| {
+                let for_ms = at.at_ms?.saturating_sub(since.at_ms?);
+                (for_ms > limits.leak_ms).then_some((held, since, for_ms))
+            });
+            if let Some((held, since, for_ms)) = most {
+                let card = gpu.card.clone();
+                long.push((since, at, What::HeldLong { card, held, for_ms }));
+            }
+            gpu.failed = match (listed.health, gpu.failed.take()) {
+                (Health::Ok, _) => None,
+                (_, Some(known)) => Some(known),
+                (_, None) => Some((at, listed.reason.unwrap_or_else(|| "no reason given".to_owned()))),
+            };
+        }
+        (news, long)
+    }
+
+    /// The node has spoken. Suspects that it explains are dropped, those that it should have explained are given.
+    pub(super) fn resolve(&mut self, at: Moment) -> Vec<Suspect> {
+        let mut found = Vec::new();
+        for suspect in std::mem::take(&mut self.suspects) {
+            let explained = match (&suspect.what, suspect.position.and_then(|position| self.gpus.get(position))) {
+                (What::NotOnNode { gpu, .. }, _) => self.by_uuid.contains_key(gpu),
+                // Written down late: by its revision it was said before the binding.
+                (What::GivenEarly { capacity, booked, .. }, Some(gpu)) => {
+                    at.revision < suspect.at.revision && booked.saturating_add(gpu.held) <= *capacity
+                }
+                _ => false,
+            };
+            if explained {
+                continue;
+            }
+            let waits_on = self.reports && matches!(suspect.what, What::GivenEarly { .. });
+            if waits_on || (at.revision.is_some() && at.revision < suspect.at.revision) {
+                self.suspects.push(suspect);
+            } else {
+                found.push(suspect);
+            }
+        }
+        found
+    }
+
+    /// What is to be said of a pod's allocation now that its node is known.
+    pub(super) fn check(&self, node: &str, pod: &Pod, at: Moment, newly: bool, limits: &Limits) -> Vec<Result<What, Suspect>> {
+        let mut found = Vec::new();
+        let asked = |units: u64| self.unit.memory(units).unwrap_or(MiB(u64::MAX));
+        let whole = asked(pod.request.effective_units().unwrap_or(u64::MAX));
+        let who = || who(pod);
+        let mut allocated = MiB::ZERO;
+        let mut missing = Vec::new();
+        match &pod.held {
+            Held::Nothing | Held::Unreadable(_) => return found,
+            Held::Legacy(legacy) => {
+                for (index, units) in &legacy.gpus {
+                    allocated = allocated.saturating_add(asked(*units));
+                    if !self.gpus.iter().any(|gpu| gpu.card.index == *index) {
+                        missing.push(index.to_string());
+                    }
+                }
+            }
+            Held::Allocation(allocation) => {
+                for share in &allocation.gpus {
+                    allocated = allocated.saturating_add(share.memory);
+                    match self.position_of(&share.uuid).and_then(|position| self.gpus.get(position)) {
+                        None => missing.push(share.uuid.clone()),
+                        Some(gpu) => {
+                            let failed = gpu.failed.as_ref().filter(|_| newly);
+                            let for_ms = failed.and_then(|(since, _)| Some(at.at_ms?.saturating_sub(since.at_ms?)));
+                            if let (Some((_, reason)), Some(for_ms)) = (failed, for_ms)
+                                && for_ms > limits.failed_ms
+                            {
+                                found.push(Ok(What::BoundToFailed {
+                                    who: who(),
+                                    card: gpu.card.clone(),
+                                    reason: reason.clone(),
+                                    for_ms,
+                                }));
+                            }
+                        }
+                    }
+                }
+                for container in &pod.request.containers {
+                    let shares = allocation.containers.get(&container.name).into_iter().flatten();
+                    let share = shares.fold(MiB::ZERO, |sum, share| sum.saturating_add(share.memory));
+                    if share != asked(container.units) && !allocation.gpus.iter().any(|share| share.whole) {
+                        found.push(Ok(What::NotAsAsked {
+                            who: who(),
+                            container: Some(container.name.clone()),
+                            asked: asked(container.units),
+                            allocated: share,
+                        }));
+                    }
+                }
+                if allocation.gpus.iter().any(|share| share.whole) {
+                    allocated = whole;
+                }
+            }
+        }
+        if allocated != whole {
+            found.push(Ok(What::NotAsAsked {
+                who: who(),
+                container: None,
+                asked: whole,
+                allocated,
+            }));
+        }
+        for gpu in missing {
+            let what = What::NotOnNode {
+                who: who(),
+                node: node.to_owned(),
+                gpu,
+                elsewhere: None,
+            };
+            let position = None;
+            found.push(Err(Suspect { at, what, position }));
+        }
+        found
+    }
+}
