@@ -23,6 +23,8 @@ pub struct Connection {
     pub client: kube::Client,
     /// Namespace of the context, `default` when it names none.
     pub namespace: String,
+    /// The API server's address.
+    pub address: String,
 }
 
 impl std::fmt::Debug for Connection {
@@ -36,10 +38,14 @@ impl std::fmt::Debug for Connection {
 /// Reads the configuration and makes a client. No request is sent yet.
 pub async fn connect(choice: &Choice) -> Result<Connection, Error> {
     let config = config(choice).await?;
-    let namespace = config.default_namespace.clone();
+    let (namespace, address) = (config.default_namespace.clone(), config.cluster_url.to_string());
     let client =
         kube::Client::try_from(config).map_err(|source| Error::api("no client could be made from the configuration", source))?;
-    Ok(Connection { client, namespace })
+    Ok(Connection {
+        client,
+        namespace,
+        address,
+    })
 }
 
 async fn config(choice: &Choice) -> Result<kube::Config, Error> {

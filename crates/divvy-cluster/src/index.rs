@@ -192,6 +192,13 @@ pub struct ReadPod {
     trouble: Option<Error>,
 }
 
+impl ReadPod {
+    /// The pod, and what could not be read of what it asks for.
+    pub fn into_parts(self) -> (Pod, Option<Error>) {
+        (self.pod, self.trouble)
+    }
+}
+
 impl From<PodObject> for ReadPod {
     fn from(mut object: PodObject) -> ReadPod {
         match convert::pod(&object) {

@@ -6,6 +6,7 @@
 //! - [`list`]: one look at the cluster
 //! - [`watch`]: a list and its changes, for ever
 //! - [`index`]: pods and nodes to the ledger; no I/O
+//! - [`history`]: what was watched, as text, and back; no I/O
 //! - [`events`]: what users see in `kubectl describe`
 //!
 //! No other crate names a Kubernetes type of its own.
@@ -16,6 +17,7 @@ pub mod client;
 pub mod convert;
 mod error;
 pub mod events;
+pub mod history;
 pub mod index;
 pub mod list;
 pub mod objects;

@@ -51,6 +51,23 @@ pub async fn pods(client: &kube::Client, field_selector: Option<&str>) -> Result
     }
 }
 
+/// Hands over every pod as it is, page by page, and forgets it.
+pub async fn each_pod(client: &kube::Client, mut take: impl FnMut(PodObject)) -> Result<(), Error> {
+    let api: Api<PodObject> = Api::all_with(client.clone(), &objects::pods());
+    let mut params = ListParams::default().limit(1000);
+    loop {
+        let page = api
+            .list(&params)
+            .await
+            .map_err(|source| Error::api("the pods could not be listed", source))?;
+        page.items.into_iter().for_each(&mut take);
+        match page.metadata.continue_.filter(|token| !token.is_empty()) {
+            Some(token) => params = params.continue_token(&token),
+            None => return Ok(()),
+        }
+    }
+}
+
 /// All nodes.
 pub async fn nodes(client: &kube::Client) -> Result<Vec<Node>, Error> {
     Ok(node_objects(client).await?.iter().map(convert::node).collect())

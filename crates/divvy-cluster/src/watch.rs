@@ -41,6 +41,65 @@ impl<T> Change<T> {
     }
 }
 
+/// What a watch says, as it comes: a list is never held in memory as a whole.
+#[derive(Debug, Clone)]
+pub enum Seen<T> {
+    /// What follows is all there is, until [`Seen::ListEnds`].
+    ListBegins,
+    /// The list is complete.
+    ListEnds,
+    /// This object is there, in this state.
+    There(T),
+    /// This object is gone; its last state.
+    Gone(T),
+    /// The watch broke and is being taken up again. A list follows if it could not go on where it was.
+    Interrupted(String),
+}
+
+/// All pods, as the watch says it.
+pub fn pods_as_they_come(client: kube::Client) -> impl Stream<Item = Seen<PodObject>> + Send + 'static {
+    as_they_come(Api::all_with(client, &objects::pods())).map(|seen| seen.map(|Slim(object)| object))
+}
+
+/// All nodes, as the watch says it.
+pub fn nodes_as_they_come(client: kube::Client) -> impl Stream<Item = Seen<NodeObject>> + Send + 'static {
+    as_they_come(Api::all_with(client, &objects::nodes())).map(|seen| seen.map(|Slim(object)| object))
+}
+
+impl<T> Seen<T> {
+    fn map<U>(self, with: impl FnOnce(T) -> U) -> Seen<U> {
+        match self {
+            Seen::ListBegins => Seen::ListBegins,
+            Seen::ListEnds => Seen::ListEnds,
+            Seen::There(object) => Seen::There(with(object)),
+            Seen::Gone(object) => Seen::Gone(with(object)),
+            Seen::Interrupted(why) => Seen::Interrupted(why),
+        }
+    }
+}
+
+fn as_they_come<K>(api: Api<K>) -> impl Stream<Item = Seen<K>> + Send + 'static
+where
+    K: kube::Resource + Clone + Debug + serde::de::DeserializeOwned + Send + 'static,
+{
+    let what = api.resource_url().to_owned();
+    watcher(api, watcher::Config::default())
+        .default_backoff()
+        .map(move |event| match event {
+            Ok(watcher::Event::Init) => Seen::ListBegins,
+            Ok(watcher::Event::InitApply(object) | watcher::Event::Apply(object)) => Seen::There(object),
+            Ok(watcher::Event::InitDone) => Seen::ListEnds,
+            Ok(watcher::Event::Delete(object)) => Seen::Gone(object),
+            Err(error) => Seen::Interrupted(interrupted(&what, &error)),
+        })
+}
+
+fn interrupted(what: &str, error: &watcher::Error) -> String {
+    let text = words(error);
+    tracing::warn!("the watch of {what} was interrupted, and is taken up again: {text}");
+    text
+}
+
 /// All pods of the cluster, or those that a field selector such as `spec.nodeName=n1` names.
 pub fn pods(client: kube::Client, field_selector: Option<&str>) -> impl Stream<Item = Change<PodObject>> + Send + 'static {
     changes(Api::all_with(client, &objects::pods()), field_selector)
@@ -135,11 +194,7 @@ where
                 None
             }
             Ok(watcher::Event::InitDone) => Some(Change::Reset(std::mem::take(&mut listed))),
-            Err(error) => {
-                let text = words(&error);
-                tracing::warn!("the watch of {what} was interrupted, and is taken up again: {text}");
-                Some(Change::Interrupted(text))
-            }
+            Err(error) => Some(Change::Interrupted(interrupted(&what, &error))),
         };
         futures::future::ready(change)
     })

@@ -13,6 +13,7 @@ mod gpu;
 mod reports;
 mod settle;
 mod site;
+mod words;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 
@@ -23,6 +24,7 @@ use gpu::Booking;
 use reports::{Early, Run};
 pub use reports::{GpuName, Report};
 use site::{Site, Suspect};
+pub use words::span;
 
 /// How long something may take before it is a finding, and what to assume.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -517,6 +519,9 @@ impl Audit {
             return;
         };
         let node = tracked.pod.node.clone().unwrap_or_default();
+        if let Some(site) = self.sites.get_mut(&node).filter(|site| !site.known) {
+            site.missed += u64::from(matches!(tracked.bound_with, Held::Allocation(_) | Held::Legacy(_)));
+        }
         for position in self.unbook(&tracked) {
             self.settle(at, &node, position, false);
         }

@@ -99,8 +99,9 @@ impl Audit {
         let leak_ms = self.limits.leak_ms;
         let mut found = Vec::new();
         for (name, site) in &mut self.sites {
-            if !site.known && site.allocated > 0 {
-                let (node, pods) = (name.clone(), site.allocated);
+            let pods = if site.known { site.missed } else { site.allocated };
+            if pods > 0 {
+                let node = name.clone();
                 found.push((end, What::NodeUnknown { node, pods }));
             }
             for suspect in std::mem::take(&mut site.suspects) {

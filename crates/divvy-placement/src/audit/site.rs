@@ -30,6 +30,8 @@ pub(super) struct Site {
     pub(super) pods: BTreeSet<String>,
     /// Pods that were allocated something here before its object was seen.
     pub(super) allocated: u64,
+    /// Those of them that were gone before that.
+    pub(super) missed: u64,
     pub(super) suspects: Vec<Suspect>,
     /// Containers report from here.
     pub(super) reports: bool,
@@ -46,6 +48,7 @@ impl Site {
             by_uuid: BTreeMap::new(),
             pods: BTreeSet::new(),
             allocated: 0,
+            missed: 0,
             suspects: Vec::new(),
             reports: false,
         }

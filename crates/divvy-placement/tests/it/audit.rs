@@ -597,6 +597,12 @@ fn a_gap_is_said_and_what_vanished_in_it_is_gone() {
     assert_eq!(ids(&unknown), ["node-unknown"]);
     assert_eq!(unknown.worst(), Some(Level::Doubt));
     assert!(unknown.findings[0].what.to_string().starts_with("1 pods"));
+    let too_late = audit(vec![
+        (1, there(bound("a", "n1", 0, 10))),
+        (1, Fact::PodGone(bound("a", "n1", 0, 10))),
+        (1, Fact::Node(divvy_node("n1", &[16]))),
+    ]);
+    assert_eq!(ids(&too_late), ["node-unknown"]);
 }
 
 #[test]
