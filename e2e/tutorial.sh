@@ -402,7 +402,10 @@ churn() {
   clear_pods
   RANDOM=$seed
   local end=$(($(now) + seconds * 1000)) number=0 victim name killed="" created=0
-  python3 "$CLUSTER_ROOT/live.py" "$CGROUP_PREFIX" 0.05 > "$CLUSTER_DIR/live.log" & local live=$!
+  rm -f "$CLUSTER_DIR/churn.log" "$CLUSTER_DIR/churn.reports"
+  "$DIVVY" audit record "$CLUSTER_DIR/churn.log" 2> "$LOGS/audit-record.log" & local record=$!
+  eventually 5 "the history is written down" grep -qs '"LISTED","kind":"Pod"' "$CLUSTER_DIR/churn.log"
+  python3 "$CLUSTER_ROOT/live.py" "$CGROUP_PREFIX" 0.05 "$CLUSTER_DIR/churn.reports" > "$CLUSTER_DIR/live.log" & local live=$!
   while [ "$(now)" -lt $end ]; do
     number=$((number + 1))
     case $((RANDOM % 10)) in
@@ -435,6 +438,10 @@ churn() {
   eventually 10 "n1: all of it is free" inspect_says n1 0/16
   create all 16 "" 2 n1
   started all
+  kill $record; wait $record || true
+  divvy audit "$CLUSTER_DIR/churn.log" --reports "$CLUSTER_DIR/churn.reports" | shown
+  check "divvy audit finds nothing in the history, nor in what the containers said of themselves" \
+    divvy audit "$CLUSTER_DIR/churn.log" --reports "$CLUSTER_DIR/churn.reports"
 }
 settled() {
   # By phase and not by what kubectl calls the state: a pod whose runtime was killed at the wrong moment ends as ContainerStatusUnknown.

@@ -225,7 +225,7 @@ impl Reader {
                 let kind = kind_of(document.kind.as_deref())?;
                 facts.push((at, Ok(Fact::ListEnds { kind })));
             }
-            (Some("INTERRUPTED" | "STOPPED" | "BOOKMARK"), ..) => {}
+            (Some("INTERRUPTED" | "STOPPED" | "BOOKMARK"), ..) => facts.push((at, Ok(Fact::Time))),
             (Some("ERROR"), object, _) => {
                 let why = object.and_then(|object| object.message);
                 for kind in self.streaming.keys() {

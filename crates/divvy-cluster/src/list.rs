@@ -51,6 +51,21 @@ pub async fn pods(client: &kube::Client, field_selector: Option<&str>) -> Result
     }
 }
 
+/// Whether nodes and pods can be listed at all: asks for one of each.
+pub async fn can_list(client: &kube::Client) -> Result<(), Error> {
+    let one = ListParams::default().limit(1);
+    let nodes: Api<NodeObject> = Api::all_with(client.clone(), &objects::nodes());
+    nodes
+        .list_metadata(&one)
+        .await
+        .map_err(|source| Error::api("the nodes could not be listed", source))?;
+    let pods: Api<PodObject> = Api::all_with(client.clone(), &objects::pods());
+    pods.list_metadata(&one)
+        .await
+        .map_err(|source| Error::api("the pods could not be listed", source))?;
+    Ok(())
+}
+
 /// Hands over every pod as it is, page by page, and forgets it.
 pub async fn each_pod(client: &kube::Client, mut take: impl FnMut(PodObject)) -> Result<(), Error> {
     let api: Api<PodObject> = Api::all_with(client.clone(), &objects::pods());

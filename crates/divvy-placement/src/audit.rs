@@ -102,6 +102,8 @@ pub enum Fact {
     },
     /// A container said something of itself.
     Report(Report),
+    /// Nothing, as late as this.
+    Time,
 }
 
 /// What an audit found.
@@ -216,13 +218,15 @@ impl Audit {
     /// Takes in what a history says next.
     pub fn take(&mut self, at: Moment, fact: Fact) {
         self.summary.first.get_or_insert(at);
-        let at_ms = at.at_ms.max(self.summary.last.and_then(|last| last.at_ms));
-        self.summary.last = Some(Moment { at_ms, ..at });
+        let last = self.summary.last.unwrap_or_default();
+        let at_ms = at.at_ms.max(last.at_ms);
+        let revision = at.revision.max(last.revision);
+        self.summary.last = Some(Moment { revision, at_ms });
         self.forget_gone(at_ms);
         let kind = match &fact {
             Fact::Pod { .. } | Fact::PodGone(_) => Some(Kind::Pods),
             Fact::Node(_) | Fact::NodeGone(_) => Some(Kind::Nodes),
-            Fact::ListBegins { .. } | Fact::ListEnds { .. } | Fact::Report(_) => None,
+            Fact::ListBegins { .. } | Fact::ListEnds { .. } | Fact::Report(_) | Fact::Time => None,
         };
         match fact {
             Fact::Pod { pod, delete_by_ms } => self.pod(at, pod, delete_by_ms),
@@ -232,6 +236,7 @@ impl Audit {
             Fact::ListBegins { kind, why } => self.list_begins(at, kind, why),
             Fact::ListEnds { kind } => self.list_ends(at, kind),
             Fact::Report(report) => self.report(at, report),
+            Fact::Time => {}
         }
         if let Some(kind) = kind {
             if !self.listing.contains_key(&kind) {

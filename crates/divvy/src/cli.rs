@@ -19,6 +19,7 @@ Examples:
   divvy demo                          a cluster in one process, with simulated GPUs
   divvy inspect gpushare              who has how much of which GPU
   divvy why my-pod                    why a pod waits, or where it runs
+  divvy audit                         was any GPU given twice, did a pod run elsewhere, did anything leak?
   divvy agent --node-name \"$NODE\"     on a GPU node (a DaemonSet does this)
   divvy extender --listen 0.0.0.0:12345
   divvy scheduler-config              what kube-scheduler must be told
@@ -43,6 +44,7 @@ pub enum Command {
     #[command(subcommand)]
     Inspect(InspectCommand),
     Why(WhyArgs),
+    Audit(Box<AuditArgs>),
     SchedulerConfig(Box<SchedulerConfigArgs>),
     Manifests(ManifestsArgs),
     Demo(DemoArgs),
@@ -331,6 +333,88 @@ pub enum WhyOutput {
     Json,
     /// YAML
     Yaml,
+}
+
+/// Say whether any GPU was ever given more than it has, any pod ran elsewhere than allocated, anything leaked
+#[derive(Debug, Args)]
+#[command(
+    args_conflicts_with_subcommands = true,
+    after_help = "\
+Examples:
+  divvy audit                                     the cluster as it is now
+  divvy audit record day.log                      write down what happens, until Ctrl-C
+  divvy audit day.log                             replay it
+  divvy audit day.log --reports containers.jsonl  and hold what the containers said of themselves against it
+  kubectl get pods,nodes -A -o json | divvy audit -
+  kubectl get pods -A -w -o json --output-watch-events > pods.json; divvy audit nodes.json pods.json
+  divvy audit day.log -o json | jq '.findings[] | select(.level == \"fault\")'
+
+What is looked for, after each change:
+  more allocated on a GPU than it has, by pods that are bound and have not ended, on paper or with containers that ran
+  allocations that changed after the binding, that nobody bound, that cannot be read, that name a GPU that the node has not or that failed
+  pods that ask for GPU memory and were bound without an allocation
+  memory held for pods that are gone, deletions that are late
+  with --reports: containers on another GPU than allocated, told another size, without void; more in use on a GPU than it has
+
+A line of --reports, one when a container begins and one (\"running\":false) when it has ended:
+  {\"at\":1767323046.5,\"node\":\"n1\",\"pod_uid\":\"…\",\"container\":\"main\",\"id\":\"…\",\"running\":true,\"gpus\":[0],\"env\":{\"ALIYUN_COM_GPU_MEM_IDX\":\"0\"}}
+  gpus: minor numbers of /dev/nvidia*, or UUIDs; without it the variables decide.
+
+Exit status: 0 sound; 1 findings; 2 it cannot be told for all of it (a gap in the history, a node that is not in it), or nothing could be read."
+)]
+pub struct AuditArgs {
+    #[command(subcommand)]
+    pub command: Option<AuditCommand>,
+    /// Watch logs of `divvy audit record`, or pods and nodes as kubectl prints them in JSON; - is standard input [default: the cluster, now]
+    #[arg(value_name = "FILE")]
+    pub files: Vec<PathBuf>,
+    /// What containers said of themselves, as JSON lines
+    #[arg(long, value_name = "FILE")]
+    pub reports: Vec<PathBuf>,
+    /// How long memory may be held for a pod that is gone, and a deletion may be late, such as 30s or 5m
+    #[arg(long, value_name = "TIME", default_value = "1m", value_parser = divvy_agent::config::parse_duration)]
+    pub leak_after: std::time::Duration,
+    /// Another form
+    #[arg(short, long, value_name = "FORMAT")]
+    pub output: Option<AuditOutput>,
+    /// One unit of aliyun.com/gpu-mem, for nodes whose agent publishes none
+    #[arg(long, env = "DIVVY_MEMORY_UNIT", value_name = "UNIT", default_value = "GiB")]
+    pub memory_unit: MemoryUnit,
+    #[command(flatten)]
+    pub cluster: ClusterArgs,
+}
+
+/// What else `audit` does.
+#[derive(Debug, Subcommand)]
+pub enum AuditCommand {
+    Record(AuditRecordArgs),
+}
+
+/// Write down what happens to pods and nodes, for `divvy audit` to replay
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  divvy audit record day.log              until Ctrl-C or SIGTERM; then: divvy audit day.log
+  divvy audit record day.log --for 10m    goes on with a file that is there
+  divvy audit record - | gzip > day.log.gz
+
+JSON lines: a watch log with only what an audit reads (no environment, no labels). It takes the right to list and watch pods and nodes.
+Killed at any moment it leaves a readable file. Where the watch could not go on, the log says so, and the audit says what it did not see.")]
+pub struct AuditRecordArgs {
+    /// Where to; - is standard output
+    pub file: PathBuf,
+    /// End after this time, such as 10m
+    #[arg(long, value_name = "TIME", value_parser = divvy_agent::config::parse_duration)]
+    pub r#for: Option<std::time::Duration>,
+    #[command(flatten)]
+    pub cluster: ClusterArgs,
+}
+
+/// Forms of `audit`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum AuditOutput {
+    /// JSON
+    Json,
 }
 
 /// Tell kube-scheduler of the extender: print its configuration, merge it into an existing one, or check that it works

@@ -1,6 +1,7 @@
 //! One module per command: from parsed arguments to actions.
 
 pub mod agent;
+pub mod audit;
 #[cfg(feature = "demo")]
 pub mod demo;
 pub mod extender;
@@ -27,6 +28,7 @@ pub async fn run(cli: Cli) -> anyhow::Result<bool> {
         Command::Extender(args) => extender::run(*args).await.map(|()| true),
         Command::Inspect(InspectCommand::Gpushare(args)) => inspect::run(args).await.map(|()| true),
         Command::Why(args) => why::run(args).await.map(|()| true),
+        Command::Audit(args) => audit::run(*args).await,
         Command::SchedulerConfig(args) => scheduler_config::run(*args).await,
         Command::Manifests(args) => manifests::run(&args).map(|()| true),
         #[cfg(feature = "demo")]

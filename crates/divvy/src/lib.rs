@@ -2,6 +2,7 @@
 //!
 //! - [`cli`]: the grammar
 //! - [`commands`]: one module per command, from parsed arguments to actions
+//! - [`audit`]: what a history of the cluster shows, in words, and where it is read from
 //! - [`inspect`], [`why`]: what the tables show, as values, and their text
 //! - [`scheduler_config`]: what kube-scheduler must be told, as text
 //! - [`manifests`]: the Helm chart, rendered without Helm
@@ -9,6 +10,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod audit;
 pub mod cli;
 pub mod commands;
 pub mod inspect;

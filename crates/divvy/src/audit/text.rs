@@ -1,0 +1,341 @@
+//! What an audit found, in words and as JSON.
+
+use std::fmt::Write as _;
+
+use divvy_placement::audit::{Finding, Level, Moment, Outcome, What, span};
+use serde::Serialize;
+
+/// What was looked at.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Scope {
+    /// The present, and no history.
+    pub live: bool,
+    /// Containers' reports were given.
+    pub reports: bool,
+}
+
+/// The answer in one word.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Verdict {
+    /// All that was looked at is as it must be.
+    Sound,
+    /// Something that must not be was.
+    Faults,
+    /// It cannot be told for all of it.
+    Unclear,
+}
+
+/// The answer to an outcome.
+pub fn verdict(outcome: &Outcome) -> Verdict {
+    match outcome.worst() {
+        Some(Level::Fault) => Verdict::Faults,
+        Some(Level::Doubt) => Verdict::Unclear,
+        // No node and no pod: nothing was looked at.
+        _ if outcome.summary.nodes == 0 && outcome.summary.pods == 0 => Verdict::Unclear,
+        Some(Level::Note) | None => Verdict::Sound,
+    }
+}
+
+/// The four questions.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Question {
+    Overcommitted,
+    Allocated,
+    Elsewhere,
+    Leaked,
+}
+
+fn question(what: &What) -> Option<Question> {
+    Some(match what {
+        What::Overcommitted { .. } | What::OvercommittedByReports { .. } => Question::Overcommitted,
+        What::AllocationChanged { .. }
+        | What::AllocatedUnbound { .. }
+        | What::BoundWithoutAllocation { .. }
+        | What::Unreadable { .. }
+        | What::NotOnNode { .. }
+        | What::NotAsAsked { .. }
+        | What::BoundToFailed { .. } => Question::Allocated,
+        What::RanElsewhere { .. } | What::RanWithoutAllocation { .. } | What::ToldWrong { .. } | What::NotVoid { .. } => {
+            Question::Elsewhere
+        }
+        What::HeldLong { .. } | What::StuckDeleting { .. } | What::OutlivedPod { .. } => Question::Leaked,
+        _ => return None,
+    })
+}
+
+/// The whole answer as text.
+pub fn text(outcome: &Outcome, scope: Scope) -> String {
+    let mut text = String::new();
+    for finding in &outcome.findings {
+        write_finding(&mut text, finding);
+    }
+    for (id, count) in &outcome.omitted {
+        let _ = writeln!(text, "... and {} more of {id}\n", count);
+    }
+    text.push_str(&lines(outcome, scope));
+    text
+}
+
+fn write_finding(text: &mut String, finding: &Finding) {
+    let level = match finding.what.level() {
+        Level::Fault => "FAULT",
+        Level::Doubt => "UNCLEAR",
+        Level::Note => "NOTE",
+    };
+    let _ = write!(text, "{level}  {}", finding.what.id());
+    let from = moment(finding.at, false);
+    let until = finding.until.map(|until| moment(until, same_day(finding.at, until)));
+    let _ = match (from.as_str(), until) {
+        ("", _) => writeln!(text),
+        (from, Some(until)) if until != from => writeln!(text, "  {from} until {until}"),
+        (from, _) => writeln!(text, "  {from}"),
+    };
+    let _ = writeln!(text, "  {}", finding.what);
+    let _ = writeln!(text, "  Why it matters: {}.", finding.what.matters());
+    let _ = writeln!(text, "  Next: {}\n", finding.what.next());
+}
+
+fn timestamp(at_ms: i64) -> Option<jiff::Timestamp> {
+    jiff::Timestamp::from_millisecond(at_ms).ok()
+}
+
+fn same_day(a: Moment, b: Moment) -> bool {
+    let day = |moment: Moment| moment.at_ms.map(|ms| ms.div_euclid(86_400_000));
+    day(a) == day(b)
+}
+
+/// `2026-01-02 03:04:05.678Z, revision 71`
+fn moment(at: Moment, short: bool) -> String {
+    let format = if short { "%H:%M:%S%.3fZ" } else { "%Y-%m-%d %H:%M:%S%.3fZ" };
+    let time = at.at_ms.and_then(timestamp).map(|time| time.strftime(format).to_string());
+    let revision = at.revision.map(|revision| format!("revision {revision}"));
+    [time, revision].into_iter().flatten().collect::<Vec<_>>().join(", ")
+}
+
+/// `1,912`
+fn grouped(number: u64) -> String {
+    let digits = number.to_string();
+    let mut text = String::new();
+    for (i, digit) in digits.chars().enumerate() {
+        if i > 0 && (digits.len() - i).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+fn counted(number: u64, one: &str, many: &str) -> String {
+    format!("{} {}", grouped(number), if number == 1 { one } else { many })
+}
+
+fn lines(outcome: &Outcome, scope: Scope) -> String {
+    let summary = &outcome.summary;
+    let count = |asked: Question| {
+        outcome
+            .findings
+            .iter()
+            .filter(|finding| question(&finding.what) == Some(asked))
+            .count() as u64
+    };
+    let findings = |number: u64| format!("{} above", counted(number, "finding", "findings"));
+    let mut text = String::new();
+    if summary.nodes == 0 && summary.pods == 0 {
+        text.push_str("Nothing to look at: no node and no pod was seen. Does anybody look at the right cluster?\n");
+    }
+    let on = format!(
+        "{} on {}",
+        counted(summary.allocations, "allocation", "allocations"),
+        counted(summary.gpus, "GPU", "GPUs")
+    );
+    let seen = match (
+        scope.live,
+        summary.first.and_then(|at| at.at_ms),
+        summary.last.and_then(|at| at.at_ms),
+    ) {
+        (true, ..) => format!("{on}, {} of {} allocated", summary.most, summary.capacity),
+        (false, Some(first), Some(last)) => {
+            let changes = counted(summary.changes, "change", "changes");
+            format!("{on} over {}, {changes}", span(last.saturating_sub(first)))
+        }
+        (false, ..) => format!("{on}, {}", counted(summary.changes, "change", "changes")),
+    };
+    let _ = match (count(Question::Overcommitted), scope.live) {
+        (0, true) => writeln!(text, "No GPU has more allocated than it has: {seen}."),
+        (0, false) => writeln!(text, "No GPU was ever given more than it has: {seen}."),
+        (number, _) => writeln!(text, "GPUs were given more than they have: {} ({seen}).", findings(number)),
+    };
+    let _ = match (count(Question::Allocated), scope.live) {
+        (0, true) => writeln!(text, "Every pod's allocation is what it asks for, on a GPU of its node."),
+        (0, false) => writeln!(
+            text,
+            "Every pod's allocation was what it asks for, on a GPU of its node, and stayed what it was bound with."
+        ),
+        (number, _) => writeln!(text, "Allocations are not as they must be: {}.", findings(number)),
+    };
+    let _ = match (count(Question::Elsewhere), scope.reports) {
+        (0, false) => writeln!(
+            text,
+            "Where containers ran was not looked at: that takes their own reports (--reports FILE)."
+        ),
+        (0, true) => writeln!(
+            text,
+            "No pod ran elsewhere than allocated: {} reported, each with its own GPU and size, and void.",
+            counted(summary.containers, "container", "containers")
+        ),
+        (number, _) => writeln!(text, "Containers ran elsewhere, or were told wrong: {}.", findings(number)),
+    };
+    let held_now = outcome
+        .findings
+        .iter()
+        .filter(|finding| matches!(finding.what, What::HeldNow { .. }))
+        .count() as u64;
+    let _ = match (count(Question::Leaked), held_now) {
+        (0, 0) => writeln!(
+            text,
+            "Nothing leaked: no memory is held for a pod that is gone, and no deletion is late."
+        ),
+        (0, held) => writeln!(
+            text,
+            "Nothing leaked as far as can be told yet: on {} memory is held for pods that are gone, for how long is not known or not long.",
+            counted(held, "GPU", "GPUs")
+        ),
+        (number, _) => writeln!(text, "Something is left behind: {}.", findings(number)),
+    };
+    let gaps: Vec<&Finding> = outcome
+        .findings
+        .iter()
+        .filter(|finding| matches!(finding.what, What::Gap { .. }))
+        .collect();
+    if let Some(first) = gaps.first() {
+        let lasted = gaps
+            .iter()
+            .filter_map(|gap| gap.until?.at_ms?.checked_sub(gap.at.at_ms?))
+            .sum();
+        let _ = writeln!(
+            text,
+            "Not seen: {} of the history, {} in all, the first at {}.",
+            counted(gaps.len() as u64, "gap", "gaps"),
+            span(lasted),
+            moment(first.at, false)
+        );
+    }
+    text
+}
+
+/// The whole answer as a value.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Answer {
+    verdict: Verdict,
+    findings: Vec<FindingView>,
+    /// More than were written out, by id.
+    omitted: std::collections::BTreeMap<&'static str, u64>,
+    summary: SummaryView,
+}
+
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct FindingView {
+    id: &'static str,
+    level: &'static str,
+    from: MomentView,
+    until: Option<MomentView>,
+    what: String,
+    why_it_matters: &'static str,
+    next: String,
+    node: Option<String>,
+    gpu_index: Option<u32>,
+    gpu_uuid: Option<String>,
+    pods: Vec<PodView>,
+}
+
+#[derive(Debug, Serialize)]
+struct PodView {
+    namespace: String,
+    name: String,
+    uid: String,
+}
+
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct MomentView {
+    resource_version: Option<u64>,
+    time: Option<String>,
+}
+
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct SummaryView {
+    from: Option<MomentView>,
+    until: Option<MomentView>,
+    changes: u64,
+    pods: u64,
+    allocations: u64,
+    nodes: u64,
+    gpus: u64,
+    containers: u64,
+    #[serde(rename = "mostMiB")]
+    most: u64,
+    #[serde(rename = "capacityMiB")]
+    capacity: u64,
+}
+
+fn moment_view(at: Moment) -> MomentView {
+    MomentView {
+        resource_version: at.revision,
+        time: at.at_ms.and_then(timestamp).map(|time| time.to_string()),
+    }
+}
+
+/// The answer as a value.
+pub fn answer(outcome: &Outcome) -> Answer {
+    let summary = &outcome.summary;
+    let findings = outcome.findings.iter().map(|finding| {
+        let card = finding.what.card();
+        FindingView {
+            id: finding.what.id(),
+            level: match finding.what.level() {
+                Level::Fault => "fault",
+                Level::Doubt => "unclear",
+                Level::Note => "note",
+            },
+            from: moment_view(finding.at),
+            until: finding.until.map(moment_view),
+            what: finding.what.to_string(),
+            why_it_matters: finding.what.matters(),
+            next: finding.what.next(),
+            node: card.map(|card| card.node.clone()),
+            gpu_index: card.map(|card| card.index),
+            gpu_uuid: card.and_then(|card| card.uuid.clone()),
+            pods: finding
+                .what
+                .pods()
+                .into_iter()
+                .map(|(pod, uid)| PodView {
+                    namespace: pod.namespace.clone(),
+                    name: pod.name.clone(),
+                    uid: uid.to_owned(),
+                })
+                .collect(),
+        }
+    });
+    Answer {
+        verdict: verdict(outcome),
+        findings: findings.collect(),
+        omitted: outcome.omitted.clone(),
+        summary: SummaryView {
+            from: summary.first.map(moment_view),
+            until: summary.last.map(moment_view),
+            changes: summary.changes,
+            pods: summary.pods,
+            allocations: summary.allocations,
+            nodes: summary.nodes,
+            gpus: summary.gpus,
+            containers: summary.containers,
+            most: summary.most.0,
+            capacity: summary.capacity.0,
+        },
+    }
+}

@@ -1,0 +1,277 @@
+//! `divvy audit` and `divvy audit record`.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, BufWriter, IsTerminal as _, Read as _, Seek as _, SeekFrom, Write};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use anyhow::Context as _;
+use divvy_cluster::history::{self, Recorder};
+use divvy_cluster::index::ReadPod;
+use divvy_cluster::watch::{self, Seen};
+use divvy_cluster::{client, convert, list};
+use divvy_placement::audit::{Audit, Fact, Kind, Limits, Moment};
+use futures::StreamExt as _;
+use jiff::Timestamp;
+
+use super::inspect::choice;
+use super::{Unclear, until_stopped};
+use crate::audit::read::{self, Progress};
+use crate::audit::text::{self, Scope, Verdict};
+use crate::cli::{AuditArgs, AuditCommand, AuditOutput, AuditRecordArgs};
+use crate::printer;
+
+/// Audits, or records.
+pub async fn run(args: AuditArgs) -> anyhow::Result<bool> {
+    if let Some(AuditCommand::Record(args)) = args.command {
+        return record(args).await.map(|()| true);
+    }
+    let live = args.files.is_empty();
+    let mut audit = Audit::new(Limits {
+        leak_ms: i64::try_from(args.leak_after.as_millis()).unwrap_or(i64::MAX),
+        remember_ms: if args.reports.is_empty() {
+            0
+        } else {
+            Limits::default().remember_ms
+        },
+        unit: args.memory_unit,
+        ..Limits::default()
+    });
+    let mut now_ms = None;
+    if live {
+        anyhow::ensure!(
+            args.reports.is_empty(),
+            "--reports belongs to a recorded history; give the watch log of the same time, too: divvy audit FILE --reports FILE"
+        );
+        now_ms = Some(look(&args, &mut audit).await?);
+    } else {
+        let bar = Bar::new();
+        read::replay(&args.files, &args.reports, &mut audit, |progress| bar.show(progress))?;
+        bar.clear();
+    }
+    let outcome = audit.finish(now_ms);
+    let scope = Scope {
+        live,
+        reports: !args.reports.is_empty(),
+    };
+    match args.output {
+        Some(AuditOutput::Json) => printer::json(&text::answer(&outcome))?,
+        None => printer::print(&text::text(&outcome, scope))?,
+    }
+    match text::verdict(&outcome) {
+        Verdict::Sound => Ok(true),
+        Verdict::Faults => Ok(false),
+        Verdict::Unclear => {
+            Err(Unclear("it cannot be told for all of it; what is missing is said above (UNCLEAR)".to_owned()).into())
+        }
+    }
+}
+
+/// One look at the cluster. Gives what time it is, in Unix milliseconds.
+async fn look(args: &AuditArgs, audit: &mut Audit) -> anyhow::Result<i64> {
+    let connection = client::connect(&choice(&args.cluster)).await?;
+    let nodes = list::node_objects(&connection.client).await?;
+    let at_ms = Some(Timestamp::now().as_millisecond());
+    let revision = |meta: Option<&String>| meta.and_then(|text| text.parse().ok());
+    let when = Moment { revision: None, at_ms };
+    audit.take(
+        when,
+        Fact::ListBegins {
+            kind: Kind::Nodes,
+            why: None,
+        },
+    );
+    for node in &nodes {
+        let revision = revision(node.metadata.resource_version.as_ref());
+        audit.take(Moment { revision, at_ms }, Fact::Node(convert::node(node)));
+    }
+    audit.take(when, Fact::ListEnds { kind: Kind::Nodes });
+    audit.take(
+        when,
+        Fact::ListBegins {
+            kind: Kind::Pods,
+            why: None,
+        },
+    );
+    list::each_pod(&connection.client, |object| {
+        let revision = revision(object.metadata.resource_version.as_ref());
+        let delete_by_ms = object
+            .metadata
+            .deletion_timestamp
+            .as_ref()
+            .map(|time| time.0.as_millisecond());
+        let (pod, trouble) = ReadPod::from(object).into_parts();
+        if let Some(error) = trouble {
+            tracing::warn!("what pod {} asks for is left out: {error}", pod.key());
+        }
+        audit.take(Moment { revision, at_ms }, Fact::Pod { pod, delete_by_ms });
+    })
+    .await?;
+    audit.take(when, Fact::ListEnds { kind: Kind::Pods });
+    Ok(Timestamp::now().as_millisecond())
+}
+
+/// How far a replay is, on a terminal.
+struct Bar {
+    terminal: bool,
+    shown: std::cell::Cell<Option<Instant>>,
+}
+
+impl Bar {
+    fn new() -> Bar {
+        Bar {
+            terminal: io::stderr().is_terminal(),
+            shown: std::cell::Cell::new(None),
+        }
+    }
+
+    fn show(&self, progress: Progress) {
+        let often = self
+            .shown
+            .get()
+            .is_some_and(|shown| shown.elapsed() < Duration::from_millis(100));
+        if !self.terminal || often {
+            return;
+        }
+        self.shown.set(Some(Instant::now()));
+        let percent = match progress.of {
+            0 => String::new(),
+            of => format!("{:3} %, ", (progress.read.saturating_mul(100) / of).min(100)),
+        };
+        // A terminal that takes no text is no reason to stop.
+        let _ = write!(io::stderr(), "\r{percent}{} changes\x1b[K", progress.facts);
+    }
+
+    fn clear(&self) {
+        if self.shown.get().is_some() {
+            let _ = write!(io::stderr(), "\r\x1b[K");
+        }
+    }
+}
+
+/// Writes what happens in the cluster until it is told to stop.
+async fn record(args: AuditRecordArgs) -> anyhow::Result<()> {
+    let connection = client::connect(&choice(&args.cluster)).await?;
+    // Whoever may not list and watch, or has the wrong address, hears of it now and not after the accident.
+    list::can_list(&connection.client).await?;
+    let stop = until_stopped(false)?;
+    let started = Instant::now();
+    let mut log = Log::open(&args.file)?;
+    let now = Timestamp::now();
+    log.write(&history::header(
+        env!("CARGO_PKG_VERSION"),
+        &connection.address,
+        &now.to_string(),
+    ))?;
+    let place = if args.file == Path::new("-") {
+        "standard output".to_owned()
+    } else {
+        args.file.display().to_string()
+    };
+    tracing::info!(
+        "recording pods and nodes of {} to {place}; Ctrl-C ends it",
+        connection.address
+    );
+
+    let mut recorder = Recorder::default();
+    let mut nodes = Box::pin(watch::nodes_as_they_come(connection.client.clone()));
+    let mut pods = Box::pin(watch::pods_as_they_come(connection.client));
+    // Pods are read against their nodes, so the first list of nodes comes before them.
+    let mut nodes_listed = false;
+    let limit = async {
+        match args.r#for {
+            Some(time) => tokio::time::sleep(time).await,
+            None => std::future::pending().await,
+        }
+    };
+    tokio::pin!(limit);
+    let mut flush = tokio::time::interval(Duration::from_millis(200));
+    flush.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        let line = tokio::select! {
+            biased;
+            () = stop.cancelled() => break,
+            () = &mut limit => break,
+            _ = flush.tick() => {
+                log.flush()?;
+                continue;
+            }
+            seen = nodes.next() => {
+                let Some(seen) = seen else { break };
+                nodes_listed |= matches!(seen, Seen::ListEnds);
+                recorder.node(Timestamp::now().as_millisecond(), seen)
+            }
+            seen = pods.next(), if nodes_listed => {
+                let Some(seen) = seen else { break };
+                recorder.pod(Timestamp::now().as_millisecond(), seen)
+            }
+        };
+        if let Some(line) = line {
+            log.write(&line)?;
+        }
+    }
+    log.write(&history::stopped(Timestamp::now().as_millisecond()))?;
+    log.flush()?;
+    tracing::info!(
+        "recorded {} lines, {} KiB, in {}; next: divvy audit {place}",
+        log.lines,
+        log.bytes / 1024,
+        divvy_placement::audit::span(i64::try_from(started.elapsed().as_millis()).unwrap_or(i64::MAX))
+    );
+    Ok(())
+}
+
+/// A log that is written to, and by nobody else.
+struct Log {
+    name: String,
+    output: BufWriter<Box<dyn Write>>,
+    lines: u64,
+    bytes: u64,
+}
+
+impl Log {
+    fn open(path: &Path) -> anyhow::Result<Log> {
+        let name = path.display().to_string();
+        let output: Box<dyn Write> = if path == Path::new("-") {
+            Box::new(io::stdout())
+        } else {
+            Box::new(append(path).with_context(|| format!("{name} cannot be written"))?)
+        };
+        Ok(Log {
+            name,
+            output: BufWriter::with_capacity(1 << 16, output),
+            lines: 0,
+            bytes: 0,
+        })
+    }
+
+    fn write(&mut self, line: &str) -> anyhow::Result<()> {
+        self.lines += 1;
+        self.bytes += line.len() as u64;
+        let written = self.output.write_all(line.as_bytes());
+        written.with_context(|| format!("the log {} could not be written any further", self.name))
+    }
+
+    fn flush(&mut self) -> anyhow::Result<()> {
+        self.output
+            .flush()
+            .with_context(|| format!("the log {} could not be written any further", self.name))
+    }
+}
+
+/// Opens a log, new or to go on with. What a recorder that was killed left as half a line is ended, so that it costs that line alone.
+fn append(path: &Path) -> anyhow::Result<File> {
+    let mut file = OpenOptions::new().read(true).append(true).create(true).open(path)?;
+    rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive)
+        .map_err(|_| anyhow::anyhow!("another recorder writes to it; give another file"))?;
+    // A pipe or a device has no end to look at.
+    if file.metadata()?.is_file() && file.seek(SeekFrom::End(0))? > 0 {
+        let mut last = [0];
+        file.seek(SeekFrom::End(-1))?;
+        file.read_exact(&mut last)?;
+        if last != *b"\n" {
+            file.write_all(b"\n")?;
+        }
+    }
+    Ok(file)
+}
