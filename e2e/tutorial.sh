@@ -413,10 +413,10 @@ churn() {
         created=$((created + 1))
         { pod "c$number" $((RANDOM % 9 + 1)) "$([ $((RANDOM % 3)) = 0 ] && echo ignore-term)" $((RANDOM % 4 + 1)) n1 | kube create -f -; } > /dev/null 2>&1 || true ;;
       5 | 6 | 7)
-        name=$(kube get pods -l play=tutorial -o name 2> /dev/null | shuf -n 1 --random-source=<(yes $number))
+        one_of_them
         [ -z "$name" ] || kube delete "$name" --wait=false > /dev/null 2>&1 || true ;;
       8)
-        name=$(kube get pods -l play=tutorial -o name 2> /dev/null | shuf -n 1 --random-source=<(yes $number))
+        one_of_them
         [ -z "$name" ] || kube delete "$name" --force --grace-period=0 > /dev/null 2>&1 || true ;;
       9)
         victim=$(printf '%s\n' n1.agent divvy-extender n1.kubelet n1.containerd | sed -n "$((RANDOM % 4 + 1))p")
@@ -442,6 +442,15 @@ churn() {
   divvy audit "$CLUSTER_DIR/churn.log" --reports "$CLUSTER_DIR/churn.reports" | shown
   check "divvy audit finds nothing in the history, nor in what the containers said of themselves" \
     divvy audit "$CLUSTER_DIR/churn.log" --reports "$CLUSTER_DIR/churn.reports"
+}
+# Sets `name` to a pod that is bound, mostly: those that wait are many, and to delete them frees nothing.
+one_of_them() {
+  local names bound=--field-selector=spec.nodeName=n1 any=$((RANDOM % 4)) chosen=$RANDOM
+  [ "$any" != 0 ] || bound=
+  # shellcheck disable=SC2086
+  mapfile -t names < <(kube get pods -l play=tutorial $bound -o name 2> /dev/null)
+  name=
+  [ ${#names[@]} = 0 ] || name=${names[chosen % ${#names[@]}]}
 }
 settled() {
   # By phase and not by what kubectl calls the state: a pod whose runtime was killed at the wrong moment ends as ContainerStatusUnknown.

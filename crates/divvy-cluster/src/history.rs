@@ -168,6 +168,8 @@ pub struct Reader {
     /// UIDs of bare objects.
     bare: HashMap<String, ()>,
     logged: bool,
+    /// Recordings that began, in all files.
+    recordings: u64,
     /// Of the last line of a log: of kubectl's output nobody knows when it was.
     at_ms: Option<i64>,
 }
@@ -202,6 +204,7 @@ impl Reader {
     pub fn read(&mut self, document: Document, facts: &mut Vec<(Moment, Result<Fact, What>)>) -> Result<(), Unusable> {
         if let Some(version) = document.divvy_audit {
             self.logged = true;
+            self.recordings += 1;
             return if version == 1 {
                 Ok(())
             } else {
@@ -218,7 +221,10 @@ impl Reader {
         };
         match (document.event.as_deref(), document.object, document.items) {
             (Some("LIST"), ..) => {
-                let (kind, why) = (kind_of(document.kind.as_deref())?, document.why);
+                let kind = kind_of(document.kind.as_deref())?;
+                // Of the first one nobody asks.
+                let again = (self.recordings > 1).then(|| "nobody recorded meanwhile".to_owned());
+                let why = document.why.or(again);
                 facts.push((at, Ok(Fact::ListBegins { kind, why })));
             }
             (Some("LISTED"), ..) => {
@@ -598,3 +604,6 @@ fn line<T: Serialize>(value: &T) -> String {
     text.push('\n');
     text
 }
+
+#[cfg(test)]
+mod tests;

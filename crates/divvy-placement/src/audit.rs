@@ -330,6 +330,7 @@ impl Audit {
         }
         self.last_of.insert(kind, at);
         if self.listing.is_empty() {
+            self.summary.most = self.summary.most.max(self.booked);
             for (node, position) in std::mem::take(&mut self.dirty) {
                 self.settle(at, &node, position, false);
             }

@@ -42,6 +42,8 @@ pub(crate) struct Bed {
     pub(crate) cluster: Embedded,
     nodes: Vec<String>,
     record: Arc<Mutex<Record>>,
+    /// Findings that the audit must have, since the test does what they say.
+    expected: BTreeSet<&'static str>,
     /// Aborted with the bed.
     listeners: JoinSet<()>,
 }
@@ -100,6 +102,7 @@ impl Bed {
             cluster,
             nodes: Vec::new(),
             record: Arc::default(),
+            expected: BTreeSet::new(),
             listeners: JoinSet::new(),
         };
         for i in 1..=nodes.len() {
@@ -565,12 +568,29 @@ impl Bed {
         self.cluster.shutdown().await;
     }
 
+    /// The test does what an audit calls by this id: it must find it.
+    pub(crate) fn expect(&mut self, finding: &'static str) {
+        self.expected.insert(finding);
+    }
+
     /// Panics if a container ever ran where it should not have, or a GPU was ever given twice.
     pub(crate) fn audit(&self) {
         let record = self.record();
         assert!(!record.lagged, "events of a node were lost");
-        let bookings = audit::Bookings::of(&self.api().history(), self.cluster.machines());
-        audit::containers(record.runs.values(), &bookings, self.cluster.machines());
+        let outcome = audit::audit(&self.api().history(), record.runs.values(), self.cluster.machines());
+        let found: Vec<String> = outcome
+            .findings
+            .iter()
+            .filter(|finding| !self.expected.contains(&finding.what.id()))
+            .map(|finding| format!("revision {:?}: {}: {}", finding.at.revision, finding.what.id(), finding.what))
+            .collect();
+        assert!(found.is_empty(), "{found:#?}");
+        for id in &self.expected {
+            assert!(
+                outcome.findings.iter().any(|finding| finding.what.id() == *id),
+                "the audit missed {id}"
+            );
+        }
     }
 }
 

@@ -6,7 +6,7 @@ use std::process::{Command, Output, Stdio};
 use divvy_testbed::api::{ApiServer, Listening, Options};
 use serde_json::json;
 
-fn command(args: &[&str], env: &[(&str, &str)]) -> Command {
+pub(crate) fn command(args: &[&str], env: &[(&str, &str)]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_divvy"));
     command
         .args(args)
@@ -18,23 +18,23 @@ fn command(args: &[&str], env: &[(&str, &str)]) -> Command {
     command
 }
 
-fn divvy(args: &[&str], env: &[(&str, &str)]) -> Output {
+pub(crate) fn divvy(args: &[&str], env: &[(&str, &str)]) -> Output {
     command(args, env).output().expect("it runs")
 }
 
 /// Where the API server is in this very process, and must go on while the program runs.
-async fn beside(args: &[&str], env: &[(&str, &str)]) -> Output {
+pub(crate) async fn beside(args: &[&str], env: &[(&str, &str)]) -> Output {
     tokio::process::Command::from(command(args, env))
         .output()
         .await
         .expect("it runs")
 }
 
-fn stdout(output: &Output) -> String {
+pub(crate) fn stdout(output: &Output) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
-fn stderr(output: &Output) -> String {
+pub(crate) fn stderr(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
@@ -46,6 +46,8 @@ fn every_help_teaches_by_example() {
         &["extender", "--help"],
         &["inspect", "gpushare", "--help"],
         &["why", "--help"],
+        &["audit", "--help"],
+        &["audit", "record", "--help"],
         &["scheduler-config", "--help"],
         &["manifests", "--help"],
         &["demo", "--help"],
@@ -75,6 +77,11 @@ fn what_is_wrong_is_named_with_what_to_type_instead() {
         ),
         (vec!["inspect", "gpushare", "--kubeconfig", &garbage], 1, "cannot be used"),
         (vec!["why"], 1, "KUBECONFIG is not set"),
+        (vec!["audit"], 1, "KUBECONFIG is not set"),
+        (vec!["audit", "/nowhere"], 1, "/nowhere cannot be read"),
+        (vec!["audit", &garbage], 1, "cannot be used"),
+        (vec!["audit", "--reports", &garbage], 1, "divvy audit FILE --reports FILE"),
+        (vec!["audit", "record", "/nowhere/x"], 1, "KUBECONFIG is not set"),
         (vec!["inspect", "gpushare", "--outptu", "json"], 2, "--output"),
         (vec!["inspect", "gpushare", "-o", "xml"], 2, "wide, json, yaml"),
         (vec!["extender", "--listen", "here"], 2, "--listen"),

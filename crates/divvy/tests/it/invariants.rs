@@ -81,6 +81,7 @@ async fn invariant_2_a_container_starts_on_the_gpu_of_its_pod_or_does_not_start_
     // After a restart of the kubelet plugins are there before pods.
     let plugins_first = |spec: &mut NodeSpec| spec.timings.pods_after = Duration::from_millis(400);
     let mut bed = Bed::with(&[&[6, 8, 4]], plugins_first).await;
+    bed.expect("bound-without-allocation");
     // Each container of each kind of pod sees the one GPU of its pod, whatever ids the kubelet picked.
     let kinds = [
         pod("two").gpu_mem(3).container("other", 2),

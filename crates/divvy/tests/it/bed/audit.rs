@@ -1,179 +1,121 @@
-//! Two audits that share nothing with the code under test but the annotation's format: what was booked at every commit of the
-//! API server, and what the containers that ran say they held, at every moment.
+//! The audit of `divvy audit` over all that happened: every commit of the API server, and every container that ran, with the GPUs and the
+//! variables that it really had. What the agents publish of the GPUs is first held against the machines' description.
 
-use std::collections::{BTreeMap, BTreeSet};
-
-use divvy_model::machine::{MachineNode, Machines};
-use divvy_model::{Allocation, names};
+use divvy_cluster::convert;
+use divvy_cluster::index::ReadPod;
+use divvy_cluster::objects::{NodeObject, PodObject};
+use divvy_model::machine::Machines;
+use divvy_placement::audit::{Audit, Fact, GpuName, Level, Limits, Moment, Outcome, Report};
 use divvy_testbed::api::{Event, EventKind};
 use divvy_testbed::node::ContainerView;
-use jiff::Timestamp;
-use serde_json::Value;
 
-const UNIT_MIB: u64 = 1024;
-
-/// A pod as its object said last.
-#[derive(Debug)]
-struct Booked {
-    name: String,
-    object: Value,
-    node: Option<String>,
-    allocation: Option<Allocation>,
-}
-
-impl Booked {
-    /// Units that a container asks for.
-    fn asks_for(&self, container: &str) -> u64 {
-        let lists = ["initContainers", "containers"].into_iter();
-        let containers = lists.filter_map(|list| self.object["spec"][list].as_array()).flatten();
-        let mut named = containers.filter(|spec| spec["name"] == container);
-        let limit = named.next().map(|spec| spec["resources"]["limits"][names::GPU_MEM].clone());
-        match limit {
-            Some(Value::String(text)) => text.parse().expect("whole units"),
-            _ => 0,
-        }
-    }
-
-    /// Its phase is terminal and no container of it runs.
-    fn ended(&self) -> bool {
-        let status = &self.object["status"];
-        let lists = ["initContainerStatuses", "containerStatuses"].into_iter();
-        let mut statuses = lists.filter_map(|list| status[list].as_array()).flatten();
-        let running = statuses.any(|status| !status["state"]["running"].is_null());
-        matches!(status["phase"].as_str(), Some("Succeeded" | "Failed")) && !running
-    }
-}
-
-/// What every pod held, by UID.
-pub(super) struct Bookings(BTreeMap<String, Booked>);
-
-impl Bookings {
-    /// Reads the history; panics at the first commit that books a GPU beyond its memory, that gives an allocation to a pod
-    /// without binding it, or that changes one.
-    pub(super) fn of(history: &[Event], machines: &Machines) -> Bookings {
-        assert!(!history.is_empty(), "there is a history");
-        let mut pods: BTreeMap<String, Booked> = BTreeMap::new();
-        let mut live: BTreeSet<String> = BTreeSet::new();
-        for event in history.iter().filter(|event| &*event.resource == "pods") {
-            let object = (*event.object).clone();
-            let meta = &object["metadata"];
-            let uid = meta["uid"].as_str().expect("a UID").to_owned();
-            let text = meta["annotations"][names::ALLOCATION].as_str();
-            let now = Booked {
-                name: meta["name"].as_str().expect("a name").to_owned(),
-                node: object["spec"]["nodeName"].as_str().map(str::to_owned),
-                allocation: text.map(|text| Allocation::parse(text).expect("a legal allocation")),
-                object,
-            };
-            let at = event.revision;
-            assert!(
-                now.allocation.is_none() || now.node.is_some(),
-                "{} has an allocation and is bound nowhere, at revision {at}",
-                now.name
-            );
-            if let Some(before) = pods.get(&uid).filter(|before| before.node.is_some()) {
-                assert_eq!(before.allocation, now.allocation, "{} at revision {at}", now.name);
+/// What the audit says of a history and of the containers that ran.
+pub(super) fn audit<'a>(
+    history: &[Event],
+    runs: impl Iterator<Item = &'a (String, ContainerView)>,
+    machines: &Machines,
+) -> Outcome {
+    assert!(!history.is_empty(), "there is a history");
+    let mut audit = Audit::new(Limits::default());
+    for event in history {
+        let at = Moment {
+            revision: Some(event.revision),
+            at_ms: None,
+        };
+        let object = (*event.object).clone();
+        let gone = event.kind == EventKind::Deleted;
+        let fact = match &*event.resource {
+            "pods" => {
+                let object: PodObject = serde_json::from_value(object).expect("a pod");
+                let (pod, _) = ReadPod::from(object).into_parts();
+                let delete_by_ms = None;
+                if gone {
+                    Fact::PodGone(pod)
+                } else {
+                    Fact::Pod { pod, delete_by_ms }
+                }
             }
-            match event.kind {
-                EventKind::Deleted => live.remove(&uid),
-                _ => live.insert(uid.clone()),
-            };
-            pods.insert(uid, now);
-            check_sums(pods.iter().filter(|(uid, _)| live.contains(*uid)), machines, at);
-        }
-        Bookings(pods)
+            "nodes" => {
+                let object: NodeObject = serde_json::from_value(object).expect("a node");
+                let node = convert::node(&object);
+                published(&node, machines);
+                if gone { Fact::NodeGone(node.name) } else { Fact::Node(node) }
+            }
+            _ => continue,
+        };
+        audit.take(at, fact);
     }
+    for (at_ms, report) in reports(runs) {
+        let at = Moment {
+            revision: None,
+            at_ms: Some(at_ms),
+        };
+        audit.take(at, Fact::Report(report));
+    }
+    let mut outcome = audit.finish(None);
+    // When a container of a vanished pod had ended is not in the API server's history, and is known here.
+    outcome.findings.retain(|finding| finding.what.level() == Level::Fault);
+    outcome
 }
 
-fn check_sums<'a>(pods: impl Iterator<Item = (&'a String, &'a Booked)>, machines: &Machines, revision: u64) {
-    let mut booked: BTreeMap<&str, (u64, Vec<&str>)> = BTreeMap::new();
-    for (_, pod) in pods.filter(|(_, pod)| !pod.ended()) {
-        for share in pod.allocation.iter().flat_map(|allocation| &allocation.gpus) {
-            let (sum, who) = booked.entry(&share.uuid).or_default();
-            *sum += share.memory.0;
-            who.push(&pod.name);
-        }
-    }
-    for (uuid, (sum, who)) in booked {
-        let capacity = machines.nodes.iter().find_map(|node| {
-            let index = (0..node.gpus.len()).find(|index| node.gpu_uuid(*index) == uuid)?;
-            Some(node.gpus[index].memory_mib)
-        });
-        let capacity = capacity.expect("a GPU of the cluster");
+/// Panics if a node's inventory makes a GPU larger than it is, or one that is not there.
+fn published(node: &divvy_model::Node, machines: &Machines) {
+    let Some(Ok(inventory)) = &node.inventory else {
+        return;
+    };
+    let Some(machine) = machines.node(&node.name) else {
+        panic!("node {} is no machine", node.name);
+    };
+    for gpu in &inventory.gpus {
+        let index = (0..machine.gpus.len()).find(|index| machine.gpu_uuid(*index) == gpu.uuid);
+        let index = index.unwrap_or_else(|| panic!("{} is no GPU of {}", gpu.uuid, node.name));
+        assert_eq!(gpu.minor, machine.gpu_minor(index), "{} of {}", gpu.uuid, node.name);
+        let offered = inventory.unit.memory(gpu.units).expect("a sum");
         assert!(
-            sum <= capacity,
-            "revision {revision}: {sum} of {capacity} MiB of {uuid} are booked, by {who:?}"
+            offered.0 <= machine.gpus[index].memory_mib,
+            "node {} offers {offered} of {}",
+            node.name,
+            gpu.uuid
         );
     }
 }
 
-/// Panics if a container ran with another GPU, or with another size, than its pod's allocation says, or if the containers on
-/// a GPU ever had more than it has.
-pub(super) fn containers<'a>(runs: impl Iterator<Item = &'a (String, ContainerView)>, bookings: &Bookings, machines: &Machines) {
-    let mut held: Vec<(String, u64, &ContainerView)> = Vec::new();
+/// Beginnings and ends in the order of time. An end comes first: a GPU that is handed over at one instant is used by one.
+fn reports<'a>(runs: impl Iterator<Item = &'a (String, ContainerView)>) -> Vec<(i64, Report)> {
+    let mut all = Vec::new();
     for (node, view) in runs {
-        let machine = machines.node(node).expect("a machine");
-        let pod = bookings.0.get(&view.pod_uid).expect("a pod that was in the API server");
-        let cards: Vec<&String> = view.devices.iter().filter(|path| is_card(path)).collect();
-        let asked = pod.asks_for(&view.container);
-        if asked == 0 {
-            assert!(cards.is_empty(), "{} has {cards:?} without having asked", view.container);
-            continue;
-        }
-        let [card] = cards.as_slice() else {
-            panic!("container {} of {} has {:?}", view.container, view.pod, view.devices);
+        let report = Report {
+            node: node.clone(),
+            pod_uid: view.pod_uid.clone(),
+            container: view.container.clone(),
+            id: view.id.clone(),
+            running: true,
+            gpus: Some(
+                view.devices
+                    .iter()
+                    .filter_map(|path| minor(path))
+                    .map(GpuName::Minor)
+                    .collect(),
+            ),
+            env: view.env.clone(),
         };
-        let (index, uuid) = gpu_at(machine, card);
-        let allocation = pod.allocation.as_ref();
-        let allocation = allocation.unwrap_or_else(|| panic!("{} ran without an allocation", view.pod));
-        let share = allocation.containers.get(&view.container).expect("a share of each container");
-        let [share] = share.as_slice() else {
-            panic!("one GPU expected: {share:?}");
-        };
-        let who = format!("container {} of {} ({})", view.container, view.pod, view.id);
-        assert_eq!(share.uuid, uuid, "{who} has {card}; allocated: {allocation:?}");
-        let units = share.memory.0 / UNIT_MIB;
-        assert_eq!(units, asked, "{who}");
-        for (name, expected) in [
-            (names::ALIYUN_IDX, index.to_string()),
-            (names::ALIYUN_POD, units.to_string()),
-            (names::ALIYUN_CONTAINER, units.to_string()),
-            (names::ALIYUN_DEV, (machine.gpus[index].memory_mib / UNIT_MIB).to_string()),
-            (names::VISIBLE_DEVICES, names::VISIBLE_NONE.to_owned()),
-        ] {
-            assert_eq!(view.env.get(name), Some(&expected), "{name} of {who}");
+        if let Some(end) = view.finished_at {
+            let running = false;
+            all.push((
+                end,
+                Report {
+                    running,
+                    ..report.clone()
+                },
+            ));
         }
-        held.push((uuid, units, view));
+        all.push((view.started_at, report));
     }
-    for (uuid, _, started) in &held {
-        let at = started.started_at;
-        let runs_at = |view: &ContainerView| view.started_at <= at && view.finished_at.unwrap_or(Timestamp::MAX) > at;
-        let beside = held.iter().filter(|(other, _, view)| other == uuid && runs_at(view));
-        let (mut sum, mut who) = (0, Vec::new());
-        for (_, units, view) in beside {
-            sum += units;
-            who.push(format!("{}/{}: {units}", view.pod, view.container));
-        }
-        let mut nodes = machines.nodes.iter();
-        let capacity = nodes.find_map(|node| {
-            let index = (0..node.gpus.len()).find(|index| node.gpu_uuid(*index) == *uuid)?;
-            Some(node.gpus[index].memory_mib / UNIT_MIB)
-        });
-        assert!(
-            Some(sum) <= capacity,
-            "{sum} units of {capacity:?} of {uuid} were in use at {at}: {who:?}"
-        );
-    }
+    all.sort_by_key(|(at, report)| (*at, report.running));
+    all.into_iter().map(|(at, report)| (at.as_millisecond(), report)).collect()
 }
 
-/// `/dev/nvidia0`, not `/dev/nvidiactl`.
-fn is_card(path: &str) -> bool {
-    let minor = path.strip_prefix("/dev/nvidia");
-    minor.is_some_and(|minor| !minor.is_empty() && minor.bytes().all(|byte| byte.is_ascii_digit()))
-}
-
-fn gpu_at(machine: &MachineNode, path: &str) -> (usize, String) {
-    let index = (0..machine.gpus.len()).find(|index| path == format!("/dev/nvidia{}", machine.gpu_minor(*index)));
-    let index = index.unwrap_or_else(|| panic!("{path} is no GPU of {}", machine.name));
-    (index, machine.gpu_uuid(index))
+/// Of `/dev/nvidia0`, not of `/dev/nvidiactl`.
+fn minor(path: &str) -> Option<u32> {
+    path.strip_prefix("/dev/nvidia")?.parse().ok()
 }

@@ -198,7 +198,8 @@ async fn r19_no_clock_is_compared() {
 
 #[tokio::test]
 async fn r20_a_pod_that_came_past_the_extender_is_refused_in_words_and_harms_nobody() {
-    let bed = Bed::new(&[&[4]]).await;
+    let mut bed = Bed::new(&[&[4]]).await;
+    bed.expect("bound-without-allocation");
     let named = bed.create(&pod("named").gpu_mem(1).on_node("n1"));
     let foreign = bed.create_by_hand(&pod("foreign").gpu_mem(1));
     let binding = json!({"metadata": {"name": "foreign", "uid": foreign}, "target": {"kind": "Node", "name": "n1"}});

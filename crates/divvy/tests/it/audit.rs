@@ -1,0 +1,256 @@
+//! `divvy audit` as an operator uses it: exit status, words, files that were cut off.
+
+use std::fs::OpenOptions;
+use std::io::Write as _;
+use std::path::Path;
+use std::process::{Output, Stdio};
+use std::time::{Duration, Instant};
+
+use divvy_testbed::api::{ApiServer, DeleteOptions, Listening, Options};
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::{Value, json};
+
+use crate::cli::{beside, command, divvy, stderr, stdout};
+
+fn node() -> Value {
+    let gpu = |index: u32| json!({"uuid": format!("GPU-{index}"), "index": index, "minor": index, "totalMiB": 16384, "units": 16, "health": "ok"});
+    let inventory = json!({"v": 1, "agent": "0.1.0", "driver": "1", "unitMiB": 1024, "gpus": [gpu(0), gpu(1)]});
+    let resources = json!({"aliyun.com/gpu-mem": "32", "aliyun.com/gpu-count": "2"});
+    json!({"kind": "Node", "metadata": {"name": "n1", "annotations": {"divvy.dev/inventory": inventory.to_string()}},
+        "status": {"capacity": resources, "allocatable": resources}})
+}
+
+/// A pod that was bound to a GPU of n1.
+fn pod(name: &str, gpu: u32, units: u64) -> Value {
+    let share = json!([{"uuid": format!("GPU-{gpu}"), "memMiB": units * 1024}]);
+    let allocation = json!({"v": 1, "gpus": share, "containers": {"main": share}}).to_string();
+    json!({"kind": "Pod", "metadata": {"name": name, "namespace": "default", "annotations": {"divvy.dev/allocation": allocation}},
+        "spec": {"nodeName": "n1", "containers": [{"name": "main", "image": "i", "resources": {"limits": {"aliyun.com/gpu-mem": units.to_string()}}}]}})
+}
+
+async fn cluster(folder: &Path) -> (ApiServer, Listening, String) {
+    let api = ApiServer::new(Options::default());
+    api.create("nodes", node()).expect("a node");
+    let listening = api.listen(([127, 0, 0, 1], 0).into()).await.expect("a port");
+    let path = folder.join("kubeconfig");
+    std::fs::write(&path, api.kubeconfig(listening.addr())).expect("written");
+    (api, listening, path.display().to_string())
+}
+
+fn status(output: &Output) -> i32 {
+    output.status.code().expect("it ended by itself")
+}
+
+#[tokio::test]
+async fn the_exit_status_is_0_when_sound_1_with_findings_2_when_it_cannot_be_told() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let (api, _listening, kubeconfig) = cluster(folder.path()).await;
+    let audit = async |args: &[&str]| beside(&[&["audit", "--kubeconfig", &kubeconfig][..], args].concat(), &[]).await;
+    api.create("pods", pod("a", 0, 10)).expect("a pod");
+    let sound = audit(&[]).await;
+    assert_eq!(status(&sound), 0, "{}", stderr(&sound));
+    assert_eq!(
+        stdout(&sound),
+        "No GPU has more allocated than it has: 1 allocation on 2 GPUs, 10240 MiB of 32768 MiB allocated.\n\
+         Every pod's allocation is what it asks for, on a GPU of its node.\n\
+         Where containers ran was not looked at: that takes their own reports (--reports FILE).\n\
+         Nothing leaked: no memory is held for a pod that is gone, and no deletion is late.\n"
+    );
+    api.create("pods", pod("b", 0, 7)).expect("a pod");
+    let found = audit(&[]).await;
+    assert_eq!(status(&found), 1, "{}", stderr(&found));
+    let text = stdout(&found);
+    for part in [
+        "FAULT  gpu-promised-twice  20",
+        "GPU 0 of node n1 has 16384 MiB to give, and 17408 MiB were allocated: default/a 10240 MiB, default/b 7168 MiB",
+        "Why it matters: ",
+        "Next: look at the node (divvy inspect gpushare -d), and delete a pod that is there too many: kubectl delete pod -n default b",
+        "GPUs were given more than they have: 1 finding above",
+    ] {
+        assert!(text.contains(part), "no {part:?} in {text}");
+    }
+    let json: Value = serde_json::from_str(&stdout(&audit(&["-o", "json"]).await)).expect("JSON");
+    assert_eq!(json["verdict"], "faults");
+    let finding = &json["findings"][0];
+    assert_eq!(
+        (
+            &finding["id"],
+            &finding["node"],
+            &finding["gpuIndex"],
+            &finding["pods"][1]["name"]
+        ),
+        (&json!("gpu-promised-twice"), &json!("n1"), &json!(0), &json!("b"))
+    );
+    // The pods alone: the GPUs' sizes are missing.
+    let pods = folder.path().join("pods.json");
+    std::fs::write(&pods, json!({"kind": "List", "items": [pod("a", 0, 10)]}).to_string()).expect("written");
+    let mut unnamed = pod("a", 0, 10);
+    unnamed["metadata"]["uid"] = json!("u-a");
+    std::fs::write(&pods, json!({"kind": "List", "items": [unnamed]}).to_string()).expect("written");
+    let unclear = divvy(&["audit", &pods.display().to_string()], &[]);
+    assert_eq!(status(&unclear), 2, "{}", stdout(&unclear));
+    assert!(stdout(&unclear).contains("UNCLEAR  node-unknown"), "{}", stdout(&unclear));
+    assert!(
+        stderr(&unclear).contains("what is missing is said above"),
+        "{}",
+        stderr(&unclear)
+    );
+}
+
+/// A recorder, as a process.
+struct Recorder(tokio::process::Child);
+
+impl Recorder {
+    async fn start(kubeconfig: &str, log: &Path) -> Recorder {
+        let mut command = command(
+            &["audit", "record", "--kubeconfig", kubeconfig, &log.display().to_string()],
+            &[],
+        );
+        command.stdout(Stdio::null()).stderr(Stdio::piped());
+        let before = lines_with(log, "\"LISTED\",\"kind\":\"Pod\"");
+        let mut command = tokio::process::Command::from(command);
+        let recorder = Recorder(command.kill_on_drop(true).spawn().expect("it starts"));
+        until_lines(log, "\"LISTED\",\"kind\":\"Pod\"", before + 1).await;
+        recorder
+    }
+
+    async fn end(mut self, signal: Signal) -> std::process::ExitStatus {
+        let pid = self.0.id().and_then(|pid| Pid::from_raw(pid as i32)).expect("it runs");
+        kill_process(pid, signal).expect("a signal");
+        self.0.wait().await.expect("it ends")
+    }
+}
+
+fn lines_with(log: &Path, part: &str) -> usize {
+    let text = std::fs::read_to_string(log).unwrap_or_default();
+    text.lines().filter(|line| line.contains(part)).count()
+}
+
+async fn until_lines(log: &Path, part: &str, count: usize) {
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while lines_with(log, part) < count {
+        assert!(Instant::now() < deadline, "no {count} lines with {part} came");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}
+
+#[tokio::test]
+async fn a_recorder_that_is_killed_leaves_a_log_that_is_read_and_gone_on_with() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let (api, _listening, kubeconfig) = cluster(folder.path()).await;
+    let log = folder.path().join("day.log");
+    let audit = || divvy(&["audit", &log.display().to_string()], &[]);
+    let recorder = Recorder::start(&kubeconfig, &log).await;
+    let second = beside(
+        &["audit", "record", "--kubeconfig", &kubeconfig, &log.display().to_string()],
+        &[],
+    )
+    .await;
+    assert!(
+        stderr(&second).contains("another recorder writes to it"),
+        "{}",
+        stderr(&second)
+    );
+    // A GPU is overbooked for a moment that no look at the end can see.
+    api.create("pods", pod("a", 0, 10)).expect("a pod");
+    api.create("pods", pod("b", 0, 10)).expect("a pod");
+    let at_once = DeleteOptions {
+        grace_period_s: Some(0),
+        ..DeleteOptions::default()
+    };
+    api.delete("pods", "default", "b", &at_once).expect("deleted");
+    until_lines(&log, "\"DELETED\"", 1).await;
+    recorder.end(Signal::KILL).await;
+    let mut file = OpenOptions::new().append(true).open(&log).expect("it is there");
+    file.write_all(b"{\"t\":1795277115.231,\"type\":\"ADD").expect("written");
+    let torn = audit();
+    assert_eq!(status(&torn), 1, "{}", stdout(&torn));
+    assert!(stdout(&torn).contains("gpu-promised-twice"), "{}", stdout(&torn));
+    assert!(stderr(&torn).contains("the last line of"), "{}", stderr(&torn));
+
+    api.create("pods", pod("c", 1, 10)).expect("a pod");
+    let recorder = Recorder::start(&kubeconfig, &log).await;
+    assert!(recorder.end(Signal::TERM).await.success());
+    let both = audit();
+    let text = stdout(&both);
+    for part in [
+        "gpu-promised-twice",
+        "UNCLEAR  history-gap",
+        "nothing was seen of pods for a while: nobody recorded meanwhile",
+        "3 allocations on 2 GPUs",
+        "Not seen: 2 gaps of the history",
+    ] {
+        assert!(text.contains(part), "no {part} in {text}");
+    }
+    assert!(stderr(&both).contains("is torn and left out"), "{}", stderr(&both));
+    assert!(!text.contains("not-read"), "a torn line costs itself alone: {text}");
+    // A line that nobody tore is another matter.
+    let spoilt = std::fs::read_to_string(&log)
+        .expect("the log")
+        .replacen("\"DELETED\"", "\"DELE", 1);
+    std::fs::write(&log, spoilt).expect("written");
+    assert!(stdout(&audit()).contains("UNCLEAR  not-read"), "{}", stdout(&audit()));
+}
+
+#[tokio::test]
+async fn what_containers_said_is_held_against_the_log_by_time() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let write = |name: &str, lines: &[Value]| {
+        let path = folder.path().join(name);
+        let text: String = lines.iter().map(|line| format!("{line}\n")).collect();
+        std::fs::write(&path, text).expect("written");
+        path.display().to_string()
+    };
+    let event = |t: f64, rv: u64, event: &str, mut object: Value| {
+        object["metadata"]["uid"] = json!(format!("u-{}", object["metadata"]["name"].as_str().expect("a name")));
+        json!({"t": t, "type": event, "rv": rv.to_string(), "object": object})
+    };
+    let log = write(
+        "log",
+        &[
+            json!({"divvyAudit": 1, "divvy": "0.1.0", "cluster": "c", "started": "2026-01-02T03:04:05Z"}),
+            event(100.0, 1, "ADDED", node()),
+            event(101.0, 2, "ADDED", pod("a", 0, 10)),
+            event(103.0, 3, "DELETED", pod("a", 0, 10)),
+            event(104.0, 4, "ADDED", pod("b", 0, 10)),
+            json!({"t": 110.0, "type": "STOPPED"}),
+        ],
+    );
+    let env = json!({"ALIYUN_COM_GPU_MEM_IDX": "0", "ALIYUN_COM_GPU_MEM_POD": "10", "ALIYUN_COM_GPU_MEM_CONTAINER": "10",
+        "ALIYUN_COM_GPU_MEM_DEV": "16", "NVIDIA_VISIBLE_DEVICES": "void"});
+    let began = |at: f64, name: &str| json!({"at": at, "node": "n1", "pod_uid": format!("u-{name}"), "container": "main", "id": name, "running": true, "gpus": [0], "env": env});
+    let ended = |at: f64, name: &str| json!({"at": at, "node": "n1", "pod_uid": format!("u-{name}"), "container": "main", "id": name, "running": false});
+    let audit = |reports: &[Value]| {
+        let reports = write("reports", reports);
+        divvy(&["audit", &log, "--reports", &reports], &[])
+    };
+    let sound = audit(&[began(102.0, "a"), ended(104.5, "a"), began(105.0, "b")]);
+    assert_eq!(status(&sound), 0, "{}", stdout(&sound));
+    assert!(
+        stdout(&sound).contains("No pod ran elsewhere than allocated: 2 containers reported"),
+        "{}",
+        stdout(&sound)
+    );
+    assert!(stdout(&sound).contains("over 10 s, 4 changes"), "{}", stdout(&sound));
+    let both = audit(&[began(102.0, "a"), began(105.0, "b"), ended(106.0, "a")]);
+    assert_eq!(status(&both), 1);
+    let text = stdout(&both);
+    assert!(
+        text.contains("gpu-overcommitted-by-reports  1970-01-01 00:01:45.000Z until 00:01:46.000Z"),
+        "{text}"
+    );
+    let mut elsewhere = began(105.0, "b");
+    elsewhere["gpus"] = json!(["GPU-1"]);
+    let text = stdout(&audit(&[elsewhere]));
+    assert!(
+        text.contains("was allocated GPU 0 of node n1 and ran with GPU 1 of node n1"),
+        "{text}"
+    );
+    let garbage = audit(&[json!({"at": "noon"})]);
+    assert_eq!(status(&garbage), 1);
+    assert!(
+        stderr(&garbage).contains("is no report of a container"),
+        "{}",
+        stderr(&garbage)
+    );
+}
