@@ -133,7 +133,7 @@ enum Content {
     /// JSON values one after the other, however they are broken into lines.
     Stream {
         nodes: bool,
-        first: Option<serde_json::Result<Document>>,
+        first: Option<Box<serde_json::Result<Document>>>,
         rest: Documents,
     },
 }
@@ -151,8 +151,8 @@ impl Source {
             Some(started) => Content::Log { started, input },
             None => {
                 let mut rest = serde_json::Deserializer::from_reader(input).into_iter();
-                let first = rest.next();
-                let nodes = matches!(&first, Some(Ok(document)) if Reader::is_of_nodes(document));
+                let first = rest.next().map(Box::new);
+                let nodes = matches!(first.as_deref(), Some(Ok(document)) if Reader::is_of_nodes(document));
                 Content::Stream { nodes, first, rest }
             }
         };
@@ -194,7 +194,7 @@ pub fn replay(
         match source.content {
             Content::Log { input, .. } => merge.log(&mut reader, &name, input)?,
             Content::Stream { first, rest, .. } => merge
-                .stream(&mut reader, &name, first.into_iter().chain(rest))
+                .stream(&mut reader, &name, first.map(|first| *first).into_iter().chain(rest))
                 .with_context(|| format!("{name} cannot be used"))?,
         }
         merge.progress.read = begun + source.length;
