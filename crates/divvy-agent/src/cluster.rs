@@ -98,12 +98,12 @@ pub(crate) async fn inventory_before(client: &kube::Client, node: &str, patience
     }
 }
 
-/// Keeps the node's annotation as the core wants it, and says by `written` when it first is. The node is watched: its object may be
+/// Keeps the node's annotation as the core wants it, and says by `written` which text is there. The node is watched: its object may be
 /// made anew, and anybody may edit it.
 pub(crate) async fn publish_inventory(
     agent: Arc<Agent>,
     node: String,
-    written: tokio::sync::watch::Sender<bool>,
+    written: tokio::sync::watch::Sender<Arc<str>>,
 ) -> Result<(), Error> {
     let api: Api<NodeObject> = Api::all_with(agent.client(), &objects::nodes());
     let mut wanted = agent.inventory.subscribe();
@@ -119,7 +119,7 @@ pub(crate) async fn publish_inventory(
                 Ok(()) => {
                     debug!("the node's inventory is written");
                     agent.ready.clear("inventory");
-                    written.send_replace(true);
+                    written.send_replace(text.clone());
                     written_at = Instant::now();
                     done = text;
                     wait = RETRY_FIRST;

@@ -171,6 +171,7 @@ pub struct Core {
     /// The last answer of GetPreferredAllocation that was a guess at a pod.
     guess: Option<(BTreeSet<String>, Key)>,
     held: BTreeMap<String, MiB>,
+    leaving: bool,
     /// Events said already, by class and pod.
     reported: BTreeSet<(Class, String)>,
 }
@@ -190,6 +191,7 @@ impl Core {
             in_flight: Vec::new(),
             guess: None,
             held: BTreeMap::new(),
+            leaving: false,
             reported: BTreeSet::new(),
         }
     }

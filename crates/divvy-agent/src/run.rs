@@ -29,8 +29,16 @@ const BEFORE: Duration = Duration::from_secs(2);
 /// restart need the plugin, and the API server may be away for longer.
 const INVENTORY_PATIENCE: Duration = Duration::from_secs(3);
 const EVENTS: usize = 256;
+/// How long the end waits until the inventory says that the agent leaves.
+const LEAVE_WRITTEN: Duration = Duration::from_millis(500);
+/// What the extender had sent before it read that comes within this time.
+const LEAVE_LAST: Duration = Duration::from_millis(100);
+/// How long the end waits for pods that are on their way to their start. Together with the others well below the grace period of any
+/// installation.
+const LEAVE_ADMITTED: Duration = Duration::from_secs(1);
 
-/// Runs the agent until `stop` is cancelled; then its sockets are removed and it returns `Ok`.
+/// Runs the agent until `stop` is cancelled. Then nothing more is bound here, pods that are on their way get their devices (1.6 s at most),
+/// the sockets are removed, and it returns `Ok`.
 ///
 /// What may pass (no driver, no kubelet, no API server) is logged, shown by `/readyz`, and tried again for ever.
 ///
@@ -83,8 +91,10 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
     agent.ready.set("pods", "not listed yet");
     agent.ready.set("kubelet", "not registered yet");
 
-    let stop = stop.child_token();
-    let written = watch::Sender::new(false);
+    let asked = stop;
+    let stop = CancellationToken::new();
+    let written = watch::Sender::new(Arc::<str>::from(""));
+    let (leaving, told) = (agent.clone(), written.subscribe());
     let mut tasks: JoinSet<Result<(), Error>> = JoinSet::new();
     if let Some(listener) = listener {
         tasks.spawn(http::serve(listener, agent.clone(), stop.clone()));
@@ -112,7 +122,10 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
     let mut outcome = Ok(());
     loop {
         tokio::select! {
-            () = stop.cancelled() => break,
+            () = asked.cancelled() => {
+                leave(&leaving, told).await;
+                break;
+            }
             ended = tasks.join_next() => match ended {
                 Some(Ok(Ok(()))) => {}
                 Some(Ok(Err(error))) => {
@@ -137,6 +150,37 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
     outcome
 }
 
+/// Takes leave of the scheduler, then of the pods that it has sent: a pod that is bound here after the plugin is gone is refused by the
+/// kubelet for good. Whatever does not come in time is not waited for.
+async fn leave(agent: &Agent, mut written: watch::Receiver<Arc<str>>) {
+    if written.borrow().is_empty() {
+        return;
+    }
+    agent.core().leave();
+    agent.publish();
+    let wanted = agent.inventory.borrow().clone();
+    let known = tokio::time::timeout(LEAVE_WRITTEN, written.wait_for(|text| *text == wanted));
+    match known.await {
+        Ok(Ok(_)) => {}
+        Ok(Err(_)) | Err(_) => {
+            warn!(
+                "the inventory could not be changed in time: a pod that is bound to this node now may be refused by its kubelet"
+            );
+            return;
+        }
+    }
+    tokio::time::sleep(LEAVE_LAST).await;
+    let began = Instant::now();
+    while began.elapsed() < LEAVE_ADMITTED {
+        if agent.core().on_their_way() == 0 {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    let left = agent.core().on_their_way();
+    warn!("{left} pods that are bound to this node have not begun; those that the kubelet has not admitted yet it may refuse");
+}
+
 /// `future`, or nothing once the agent stops. Dropping it ends what it owns.
 fn until<F: Future<Output = Result<(), Error>> + Send + 'static>(
     stop: &CancellationToken,
@@ -155,7 +199,7 @@ fn until<F: Future<Output = Result<(), Error>> + Send + 'static>(
 async fn serve(
     agent: Arc<Agent>,
     config: Config,
-    written: watch::Sender<bool>,
+    written: watch::Sender<Arc<str>>,
     has_grants: bool,
     stop: CancellationToken,
 ) -> Result<(), Error> {
@@ -191,7 +235,7 @@ async fn serve(
 }
 
 /// Waits until registering makes sense.
-async fn prepare(agent: &Arc<Agent>, written: watch::Sender<bool>, has_grants: bool) -> Result<(), Error> {
+async fn prepare(agent: &Arc<Agent>, written: watch::Sender<Arc<str>>, has_grants: bool) -> Result<(), Error> {
     let mut inventory = agent.inventory.subscribe();
     // The senders live as long as the agent.
     let closed = |_| Error::Ended {
@@ -202,7 +246,7 @@ async fn prepare(agent: &Arc<Agent>, written: watch::Sender<bool>, has_grants: b
     // Grants are complete before the first call can come: what a lost record does not book, another pod could get.
     agent.reconcile(true).await;
     let mut written = written.subscribe();
-    let first_written = written.wait_for(|written| *written);
+    let first_written = written.wait_for(|text| !text.is_empty());
     if has_grants {
         if tokio::time::timeout(INVENTORY_PATIENCE, first_written).await.is_err() {
             warn!("the inventory cannot be written; registering all the same, for the containers that are here already");

@@ -18,6 +18,9 @@ pub struct Inventory {
     /// MiB in one unit of gpu-mem.
     #[serde(rename = "unitMiB")]
     pub unit: MemoryUnit,
+    /// The agent ends: nothing more is to be bound here until the next one has written its own. In the format only while it is so.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub leaving: bool,
     /// The GPUs, those that failed or were lost among them.
     pub gpus: Vec<Gpu>,
 }

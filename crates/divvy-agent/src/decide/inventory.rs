@@ -1,6 +1,6 @@
 //! The node annotation that carries what device ids leave out.
 
-use divvy_model::{Inventory, MiB};
+use divvy_model::{Held, Inventory, MiB};
 
 use super::Core;
 
@@ -16,7 +16,23 @@ impl Core {
             agent: self.settings.agent_version.clone(),
             driver: self.driver.clone(),
             unit: self.settings.unit,
+            leaving: self.leaving,
             gpus,
         }
+    }
+
+    /// The agent is about to end: the inventory says so, so that nobody binds a pod here that the kubelet, which has no plugin then, would
+    /// refuse for good ("no healthy devices present").
+    pub fn leave(&mut self) {
+        self.leaving = true;
+    }
+
+    /// How many pods were bound here, to one of our GPUs, and have not come to a start yet: the kubelet still has to ask us for their devices.
+    pub fn on_their_way(&self) -> usize {
+        let to_come = self.pods.iter().filter(|(uid, known)| {
+            let begun = self.records.keys().any(|key| key.uid == **uid);
+            matches!(known.pin, Held::Allocation(_)) && !known.pod.ended() && !known.pod.deleting && !begun
+        });
+        to_come.count()
     }
 }

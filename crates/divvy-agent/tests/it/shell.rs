@@ -383,6 +383,25 @@ async fn a_pod_bound_without_the_extender_is_told_so_in_an_event() {
     bed.stop_agent().await;
 }
 
+/// The kubelet refuses for good what comes when no plugin is there.
+#[tokio::test]
+async fn an_agent_that_is_stopped_says_so_first_and_serves_the_pods_that_are_on_their_way() {
+    let mut bed = Bed::new(&[4096]).await;
+    bed.memory_is(4, 4).await;
+    // Its start is held up: the agent does not hear of it, as when it was bound in the very last moment.
+    let hang = Rule::new(Match::any().resource("pods"), Effect::Latency(Duration::from_millis(150)));
+    bed.create("p", Some(0), 1);
+    let rule = bed.api.faults().add(hang);
+    bed.stop_agent().await;
+    bed.api.faults().remove(rule);
+    bed.running("p").await;
+    bed.inventory(|inventory| inventory.leaving).await;
+    bed.start_agent();
+    bed.inventory(|inventory| !inventory.leaving).await;
+    bed.memory_is(4, 4).await;
+    bed.stop_agent().await;
+}
+
 /// A role without `list` (kube-rs lists before it watches): the inventory is written, but nobody would see it removed.
 #[tokio::test]
 async fn an_agent_that_may_not_watch_its_node_is_not_ready_and_says_so() {

@@ -197,6 +197,16 @@ fn an_inventory_counts_only_while_it_adds_up() {
         "node n is not offered: its agent counts memory in MiB, the cluster in GiB; give both the same --memory-unit"
     );
 
+    let mut leaving = divvy_node("n", &[16]);
+    if let Some(Ok(inventory)) = &mut leaving.inventory {
+        inventory.leaving = true;
+    }
+    let (_, _, answer) = read(&leaving);
+    assert_eq!(
+        answer,
+        "node n is not offered: its agent is being stopped or replaced; this passes when an agent has registered there again"
+    );
+
     let mut broken = divvy_node("n", &[16]);
     broken.inventory = Some(divvy_model::Inventory::parse("{}"));
     let (_, _, answer) = read(&broken);

@@ -63,6 +63,8 @@ pub(super) async fn node_reboots<C: Cluster>(play: &mut Play<'_, C>) -> Result<(
     play.cluster.power_off(&node).await?;
     play.step("rebooted", &node, "", Vec::new())?;
     play.cluster.start(Part::Agent(&node)).await?;
+    // It has looked at its GPUs, and waits for the kubelet's socket.
+    tokio::time::sleep(Duration::from_secs(1)).await;
     play.cluster.start(Part::Runtime(&node)).await?;
     play.cluster.start(Part::Kubelet(&node)).await?;
     let (uid, container, then) = before.first().cloned().unwrap_or_default();
