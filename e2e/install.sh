@@ -11,9 +11,9 @@ alive kube-apiserver || die "no cluster runs in $CLUSTER_DIR; cargo xtask cluste
 [ "$(id -u)" = 0 ] || die "only root can do this"
 
 extender_port=$((PORT_BASE + 5))
+service=https://$SERVICE_HOST:$extender_port
 manifests() { "$DIVVY_BIN/divvy" manifests --namespace $NAMESPACE --values "$CLUSTER_DIR/install.yaml" 2> /dev/null; }
 scheduler() { # EXTENDER_URL
-  [ "$EXTENDER_URL" != "$1" ] || return 0
   stop kube-scheduler
   EXTENDER_URL=$1 "$CLUSTER_ROOT/up.sh" > /dev/null
 }
@@ -29,8 +29,11 @@ agent:
   - {name: KUBERNETES_SERVICE_PORT, value: "$API_PORT"}
 extender:
   port: $extender_port
-  nodeSelector: {node-role.kubernetes.io/control-plane: null, kubernetes.io/hostname: n1}
+  service: {clusterIP: $SERVICE_HOST}
+  # Renewed every 20 s, so that all that follows happens over a certificate that changes.
+  tls: {lifetime: 30s}
   extraEnv: *api
+runtimeClass: {enabled: true, handler: runc}
 probe:
   extraArgs: [--nvml-library=/sim/libdivvy_nvml_sim.so]
   extraEnv:
@@ -81,8 +84,18 @@ up() {
   for what in daemonset/divvy-probe daemonset/divvy-agent deployment/divvy-extender; do
     wait_for "$what ready" 60 - kube rollout status -n $NAMESPACE $what --timeout=1s
   done
-  scheduler http://127.0.0.1:$extender_port/gpushare-scheduler
-  say "kube-scheduler calls the extender"
+  # There is no kube-proxy: the Service's address is one of the machine's, and a program behind it hands connections on.
+  ip addr replace "$SERVICE_HOST/32" dev "$BRIDGE"
+  stop divvy-service
+  start divvy-service python3 "$CLUSTER_ROOT/service.py" "$CLUSTER_BIN/kubectl" "$CLUSTER_DIR/admin.kubeconfig" $NAMESPACE divvy-extender \
+    "$SERVICE_HOST" $extender_port
+  wait_for "the extender answers at its Service" 20 divvy-service curl -skf -m 2 -o /dev/null "$service/readyz"
+  # As a user does: address and certificates from the cluster, into the configuration that the scheduler has.
+  "$DIVVY_BIN/divvy" scheduler-config --from-cluster=$NAMESPACE/divvy-extender --kubeconfig "$CLUSTER_DIR/admin.kubeconfig" \
+    --merge "$CLUSTER_ROOT/templates/scheduler.yaml.in" -o "$CLUSTER_DIR/scheduler-tls.yaml.in" > "$LOGS/scheduler-config.log" 2>&1 ||
+    { cat "$LOGS/scheduler-config.log" >&2; die "no configuration for kube-scheduler could be made"; }
+  scheduler "$service/gpushare-scheduler"
+  say "kube-scheduler calls the extender over TLS, by its Service"
 
   wait_for "the policies are in force" 20 - refuses_forged
   for node in $(known_nodes); do
@@ -98,6 +111,9 @@ check_all() {
   two_pods
   forged
   other_nodes
+  tls
+  replicas
+  objects
   memory
   clear_pods
   finish
@@ -167,6 +183,88 @@ other_nodes() {
 }
 inventory_is_true() { kube get node n1 -o 'jsonpath={.metadata.annotations.divvy\.dev/inventory}' | grep -q '"gpus":\[{"uuid"'; }
 
+secret() { kube get secret -n $NAMESPACE divvy-extender-tls -o "jsonpath={.data.${1//./\\.}}"; }
+serial() { secret tls.crt | base64 -d | openssl x509 -noout -serial; }
+ask() { curl -sk -m 5 -X POST "$1/gpushare-scheduler/filter" -d '{}'; }
+status_with() { # CERTIFICATE: of a request that only clients with one may make
+  curl -sk -m 5 -o /dev/null -w '%{http_code}' --cert "$CLUSTER_DIR/pki/$1.crt" --key "$CLUSTER_DIR/pki/$1.key" "$service/gpushare-scheduler/inspect"
+}
+as_extender() { kube auth can-i "$@" --as=system:serviceaccount:$NAMESPACE:divvy-extender; }
+metric() { curl -sk -m 2 "$service/metrics" | awk -v name="$1" '$1 == name {print $2}'; }
+tls() {
+  scene "kube-scheduler and the extender know each other by certificates"
+  divvy scheduler-config --check --timeout 20s 2>&1 | shown || true
+  check "the scheduler calls the extender (both pods above were bound over TLS)" divvy scheduler-config --check --timeout 20s
+  check "who shows no certificate has no pod placed" says "$(ask "$service")" "showed none" "divvy scheduler-config prints them"
+  check "who speaks plain HTTP is told" says "$(ask "http://${service#https://}")" "this port takes TLS only"
+  local part
+  for part in crt key; do (umask 077; secret client.$part | base64 -d > "$CLUSTER_DIR/pki/extender-client.$part"); done
+  check "kube-scheduler's certificate is let in" equals "$(status_with extender-client)" 200
+  check "one of another authority gets no connection" equals "$(status_with kube-scheduler || true)" 000
+  check "the extender reads its own Secret" as_extender get secret/divvy-extender-tls -n $NAMESPACE
+  check "and no other" refused_with no as_extender get secret/another -n $NAMESPACE
+  check "nor may it list them" refused_with no as_extender list secrets -n $NAMESPACE
+  local ca first count=0; ca=$(secret ca.crt) first=$(serial)
+  while [ "$(serial)" = "$first" ] && [ $count -lt 40 ]; do
+    count=$((count + 1))
+    create "renewal-$count" 1 "" 0 n1 > /dev/null
+    eventually 20 "renewal-$count runs" is_running "renewal-$count" > /dev/null
+    kube delete pod "renewal-$count" --wait > /dev/null
+  done
+  check "the extender's certificate was renewed meanwhile, and $count pods were bound" refused_with "expected" equals "$(serial)" "$first"
+  check "by the same authority" equals "$(secret ca.crt)" "$ca"
+  create renewed 1 "" 0 n1
+  started renewed
+  kube delete pod renewed --wait > /dev/null
+}
+
+holder() { kube get lease -n $NAMESPACE divvy-extender -o 'jsonpath={.spec.holderIdentity}'; }
+leads_another() { local now; now=$(holder); [ -n "$now" ] && [ "$now" != "$1" ]; }
+binds_after() { # TEXT POD: from the fault until another pod is bound
+  local began; began=$(now)
+  eventually 30 "another leads" leads_another "$leader"
+  create "$2" 1 "" 0 n1
+  eventually 30 "$2 is bound" is_bound "$2"
+  measured "$1 until the other binds: $(($(now) - began)) ms"
+  kube delete pod "$2" --wait > /dev/null
+}
+replicas() {
+  scene "Two replicas, of which one binds"
+  kube get pods -n $NAMESPACE -l app.kubernetes.io/component=extender -o wide | shown
+  check "two are ready" equals "$(kube get deployment -n $NAMESPACE divvy-extender -o 'jsonpath={.status.readyReplicas}')" 2
+  local leader pod ip node; leader=$(holder)
+  check "one of them holds the lease" says "$leader" "divvy-extender-" "@https://"
+  # Each connection goes to the next replica: both are asked, and both have it bound.
+  for i in 1 2 3 4; do create "either-$i" 1 "" 0 n1 > /dev/null; done
+  for i in 1 2 3 4; do eventually 20 "either-$i runs" is_running "either-$i" > /dev/null; done
+  kube delete pods either-1 either-2 either-3 either-4 --wait > /dev/null
+  pod=${leader%%_*} node=$(kube get pod -n $NAMESPACE "${leader%%_*}" -o 'jsonpath={.spec.nodeName}')
+  ip=${leader##*//}; ip=${ip%:*}
+  step killed "the leader, $pod on $node (kill -9)"
+  for i in $(pids_of "/usr/bin/divvy extender" "$node"); do
+    ! grep -qzF "POD_IP=$ip" "/proc/$i/environ" 2> /dev/null || kill -9 "$i"
+  done
+  binds_after "kill -9 of the leader" after-kill
+  kube rollout status -n $NAMESPACE deployment/divvy-extender --timeout=60s > /dev/null
+  leader=$(holder)
+  step deleted "the leader's pod, ${leader%%_*}"
+  kube delete pod -n $NAMESPACE "${leader%%_*}" --wait=false > /dev/null
+  binds_after "SIGTERM of the leader" after-term
+  kube rollout status -n $NAMESPACE deployment/divvy-extender --timeout=60s > /dev/null
+}
+
+objects() {
+  scene "What the real API server made of the chart"
+  kube get service,poddisruptionbudget,networkpolicy,lease -n $NAMESPACE | shown
+  kube get runtimeclass | shown
+  check "the Service has the address that was asked for" equals "$(kube get service -n $NAMESPACE divvy-extender -o 'jsonpath={.spec.clusterIP}')" "$SERVICE_HOST"
+  check "the disruption budget lets one of the two go" equals "$(kube get pdb -n $NAMESPACE divvy-extender -o 'jsonpath={.status.disruptionsAllowed} {.status.expectedPods}')" "1 2"
+  check "the network policies are there" says "$(kube get networkpolicy -n $NAMESPACE -o name)" divvy-extender divvy-probe
+  runtime_pod | kube create -f - > /dev/null
+  eventually 20 "a pod with the RuntimeClass runs" is_running with-class
+}
+runtime_pod() { pod with-class 1 "" 0 | sed 's|^spec:|spec:\n  runtimeClassName: nvidia|'; }
+
 memory() {
   scene "Memory of Divvy's containers"
   local program pid
@@ -182,6 +280,9 @@ down() {
   . "$CLUSTER_DIR/divvy.settings" 2> /dev/null || die "Divvy was not installed on this cluster; cargo xtask cluster install"
   [ -e "$CLUSTER_DIR/install.objects.yaml" ] || die "Divvy was not installed on this cluster; cargo xtask cluster install"
   scheduler none
+  stop divvy-service
+  ip addr del "$SERVICE_HOST/32" dev "$BRIDGE" 2> /dev/null || true
+  rm -f "$CLUSTER_DIR/scheduler-tls.yaml.in"
   kube delete --ignore-not-found -f "$CLUSTER_DIR/install.objects.yaml" > /dev/null
   kube delete namespace $NAMESPACE --ignore-not-found > /dev/null
   rm -f "$CLUSTER_DIR/install.objects.yaml" "$CLUSTER_DIR/divvy.settings"

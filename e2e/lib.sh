@@ -31,6 +31,7 @@ SETTINGS="CLUSTER_BIN NODES AUTHORIZATION SERVICE_ACCOUNTS KCM FEATURE_GATES RUN
 BRIDGE=dvy$PORT_BASE
 NETWORK=10.$((PORT_BASE / 1000 % 56 + 200))
 API_HOST=$NETWORK.0.1
+SERVICE_HOST=10.0.0.$((PORT_BASE / 1000 % 56 + 100))   # of the extender's Service, where Divvy is installed; an address of the bridge
 PAUSE_IMAGE=divvy.test/pause:1
 PROBE_IMAGE=divvy.test/probe:1
 PROGRAMS="etcd runc containerd containerd-shim-runc-v2 ctr kube-scheduler kube-apiserver kube-controller-manager kubelet kubectl"

@@ -101,6 +101,7 @@ fi
 template=$SCHEDULER_TEMPLATE
 [ -n "$template" ] || case $EXTENDER_URL in
   "" | none) template=$CLUSTER_ROOT/templates/scheduler.yaml.in ;;
+  https://*) template=$CLUSTER_DIR/scheduler-tls.yaml.in ;;   # with the certificates; install.sh has it made
   *) template=$CLUSTER_ROOT/templates/scheduler-divvy.yaml.in ;;
 esac
 alive kube-scheduler || fill "$template" KUBECONFIG="$CLUSTER_DIR/scheduler.kubeconfig" EXTENDER_URL="$EXTENDER_URL" > scheduler.yaml

@@ -514,7 +514,7 @@ Examples:
   divvy manifests | kubectl apply -f -
   divvy manifests --set memoryUnit=256MiB,agent.reserveMemory=512MiB > divvy.yaml
   divvy manifests --values my-values.yaml --set image.repository=registry.example/divvy
-  divvy manifests --set 'extender.nodeSelector.node-role\\.kubernetes\\.io/control-plane=null'
+  divvy manifests --set extender.loopback=true --set 'extender.nodeSelector.node-role\\.kubernetes\\.io/control-plane='
   divvy manifests --show-values           what can be chosen, with comments
 
 Objects go to standard output, what is left to do and to look at to standard error. The objects are,

@@ -47,6 +47,7 @@ impl Chart {
                 "policies.yaml",
                 "probe.yaml",
                 "rbac.yaml",
+                "runtimeclass.yaml",
                 "serviceaccounts.yaml",
             ],
         )

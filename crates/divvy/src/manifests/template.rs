@@ -4,6 +4,7 @@
 //! {{ .Values.a.b }}  {{ . }}  {{ "text" }}          a path from where we are, a text
 //! {{ VALUE | quote }}  {{ VALUE | default OTHER }}  {{ toYaml VALUE | nindent 4 }}  {{ include "name" . }}
 //! {{ if VALUE }} {{ else }} {{ end }}   {{ with VALUE }} {{ else }} {{ end }}   {{ range VALUE }} {{ end }}
+//! {{ fail "text" }}                                   what was chosen does not go together
 //! {{ define "name" }} {{ end }}   {{/* comment */}}   {{- and -}} take white space away
 //! ```
 //!
@@ -50,6 +51,7 @@ enum Call {
     Nindent(usize, Option<Operand>),
     Quote(Option<Operand>),
     Default(Operand, Option<Operand>),
+    Fail(String),
 }
 
 #[derive(Debug, PartialEq, Eq)]
@@ -187,6 +189,13 @@ impl<'a> Templates<'a> {
                     Value::Null => text(String::new()),
                     value => text(quoted(&printed(value).map_err(fail)?).map_err(fail)?),
                 },
+                // What the user chose does not go together, and the chart says why.
+                Call::Fail(why) => {
+                    return Err(Error::Values {
+                        origin: "these values".to_owned(),
+                        text: why.clone(),
+                    });
+                }
                 Call::Default(otherwise, given) => {
                     let value = argument(given, piped)?;
                     if is_true(&value) { value } else { look(otherwise)? }
@@ -468,6 +477,7 @@ fn call(words: &[Word], piped: bool) -> Option<Call> {
         ("toYaml", rest) => Some(Call::ToYaml(last(rest)?)),
         ("nindent", [Word::Plain(spaces), rest @ ..]) => Some(Call::Nindent(spaces.parse().ok()?, last(rest)?)),
         ("quote", rest) => Some(Call::Quote(last(rest)?)),
+        ("fail", [Word::Text(why)]) if !piped => Some(Call::Fail(why.clone())),
         ("default", [otherwise, rest @ ..]) => Some(Call::Default(operand(otherwise)?, last(rest)?)),
         _ => None,
     }
@@ -504,6 +514,7 @@ impl Templates<'_> {
                 for call in &pipe.calls {
                     let operands = match call {
                         Call::Value(one) | Call::Include(_, one) => vec![one],
+                        Call::Fail(_) => Vec::new(),
                         Call::Default(one, other) => std::iter::once(one).chain(other).collect(),
                         Call::ToYaml(one) | Call::Nindent(_, one) | Call::Quote(one) => one.iter().collect(),
                     };

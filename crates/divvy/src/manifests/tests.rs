@@ -132,6 +132,7 @@ fn the_chart_renders_as_helm_renders_it() {
         ("plain", include_str!("../../../../deploy/helm/values/plain.yaml")),
         ("service", include_str!("../../../../deploy/helm/values/service.yaml")),
         ("bare", include_str!("../../../../deploy/helm/values/bare.yaml")),
+        ("loopback", include_str!("../../../../deploy/helm/values/loopback.yaml")),
     ] {
         let rendered = rendered(&value_set(text)).expect("rendered");
         insta::assert_snapshot!(name, rendered.objects);
@@ -149,15 +150,64 @@ fn every_document_is_an_object_of_its_own() {
         let id = (field("/apiVersion"), field("/kind"), field("/metadata/name"));
         assert!(!id.0.is_empty() && !id.1.is_empty() && !id.2.is_empty(), "{document}");
         assert!(seen.insert(id), "twice: {document}");
-        let cluster_wide = field("/kind").starts_with("Cluster") || field("/kind").starts_with("Validating");
+        let cluster_wide = ["Cluster", "Validating", "RuntimeClass"]
+            .iter()
+            .any(|begin| field("/kind").starts_with(begin));
         let expected = match field("/kind").as_str() {
             _ if cluster_wide => "",
-            "Role" | "RoleBinding" => "kube-system",
+            "Role" | "RoleBinding" if field("/metadata/name").ends_with("-unhealthy-gpus") => "kube-system",
             _ => "divvy-system",
         };
         assert_eq!(field("/metadata/namespace"), expected, "{document}");
     }
-    assert_eq!(seen.len(), 21);
+    assert_eq!(seen.len(), 25);
+}
+
+#[test]
+fn what_makes_no_sense_with_loopback_is_refused_in_words() {
+    for (other, part) in [
+        (json!({"replicas": 1}), "extender.replicas cannot be chosen with it"),
+        (json!({"service": {"clusterIP": "10.96.0.7"}}), "has no Service"),
+        (json!({"tls": {"existingSecret": "x"}}), "would not be used"),
+    ] {
+        let loopback = json!({"extender": {"loopback": true}});
+        let error = rendered(&[loopback, json!({"extender": other})]).expect_err(part).to_string();
+        assert!(
+            error.starts_with("these values: extender.loopback") && error.contains(part),
+            "{error}"
+        );
+    }
+}
+
+#[test]
+fn the_extender_may_read_its_own_secret_and_lease_and_no_others() {
+    let rendered = rendered(&[]).expect("rendered");
+    for document in super::split(&rendered.objects) {
+        let object: Value = serde_saphyr::from_str(document).expect("YAML");
+        for rule in object["rules"].as_array().into_iter().flatten() {
+            let names = |field: &str| rule[field].as_array().cloned().unwrap_or_default();
+            let resources = names("resources");
+            if resources.contains(&json!("secrets")) {
+                assert_eq!(object["kind"], "Role");
+                assert_eq!(
+                    (names("resourceNames"), names("verbs")),
+                    (vec![json!("divvy-extender-tls")], vec![json!("get"), json!("update")])
+                );
+            }
+            if resources.contains(&json!("leases")) && names("verbs") != [json!("create")] {
+                assert_eq!(
+                    (object["kind"].as_str(), names("resourceNames")),
+                    (Some("Role"), vec![json!("divvy-extender")])
+                );
+            }
+        }
+    }
+    let text = &rendered.objects;
+    assert!(text.contains("- --tls-secret=divvy-system/divvy-extender-tls\n"), "{text}");
+    assert!(
+        text.contains("- --tls-server-name=divvy-extender.divvy-system.svc\n"),
+        "{text}"
+    );
 }
 
 #[test]
