@@ -45,10 +45,8 @@ says() { # TEXT PART...: does the text contain every part?
   for part in "$@"; do [[ $text == *"$part"* ]] || { printf 'no "%s" in:\n%s\n' "$part" "$text"; return 1; }; done
 }
 equals() { [ "$1" = "$2" ] || { printf 'expected: %s\n   found: %s\n' "$2" "$1"; return 1; }; }
-at_most() { [ "$1" -le "$2" ] || { echo "$1, and at most $2 is allowed"; return 1; }; }
 
 divvy() { "$DIVVY" "$@"; }
-kubectl() { kube "$@"; }
 
 # pod NAME UNITS [ignore-term] [GRACE] [NODE]: a pod like the tutorial's. It sets NVIDIA_VISIBLE_DEVICES=all, as many images do.
 pod() {
@@ -94,69 +92,10 @@ own_gpu() { # POD MINOR [CONTAINER]: this GPU and no other, though the pod says 
   equals "$(gpus_in "$1" "${3:-main}")" " nvidia$2 195:$2;" && report_has "$1" "${3:-main}" NVIDIA_VISIBLE_DEVICES=void 'nvidiactl 195:255'
 }
 
-# Process numbers of the test program in a pod's containers (not the sandbox's), from the host's cgroups.
-programs_of() { # UID
-  local file pid
-  for file in $(find /sys/fs/cgroup/pids/"$CGROUP_PREFIX"-* /sys/fs/cgroup/"$CGROUP_PREFIX"-* -path "*pod${1//-/?}*" -name cgroup.procs 2> /dev/null); do
-    for pid in $(cat "$file" 2> /dev/null); do
-      if { tr '\0' ' ' < "/proc/$pid/cmdline" | grep -q '^/probe run'; } 2> /dev/null; then echo "$pid"; fi
-    done
-  done
-  true
-}
-# hand_over OLD-UID NEW-POD SECONDS: watches until NEW's program runs. OVERLAP=1: OLD's program still ran then. GAP: ms between.
-hand_over() {
-  local old=$1 new end ended=0 old_now new_now; new=$(uid "$2"); end=$(($(now) + $3 * 1000))
-  OVERLAP=0 GAP=-1
-  while [ "$(now)" -lt $end ]; do
-    new_now=$(programs_of "$new"); old_now=$(programs_of "$old")   # in this order: the new one seen first, then the old one
-    [ -n "$old_now" ] || [ $ended != 0 ] || ended=$(now)
-    if [ -n "$new_now" ]; then
-      [ -z "$old_now" ] || OVERLAP=1
-      [ $ended = 0 ] || GAP=$(($(now) - ended))
-      return 0
-    fi
-    sleep 0.02
-  done
-  OVERLAP=never
-}
-
-refused() {
-  local pod
-  for pod in "$@"; do [ "$(field "$pod" '.status.conditions[?(@.type=="PodScheduled")].reason')" = Unschedulable ] || return 1; done
-}
-is_bound() { [ -n "$(field "$1" .spec.nodeName)" ]; }
-scheduling_says() { says "$(field "$1" '.status.conditions[?(@.type=="PodScheduled")].message')" "$2"; }
-why_says() { local pod=$1; shift; says "$(divvy why "$pod")" "$@"; }
-inspect_says() { says "$(divvy inspect gpushare "$1")" "$2"; }
-inspect_wide_says() { says "$(divvy inspect gpushare "$1" -o wide)" "$2"; }
-
-allocatable() { kube get node "$1" -o 'jsonpath={.status.allocatable.aliyun\.com/gpu-mem}'; }
-offers() { equals "$(allocatable "$1")" "$2"; }
-container_ids() { # every pod's containers, and how often they were restarted
-  kube get pods -l play=tutorial -o 'jsonpath={range .items[*]}{.metadata.name}{" "}{range .status.containerStatuses[*]}{.containerID}{" "}{.restartCount}{end}{"\n"}{end}'
-}
-registered_since() { # NODE LOG-LINES-BEFORE: did the agent register gpu-mem after that line of its log?
-  tail -n "+$(($2 + 1))" "$LOGS/$1.agent.log" | grep -q 'registered aliyun.com/gpu-mem'
-}
-# Milliseconds from the making of the kubelet's socket to the agent's registration there, both from their own time stamps.
-socket_to_registration() { # NODE LOG-LINES-BEFORE
-  local socket line
-  socket=$(date -d "$(stat -c %y "$CLUSTER_DIR/$1/var/lib/kubelet/device-plugins/kubelet.sock")" +%s%3N)
-  line=$(tail -n "+$(($2 + 1))" "$LOGS/$1.agent.log" | grep 'registered aliyun.com/gpu-mem' | tail -1)
-  echo $(($(date -d "$(sed -E 's/.*"timestamp":"([^"]*)".*/\1/' <<< "$line")" +%s%3N) - socket))
-}
-log_lines() { wc -l < "$LOGS/$1.log"; }
 clear_pods() {
   kube delete pods,deployments -l play=tutorial --wait --timeout=60s > /dev/null
   step deleted "every pod of the play"
 }
-no_grants() { # NODE: nothing is kept of pods that are gone
-  local left; left=$(ls "$CLUSTER_DIR/$1/var/lib/kubelet/plugins/divvy.dev/grants" "$CLUSTER_DIR/$1/run/cdi" | grep -vE '^$|:$')
-  equals "$left" ""
-}
-
-# The scene that the tutorial and the installation have in common.
 two_pods() {
   scene "Two pods share one card"
   local name units sum percent

@@ -17,10 +17,11 @@ usage: cargo xtask cluster COMMAND
                             and a kubelet; what is not built yet is built first, from Go modules (6 minutes, once)
   divvy [--machines FILE]   builds Divvy and puts it on the cluster that is up: extender, agents, simulated GPUs
   divvy --down              takes Divvy off it again
-  install [--image FILE]    puts Divvy on the cluster as a user does, in place of `divvy`: the image of `cargo xtask image`, the objects
-                            of `divvy manifests`; and checks them. Needs `up --nodes 2 --rbac --service-accounts`
+  install [--image FILE] [--no-check]
+                            puts Divvy on the cluster as a user does, in place of `divvy`: the image (built if none is named), the objects of
+                            `divvy manifests`; and checks what only an installation has. Needs `up --rbac --service-accounts`
   install --down            takes it off again
-  tutorial [SCENE...]       plays the tutorial and its accidents on them, and checks each step; scenes are in e2e/tutorial.sh
+  kubectl ARGS...           kubectl of the cluster, with Divvy's plugins: kubectl inspect gpushare
   status                    what runs: process numbers, versions, nodes, KUBECONFIG
   restart [-9] NAME...      restarts (-9: kills first) kube-scheduler, n1.kubelet, n1.containerd, n1.agent, divvy-extender, ...
   enter NODE COMMAND...     runs a command where /var/lib/kubelet, /run/containerd, /run/cdi and /dev are that node's
@@ -47,9 +48,10 @@ struct Plan {
     args: Vec<String>,
     env: Vec<(&'static str, String)>,
     needs_divvy: bool,
+    /// No image was named: it is built.
+    needs_image: bool,
 }
 
-/// The script's status is ours: 77 says that this machine lacks something.
 pub(crate) fn run(args: &[&str]) -> Result<ExitCode> {
     if matches!(args, [] | ["--help" | "-h" | "help"] | [_, "--help" | "-h"]) {
         #[expect(clippy::print_stdout, reason = "help that was asked for is data")]
@@ -62,6 +64,42 @@ pub(crate) fn run(args: &[&str]) -> Result<ExitCode> {
             ExitCode::SUCCESS
         });
     }
+    if let ["kubectl", rest @ ..] = args {
+        return kubectl(rest);
+    }
+    Ok(ExitCode::from(script(args)?))
+}
+
+/// Whether the cluster runs.
+pub(crate) fn is_up() -> bool {
+    folder().join("pids/kube-apiserver").exists()
+}
+
+/// Whether Divvy is on it, as processes or installed.
+pub(crate) fn has_divvy() -> bool {
+    is_up() && folder().join("divvy.settings").exists()
+}
+
+fn folder() -> PathBuf {
+    std::env::var_os("CLUSTER_DIR").map_or_else(|| std::env::temp_dir().join("divvy-cluster"), PathBuf::from)
+}
+
+/// The cluster's kubectl, which finds Divvy's plugins as it would find any: by their names in the PATH.
+fn kubectl(args: &[&str]) -> Result<ExitCode> {
+    ensure!(is_up(), "no cluster runs in {}; cargo xtask cluster up", folder().display());
+    let status = Command::new("bash")
+        .arg(e2e().join("kubectl.sh"))
+        .args(args)
+        .env("DIVVY_BIN", std::path::absolute(build::debug_folder())?)
+        .status()
+        .context("bash could not be run")?;
+    Ok(ExitCode::from(
+        status.code().and_then(|code| u8::try_from(code).ok()).unwrap_or(1),
+    ))
+}
+
+/// Runs a command of this front. The script's status is ours: 77 says that this machine lacks something.
+pub(crate) fn script(args: &[&str]) -> Result<u8> {
     let mut plan = plan(args)?;
     if plan.needs_divvy {
         build::cargo(&[
@@ -77,6 +115,10 @@ pub(crate) fn run(args: &[&str]) -> Result<ExitCode> {
         let folder = std::path::absolute(build::debug_folder()).context("the folder of cargo's builds")?;
         plan.env.push(("DIVVY_BIN", folder.display().to_string()));
     }
+    if plan.needs_image {
+        crate::image::run(&[])?;
+        plan.env.push(("IMAGE", crate::image::default_file()?));
+    }
     let script = e2e().join(plan.script);
     let status = Command::new("bash")
         .arg(&script)
@@ -84,8 +126,7 @@ pub(crate) fn run(args: &[&str]) -> Result<ExitCode> {
         .envs(plan.env)
         .status()
         .with_context(|| format!("bash {} could not be run", script.display()))?;
-    let code = status.code().and_then(|code| u8::try_from(code).ok()).unwrap_or(1);
-    Ok(ExitCode::from(code))
+    Ok(status.code().and_then(|code| u8::try_from(code).ok()).unwrap_or(1))
 }
 
 fn e2e() -> PathBuf {
@@ -99,11 +140,6 @@ fn plan(args: &[&str]) -> Result<Plan> {
         "up" => up(rest),
         "divvy" => divvy(rest),
         "install" => install(rest),
-        "tutorial" => Ok(Plan {
-            script: "tutorial.sh",
-            args: owned(rest),
-            ..Plan::default()
-        }),
         "status" if rest.is_empty() => Ok(Plan {
             script: "status.sh",
             ..Plan::default()
@@ -167,6 +203,7 @@ fn divvy(args: &[&str]) -> Result<Plan> {
         args: vec!["up".to_owned()],
         env,
         needs_divvy: true,
+        needs_image: false,
     };
     match args {
         [] => Ok(up(Vec::new())),
@@ -183,26 +220,31 @@ fn divvy(args: &[&str]) -> Result<Plan> {
     }
 }
 
-fn install(args: &[&str]) -> Result<Plan> {
-    let image = match args {
-        [] => crate::image::default_file()?,
-        ["--image", file] => (*file).to_owned(),
-        ["--down"] => {
-            return Ok(Plan {
-                script: "install.sh",
-                args: vec!["down".to_owned()],
-                ..Plan::default()
-            });
+fn install(mut args: &[&str]) -> Result<Plan> {
+    if args == ["--down"] {
+        return Ok(Plan {
+            script: "install.sh",
+            args: vec!["down".to_owned()],
+            ..Plan::default()
+        });
+    }
+    let (mut image, mut what) = (None, "up-and-check");
+    while let [flag, rest @ ..] = args {
+        args = rest;
+        match (*flag, rest) {
+            ("--no-check", _) => what = "up",
+            ("--image", [file, rest @ ..]) => {
+                args = rest;
+                image = Some((*file).to_owned());
+            }
+            _ => bail!("`install {flag}` is not understood; install takes --image FILE, --no-check or --down"),
         }
-        _ => bail!(
-            "`install {}` is not understood; install takes --image FILE or --down",
-            args.join(" ")
-        ),
-    };
+    }
     Ok(Plan {
         script: "install.sh",
-        args: vec!["up-and-check".to_owned()],
-        env: vec![("IMAGE", image)],
+        args: vec![what.to_owned()],
+        needs_image: image.is_none(),
+        env: image.map(|image| ("IMAGE", image)).into_iter().collect(),
         needs_divvy: true,
     })
 }
@@ -230,6 +272,8 @@ mod tests {
         assert!(plan(&["divvy"]).expect("understood").needs_divvy);
         assert_eq!(env(&["up", "--service-accounts"]), [("SERVICE_ACCOUNTS", "1".to_owned())]);
         assert_eq!(env(&["install", "--image", "x.tar"]), [("IMAGE", "x.tar".to_owned())]);
+        let built = plan(&["install", "--no-check"]).expect("understood");
+        assert_eq!((built.args, built.needs_image), (vec!["up".to_owned()], true));
         assert_eq!(plan(&["install", "--down"]).expect("understood").args, ["down"]);
         assert!(!plan(&["divvy", "--down"]).expect("understood").needs_divvy);
     }
@@ -246,6 +290,7 @@ mod tests {
             &["enter", "n1"],
             &["divvy", "--machines"],
             &["install", "--image"],
+            &["install", "--down", "--no-check"],
             &["nonsense"],
         ] {
             let text = plan(args).expect_err("not understood").to_string();
@@ -278,7 +323,7 @@ mod tests {
             "enter.sh",
             "divvy.sh",
             "install.sh",
-            "tutorial.sh",
+            "kubectl.sh",
         ] {
             let path = e2e().join(name);
             let output = Command::new("bash").arg("-n").arg(&path).output().expect("bash is there");

@@ -5,6 +5,7 @@ mod cluster;
 mod codegen;
 mod image;
 mod purity;
+mod suite;
 
 use std::process::ExitCode;
 
@@ -14,6 +15,7 @@ const USAGE: &str = "usage: cargo xtask COMMAND
 
   demo [ARGS]       builds everything and runs `divvy demo`
   test [ARGS]       builds everything and runs every test
+  suite [ARGS]      plays the scenarios on the embedded cluster and on a real Kubernetes; `cargo xtask suite --help`
   cluster COMMAND   a real Kubernetes on this machine, and Divvy on it; `cargo xtask cluster --help`
   image [FLAGS]     writes a container image; `cargo xtask image --help`
   purity            fails if a crate that must be pure can do I/O
@@ -40,6 +42,7 @@ fn run() -> Result<ExitCode> {
         ["demo", rest @ ..] => return build::demo(rest),
         ["test", rest @ ..] => build::test(rest)?,
         ["cluster", rest @ ..] => return cluster::run(rest),
+        ["suite", rest @ ..] => return suite::run(rest),
         ["image", rest @ ..] => image::run(rest)?,
         ["purity"] => purity::check()?,
         ["codegen"] => codegen::write()?,

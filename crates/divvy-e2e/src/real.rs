@@ -205,8 +205,8 @@ impl Cluster for Real {
     }
 
     fn witness(&self) -> Witness {
-        let prefix = self.cgroup_prefix.clone();
-        Box::new(move || cgroups::living(&prefix))
+        let mut living = cgroups::Look::new(&self.folder, &self.cgroup_prefix);
+        Box::new(move || living.look())
     }
 
     fn grants(&self, node: &str) -> io::Result<Vec<String>> {
@@ -224,16 +224,14 @@ impl Cluster for Real {
         Ok(names)
     }
 
-    async fn divvy(&self, args: &[&str]) -> io::Result<(String, String, bool)> {
-        let output = Command::new(&self.divvy)
+    fn divvy(&self, args: &[&str]) -> Command {
+        let mut command = Command::new(&self.divvy);
+        command
             .args(args)
             .env("KUBECONFIG", self.folder.join("admin.kubeconfig"))
             .stdin(Stdio::null())
-            .kill_on_drop(true)
-            .output()
-            .await?;
-        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-        Ok((text(&output.stdout), text(&output.stderr), output.status.success()))
+            .kill_on_drop(true);
+        command
     }
 }
 

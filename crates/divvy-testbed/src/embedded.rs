@@ -12,6 +12,7 @@ use rustix::net::{AddressFamily, SocketType, sockopt};
 use serde_json::json;
 use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
 use tokio::net::{TcpStream, UnixStream};
+use tokio::process::Command;
 use tokio::time::Instant;
 
 use crate::api::{ApiServer, Clock, Listening, Options};
@@ -516,6 +517,9 @@ impl Cluster for Embedded {
                 running().into_iter().map(|view| Living {
                     node: node.clone(),
                     pod_uid: view.pod_uid,
+                    container: view.container,
+                    id: view.id,
+                    devices: view.devices,
                     env: view.env,
                 })
             });
@@ -530,16 +534,14 @@ impl Cluster for Embedded {
         Ok(found)
     }
 
-    async fn divvy(&self, args: &[&str]) -> io::Result<(String, String, bool)> {
-        let output = tokio::process::Command::new(&self.settings.programs.divvy)
+    fn divvy(&self, args: &[&str]) -> Command {
+        let mut command = Command::new(&self.settings.programs.divvy);
+        command
             .args(args)
             .env("KUBECONFIG", self.kubeconfig())
             .stdin(std::process::Stdio::null())
-            .kill_on_drop(true)
-            .output()
-            .await?;
-        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-        Ok((text(&output.stdout), text(&output.stderr), output.status.success()))
+            .kill_on_drop(true);
+        command
     }
 }
 

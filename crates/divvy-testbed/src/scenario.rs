@@ -14,6 +14,7 @@ use std::future::Future;
 use std::io;
 
 use divvy_model::machine::Machines;
+use tokio::process::Command;
 
 pub use churn::Churn;
 pub use machines::{BUILT_IN, Machine};
@@ -51,6 +52,12 @@ pub struct Living {
     pub node: String,
     /// UID of its pod.
     pub pod_uid: String,
+    /// Its name in the pod.
+    pub container: String,
+    /// Names one start of it.
+    pub id: String,
+    /// Its device nodes of GPUs and drivers.
+    pub devices: Vec<String>,
     /// Its environment.
     pub env: std::collections::BTreeMap<String, String>,
 }
@@ -115,9 +122,8 @@ pub trait Cluster {
     fn witness(&self) -> Witness;
     /// Names of the files that a node keeps of grants: records and CDI specs.
     fn grants(&self, node: &str) -> io::Result<Vec<String>>;
-    /// Runs `divvy` with these arguments against the cluster, and gives what it printed to standard output and standard error
-    /// and whether its status was 0.
-    fn divvy(&self, args: &[&str]) -> impl Future<Output = io::Result<(String, String, bool)>>;
+    /// `divvy` with these arguments against the cluster, to be run: standard input is empty, and it does not outlive who waits for it.
+    fn divvy(&self, args: &[&str]) -> Command;
 }
 
 /// A play.

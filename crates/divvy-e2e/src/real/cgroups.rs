@@ -18,42 +18,91 @@ pub(super) fn is_populated(prefix: &str, node: &str, pod_uid: &str, container_id
     })
 }
 
-/// Processes of the test image that wait for their end (`/probe run`) in pods of these nodes, with the environment that they themselves have.
-pub(super) fn living(prefix: &str) -> io::Result<Vec<Living>> {
-    let mut found = Vec::new();
-    for entry in std::fs::read_dir("/proc")? {
-        let path = entry?.path();
-        let is_process = path
-            .file_name()
-            .is_some_and(|name| name.to_string_lossy().bytes().all(|byte| byte.is_ascii_digit()));
-        // What cannot be read has just ended.
-        if is_process && let Some(living) = look_at(&path, prefix) {
-            found.push(living);
+/// Looks at the processes of the test image that wait for their end (`/probe run`) in pods of a cluster's nodes.
+pub(super) struct Look {
+    folder: PathBuf,
+    prefix: String,
+    /// Names of containers by id: the runtime's files are read once.
+    names: BTreeMap<String, String>,
+}
+
+impl Look {
+    pub(super) fn new(folder: &Path, prefix: &str) -> Look {
+        Look {
+            folder: folder.to_owned(),
+            prefix: prefix.to_owned(),
+            names: BTreeMap::new(),
         }
     }
-    Ok(found)
-}
 
-fn look_at(process: &Path, prefix: &str) -> Option<Living> {
-    let command = std::fs::read(process.join("cmdline")).ok()?;
-    if !command.starts_with(b"/probe\0run") {
-        return None;
+    pub(super) fn look(&mut self) -> io::Result<Vec<Living>> {
+        let mut found = Vec::new();
+        for entry in std::fs::read_dir("/proc")? {
+            let path = entry?.path();
+            let is_process = path
+                .file_name()
+                .is_some_and(|name| name.to_string_lossy().bytes().all(|byte| byte.is_ascii_digit()));
+            // What cannot be read has just ended.
+            if is_process && let Some(living) = self.look_at(&path) {
+                found.push(living);
+            }
+        }
+        Ok(found)
     }
-    let cgroups = std::fs::read_to_string(process.join("cgroup")).ok()?;
-    let (node, pod_uid) = place(&cgroups, prefix)?;
-    let env = std::fs::read(process.join("environ")).ok()?;
-    let env = variables(&String::from_utf8_lossy(&env));
-    // A process that is just being made has none yet.
-    (!env.is_empty()).then_some(Living { node, pod_uid, env })
+
+    fn look_at(&mut self, process: &Path) -> Option<Living> {
+        let command = std::fs::read(process.join("cmdline")).ok()?;
+        if !command.starts_with(b"/probe\0run") {
+            return None;
+        }
+        let cgroups = std::fs::read_to_string(process.join("cgroup")).ok()?;
+        let (node, pod_uid, id) = place(&cgroups, &self.prefix)?;
+        let env = std::fs::read(process.join("environ")).ok()?;
+        let env = variables(&String::from_utf8_lossy(&env));
+        if env.is_empty() {
+            // A process that is just being made has none yet.
+            return None;
+        }
+        let mut devices: Vec<String> = std::fs::read_dir(process.join("root/dev"))
+            .ok()?
+            .filter_map(|entry| Some(entry.ok()?.file_name().to_string_lossy().into_owned()))
+            .filter(|name| name.starts_with("nvidia"))
+            .map(|name| format!("/dev/{name}"))
+            .collect();
+        devices.sort();
+        let container = self.name_of(&node, &id)?;
+        Some(Living {
+            node,
+            pod_uid,
+            container,
+            id,
+            devices,
+            env,
+        })
+    }
+
+    /// As the runtime was told it.
+    fn name_of(&mut self, node: &str, id: &str) -> Option<String> {
+        if let Some(name) = self.names.get(id) {
+            return Some(name.clone());
+        }
+        let bundle = format!("{node}/run/containerd/io.containerd.runtime.v2.task/k8s.io/{id}/config.json");
+        let config = std::fs::read(self.folder.join(bundle)).ok()?;
+        let config: serde_json::Value = serde_json::from_slice(&config).ok()?;
+        let name = config["annotations"]["io.kubernetes.cri.container-name"].as_str()?.to_owned();
+        self.names.insert(id.to_owned(), name.clone());
+        Some(name)
+    }
 }
 
-/// Node and pod of a line such as `7:pids:/divvy-test-26000-n1/kubepods/besteffort/pod0a1b/c0ffee`.
-fn place(cgroups: &str, prefix: &str) -> Option<(String, String)> {
+/// Node, pod and container of a line such as `7:pids:/divvy-test-26000-n1/kubepods/besteffort/pod0a1b/c0ffee`.
+fn place(cgroups: &str, prefix: &str) -> Option<(String, String, String)> {
     cgroups.lines().find_map(|line| {
         let (_, below) = line.split_once(&format!("/{prefix}-"))?;
         let (node, rest) = below.split_once('/')?;
-        let pod = rest.split('/').find_map(|part| part.strip_prefix("pod"))?;
-        Some((node.to_owned(), pod.to_owned()))
+        let mut parts = rest.split('/');
+        let pod = parts.find_map(|part| part.strip_prefix("pod"))?;
+        Some((node.to_owned(), pod.to_owned(), parts.next()?.to_owned()))
     })
 }
 
@@ -71,7 +120,7 @@ mod tests {
         let cgroups = "8:cpu:/elsewhere\n7:pids:/divvy-test-26000-n2/kubepods/burstable/pod0a-1b/c0ffee\n";
         assert_eq!(
             place(cgroups, "divvy-test-26000"),
-            Some(("n2".to_owned(), "0a-1b".to_owned()))
+            Some(("n2".to_owned(), "0a-1b".to_owned(), "c0ffee".to_owned()))
         );
         assert_eq!(place(cgroups, "divvy-test-2600"), None);
         assert_eq!(place("7:pids:/divvy-test-26000-n2/system\n", "divvy-test-26000"), None);

@@ -1,18 +1,26 @@
 //! Pods come and go at random while programs are killed; what lives on the machines is looked at all the while.
 
 use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{self, Write as _};
+use std::path::Path;
+use std::process::Stdio;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use divvy_model::names;
 use kube::api::DeleteParams;
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::{Value, json};
+use tokio::process::Child;
 use tokio::time::Instant;
 
 use super::play::NAMESPACE;
 use super::{Cluster, End, Living, Machine, Part, Play, Stop, Witness};
 use crate::api::splitmix64;
 use crate::builders::pod;
+use crate::story::Event;
 
 /// How long, and by which dice.
 #[derive(Debug, Clone, Copy)]
@@ -43,17 +51,22 @@ pub(super) async fn play<C: Cluster>(play: &mut Play<'_, C>, churn: Churn) -> Re
     ))
     .await?;
     let node = play.ready(Machine::Laptop).await?;
+    let folder = tempfile::tempdir()?;
+    let (history, reports) = (folder.path().join("history.log"), folder.path().join("reports.log"));
+    let recorder = record(play, &history).await?;
     let ended = Arc::new(AtomicBool::new(false));
     let looks = tokio::task::spawn_blocking({
-        let (witness, ended) = (play.cluster.witness(), ended.clone());
-        move || look(witness, &ended)
+        let (witness, ended, reports) = (play.cluster.witness(), ended.clone(), Reports::create(&reports)?);
+        move || look(witness, reports, &ended)
     });
     let acted = act(play, &node, churn).await;
     if acted.is_ok() {
         settled(play).await?;
     }
+    let cleared = play.clear().await;
     ended.store(true, Ordering::Relaxed);
-    let looks = looks.await.map_err(std::io::Error::other)?;
+    let looks = looks.await.map_err(io::Error::other)?;
+    stop(recorder).await?;
     let (created, kills) = acted?;
     let kills: Vec<String> = kills.iter().map(|(what, times)| format!("{what} {times} times")).collect();
     play.step("killed", &kills.join(", "), &format!("while {created} pods came"), Vec::new())?;
@@ -61,16 +74,54 @@ pub(super) async fn play<C: Cluster>(play: &mut Play<'_, C>, churn: Churn) -> Re
         "{} looks at what lives, at most {} units in use at once",
         looks.samples, looks.most_units
     ))?;
-    play.check(
+    let sound = play.check(
         looks.wrong.is_empty() && looks.samples > 0,
         "no GPU ever had programs on it for more memory than it has, and none ran without a grant",
         || looks.wrong.join("\n"),
     )?;
     play.check(looks.most_units > 0, "programs ran meanwhile", || "none did".to_owned())?;
-    play.clear().await?;
+    let text = |path: &Path| path.display().to_string();
+    let args = ["audit", &text(&history), "--reports", &text(&reports)];
+    let (output, errors, ok) = play.said(&args).await?;
+    play.tell(Event::Command {
+        text: "divvy audit history.log --reports reports.log".to_owned(),
+        output: format!("{output}{errors}"),
+    })?;
+    let audited = play.check(
+        ok,
+        "divvy audit finds nothing in the history, nor in what the containers said of themselves",
+        || output.clone(),
+    )?;
+    if !sound || !audited {
+        play.step("kept", &text(&folder.keep()), "the history and the reports", Vec::new())?;
+    }
+    cleared?;
     play.create(&pod("all").gpu_mem(16).select(&node), "asks for all 16 GiB")
         .await?;
     play.started("default", "all").await.map(drop)
+}
+
+/// `divvy audit record`, once it has listed what is there.
+async fn record<C: Cluster>(play: &Play<'_, C>, history: &Path) -> Result<Child, Stop> {
+    let mut command = play.cluster.divvy(&["audit", "record", &history.display().to_string()]);
+    let recorder = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn()?;
+    play.eventually("the history to be written down", async |_| {
+        let text = std::fs::read_to_string(history).unwrap_or_default();
+        Ok(match text.contains(r#""LISTED","kind":"Pod""#) {
+            true => Ok(()),
+            false => Err(text),
+        })
+    })
+    .await?;
+    Ok(recorder)
+}
+
+async fn stop(mut recorder: Child) -> Result<(), Stop> {
+    let pid = recorder.id().and_then(|pid| i32::try_from(pid).ok()).and_then(Pid::from_raw);
+    let pid = pid.ok_or_else(|| io::Error::other("divvy audit record ended by itself"))?;
+    kill_process(pid, Signal::TERM).map_err(io::Error::from)?;
+    recorder.wait().await?;
+    Ok(())
 }
 
 async fn act<C: Cluster>(play: &mut Play<'_, C>, node: &str, churn: Churn) -> Result<(u64, BTreeMap<&'static str, u64>), Stop> {
@@ -142,10 +193,10 @@ async fn settled<C: Cluster>(play: &Play<'_, C>) -> Result<(), Stop> {
     .await
 }
 
-fn look(mut witness: Witness, ended: &AtomicBool) -> Looks {
+fn look(mut witness: Witness, mut reports: Reports, ended: &AtomicBool) -> Looks {
     let mut looks = Looks::default();
     while !ended.load(Ordering::Relaxed) {
-        match witness() {
+        match witness().and_then(|living| reports.write(&living).map(|()| living)) {
             Ok(living) => {
                 let found = judge(&living);
                 looks.most_units = looks.most_units.max(found.0);
@@ -157,6 +208,57 @@ fn look(mut witness: Witness, ended: &AtomicBool) -> Looks {
         std::thread::sleep(LOOK);
     }
     looks
+}
+
+/// What `divvy audit --reports` reads: a line when a container is seen first, and one when it is seen no more.
+struct Reports {
+    file: File,
+    known: BTreeMap<String, Value>,
+}
+
+impl Reports {
+    fn create(path: &Path) -> io::Result<Reports> {
+        Ok(Reports {
+            file: File::create(path)?,
+            known: BTreeMap::new(),
+        })
+    }
+
+    fn write(&mut self, living: &[Living]) -> io::Result<()> {
+        let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+        let at = since.map_err(io::Error::other)?.as_secs_f64();
+        for container in living {
+            if self.known.contains_key(&container.id) {
+                continue;
+            }
+            let name = json!({"at": at, "node": container.node, "pod_uid": container.pod_uid, "container": container.container, "id": container.id});
+            let minors: Vec<u32> = container
+                .devices
+                .iter()
+                .filter_map(|path| path.strip_prefix("/dev/nvidia")?.parse().ok())
+                .collect();
+            let mut line = name.clone();
+            line["running"] = true.into();
+            line["gpus"] = minors.into();
+            line["env"] = json!(container.env);
+            writeln!(self.file, "{line}")?;
+            self.known.insert(container.id.clone(), name);
+        }
+        let gone: Vec<String> = self
+            .known
+            .keys()
+            .filter(|id| !living.iter().any(|container| container.id == **id))
+            .cloned()
+            .collect();
+        for id in gone {
+            if let Some(mut line) = self.known.remove(&id) {
+                line["at"] = at.into();
+                line["running"] = false.into();
+                writeln!(self.file, "{line}")?;
+            }
+        }
+        Ok(())
+    }
 }
 
 /// Units in use, and what is wrong, by the containers' own variables.
@@ -208,6 +310,9 @@ mod tests {
         Living {
             node: "n1".to_owned(),
             pod_uid: pod.to_owned(),
+            container: "main".to_owned(),
+            id: format!("id-{pod}"),
+            devices: Vec::new(),
             env: env.map(|(key, value)| (key.to_owned(), value.to_owned())).into(),
         }
     }

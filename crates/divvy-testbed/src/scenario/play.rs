@@ -91,7 +91,7 @@ impl<'a, C: Cluster> Play<'a, C> {
         (self.checks, self.failures)
     }
 
-    fn tell(&mut self, event: Event) -> Result<(), Stop> {
+    pub(super) fn tell(&mut self, event: Event) -> Result<(), Stop> {
         self.seq += 1;
         let ms = u64::try_from(self.began.elapsed().as_millis()).unwrap_or(u64::MAX);
         Ok(self.listener.hear(&Told {
@@ -279,9 +279,16 @@ impl<'a, C: Cluster> Play<'a, C> {
         .await
     }
 
+    /// What `divvy` prints with these arguments to standard output and standard error, and whether its status is 0.
+    pub(super) async fn said(&self, args: &[&str]) -> io::Result<(String, String, bool)> {
+        let output = self.cluster.divvy(args).output().await?;
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        Ok((text(&output.stdout), text(&output.stderr), output.status.success()))
+    }
+
     /// Runs `divvy` as a user would, shows what it printed, and gives it back.
     pub async fn run(&mut self, shown: &str, args: &[&str]) -> Result<String, Stop> {
-        let (output, errors, ok) = self.cluster.divvy(args).await?;
+        let (output, errors, ok) = self.said(args).await?;
         self.tell(Event::Command {
             text: shown.to_owned(),
             output: format!("{output}{errors}"),

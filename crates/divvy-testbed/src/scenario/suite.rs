@@ -56,11 +56,13 @@ pub enum Scene {
     RollingUpdate,
     /// All of it at random.
     Churn,
+    /// How long a pod takes.
+    Speed,
 }
 
 impl Scene {
     /// All of them, in the order in which they are played.
-    pub const ALL: [Scene; 20] = [
+    pub const ALL: [Scene; 21] = [
         Scene::Tour,
         Scene::TooLarge,
         Scene::SeveralContainers,
@@ -81,6 +83,7 @@ impl Scene {
         Scene::Drained,
         Scene::RollingUpdate,
         Scene::Churn,
+        Scene::Speed,
     ];
 
     /// Its name on a command line, and a line about it.
@@ -123,6 +126,10 @@ impl Scene {
             ),
             Scene::Drained => ("drained", "a node is drained; its pods move, and come back"),
             Scene::RollingUpdate => ("rolling-update", "every program of Divvy is replaced while pods come and go"),
+            Scene::Speed => (
+                "speed",
+                "how long a pod takes from its creation until it runs, with a GPU and without",
+            ),
             Scene::Churn => (
                 "churn",
                 "pods come and go while agent, extender, kubelet and containerd are killed",
@@ -169,6 +176,7 @@ impl Scene {
             Scene::Drained => outages::drained(play).await,
             Scene::RollingUpdate => outages::rolling_update(play).await,
             Scene::Churn => churn::play(play, churn).await,
+            Scene::Speed => pods::speed(play).await,
         }?;
         play.clear().await
     }

@@ -225,7 +225,7 @@ async fn restarts<C: Cluster>(play: &mut Play<'_, C>, laptop: &str, mixed: &str,
         "train-1 still runs in the container that it began in",
         || format!("{report:?}"),
     )?;
-    let (after, ..) = play.cluster.divvy(&["inspect", "gpushare", "-d"]).await?;
+    let (after, ..) = play.said(&["inspect", "gpushare", "-d"]).await?;
     play.check(after == table, "every pod is where it was", || after.clone())?;
     play.create(&pod("last").gpu_mem(8), "asks for 8 GiB: the last of archlinux")
         .await?;

@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
-use super::{NAMESPACE, Play, Stop, stop_api};
+use super::{NAMESPACE, Play, Stop, state, stop_api};
 use crate::builders::{PodBuilder, pod};
 use crate::scenario::{Cluster, Machine};
 
@@ -58,6 +58,21 @@ impl<C: Cluster> Play<'_, C> {
         create(&self.cluster.client(), &pod.build())
             .await
             .map_err(|source| stop_api("a pod could not be created".to_owned(), source))
+    }
+
+    /// Deletes a pod without a word, and waits until it is gone.
+    pub(in crate::scenario) async fn delete_quietly(&self, name: &str) -> Result<(), Stop> {
+        let pods = self.pods(NAMESPACE);
+        let deleted = pods.delete(name, &DeleteParams::default()).await;
+        deleted.map_err(|source| stop_api(format!("pod {name} could not be deleted"), source))?;
+        self.eventually(&format!("pod {name} to be gone"), async |_| {
+            let found = pods
+                .get_opt(name)
+                .await
+                .map_err(|source| stop_api(format!("pod {name}"), source))?;
+            Ok(found.map_or(Ok(()), |pod| Err(state(&pod))))
+        })
+        .await
     }
 
     /// Creates a Deployment of such pods.

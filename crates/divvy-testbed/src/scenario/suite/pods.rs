@@ -99,6 +99,40 @@ pub(super) async fn past_the_scheduler<C: Cluster>(play: &mut Play<'_, C>) -> Re
     Ok(())
 }
 
+/// Of each kind.
+const TIMED: usize = 20;
+
+pub(super) async fn speed<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), Stop> {
+    play.scene("How long a pod takes from its creation until it runs, with a GPU and without, in turn")
+        .await?;
+    let node = play.ready(Machine::Laptop).await?;
+    let mut times = [Vec::new(), Vec::new()];
+    for number in 0..TIMED {
+        for (kind, times) in times.iter_mut().enumerate() {
+            let name = format!("timed-{kind}-{number}");
+            let manifest = pod(&name).grace_seconds(1).select(&node);
+            let manifest = if kind == 0 { manifest } else { manifest.gpu_mem(3) };
+            let began = Instant::now();
+            play.create_quietly(&manifest).await?;
+            play.eventually(&format!("pod {name} to run"), async |play| {
+                let pod = play.get("default", &name).await?;
+                let phase = pod.status.and_then(|status| status.phase).unwrap_or_default();
+                Ok(if phase == "Running" { Ok(()) } else { Err(phase) })
+            })
+            .await?;
+            times.push(began.elapsed().as_millis());
+            play.delete_quietly(&name).await?;
+        }
+    }
+    for (text, times) in ["without a GPU", "with 3 GiB of one"].iter().zip(&mut times) {
+        times.sort_unstable();
+        let (least, most) = (times.first().copied().unwrap_or(0), times.last().copied().unwrap_or(0));
+        let median = times.get(times.len() / 2).copied().unwrap_or(0);
+        play.measured(&format!("{text}: {median} ms, the median of {TIMED} ({least} to {most})"))?;
+    }
+    Ok(())
+}
+
 const MANY: usize = 40;
 
 pub(super) async fn many<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), Stop> {

@@ -26,7 +26,8 @@ async fn r05_memory_is_given_again_when_the_container_has_ended_not_when_deletio
     bed.create(&pod("newcomer").gpu_mem(3));
     bed.unschedulable("newcomer", "").await;
     bed.delete("old");
-    let (why, _, _) = bed.cluster.divvy(&["why", "newcomer"]).await.expect("divvy runs");
+    let said = bed.cluster.divvy(&["why", "newcomer"]).output().await.expect("divvy runs");
+    let why = String::from_utf8_lossy(&said.stdout);
     assert!(why.contains("default/old") && why.contains("(being deleted)"), "{why}");
     bed.until("the old container to end", async |bed: &Bed| {
         // In this order: bound first, and still running after that, is too early.
