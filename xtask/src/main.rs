@@ -4,6 +4,7 @@ mod build;
 mod cluster;
 mod codegen;
 mod image;
+mod krew;
 mod purity;
 mod suite;
 
@@ -18,6 +19,7 @@ const USAGE: &str = "usage: cargo xtask COMMAND
   suite [ARGS]      plays the scenarios on the embedded cluster and on a real Kubernetes; `cargo xtask suite --help`
   cluster COMMAND   a real Kubernetes on this machine, and Divvy on it; `cargo xtask cluster --help`
   image [FLAGS]     writes a container image; `cargo xtask image --help`
+  krew [FLAGS]      writes the kubectl plugins as krew takes them; `cargo xtask krew --help`
   purity            fails if a crate that must be pure can do I/O
   codegen           writes crates/divvy-kubelet/src/gen/*.rs from crates/divvy-kubelet/proto
   codegen --check   changes nothing; fails if the files in the tree are not what codegen would write";
@@ -44,6 +46,7 @@ fn run() -> Result<ExitCode> {
         ["cluster", rest @ ..] => return cluster::run(rest),
         ["suite", rest @ ..] => return suite::run(rest),
         ["image", rest @ ..] => image::run(rest)?,
+        ["krew", rest @ ..] => krew::run(rest)?,
         ["purity"] => purity::check()?,
         ["codegen"] => codegen::write()?,
         ["codegen", "--check"] => codegen::check()?,

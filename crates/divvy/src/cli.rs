@@ -24,7 +24,7 @@ Examples:
   divvy extender --listen 0.0.0.0:12345
   divvy scheduler-config              what kube-scheduler must be told
 
-As a kubectl plugin: link this program as kubectl-divvy and kubectl-inspect-gpushare into your PATH."
+As a kubectl plugin: link this program as kubectl-divvy and kubectl-inspect-gpushare into your PATH; `divvy completions --help` for tabs."
 )]
 pub struct Cli {
     /// What to do.
@@ -47,6 +47,7 @@ pub enum Command {
     Audit(Box<AuditArgs>),
     SchedulerConfig(Box<SchedulerConfigArgs>),
     Manifests(ManifestsArgs),
+    Completions(CompletionsArgs),
     Demo(DemoArgs),
 }
 
@@ -504,6 +505,34 @@ fn object_name(text: &str) -> Result<String, String> {
     } else {
         Err("a name is of lower-case letters, digits, - and ., and begins and ends with a letter or digit".to_owned())
     }
+}
+
+/// Print the completions of divvy for a shell
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  source <(divvy completions bash)                                    in ~/.bashrc
+  divvy completions zsh > \"${fpath[1]}/_divvy\"
+  divvy completions fish > ~/.config/fish/completions/divvy.fish
+
+For kubectl divvy and kubectl inspect gpushare it is kubectl that asks: a program beside the plugin, which is this one under another name.
+  cd DIRECTORY-IN-PATH
+  ln -s divvy kubectl-divvy;             ln -s divvy kubectl_complete-divvy
+  ln -s divvy kubectl-inspect-gpushare;  ln -s divvy kubectl_complete-inspect-gpushare")]
+pub struct CompletionsArgs {
+    /// The shell
+    pub shell: Shell,
+}
+
+/// Shells with completions.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Shell {
+    /// Bash
+    Bash,
+    /// Zsh
+    Zsh,
+    /// Fish
+    Fish,
 }
 
 /// Print the objects that install Divvy into a cluster: its Helm chart, rendered without Helm

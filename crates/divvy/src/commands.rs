@@ -2,6 +2,8 @@
 
 pub mod agent;
 pub mod audit;
+#[cfg(feature = "completions")]
+pub mod completions;
 #[cfg(feature = "demo")]
 pub mod demo;
 pub mod extender;
@@ -31,6 +33,12 @@ pub async fn run(cli: Cli) -> anyhow::Result<bool> {
         Command::Audit(args) => audit::run(*args).await,
         Command::SchedulerConfig(args) => scheduler_config::run(*args).await,
         Command::Manifests(args) => manifests::run(&args).map(|()| true),
+        #[cfg(feature = "completions")]
+        Command::Completions(args) => completions::run(&args).map(|()| true),
+        #[cfg(not(feature = "completions"))]
+        Command::Completions(_) => anyhow::bail!(
+            "this divvy was built for a node's image, where nobody types; a divvy built by `cargo build --release` has completions"
+        ),
         #[cfg(feature = "demo")]
         Command::Demo(args) => demo::run(args).await,
         #[cfg(not(feature = "demo"))]

@@ -10,6 +10,13 @@ use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::SubscriberInitExt as _;
 
 fn main() -> ExitCode {
+    #[cfg(feature = "completions")]
+    if let Some(answer) = divvy::commands::completions::for_kubectl(&std::env::args_os().collect::<Vec<_>>()) {
+        return match answer.and_then(|text| divvy::printer::print(&text)) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(error) => fail(&error.into()),
+        };
+    }
     let cli = Cli::parse_from(arguments(std::env::args_os()));
     if let Err(error) = log(cli.log.as_deref()) {
         return fail(&error);

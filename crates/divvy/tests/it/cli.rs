@@ -50,6 +50,7 @@ fn every_help_teaches_by_example() {
         &["audit", "record", "--help"],
         &["scheduler-config", "--help"],
         &["manifests", "--help"],
+        &["completions", "--help"],
         &["demo", "--help"],
     ] {
         let output = divvy(command, &[]);
