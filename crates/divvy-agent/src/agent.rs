@@ -3,6 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -11,13 +12,13 @@ use divvy_container::cdi;
 use divvy_hardware::client::ProbeHandle;
 use divvy_kubelet::checkpoint::Checkpoint;
 use divvy_kubelet::plugin;
-use divvy_model::{Health, MiB};
+use divvy_model::{Health, MiB, Node, names, runtime};
 use tokio::sync::{Notify, mpsc, watch};
 use tracing::{debug, info, warn};
 
 use crate::cgroups;
 use crate::cluster::Told;
-use crate::decide::{Action, Class, Core, Device, Facts, Handout, Key, PreStart};
+use crate::decide::{Action, Class, Core, Device, Facts, Handout, Key, OWN_VISIBLE_DEVICES, PreStart};
 use crate::files::FileError;
 use crate::hardware;
 use crate::metrics::Metrics;
@@ -62,6 +63,12 @@ pub(crate) struct Agent {
     pub(crate) events: mpsc::Sender<Told>,
     pub(crate) metrics: Metrics,
     pub(crate) ready: Readiness,
+    /// `--device-list-strategy cdi`: the operator says that the runtime does CDI.
+    cdi_declared: bool,
+    /// The node's runtime is known to lack CDI: nothing is offered.
+    pub(crate) without_cdi: watch::Sender<bool>,
+    /// The node offers whole GPUs, too.
+    other_plugin: AtomicBool,
     probe: OnceLock<ProbeHandle>,
     /// What the last reconciliation found, for the log.
     disagreements: Mutex<BTreeMap<Class, u64>>,
@@ -83,6 +90,7 @@ pub(crate) struct Parts {
     pub(crate) device_plugin_dir: PathBuf,
     pub(crate) client: kube::Client,
     pub(crate) node_name: String,
+    pub(crate) cdi_declared: bool,
     pub(crate) events: mpsc::Sender<Told>,
 }
 
@@ -116,6 +124,9 @@ impl Agent {
             events: parts.events,
             metrics: Metrics::new(),
             ready: Readiness::default(),
+            cdi_declared: parts.cdi_declared,
+            without_cdi: watch::Sender::new(false),
+            other_plugin: AtomicBool::new(false),
             probe: OnceLock::new(),
             disagreements: Mutex::default(),
         }
@@ -190,11 +201,45 @@ impl Agent {
             warn!(%pod, reason, "{text}");
             self.tell(Told {
                 pod: Some((pod, uid)),
-                warning: true,
+                // All is well with the pod.
+                warning: reason != OWN_VISIBLE_DEVICES,
                 reason,
                 text,
             });
         }
+    }
+
+    /// The node's object, as it is now: what runs beside the agent decides whether containers can get their GPUs at all.
+    pub(crate) fn look_at_node(&self, node: &Node) {
+        let refused = node
+            .runtime
+            .as_deref()
+            .filter(|_| !self.cdi_declared)
+            .and_then(runtime::without_cdi);
+        match &refused {
+            None => self.ready.clear("runtime"),
+            Some(text) => {
+                self.ready.set("runtime", text.clone());
+                if !*self.without_cdi.borrow() {
+                    let text = format!("no GPU memory is offered on this node: {text}");
+                    warn!("{text}");
+                    self.tell_of_node(true, "NoCDI", text);
+                }
+            }
+        }
+        self.without_cdi.send_replace(refused.is_some());
+        let others = node.whole_gpus > 0;
+        if others && !self.other_plugin.swap(true, Ordering::Relaxed) {
+            let text = format!(
+                "another device plugin offers {} {} on this node, and Divvy offers the memory of its GPUs: a pod of either may get a GPU that pods of the \
+                 other use. Keep NVIDIA's plugin off nodes that Divvy shares: its DaemonSet needs a nodeSelector or an affinity that leaves out this node",
+                node.whole_gpus,
+                names::WHOLE_GPU
+            );
+            warn!("{text}");
+            self.tell_of_node(true, "TwoDevicePlugins", text);
+        }
+        self.other_plugin.store(others, Ordering::Relaxed);
     }
 
     /// An event about the node, for whoever looks at its GPUs.

@@ -77,8 +77,12 @@ fn pod(object: &PodObject) -> Option<Pod> {
 }
 
 /// The node's inventory as it is in the cluster; `None` where there is none, or none that can be read, or no answer in time.
-pub(crate) async fn inventory_before(client: &kube::Client, node: &str, patience: Duration) -> Option<Inventory> {
-    match tokio::time::timeout(patience, list::node(client, node)).await {
+pub(crate) async fn inventory_before(agent: &Agent, node: &str, patience: Duration) -> Option<Inventory> {
+    let answer = tokio::time::timeout(patience, list::node(&agent.client(), node)).await;
+    if let Ok(Ok(node)) = &answer {
+        agent.look_at_node(node);
+    }
+    match answer {
         Ok(Ok(node)) => match node.inventory {
             Some(Ok(inventory)) => Some(inventory),
             Some(Err(error)) => {
@@ -141,7 +145,7 @@ pub(crate) async fn publish_inventory(
             changed = wanted.changed() => if changed.is_err() {
                 return Ok(());
             },
-            change = changes.next() => match change {
+            change = changes.next() => match change.inspect(|change| look(&agent, change)) {
                 Some(change) if !done.is_empty() && lacks(&change, &done) => {
                     // Just after a write it is most likely the node as it was before.
                     if written_at.elapsed() > OWN_ECHO {
@@ -159,6 +163,14 @@ pub(crate) async fn publish_inventory(
                 None => return Err(Error::Ended { part: "the watch of the node", text: "its stream ended".to_owned() }),
             },
         }
+    }
+}
+
+fn look(agent: &Agent, change: &Change<NodeObject>) {
+    match change {
+        Change::Apply(object) => agent.look_at_node(&convert::node(object)),
+        Change::Reset(objects) => objects.iter().for_each(|object| agent.look_at_node(&convert::node(object))),
+        Change::Delete(_) | Change::Interrupted(_) => {}
     }
 }
 

@@ -23,7 +23,7 @@ use divvy_model::{Gpu, GrantRecord, Held, MemoryUnit, MiB, Pod, PodKey};
 
 pub use allocate::Resource;
 pub use devices::{Device, Devices, SizeWarning, TooManyIds};
-pub use prestart::{PreStart, Reason};
+pub use prestart::{OWN_VISIBLE_DEVICES, PreStart, Reason};
 pub use project::{NodeFiles, SHARED_DEVICES};
 pub use reconcile::{Class, Reconciled};
 

@@ -12,6 +12,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use crate::agent::{After, Agent, Parts};
+use crate::config::DeviceListStrategy;
 use crate::decide::{Core, Resource, Settings};
 use crate::plugin::AgentPlugin;
 use crate::store::{Store, boot_id};
@@ -84,6 +85,7 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
         device_plugin_dir: config.device_plugin_dir(),
         client: client.clone(),
         node_name: config.node_name.clone(),
+        cdi_declared: config.device_list_strategy == DeviceListStrategy::Cdi,
         events,
     }));
     agent.ready.set("gpus", "the probe has not given a snapshot yet");
@@ -111,8 +113,8 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
     tasks.spawn(until(&stop, {
         let (agent, config) = (agent.clone(), config.clone());
         async move {
-            let node = config.node_name.clone();
-            let before = async move { cluster::inventory_before(&client, &node, BEFORE).await };
+            let (asked, node) = (agent.clone(), config.node_name.clone());
+            let before = async move { cluster::inventory_before(&asked, &node, BEFORE).await };
             hardware::follow(agent, config, before).await
         }
     }));
@@ -254,6 +256,9 @@ async fn prepare(agent: &Arc<Agent>, written: watch::Sender<Arc<str>>, has_grant
     } else {
         first_written.await.map_err(closed)?;
     }
+    // The node's object was read before the inventory was made. What containers would not get is not offered.
+    let mut without_cdi = agent.without_cdi.subscribe();
+    without_cdi.wait_for(|without| !without).await.map_err(closed)?;
     Ok(())
 }
 

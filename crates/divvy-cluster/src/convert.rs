@@ -33,6 +33,7 @@ pub fn pod(object: &PodObject) -> Result<Pod, divvy_model::Error> {
         cpu_milli: effective(&request, &cpu).saturating_add(overhead(object, "cpu", quantity_milli)?),
         memory_bytes: effective(&request, &memory).saturating_add(overhead(object, "memory", quantity_value)?),
         held: meta.annotations.as_ref().map(Held::from_annotations).unwrap_or_default(),
+        own_visible: own_visible(object, &request),
         request,
     })
 }
@@ -58,6 +59,11 @@ pub fn node(object: &NodeObject) -> Node {
             .map(|address| address.address.clone()),
         capacity_units: value(&status.capacity, names::GPU_MEM),
         capacity_gpus: value(&status.capacity, names::GPU_COUNT),
+        whole_gpus: value(&status.capacity, names::WHOLE_GPU),
+        runtime: status
+            .node_info
+            .map(|info| info.container_runtime_version)
+            .filter(|version| !version.is_empty()),
         allocatable_units: value(&status.allocatable, names::GPU_MEM),
         allocatable_gpus: value(&status.allocatable, names::GPU_COUNT),
         cpu_milli: status
@@ -86,6 +92,14 @@ pub fn request(object: &PodObject) -> Result<PodRequest, divvy_model::Error> {
         })
         .collect();
     Ok(PodRequest { containers })
+}
+
+/// The first container that asks for GPU memory and chooses GPUs by itself as well.
+fn own_visible(object: &PodObject, request: &PodRequest) -> Option<Box<(String, String)>> {
+    let both = in_order(object).zip(&request.containers).filter(|(_, asked)| asked.units > 0);
+    both.filter_map(|((_, container), _)| Some((container.name.clone(), container.visible_devices.clone()?)))
+        .find(|(_, value)| !matches!(value.as_str(), "" | "none" | names::VISIBLE_NONE))
+        .map(Box::new)
 }
 
 fn in_order(object: &PodObject) -> impl Iterator<Item = (ContainerKind, &Container)> {

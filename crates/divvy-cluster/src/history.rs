@@ -356,6 +356,7 @@ impl Reader {
                         capacity: status.capacity,
                         allocatable: status.allocatable,
                         addresses: status.addresses,
+                        node_info: None,
                     }),
                 };
                 let node = convert::node(&object);
@@ -492,6 +493,7 @@ impl Recorder {
                 status.capacity.retain(|name, _| is_ours(name));
                 status.allocatable.retain(|name, _| is_ours(name));
                 status.addresses.clear();
+                status.node_info = None;
             }
             Some(keep("Node", &mut node.metadata, &node.spec, &node.status))
         })

@@ -1,7 +1,7 @@
 //! One look at the cluster, for the command line.
 
 use divvy_model::{Node, Pod, legacy};
-use k8s_openapi::api::core::v1::ConfigMap;
+use k8s_openapi::api::core::v1::{ConfigMap, Event};
 use kube::api::{Api, ListParams};
 
 use crate::convert::UnhealthyGpus;
@@ -116,6 +116,43 @@ pub async fn node(client: &kube::Client, name: &str) -> Result<Node, Error> {
         .await
         .map_err(|source| Error::api(format!("node {name} could not be read"), source))?;
     Ok(convert::node(&object))
+}
+
+/// A pod that a controller wanted to make and was not allowed to: there is no pod that could say so.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NotMade {
+    /// `ReplicaSet ml/train-6d5`
+    pub by: String,
+    /// The API server's words.
+    pub why: String,
+}
+
+/// What controllers could not make, and why, by their events; of one namespace, or of all. Only what speaks of GPU memory.
+pub async fn not_made(client: &kube::Client, namespace: Option<&str>) -> Result<Vec<NotMade>, Error> {
+    let api: Api<Event> = match namespace {
+        Some(namespace) => Api::namespaced(client.clone(), namespace),
+        None => Api::all(client.clone()),
+    };
+    let list = api
+        .list(&ListParams::default().fields("reason=FailedCreate").limit(500))
+        .await
+        .map_err(|source| Error::api("the events could not be listed", source))?;
+    let mut found: Vec<NotMade> = Vec::new();
+    for event in list.items {
+        let why = event.message.unwrap_or_default();
+        if event.reason.as_deref() != Some("FailedCreate") || !(why.contains("/gpu-mem") || why.contains("divvy.dev")) {
+            continue;
+        }
+        let about = event.involved_object;
+        let (kind, name) = (about.kind.unwrap_or_default(), about.name.unwrap_or_default());
+        let by = format!("{kind} {}/{name}", about.namespace.unwrap_or_default());
+        // The same one fails again and again, with another name for the pod each time.
+        match found.iter_mut().find(|known| known.by == by) {
+            Some(known) => known.why = why,
+            None => found.push(NotMade { by, why }),
+        }
+    }
+    Ok(found)
 }
 
 /// One pod as it is, status conditions among it.

@@ -54,6 +54,9 @@ pub struct Container {
     /// What it asks for.
     #[serde(deserialize_with = "null_is_default")]
     pub resources: Resources,
+    /// Of its variables only `NVIDIA_VISIBLE_DEVICES`, if it is written out in the pod.
+    #[serde(rename = "env", deserialize_with = "visible_devices", skip_serializing)]
+    pub visible_devices: Option<String>,
 }
 
 /// `resources` of a container.
@@ -189,6 +192,17 @@ pub struct NodeStatus {
     /// How to reach it.
     #[serde(deserialize_with = "null_is_default")]
     pub addresses: Vec<Address>,
+    /// What runs on it.
+    #[serde(rename = "nodeInfo", skip_serializing_if = "Option::is_none")]
+    pub node_info: Option<NodeInfo>,
+}
+
+/// `status.nodeInfo` of a node.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct NodeInfo {
+    /// `containerd://2.1.4`
+    pub container_runtime_version: String,
 }
 
 /// An address of a node.
@@ -200,6 +214,22 @@ pub struct Address {
     pub kind: String,
     /// The address.
     pub address: String,
+}
+
+/// One variable out of a container's `env`.
+fn visible_devices<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<String>, D::Error> {
+    #[derive(Deserialize)]
+    struct Variable {
+        #[serde(default)]
+        name: String,
+        value: Option<String>,
+    }
+    let variables: Option<Vec<Variable>> = Option::deserialize(deserializer)?;
+    let mut named = variables
+        .into_iter()
+        .flatten()
+        .filter(|variable| variable.name == divvy_model::names::VISIBLE_DEVICES);
+    Ok(named.next_back().and_then(|variable| variable.value))
 }
 
 /// Go writes nil slices and maps as `null`.

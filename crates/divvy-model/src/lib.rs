@@ -22,6 +22,7 @@ mod node;
 mod pod;
 mod quantity;
 mod request;
+pub mod runtime;
 
 pub use allocation::{Allocation, ContainerShare, GpuShare};
 pub use device_id::DeviceId;

@@ -5,6 +5,8 @@ pub const GPU_MEM: &str = "aliyun.com/gpu-mem";
 /// Extended resource that counts a node's GPUs (gpushare). Asking for it has no effect.
 pub const GPU_COUNT: &str = "aliyun.com/gpu-count";
 
+/// Extended resource of whole GPUs, which NVIDIA's device plugin offers.
+pub const WHOLE_GPU: &str = "nvidia.com/gpu";
 /// Node annotation: what the agent found ([`crate::Inventory`]).
 pub const INVENTORY: &str = "divvy.dev/inventory";
 /// Pod annotation, carried by the Binding: what the extender decided ([`crate::Allocation`]).

@@ -13,6 +13,10 @@ pub struct Node {
     pub capacity_units: u64,
     /// status.capacity of gpu-count; 0 when absent.
     pub capacity_gpus: u64,
+    /// status.capacity of [`crate::names::WHOLE_GPU`], which is another plugin's; 0 when absent.
+    pub whole_gpus: u64,
+    /// status.nodeInfo.containerRuntimeVersion, `containerd://2.1.4`.
+    pub runtime: Option<String>,
     /// status.allocatable of gpu-mem, in units: without the units of failed GPUs.
     pub allocatable_units: u64,
     /// status.allocatable of gpu-count.

@@ -60,6 +60,8 @@ pub struct Pod {
     pub memory_bytes: u64,
     /// What it holds, by its annotations.
     pub held: Held,
+    /// A container that asks for GPU memory and sets `NVIDIA_VISIBLE_DEVICES` itself, and to what. It has no effect.
+    pub own_visible: Option<Box<(String, String)>>,
 }
 
 /// What a pod holds, by its annotations.

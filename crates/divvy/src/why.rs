@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
 use divvy_cluster::objects::{NodeObject, PodObject, PodStatus};
-use divvy_model::{Health, Held, MiB, Node, Pod};
+use divvy_model::{Health, Held, MiB, Node, Pod, runtime};
 use divvy_placement::{Ask, GpuReport, HolderKind, Ledger, NodeReport, Refusal};
 use serde::Serialize;
 
@@ -98,6 +98,9 @@ pub struct Site {
     labels: BTreeMap<String, String>,
     cordoned: bool,
     sum: Sum,
+    /// Whole GPUs that another device plugin offers there.
+    whole_gpus: u64,
+    runtime: Option<String>,
 }
 
 /// The sites of these nodes (the same ones in both forms) with these pods.
@@ -107,6 +110,8 @@ pub fn sites(objects: &[NodeObject], nodes: &[Node], pods: &[Pod]) -> BTreeMap<S
         labels: object.metadata.labels.clone().unwrap_or_default(),
         cordoned: node.unschedulable,
         sum: sums.get(&node.name).copied().unwrap_or_default(),
+        whole_gpus: node.whole_gpus,
+        runtime: node.runtime.clone(),
     };
     let both = objects.iter().zip(nodes);
     both.map(|both| (both.1.name.clone(), site(both))).collect()
@@ -135,7 +140,12 @@ fn obstacle(site: &Site, name: &str, ask: &Ask, object: &PodObject) -> Option<(S
         return None;
     }
     let Sum { capacity, offered, .. } = site.sum;
+    let without_cdi = site.runtime.as_deref().and_then(runtime::without_cdi);
     Some(match offered {
+        0 if without_cdi.is_some() => (
+            without_cdi.unwrap_or_default(),
+            "the agent offers the GPUs again when that is done".to_owned(),
+        ),
         0 => (
             format!("its kubelet offers 0 of {capacity} units: the device plugin is away"),
             format!("is the Divvy agent running there? kubectl get pods -A -o wide --field-selector spec.nodeName={name}"),
@@ -177,12 +187,66 @@ pub fn answer(ledger: &Ledger, pod: &Pod, object: &PodObject, sites: &BTreeMap<S
         ));
     } else if pod.node.is_some() {
         bound(&mut answer, ledger, pod, &status);
+    } else if sites.values().all(|site| site.sum.capacity == 0) {
+        nobody_offers(&mut answer, sites, &asked(&ask));
     } else {
         waiting(&mut answer, ledger, &ask, pod, &|node| {
             obstacle(sites.get(node)?, node, &ask, object)
         });
     }
+    beside(&mut answer, pod, sites);
     answer
+}
+
+/// No node has a unit to give: Divvy is not there, or not ready anywhere.
+fn nobody_offers(answer: &mut Answer, sites: &BTreeMap<String, Site>, size: &str) {
+    answer.summary = format!(
+        "waits; it asks for {size} on one GPU, and no node of the cluster offers any {}: Divvy's agent is not installed, or not ready",
+        divvy_model::names::GPU_MEM
+    );
+    for (name, site) in sites {
+        if let Some(text) = site.runtime.as_deref().and_then(runtime::without_cdi) {
+            answer.hints.push(format!("node {name}: {text}"));
+        }
+    }
+    answer.hints.push(
+        "is it installed, and does an agent run on the GPU nodes? kubectl get daemonsets,pods -A -o wide | grep divvy".to_owned(),
+    );
+    answer
+        .hints
+        .push("if it is not: divvy manifests | kubectl apply -f -; if it is, its pods say what they wait for: kubectl describe pod, and /readyz".to_owned());
+}
+
+/// What stands beside Divvy on the nodes that matter to a pod, and in the pod itself.
+fn beside(answer: &mut Answer, pod: &Pod, sites: &BTreeMap<String, Site>) {
+    if answer.units == 0 || pod.ended() {
+        return;
+    }
+    let matters = |name: &str| pod.node.as_deref().is_none_or(|node| node == name);
+    for (name, site) in sites
+        .iter()
+        .filter(|(name, site)| matters(name) && site.sum.capacity > 0 && site.whole_gpus > 0)
+    {
+        answer.hints.push(format!(
+            "node {name}: another device plugin offers {} {} there, and neither knows of the other: the same GPU can be given out twice. Keep \
+             NVIDIA's plugin off this node (a nodeSelector or an affinity of its DaemonSet)",
+            site.whole_gpus,
+            divvy_model::names::WHOLE_GPU
+        ));
+    }
+    if let Some((container, value)) = pod.own_visible.as_deref() {
+        answer.hints.push(format!(
+            "container {container} sets {}={value} itself; that has no effect, it sees its own GPU and no other: take the variable out of the pod",
+            divvy_model::names::VISIBLE_DEVICES
+        ));
+    }
+    if pod.node.is_none() && matches!(pod.held, Held::Allocation(_) | Held::Legacy(_)) {
+        answer.hints.push(
+            "the pod carries an allocation though it is bound to no node; it has no effect, and the binding replaces it. The admission policies \
+             refuse such pods in words: divvy manifests"
+                .to_owned(),
+        );
+    }
 }
 
 fn bound(answer: &mut Answer, ledger: &Ledger, pod: &Pod, status: &PodStatus) {

@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use divvy_model::{GpuShare, GrantRecord, Health, MiB};
+use divvy_model::{GpuShare, GrantRecord, Health, MiB, names};
 
 use super::booking::Booking;
 use super::{Action, Core, Facts, Handout, Key};
@@ -26,6 +26,9 @@ pub enum Reason {
     /// Other containers still hold the memory.
     MemoryHeld,
 }
+
+/// Reason of the event about a pod that chooses its GPUs by itself, too.
+pub const OWN_VISIBLE_DEVICES: &str = "OwnVisibleDevices";
 
 impl Reason {
     /// Value of the metrics' label.
@@ -319,6 +322,23 @@ impl Core {
         let before = self.records.get(key);
         if before != Some(&record) {
             actions.push(Action::WriteRecord(record.clone()));
+        }
+        // Once for a pod: with its first grant.
+        let first = self.records.keys().all(|other| other.uid != key.uid);
+        if let Some(known) = self.pods.get(&key.uid).filter(|_| first)
+            && let Some((container, value)) = known.pod.own_visible.as_deref()
+        {
+            actions.push(Action::Event {
+                pod: known.pod.key(),
+                uid: key.uid.clone(),
+                reason: OWN_VISIBLE_DEVICES,
+                text: format!(
+                    "container {container} sets {}={value} itself. That has no effect: it runs with the GPU that was allocated to the pod and sees \
+                     no other. Take the variable out of the pod; more of a GPU is asked for by limits: {{{}: N}}",
+                    names::VISIBLE_DEVICES,
+                    names::GPU_MEM
+                ),
+            });
         }
         if let Some((name, text)) = self.project(&record, &facts.node) {
             actions.push(Action::WriteSpec { name, text });

@@ -1,5 +1,6 @@
 //! `divvy why`.
 
+use divvy_cluster::list::NotMade;
 use divvy_cluster::objects::PodObject;
 use divvy_cluster::{client, convert, list};
 use divvy_model::Node;
@@ -36,7 +37,22 @@ pub async fn run(args: WhyArgs) -> anyhow::Result<()> {
     let namespace = args.namespace.clone().unwrap_or(connection.namespace);
     let mut asked: Vec<PodObject> = Vec::new();
     if let Some(name) = &args.pod {
-        asked.push(list::pod(&connection.client, &namespace, name).await?);
+        match list::pod(&connection.client, &namespace, name).await {
+            Ok(object) => asked.push(object),
+            Err(error) => {
+                // A controller may have been refused it, and who asks most likely has its name in mind.
+                let refused = not_made(&connection.client, Some(&namespace)).await;
+                let of_it: Vec<String> = refused
+                    .iter()
+                    .filter(|refused| refused.by.contains(name.as_str()))
+                    .map(not_made_text)
+                    .collect();
+                if of_it.is_empty() {
+                    return Err(error.into());
+                }
+                anyhow::bail!("{error}. {}", of_it.join(" "));
+            }
+        }
     } else {
         let wanted = pods.pods.iter().filter(|pod| {
             pod.node.is_none()
@@ -68,8 +84,36 @@ pub async fn run(args: WhyArgs) -> anyhow::Result<()> {
                 format!("namespace {namespace}")
             };
             printer::line(&format!("No pod waits for GPU memory in {place}."))?;
+            let only = (!args.all_namespaces).then_some(namespace.as_str());
+            for refused in not_made(&connection.client, only).await {
+                printer::line(&not_made_text(&refused))?;
+            }
         }
         None => printer::print(&answers.iter().map(why::text).collect::<Vec<_>>().join("\n"))?,
     }
     Ok(())
+}
+
+/// What controllers could not make. Who may read pods may often not read events.
+async fn not_made(client: &kube::Client, namespace: Option<&str>) -> Vec<NotMade> {
+    match list::not_made(client, namespace).await {
+        Ok(found) => found,
+        Err(error) => {
+            tracing::debug!("{error}");
+            Vec::new()
+        }
+    }
+}
+
+fn not_made_text(refused: &NotMade) -> String {
+    let hint = if refused.why.contains("exceeded quota") {
+        " A quota of the namespace is used up: kubectl describe quota shows it; delete what is not needed, or have it raised."
+    } else {
+        ""
+    };
+    format!(
+        "{} could not make a pod: {}.{hint}",
+        refused.by,
+        refused.why.trim_end_matches('.')
+    )
 }

@@ -9,6 +9,7 @@ mod cluster;
 mod demo;
 mod invariants;
 mod kubelet_cases;
+mod outside;
 mod races;
 mod replicas;
 mod scheduler_config;

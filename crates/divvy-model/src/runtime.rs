@@ -1,0 +1,72 @@
+//! What a node's container runtime does with CDI names, as far as its version says: `status.nodeInfo.containerRuntimeVersion`.
+
+/// Whether a container gets what a CDI name stands for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Cdi {
+    /// It does, or nothing is known that speaks against it.
+    Yes,
+    /// Only where somebody has switched it on (containerd 1.7: `enable_cdi`).
+    IfEnabled,
+    /// It ignores CDI names: containers would start without a GPU.
+    No,
+}
+
+/// Reads `containerd://1.7.24`. containerd has CDI since 1.7, off by default, and on since 2.0 (its releases' notes); Docker behind cri-dockerd passes
+/// no CDI names on. Of others nothing is claimed.
+pub fn cdi(version: &str) -> Cdi {
+    let Some((runtime, version)) = version.split_once("://") else {
+        return Cdi::Yes;
+    };
+    let mut numbers = version
+        .trim_start_matches('v')
+        .split(['.', '-', '+'])
+        .map_while(|part| part.parse::<u64>().ok());
+    match (runtime, numbers.next(), numbers.next()) {
+        ("containerd", Some(1), Some(7)) => Cdi::IfEnabled,
+        ("containerd", Some(0), _) => Cdi::No,
+        ("containerd", Some(1), Some(minor)) if minor < 7 => Cdi::No,
+        ("docker", ..) => Cdi::No,
+        _ => Cdi::Yes,
+    }
+}
+
+/// What is wrong with a runtime, and what to do about it, to be read after "node n1: "; `None` if nothing is.
+pub fn without_cdi(version: &str) -> Option<String> {
+    match cdi(version) {
+        Cdi::Yes => None,
+        Cdi::IfEnabled => Some(format!(
+            "its container runtime {version} gives containers their GPU only where CDI is switched on. Set enable_cdi = true and cdi_spec_dirs = \
+             [\"/etc/cdi\", \"/var/run/cdi\"] in the section [plugins.\"io.containerd.grpc.v1.cri\"] of /etc/containerd/config.toml, restart \
+             containerd, and start the agent with --device-list-strategy cdi; or upgrade to containerd 2"
+        )),
+        Cdi::No => Some(format!(
+            "its container runtime {version} knows no CDI, so containers would start without their GPU; upgrade to containerd 2"
+        )),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_version_that_is_known_to_lack_cdi_is_refused() {
+        for (version, expected) in [
+            ("containerd://2.3.7", Cdi::Yes),
+            ("containerd://2.0.0-rc.1", Cdi::Yes),
+            ("containerd://1.7.24", Cdi::IfEnabled),
+            ("containerd://1.7.27-k3s1", Cdi::IfEnabled),
+            ("containerd://v1.7.0", Cdi::IfEnabled),
+            ("containerd://1.6.36", Cdi::No),
+            ("containerd://1.10.0", Cdi::Yes),
+            ("docker://27.1.1", Cdi::No),
+            ("cri-o://1.31.2", Cdi::Yes),
+            ("containerd://", Cdi::Yes),
+            ("containerd://Unknown", Cdi::Yes),
+            ("", Cdi::Yes),
+        ] {
+            assert_eq!(cdi(version), expected, "{version}");
+            assert_eq!(without_cdi(version).is_none(), expected == Cdi::Yes, "{version}");
+        }
+    }
+}

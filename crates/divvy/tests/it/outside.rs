@@ -1,0 +1,250 @@
+//! What breaks outside of Divvy: each ends in a sentence that a user can act on, in an event or in `divvy why`.
+
+use std::time::Duration;
+
+use divvy_testbed::api::{ApiServer, Options, PatchKind};
+use divvy_testbed::builders::pod;
+use serde_json::{Value, json};
+
+use crate::bed::Bed;
+use crate::cli::{beside, stderr, stdout};
+
+/// `divvy why` on a cluster of these objects, with these arguments: status and what it says.
+async fn why(objects: &[(&str, Value)], args: &[&str]) -> (i32, String) {
+    let folder = tempfile::tempdir().expect("a folder");
+    let api = ApiServer::new(Options::default());
+    for (resource, object) in objects {
+        api.create(resource, object.clone()).expect("it is made");
+    }
+    let listening = api.listen(([127, 0, 0, 1], 0).into()).await.expect("a port");
+    let path = folder.path().join("kubeconfig");
+    std::fs::write(&path, api.kubeconfig(listening.addr())).expect("written");
+    let kubeconfig = path.display().to_string();
+    let output = beside(&[&["why", "--kubeconfig", &kubeconfig][..], args].concat(), &[]).await;
+    let text = stdout(&output) + &stderr(&output);
+    (output.status.code().expect("it ended"), text)
+}
+
+fn node(units: u64, runtime: &str, whole: u64) -> (&'static str, Value) {
+    let resources =
+        json!({"aliyun.com/gpu-mem": units.to_string(), "aliyun.com/gpu-count": "1", "nvidia.com/gpu": whole.to_string()});
+    let status = json!({"capacity": resources, "allocatable": resources, "nodeInfo": {"containerRuntimeVersion": runtime}});
+    ("nodes", json!({"metadata": {"name": "n1"}, "status": status}))
+}
+
+fn says(text: &str, parts: &[&str]) {
+    for part in parts {
+        assert!(text.contains(part), "no {part:?} in:\n{text}");
+    }
+}
+
+#[tokio::test]
+async fn why_says_that_nobody_offers_gpu_memory_and_whether_a_runtime_is_to_blame() {
+    let waiting = ("pods", pod("p").gpu_mem(3).build());
+    let (_, text) = why(&[node(0, "containerd://2.1.0", 0), waiting.clone()], &["p"]).await;
+    says(
+        &text,
+        &[
+            "no node of the cluster offers any aliyun.com/gpu-mem: Divvy's agent is not installed, or not ready",
+            "divvy manifests | kubectl apply -f -",
+        ],
+    );
+    assert!(!text.contains("CDI"), "{text}");
+    let (_, text) = why(&[node(0, "containerd://1.7.24", 0), waiting], &["p"]).await;
+    says(
+        &text,
+        &[
+            "node n1: its container runtime containerd://1.7.24",
+            "enable_cdi = true",
+            "--device-list-strategy cdi",
+        ],
+    );
+}
+
+#[tokio::test]
+async fn why_names_a_second_device_plugin_a_variable_without_effect_and_a_forged_allocation() {
+    let waiting = pod("p").gpu_mem(3).env("NVIDIA_VISIBLE_DEVICES", "all");
+    let two = node(16, "containerd://2.1.0", 1);
+    let (_, text) = why(&[two, ("pods", waiting.build())], &["p"]).await;
+    says(
+        &text,
+        &[
+            "node n1: another device plugin offers 1 nvidia.com/gpu there",
+            "container main sets NVIDIA_VISIBLE_DEVICES=all itself; that has no effect",
+        ],
+    );
+    let alone = node(16, "containerd://2.1.0", 0);
+    let allocation = r#"{"v":1,"gpus":[{"uuid":"GPU-1","memMiB":1024}],"containers":{}}"#;
+    let forged = pod("p")
+        .gpu_mem(3)
+        .env("NVIDIA_VISIBLE_DEVICES", "void")
+        .annotation("divvy.dev/allocation", allocation);
+    let (_, text) = why(&[alone, ("pods", forged.build())], &["p"]).await;
+    says(&text, &["the pod carries an allocation though it is bound to no node"]);
+    assert!(
+        !text.contains("another device plugin") && !text.contains("NVIDIA_VISIBLE_DEVICES"),
+        "{text}"
+    );
+}
+
+#[tokio::test]
+async fn a_half_upgraded_cluster_is_told_by_version() {
+    // The agent is newer than the extender.
+    let (resource, mut newer) = node(16, "containerd://2.1.0", 0);
+    newer["metadata"]["annotations"] = json!({"divvy.dev/inventory": r#"{"v":2,"cards":[]}"#});
+    let (_, text) = why(&[(resource, newer), ("pods", pod("p").gpu_mem(3).build())], &["p"]).await;
+    says(
+        &text,
+        &[
+            "inventory (node annotation divvy.dev/inventory) has version 2; this Divvy reads version 1 (is another component newer?)",
+        ],
+    );
+    // The extender is newer than the agent.
+    let bound = pod("p")
+        .gpu_mem(3)
+        .on_node("n1")
+        .annotation("divvy.dev/allocation", r#"{"v":2,"cards":[]}"#);
+    let (_, text) = why(&[node(16, "containerd://2.1.0", 0), ("pods", bound.build())], &["p"]).await;
+    says(
+        &text,
+        &["its allocation cannot be read: allocation (pod annotation divvy.dev/allocation) has version 2"],
+    );
+    let mut bed = Bed::new(&[&[4]]).await;
+    bed.expect("allocation-unreadable");
+    bed.create(
+        &pod("p")
+            .gpu_mem(3)
+            .on_node("n1")
+            .annotation("divvy.dev/allocation", r#"{"v":2,"cards":[]}"#),
+    );
+    bed.start_refused("p", "has version 2; this Divvy reads version 1 (is another component newer?)")
+        .await;
+    bed.event("p", "NoAllocation", "is another component newer?").await;
+    bed.end().await;
+}
+
+#[tokio::test]
+async fn why_tells_of_pods_that_a_quota_or_a_policy_did_not_let_be_made() {
+    let event = |name: &str, owner: &str, message: &str| {
+        let about = json!({"kind": "ReplicaSet", "namespace": "default", "name": owner});
+        (
+            "events",
+            json!({"metadata": {"name": name, "namespace": "default"}, "involvedObject": about, "reason": "FailedCreate", "message": message, "type": "Warning"}),
+        )
+    };
+    let quota = "Error creating: pods \"train-6d5-x1\" is forbidden: exceeded quota: gpus, requested: requests.aliyun.com/gpu-mem=4, used: \
+                 requests.aliyun.com/gpu-mem=8, limited: requests.aliyun.com/gpu-mem=10";
+    let objects = [
+        node(16, "containerd://2.1.0", 0),
+        event("a", "train-6d5", quota),
+        event("b", "train-6d5", &quota.replace("x1", "x2")),
+        event(
+            "c",
+            "web-1",
+            "Error creating: pods \"web-1\" is forbidden: exceeded quota: cpus, requested: cpu=4",
+        ),
+    ];
+    let (status, text) = why(&objects, &[]).await;
+    assert_eq!(status, 0, "{text}");
+    says(
+        &text,
+        &[
+            "No pod waits for GPU memory in namespace default.\n",
+            "ReplicaSet default/train-6d5 could not make a pod: Error creating",
+            "kubectl describe quota",
+        ],
+    );
+    assert_eq!(
+        text.matches("train-6d5 could not").count(),
+        1,
+        "once, however often it was tried: {text}"
+    );
+    assert!(!text.contains("web-1"), "{text}");
+    let (status, text) = why(&objects, &["train"]).await;
+    assert_eq!(status, 1, "{text}");
+    says(&text, &["pod default/train could not be read", "exceeded quota: gpus"]);
+}
+
+/// Events of this reason: how many, and all that they say.
+fn events(bed: &Bed, reason: &str) -> (usize, String) {
+    let all = bed.api().list("events", "").expect("a list");
+    let named: Vec<String> = all
+        .iter()
+        .filter(|event| event["reason"] == reason)
+        .map(Value::to_string)
+        .collect();
+    (named.len(), named.concat())
+}
+
+#[tokio::test]
+async fn a_pod_that_chooses_all_gpus_by_itself_gets_its_own_and_one_event() {
+    let bed = Bed::new(&[&[4, 4]]).await;
+    let all = pod("all")
+        .gpu_mem(3)
+        .container("other", 1)
+        .env("NVIDIA_VISIBLE_DEVICES", "all");
+    bed.create(&all);
+    let views = bed.running("all").await;
+    assert!(
+        views.iter().all(|view| view.env["NVIDIA_VISIBLE_DEVICES"] == "void"),
+        "{views:?}"
+    );
+    let text = bed
+        .event(
+            "all",
+            "OwnVisibleDevices",
+            "sets NVIDIA_VISIBLE_DEVICES=all itself. That has no effect",
+        )
+        .await;
+    assert!(text.contains("container other"), "{text}");
+    bed.create(&pod("quiet").gpu_mem(1).env("NVIDIA_VISIBLE_DEVICES", "void"));
+    bed.running("quiet").await;
+    bed.stays("one event", Duration::from_millis(300), |bed| {
+        events(bed, "OwnVisibleDevices").0 == 1
+    })
+    .await;
+    bed.end().await;
+}
+
+#[tokio::test]
+async fn a_runtime_without_cdi_is_said_before_a_pod_fails_and_nothing_is_offered_meanwhile() {
+    let mut bed = Bed::new(&[&[4]]).await;
+    let runtime = |bed: &Bed, version: &str| {
+        let patch = json!({"status": {"nodeInfo": {"containerRuntimeVersion": version}}});
+        bed.api()
+            .patch("nodes/status", "", "n1", PatchKind::Merge, &patch)
+            .expect("a status");
+    };
+    bed.cluster.stop_agent("n1").await.expect("it ends");
+    runtime(&bed, "containerd://1.7.24");
+    bed.cluster.start_agent("n1").await.expect("it starts");
+    bed.until("the node's event", async |bed: &Bed| match events(bed, "NoCDI") {
+        (1, text) if text.contains("its container runtime containerd://1.7.24") && text.contains("enable_cdi = true") => Ok(()),
+        (count, text) => Err(format!("{count}: {text}")),
+    })
+    .await;
+    bed.create(&pod("waits").gpu_mem(1));
+    bed.unschedulable("waits", "Insufficient aliyun.com/gpu-mem").await;
+    bed.stays("nothing is offered", Duration::from_millis(300), |bed| !bed.is_bound("waits"))
+        .await;
+    // The runtime was upgraded.
+    runtime(&bed, "containerd://2.1.0");
+    bed.running("waits").await;
+    bed.end().await;
+}
+
+#[tokio::test]
+async fn a_second_device_plugin_on_the_node_is_an_event_of_the_node() {
+    let bed = Bed::new(&[&[4]]).await;
+    assert_eq!(events(&bed, "TwoDevicePlugins").0, 0);
+    let patch = json!({"status": {"capacity": {"nvidia.com/gpu": "1"}}});
+    bed.api()
+        .patch("nodes/status", "", "n1", PatchKind::Merge, &patch)
+        .expect("a status");
+    bed.until("the node's event", async |bed: &Bed| match events(bed, "TwoDevicePlugins") {
+        (1, text) if text.contains("another device plugin offers 1 nvidia.com/gpu on this node") => Ok(()),
+        (count, text) => Err(format!("{count}: {text}")),
+    })
+    .await;
+    bed.end().await;
+}
