@@ -51,6 +51,7 @@ END
 
 up() {
   need curl "Debian: curl" "to write to the API server as the agent does"
+  need python3 "Debian: python3" "for the extender's Service"
   : "${DIVVY_BIN:?the folder with divvy and libdivvy_nvml_sim.so; cargo xtask cluster install knows it}"
   : "${IMAGE:?the archive that cargo xtask image wrote}"
   : "${MACHINES:=$CLUSTER_ROOT/machines.toml}"

@@ -76,6 +76,23 @@ pub(crate) fn run(arguments: &[&str]) -> Result<()> {
     Ok(())
 }
 
+/// What this machine lacks for an image, and what to do.
+pub(crate) fn missing() -> Option<String> {
+    let Ok(machine) = Machine::own() else {
+        return Some(format!("images are not built on {}", std::env::consts::ARCH));
+    };
+    if Command::new("musl-gcc").arg("--version").output().is_err() {
+        return Some("musl-gcc is not in the PATH (Debian: musl-tools); it is needed for a static divvy".to_owned());
+    }
+    let target = format!("{}-unknown-linux-musl", machine.rust);
+    let libraries = Command::new("rustc").args(["--target", &target, "--print", "target-libdir"]).output();
+    let folder = libraries.map(|output| PathBuf::from(String::from_utf8_lossy(&output.stdout).trim().to_owned()));
+    match folder {
+        Ok(folder) if folder.is_dir() => None,
+        _ => Some(format!("Rust's libraries for {target} are missing (rustup target add {target})")),
+    }
+}
+
 /// Where the archive lies when nothing else is said.
 pub(crate) fn default_file() -> Result<String> {
     Ok(format!(

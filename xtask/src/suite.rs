@@ -85,6 +85,10 @@ fn real(on: Option<&str>, args: &[&str]) -> Result<u8> {
     if cluster::has_divvy() {
         return status(&play_on("real", on, args)?);
     }
+    if let Some(missing) = crate::image::missing() {
+        say(&format!("SKIPPED: {missing}"));
+        return Ok(skipped());
+    }
     let own = !cluster::is_up();
     let flags = ["up", "--nodes", "2", "--rbac", "--service-accounts"];
     let up = if own { cluster::script(&flags)? } else { 0 };
@@ -93,10 +97,7 @@ fn real(on: Option<&str>, args: &[&str]) -> Result<u8> {
             0 => status(&play_on("real", on, args)?)?,
             failed => failed,
         },
-        SKIPPED => {
-            say("real Kubernetes: SKIPPED, nothing was tested on it");
-            return Ok(SKIPPED);
-        }
+        SKIPPED => return Ok(skipped()),
         failed => failed,
     };
     if own {
@@ -106,6 +107,11 @@ fn real(on: Option<&str>, args: &[&str]) -> Result<u8> {
         return Ok(if outcome == 0 { left } else { outcome });
     }
     Ok(outcome)
+}
+
+fn skipped() -> u8 {
+    say("real Kubernetes: SKIPPED, nothing was tested on it");
+    SKIPPED
 }
 
 #[expect(clippy::print_stdout, reason = "the sum of a leg")]
