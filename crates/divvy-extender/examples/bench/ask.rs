@@ -1,18 +1,46 @@
+use std::fmt;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
+use std::sync::Arc;
+
+use rustls::pki_types::ServerName;
+use rustls::{ClientConfig, ClientConnection, StreamOwned};
 
 use crate::Outcome;
 
+/// TCP, or TLS over it.
+trait Stream: Read + Write + Send {}
+impl<T: Read + Write + Send> Stream for T {}
+
+/// Where the extender listens, and with TLS what a client has.
+#[derive(Debug, Clone)]
+pub(crate) struct Door {
+    pub(crate) address: String,
+    pub(crate) tls: Option<(Arc<ClientConfig>, &'static str)>,
+}
+
 /// A connection that is kept, as kube-scheduler keeps it.
-#[derive(Debug)]
 pub(crate) struct Connection {
-    stream: BufReader<TcpStream>,
+    stream: BufReader<Box<dyn Stream>>,
+}
+
+impl fmt::Debug for Connection {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Connection").finish_non_exhaustive()
+    }
 }
 
 impl Connection {
-    pub(crate) fn open(address: &str) -> Outcome<Connection> {
-        let stream = TcpStream::connect(address)?;
+    pub(crate) fn open(door: &Door) -> Outcome<Connection> {
+        let stream = TcpStream::connect(&door.address)?;
         stream.set_nodelay(true)?;
+        let stream: Box<dyn Stream> = match &door.tls {
+            None => Box::new(stream),
+            Some((config, name)) => Box::new(StreamOwned::new(
+                ClientConnection::new(config.clone(), ServerName::try_from(*name)?)?,
+                stream,
+            )),
+        };
         Ok(Connection {
             stream: BufReader::with_capacity(1 << 16, stream),
         })

@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! cargo run --release -p divvy-extender --example bench
+//! cargo run --release -p divvy-extender --example bench -- --tls
 //! cargo run --release -p divvy-extender --example bench -- --nodes 1000 --pods 10000 --requests 500 --binds 500
 //! ```
 //!
@@ -17,17 +18,23 @@ mod ask;
 mod cluster;
 
 use std::io::{BufRead, BufReader};
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use ask::Connection;
+use ask::{Connection, Door};
 use cluster::Cluster;
 use divvy_cluster::convert;
 use divvy_cluster::index::ReadPod;
 use divvy_cluster::objects::PodObject;
 use divvy_cluster::watch::Change;
 use divvy_extender::core::{Core, Now, Timing};
-use divvy_extender::{Settings, run_on};
+use divvy_extender::tls::Source;
+use divvy_extender::tls::certificate::{Pair, Roots};
+use divvy_extender::tls::make::carry_out;
+use divvy_extender::tls::plan::{Data, Lifetimes, keys, plan};
+use divvy_extender::{Settings, Surroundings, run_with};
 use divvy_model::MemoryUnit;
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
@@ -53,17 +60,43 @@ fn main() -> Outcome<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     match arguments.first().map(String::as_str) {
         Some("api") => runtime.block_on(api::serve(&cluster)),
-        Some("extender") => runtime.block_on(extend(arguments.last().ok_or("no API server")?)),
+        Some("extender") => runtime.block_on(extend(arguments.last().ok_or("no API server")?, arguments.get(1))),
         _ => measure(&cluster, number("--requests", 1_000)?, &arguments),
     }
 }
 
 /// The extender as the program runs it: on one thread, with a client over TCP.
-async fn extend(api: &str) -> Outcome<()> {
+async fn extend(api: &str, certificates: Option<&String>) -> Outcome<()> {
     let client = kube::Client::try_from(kube::Config::new(api.parse()?))?;
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await?;
     println!("{}", listener.local_addr()?);
-    Ok(run_on(listener, client, Settings::new(MemoryUnit::GIB), CancellationToken::new()).await?)
+    let tls = certificates.filter(|folder| *folder != api).map(|folder| {
+        let file = |name: &str| Path::new(folder).join(name);
+        Source::Files {
+            certificate: file(keys::SERVER),
+            key: file(keys::SERVER_KEY),
+            client_ca: file(keys::CA),
+            server_name: NAME.to_owned(),
+        }
+    });
+    let surroundings = Surroundings { tls, lease: None };
+    let settings = Settings::new(MemoryUnit::GIB);
+    Ok(run_with(listener, client, settings, surroundings, CancellationToken::new()).await?)
+}
+
+/// In the extender's certificate.
+const NAME: &str = "divvy-extender.divvy-system.svc";
+
+/// Certificates as the extender makes them, in files of this folder; what a scheduler has.
+fn certificates(folder: &Path) -> Outcome<rustls::ClientConfig> {
+    let now_s = i64::try_from(std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH)?.as_secs())?;
+    let none = Data::new();
+    let due = plan(&none, NAME, now_s, Lifetimes::default())?;
+    let data = carry_out(&due, &none, NAME, now_s, Lifetimes::default())?;
+    for (name, content) in &data {
+        std::fs::write(folder.join(name), content)?;
+    }
+    Ok(Pair::read(&data[keys::CLIENT], &data[keys::CLIENT_KEY])?.client(&Roots::read(&data[keys::CA])?)?)
 }
 
 /// Another process of this program; it ends with this one.
@@ -108,12 +141,30 @@ impl Drop for Role {
 
 fn measure(cluster: &Cluster, requests: usize, flags: &[String]) -> Outcome<()> {
     println!(
-        "{} nodes with 8 GPUs, {} pods on them, {} pods that wait",
-        cluster.nodes, cluster.pods, cluster.waiting
+        "{} nodes with 8 GPUs, {} pods on them, {} pods that wait, {}",
+        cluster.nodes,
+        cluster.pods,
+        cluster.waiting,
+        if flags.iter().any(|flag| flag == "--tls") {
+            "TLS with certificates on both sides"
+        } else {
+            "plain HTTP"
+        }
     );
     let (api, address) = Role::start(&[&["api"], &flags.iter().map(String::as_str).collect::<Vec<_>>()[..]].concat())?;
     let began = Instant::now();
-    let (extender, listens) = Role::start(&["extender", &format!("http://{address}")])?;
+    let kept = tempfile::tempdir()?;
+    let tls = flags.iter().any(|flag| flag == "--tls");
+    let tls = if tls {
+        Some((Arc::new(certificates(kept.path())?), NAME))
+    } else {
+        None
+    };
+    let (url, folder) = (format!("http://{address}"), kept.path().display().to_string());
+    let with_tls = ["extender", &folder, &url];
+    let without = ["extender", &url];
+    let (extender, listens) = Role::start(if tls.is_some() { &with_tls } else { &without })?;
+    let listens = Door { address: listens, tls };
     let mut connection = Connection::open(&listens)?;
     while connection.get("/readyz")?.0 != 200 {
         std::thread::sleep(Duration::from_millis(5));
@@ -219,7 +270,7 @@ fn decisions(cluster: &Cluster, requests: usize, names: &[String]) -> Outcome<()
 /// As many binds at once as kube-scheduler has under way in a burst.
 const AT_ONCE: usize = 32;
 
-fn binds(cluster: &Cluster, listens: &str) -> Outcome<()> {
+fn binds(cluster: &Cluster, listens: &Door) -> Outcome<()> {
     let began = Instant::now();
     let times = std::thread::scope(|scope| {
         let workers: Vec<_> = (0..AT_ONCE)

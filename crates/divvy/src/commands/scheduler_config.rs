@@ -44,6 +44,15 @@ pub async fn run(args: SchedulerConfigArgs) -> anyhow::Result<bool> {
         Some((namespace, name)) => Some(from_cluster(&args, namespace, name).await?),
         None => None,
     };
+    if found.is_none() && args.extender_url.is_none() && args.merge.is_none() {
+        say(if args.as_second_scheduler {
+            "note: for an extender in plain HTTP behind the Service divvy-system/divvy-extender; the chart installs it with TLS, and --from-cluster takes \
+             address and certificates from there"
+        } else {
+            "note: for an extender in plain HTTP at the loopback address (Helm: extender.loopback=true); the chart's default is a Service with TLS, \
+             and --from-cluster takes address and certificates from there"
+        })?;
+    }
     let certificates = found.as_ref().and_then(|(_, tls)| tls.inline.clone());
     let stanza = stanza(&args, found)?;
     if let Some(warning) = stanza.warning() {
