@@ -85,11 +85,15 @@ pub(crate) fn missing() -> Option<String> {
         return Some("musl-gcc is not in the PATH (Debian: musl-tools); it is needed for a static divvy".to_owned());
     }
     let target = format!("{}-unknown-linux-musl", machine.rust);
-    let libraries = Command::new("rustc").args(["--target", &target, "--print", "target-libdir"]).output();
+    let libraries = Command::new("rustc")
+        .args(["--target", &target, "--print", "target-libdir"])
+        .output();
     let folder = libraries.map(|output| PathBuf::from(String::from_utf8_lossy(&output.stdout).trim().to_owned()));
     match folder {
         Ok(folder) if folder.is_dir() => None,
-        _ => Some(format!("Rust's libraries for {target} are missing (rustup target add {target})")),
+        _ => Some(format!(
+            "Rust's libraries for {target} are missing (rustup target add {target})"
+        )),
     }
 }
 
