@@ -107,6 +107,8 @@ pub(crate) struct Leadership {
     /// Until when this one leads.
     held_until_ns: AtomicU64,
     holder: Mutex<Option<String>>,
+    /// Why the lease could not be read or written when it was last tried.
+    trouble: Mutex<Option<String>>,
     /// Each time that this one was elected.
     terms: signal::Sender<u64>,
 }
@@ -118,6 +120,7 @@ impl Leadership {
             forward,
             held_until_ns: AtomicU64::new(0),
             holder: Mutex::new(None),
+            trouble: Mutex::new(None),
             terms: signal::Sender::new(0),
         }
     }
@@ -264,6 +267,19 @@ impl Shared {
                 tracing::info!(leader = holder.unwrap_or("nobody"), "this replica does not lead");
             }
         }
+    }
+
+    /// Why the lease cannot be had, if that is so.
+    pub(crate) fn set_lease_trouble(&self, trouble: Option<String>) {
+        if let Some(leadership) = &self.leadership {
+            *leadership.trouble.lock().unwrap_or_else(PoisonError::into_inner) = trouble;
+        }
+    }
+
+    /// Why the lease cannot be had, if that is so.
+    pub(crate) fn lease_trouble(&self) -> Option<String> {
+        let leadership = self.leadership.as_ref()?;
+        leadership.trouble.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Who leads, as far as is known.

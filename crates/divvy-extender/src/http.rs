@@ -149,10 +149,13 @@ async fn handed_on(shared: &Shared, leadership: &Leadership, once_already: bool,
     };
     let holder = shared.holder().filter(|holder| *holder != leadership.identity);
     let Some(holder) = holder else {
-        return refuse(
-            "no replica of Divvy's extender leads at this moment; another takes over within 20 s, and the bind is tried again"
-                .to_owned(),
-        );
+        return refuse(match shared.lease_trouble() {
+            Some(why) => format!("no replica of Divvy's extender is known to lead, as the lease cannot be had: {why}"),
+            None => {
+                "no replica of Divvy's extender leads at this moment; another takes over within 20 s, and the bind is tried again"
+                    .to_owned()
+            }
+        });
     };
     let Some(address) = lease::address_of(&holder).filter(|_| !once_already) else {
         return refuse(format!(
@@ -197,12 +200,17 @@ async fn ready(State(shared): State<Arc<Shared>>) -> Response {
         (None, _) => String::new(),
         (Some(_), _) if shared.leads() => "lease: this replica leads\n".to_owned(),
         (Some(_), Some(holder)) => format!("lease: {holder} leads\n"),
-        (Some(_), None) => "lease: nobody leads\n".to_owned(),
+        (Some(_), None) => match shared.lease_trouble() {
+            Some(why) => format!("lease: cannot be had: {why}\n"),
+            None => "lease: nobody leads\n".to_owned(),
+        },
     };
     // Who does not lead is ready, too: it filters, and hands binds on.
     let text = line("pods", core.index().pods()) + &line("nodes", core.index().nodes()) + &lead;
     // A watch that broke later is taken up again; what is known meanwhile is as good as the last event.
-    let status = if core.index().synced() {
+    // Without a lease that can be read nobody will ever bind here: better seen at the installation than by the first pod.
+    let of_no_use = shared.holder().is_none() && shared.lease_trouble().is_some();
+    let status = if core.index().synced() && !of_no_use {
         StatusCode::OK
     } else {
         StatusCode::SERVICE_UNAVAILABLE

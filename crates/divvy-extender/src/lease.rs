@@ -66,7 +66,7 @@ pub(crate) async fn take_part(candidate: Candidate, identity: String, shared: Ar
         let pause = Duration::from_nanos(member.election.rules().retry_ns);
         tokio::select! {
             () = stop.cancelled() => return member,
-            looked = member.look(&shared) => member.say(looked),
+            looked = member.look(&shared) => shared.set_lease_trouble(member.say(looked)),
         }
         shared.follow(member.election.holder());
         tokio::select! {
@@ -137,7 +137,7 @@ impl Member {
         }
     }
 
-    fn say(&mut self, looked: Result<(), String>) {
+    fn say(&mut self, looked: Result<(), String>) -> Option<String> {
         let Candidate { namespace, name, .. } = &self.candidate;
         let said = looked.err();
         if let Some(why) = &said
@@ -146,6 +146,7 @@ impl Member {
             tracing::error!(lease = %format!("{namespace}/{name}"), %why, "the lease cannot be had; without it this replica binds nothing");
         }
         self.said = said;
+        self.said.clone()
     }
 }
 

@@ -32,6 +32,7 @@ pub(crate) fn keep(source: Source, client: kube::Client, stop: CancellationToken
             sender,
             seen: Vec::new(),
             said: None,
+            warned: None,
         };
         loop {
             let pause = keeper.look().await;
@@ -51,6 +52,8 @@ struct Keeper {
     /// What is in use: certificate, key, authority.
     seen: Vec<Vec<u8>>,
     said: Option<String>,
+    /// The last warning of the plan, which is the same for months.
+    warned: Option<String>,
 }
 
 impl Keeper {
@@ -135,12 +138,14 @@ impl Keeper {
                 .collect();
             let now_s = now_s();
             let plan = plan(&data, server_name, now_s, lifetimes)?;
+            // The number of days in it is another one each day: a line a day.
+            if let Some(warning) = &plan.warning
+                && self.warned.as_ref() != Some(warning)
+            {
+                tracing::warn!("{warning}");
+                self.warned = Some(warning.clone());
+            }
             if plan.make.is_empty() {
-                if let Some(warning) = &plan.warning
-                    && self.said.as_ref() != Some(warning)
-                {
-                    tracing::warn!("{warning}");
-                }
                 let part = |key: &str| data.get(key).cloned().unwrap_or_default();
                 return self.take(
                     vec![part(keys::SERVER), part(keys::SERVER_KEY), part(keys::CA)],
@@ -154,9 +159,6 @@ impl Keeper {
                 Ok(Some(_)) => {
                     for (part, why) in &plan.make {
                         tracing::info!(?part, %why, secret = %format!("{namespace}/{name}"), "a certificate was made");
-                    }
-                    if let Some(warning) = &plan.warning {
-                        tracing::warn!("{warning}");
                     }
                 }
                 // 404 and 409 are found out by the next look.

@@ -295,7 +295,7 @@ async fn a_leader_that_cannot_renew_its_lease_stops_before_another_can_take_it()
     let q = create_pod(&api, "q", 2);
     let error = a.bind(&api, &q).await;
     assert!(
-        error.contains("no replica of Divvy's extender leads") || error.contains("does not lead"),
+        error.contains("no replica of Divvy's extender") || error.contains("does not lead"),
         "{error}"
     );
     assert_eq!(bound_pods(&api), 1);
@@ -305,4 +305,33 @@ async fn a_leader_that_cannot_renew_its_lease_stops_before_another_can_take_it()
     api.faults().remove(rule);
     a.binds(&api, &q).await;
     assert!(!a.leads(&api).await && b.leads(&api).await);
+}
+
+#[tokio::test]
+async fn a_replica_that_may_not_have_the_lease_is_not_ready_and_says_why() {
+    let api = cluster();
+    let rule = Rule::new(
+        Match::any().resource("leases.coordination.k8s.io"),
+        Effect::Refuse {
+            code: 403,
+            retry_after_s: None,
+        },
+    );
+    let rule = api.faults().add(rule);
+    let a = replica(&api, "a").await;
+    let ready = async || get(&a.running, as_nobody(&stored(&api)), "/readyz").await.ok();
+    let said = until("it has tried", async || {
+        ready().await.filter(|(_, text)| text.contains("cannot be had"))
+    })
+    .await;
+    assert!(said.0.contains("503"), "{said:?}");
+    let p = create_pod(&api, "p", 2);
+    let error = a.bind(&api, &p).await;
+    assert!(error.contains("the lease cannot be had"), "{error}");
+    api.faults().remove(rule);
+    until("it leads", async || a.leads(&api).await.then_some(())).await;
+    until("it is ready", async || {
+        ready().await.filter(|(status, _)| status.contains("200"))
+    })
+    .await;
 }
