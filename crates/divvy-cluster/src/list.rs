@@ -140,6 +140,10 @@ pub async fn not_made(client: &kube::Client, namespace: Option<&str>) -> Result<
     let mut found: Vec<NotMade> = Vec::new();
     for event in list.items {
         let why = event.message.unwrap_or_default();
+        let why = why
+            .strip_prefix("(combined from similar events): ")
+            .unwrap_or(&why)
+            .to_owned();
         if event.reason.as_deref() != Some("FailedCreate") || !(why.contains("/gpu-mem") || why.contains("divvy.dev")) {
             continue;
         }

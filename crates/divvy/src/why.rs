@@ -148,7 +148,7 @@ fn obstacle(site: &Site, name: &str, ask: &Ask, object: &PodObject) -> Option<(S
         ),
         0 => (
             format!("its kubelet offers 0 of {capacity} units: the device plugin is away"),
-            format!("is the Divvy agent running there? kubectl get pods -A -o wide --field-selector spec.nodeName={name}"),
+            is_it_running(name),
         ),
         _ => (
             format!("kube-scheduler counts {free} of the {offered} units that the kubelet offers as free"),
@@ -198,6 +198,10 @@ pub fn answer(ledger: &Ledger, pod: &Pod, object: &PodObject, sites: &BTreeMap<S
     answer
 }
 
+fn is_it_running(node: &str) -> String {
+    format!("is the Divvy agent running there? kubectl get pods -A -o wide --field-selector spec.nodeName={node}")
+}
+
 /// No node has a unit to give: Divvy is not there, or not ready anywhere.
 fn nobody_offers(answer: &mut Answer, sites: &BTreeMap<String, Site>, size: &str) {
     answer.summary = format!(
@@ -234,7 +238,17 @@ fn beside(answer: &mut Answer, pod: &Pod, sites: &BTreeMap<String, Site>) {
             divvy_model::names::WHOLE_GPU
         ));
     }
-    if let Some((container, value)) = pod.own_visible.as_deref() {
+    let away = sites
+        .iter()
+        .filter(|(_, site)| site.sum.capacity > 0 && site.sum.offered == 0);
+    for (name, _) in away.filter(|_| pod.node.is_none()) {
+        let hint = is_it_running(name);
+        if !answer.hints.iter().any(|known| known.contains(&hint)) {
+            answer.hints.push(format!("node {name}: {hint}"));
+        }
+    }
+    let starts = pod.node.is_none() || !matches!(pod.held, Held::Nothing | Held::Unreadable(_));
+    if let Some((container, value)) = pod.own_visible.as_deref().filter(|_| starts) {
         answer.hints.push(format!(
             "container {container} sets {}={value} itself; that has no effect, it sees its own GPU and no other: take the variable out of the pod",
             divvy_model::names::VISIBLE_DEVICES

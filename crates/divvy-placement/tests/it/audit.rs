@@ -1,6 +1,6 @@
 //! The audit: each finding fires on a crafted history, and not on the same history without the fault; sums against a naive recount.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use divvy_model::{ContainerShare, Health, Held, MiB, Node, Phase, Pod, names};
 use divvy_placement::audit::{Audit, Fact, GpuName, Kind, Level, Limits, Moment, Outcome, Report, What};
@@ -584,6 +584,8 @@ fn a_gap_is_said_and_what_vanished_in_it_is_gone() {
         (gap.at.revision, gap.until.and_then(|until| until.revision)),
         (Some(105), Some(109))
     );
+    // a, b and c together would have been too much before that.
+    assert_eq!(outcome.findings[1].at.revision, Some(110));
     assert_eq!(gap.what.to_string(), "nothing was seen of pods for a while: too old");
     check(
         "no end",
@@ -623,10 +625,21 @@ fn findings_beyond_what_anybody_reads_are_counted() {
 /// What can happen to one of a few pods.
 #[derive(Debug, Clone)]
 enum Step {
-    State { pod: usize, running: bool, ended: bool },
-    Gone { pod: usize },
-    Capacity { sizes: [u64; 2] },
-    Relist,
+    State {
+        pod: usize,
+        running: bool,
+        ended: bool,
+    },
+    Gone {
+        pod: usize,
+    },
+    Capacity {
+        sizes: [u64; 2],
+    },
+    /// A gap, in which this pod vanished.
+    Relist {
+        gone: usize,
+    },
 }
 
 fn steps() -> impl Strategy<Value = Vec<Step>> {
@@ -634,7 +647,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         6 => (0..12usize, any::<bool>(), any::<bool>()).prop_map(|(pod, running, ended)| Step::State { pod, running, ended }),
         3 => (0..12usize).prop_map(|pod| Step::Gone { pod }),
         1 => [1..20u64, 1..20u64].prop_map(|sizes| Step::Capacity { sizes }),
-        1 => Just(Step::Relist),
+        1 => (0..12usize).prop_map(|gone| Step::Relist { gone }),
     ];
     prop::collection::vec(step, 0..120)
 }
@@ -655,7 +668,6 @@ proptest! {
         audit.take(moment(revision), Fact::Node(divvy_node("n1", &capacity)));
         for step in steps {
             revision += 1;
-            let mut seen: BTreeSet<usize> = (0..2).collect();
             match step {
                 Step::State { pod, running, ended } => {
                     let mut state = pod_of(pod);
@@ -672,7 +684,8 @@ proptest! {
                     capacity = sizes;
                     audit.take(moment(revision), Fact::Node(divvy_node("n1", &capacity)));
                 }
-                Step::Relist => {
+                Step::Relist { gone } => {
+                    pods.remove(&gone);
                     let kind = Kind::Pods;
                     audit.take(moment(revision), Fact::ListBegins { kind, why: None });
                     for (pod, (running, ended)) in &pods {
@@ -684,10 +697,9 @@ proptest! {
                     }
                     revision += 1;
                     audit.take(moment(revision), Fact::ListEnds { kind });
-                    seen.clear();
                 }
             }
-            for gpu in seen {
+            for gpu in 0..2 {
                 let live = pods.iter().filter(|(pod, (_, ended))| sizes[**pod].0 == gpu && !ended);
                 let sum: u64 = live.clone().map(|(pod, _)| sizes[*pod].1).sum();
                 let running: u64 = live.filter(|(_, (running, _))| *running).map(|(pod, _)| sizes[*pod].1).sum();

@@ -61,6 +61,21 @@ async fn why_says_that_nobody_offers_gpu_memory_and_whether_a_runtime_is_to_blam
     );
 }
 
+/// What the kubelet leaves when a plugin has gone: capacity, and nothing of it for pods.
+#[tokio::test]
+async fn why_asks_for_the_agent_of_a_node_that_has_no_room_and_offers_nothing() {
+    let (resource, mut away) = node(2, "containerd://2.1.0", 0);
+    away["status"]["allocatable"]["aliyun.com/gpu-mem"] = json!("0");
+    let (_, text) = why(&[(resource, away), ("pods", pod("p").gpu_mem(3).build())], &["p"]).await;
+    says(
+        &text,
+        &["node n1: is the Divvy agent running there? kubectl get pods -A -o wide --field-selector spec.nodeName=n1"],
+    );
+    let there = node(2, "containerd://2.1.0", 0);
+    let (_, text) = why(&[there, ("pods", pod("p").gpu_mem(3).build())], &["p"]).await;
+    assert!(!text.contains("is the Divvy agent running"), "{text}");
+}
+
 #[tokio::test]
 async fn why_names_a_second_device_plugin_a_variable_without_effect_and_a_forged_allocation() {
     let waiting = pod("p").gpu_mem(3).env("NVIDIA_VISIBLE_DEVICES", "all");
@@ -137,7 +152,11 @@ async fn why_tells_of_pods_that_a_quota_or_a_policy_did_not_let_be_made() {
     let objects = [
         node(16, "containerd://2.1.0", 0),
         event("a", "train-6d5", quota),
-        event("b", "train-6d5", &quota.replace("x1", "x2")),
+        event(
+            "b",
+            "train-6d5",
+            &format!("(combined from similar events): {}", quota.replace("x1", "x2")),
+        ),
         event(
             "c",
             "web-1",
@@ -159,7 +178,7 @@ async fn why_tells_of_pods_that_a_quota_or_a_policy_did_not_let_be_made() {
         1,
         "once, however often it was tried: {text}"
     );
-    assert!(!text.contains("web-1"), "{text}");
+    assert!(!text.contains("web-1") && !text.contains("combined"), "{text}");
     let (status, text) = why(&objects, &["train"]).await;
     assert_eq!(status, 1, "{text}");
     says(&text, &["pod default/train could not be read", "exceeded quota: gpus"]);
