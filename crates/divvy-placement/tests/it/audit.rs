@@ -257,6 +257,16 @@ fn each_fault_of_an_allocation_is_found() {
             &["bound-to-failed-gpu"],
         ),
         (
+            "failed long ago, and said again",
+            vec![
+                (1, Fact::Node(failed())),
+                (1, there(pending("a", 4))),
+                (4, Fact::Node(failed())),
+                (1, there(bound("a", "n1", 0, 4))),
+            ],
+            &["bound-to-failed-gpu"],
+        ),
+        (
             "failed right now",
             vec![
                 (1, Fact::Node(failed())),
