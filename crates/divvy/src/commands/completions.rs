@@ -99,6 +99,11 @@ mod tests {
         let all = asked(&["kubectl_complete-divvy", "extender", "--"]).expect("asked");
         assert!(all.iter().any(|line| line.starts_with("--tls-secret")), "{all:?}");
         assert!(!all.iter().any(|line| line.starts_with("--exit-with-stdin")), "{all:?}");
+        assert_eq!(
+            asked(&["kubectl_complete-divvy", "extender", "--exit"]),
+            Some(vec![":4".to_owned()]),
+            "nor where it is the only one"
+        );
         assert_eq!(asked(&["kubectl-divvy", "w"]), None);
         assert_eq!(asked(&["divvy"]), None);
         assert_eq!(asked(&[]), None);
