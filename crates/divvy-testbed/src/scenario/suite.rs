@@ -145,7 +145,7 @@ impl Scene {
     /// The machines that it needs.
     pub fn needs(self) -> &'static [Machine] {
         match self {
-            Scene::Tour | Scene::Many | Scene::Drained => &[Machine::Laptop, Machine::Mixed],
+            Scene::Tour | Scene::TooLarge | Scene::Many | Scene::Stubborn | Scene::Drained => &[Machine::Laptop, Machine::Mixed],
             _ => &[Machine::Laptop],
         }
     }

@@ -155,12 +155,17 @@ async fn gpu_dies<C: Cluster>(play: &mut Play<'_, C>, mixed: &str) -> Result<Rep
     health(play, mixed, 1, Health::Failed).await?;
     play.run("kubectl inspect gpushare -o wide", &["inspect", "gpushare", "-o", "wide"])
         .await?;
-    for (name, units, gpu) in [("fill-0", 20, 0), ("fill-1", 15, 2)] {
-        play.create(
-            &pod(name).gpu_mem(units),
-            &format!("asks for {units} GiB: the last of GPU {gpu}"),
-        )
-        .await?;
+    for (name, units, gpu, text) in [
+        ("fill-0", 20, 0, "asks for 20 GiB: the last of GPU 0"),
+        (
+            "fill-1",
+            10,
+            2,
+            "asks for 10 GiB: the failed GPU has just that, and is not offered",
+        ),
+        ("fill-2", 5, 2, "asks for 5 GiB: the last of GPU 2"),
+    ] {
+        play.create(&pod(name).gpu_mem(units).select(mixed), text).await?;
         let (_, reports) = play.started("default", name).await?;
         check_own_gpu(play, name, &reports, gpu)?;
     }

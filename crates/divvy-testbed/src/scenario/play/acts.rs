@@ -17,16 +17,24 @@ use super::{NAMESPACE, Play, Stop, state, stop_api};
 use crate::builders::{PodBuilder, pod};
 use crate::scenario::{Cluster, Machine};
 
+/// What became of pods that came and went.
+#[derive(Debug, Clone, Copy, Default)]
+pub(in crate::scenario) struct Guests {
+    pub(in crate::scenario) created: u64,
+    /// Were seen running before they were deleted.
+    pub(in crate::scenario) ran: u64,
+}
+
 /// Pods that come and go while something else happens.
 #[derive(Debug)]
 pub(in crate::scenario) struct Load {
     token: CancellationToken,
-    task: JoinHandle<kube::Result<u64>>,
+    task: JoinHandle<kube::Result<Guests>>,
 }
 
 impl Load {
-    /// Ends it. How many pods there were.
-    pub(in crate::scenario) async fn finish(self) -> Result<u64, Stop> {
+    /// Ends it.
+    pub(in crate::scenario) async fn finish(self) -> Result<Guests, Stop> {
         self.token.cancel();
         let made = self.task.await.map_err(io::Error::other)?;
         made.map_err(|source| stop_api("a pod could not be created or deleted".to_owned(), source))
@@ -157,21 +165,24 @@ impl<C: Cluster> Play<'_, C> {
         let (own, client, node) = (token.clone(), self.cluster.client(), node.to_owned());
         let task = tokio::spawn(async move {
             let pods: Api<Pod> = Api::namespaced(client.clone(), NAMESPACE);
-            let mut number = 0;
+            let mut guests = Guests::default();
             while !own.is_cancelled() {
-                let name = format!("guest-{number}");
+                let name = format!("guest-{}", guests.created);
                 create(&client, &pod(&name).gpu_mem(units).grace_seconds(1).select(&node).build()).await?;
-                number += 1;
-                for _ in 0..40 {
+                guests.created += 1;
+                // The one that is under way at the end gets its time, too.
+                for _ in 0..200 {
                     let found = pods.get(&name).await?;
-                    if found.status.and_then(|status| status.phase).as_deref() == Some("Running") || own.is_cancelled() {
+                    let runs = found.status.and_then(|status| status.phase).as_deref() == Some("Running");
+                    guests.ran += u64::from(runs);
+                    if runs {
                         break;
                     }
                     tokio::time::sleep(Duration::from_millis(50)).await;
                 }
                 pods.delete(&name, &DeleteParams::default()).await?;
             }
-            Ok(number)
+            Ok(guests)
         });
         Load { token, task }
     }

@@ -16,6 +16,8 @@ use crate::story::Event;
 pub(in crate::scenario) struct HandedOver {
     /// Both ran at one moment.
     pub(in crate::scenario) overlap: bool,
+    /// The new one's pod was bound while the old one ran.
+    pub(in crate::scenario) early: bool,
     /// From the end of the old one to the start of the new one, as seen from outside.
     pub(in crate::scenario) gap: Duration,
 }
@@ -221,8 +223,10 @@ impl<C: Cluster> Play<'_, C> {
     pub(in crate::scenario) async fn hand_over(&mut self, old_uid: &str, new: &str) -> Result<HandedOver, Stop> {
         let new_uid = self.uid(new).await?;
         let mut ended = None;
+        let mut early = false;
         self.eventually(&format!("the program of pod {new} to run"), async |play| {
-            // In this order: the new one seen running first, and the old one still running after that, is an overlap.
+            // In this order: the new one seen bound or running first, and the old one still running after that, is an overlap.
+            let bound = play.get(NAMESPACE, new).await?.spec.node_name.is_some();
             let new_runs = play
                 .cluster
                 .report(&new_uid, "main")
@@ -233,12 +237,14 @@ impl<C: Cluster> Play<'_, C> {
                 .report(old_uid, "main")
                 .await?
                 .is_some_and(|report| report.running);
+            early |= bound && old_runs;
             if !old_runs && ended.is_none() {
                 ended = Some(Instant::now());
             }
             Ok(match new_runs {
                 true => Ok(HandedOver {
                     overlap: old_runs,
+                    early,
                     gap: ended.map(|ended| ended.elapsed()).unwrap_or_default(),
                 }),
                 false => Err(format!("the old program {}", if old_runs { "runs" } else { "has ended" })),

@@ -8,29 +8,39 @@ use crate::scenario::tour::check_own_gpu;
 use crate::scenario::{Cluster, End, Machine, Part, Play, Stop};
 
 /// A pod that only SIGKILL ends.
-fn stubborn_pod(name: &str, node: &str, grace_s: u64) -> PodBuilder {
-    let manifest = pod(name).gpu_mem(12).args(&["run", "--ignore-term"]);
+fn stubborn_pod(name: &str, node: &str, units: u64, grace_s: u64) -> PodBuilder {
+    let manifest = pod(name).gpu_mem(units).args(&["run", "--ignore-term"]);
     manifest.grace_seconds(grace_s).select(node)
 }
 
 pub(super) async fn stubborn<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), Stop> {
     play.scene("A container that ignores SIGTERM is deleted; the newcomer waits for it")
         .await?;
-    let node = play.ready(Machine::Laptop).await?;
+    let node = play.ready(Machine::Mixed).await?;
+    play.create(&pod("filler").gpu_mem(40).select(&node), "asks for 40 GiB: all of GPU 0")
+        .await?;
+    play.started("default", "filler").await?;
     play.create(
-        &stubborn_pod("old", &node, 4),
-        "asks for 12 GiB; its program ignores SIGTERM, with a grace period of 4 s",
+        &stubborn_pod("old", &node, 20, 4),
+        "asks for 20 GiB; its program ignores SIGTERM, with a grace period of 4 s",
     )
     .await?;
     play.started("default", "old").await?;
     let old = play.uid("old").await?;
-    play.create(&pod("new").gpu_mem(12).select(&node), "asks for 12 GiB").await?;
     play.delete("default", "old", "").await?;
+    // Created now, since kube-scheduler does not ask again for a deletion that is only asked for; and for less than is free in all, since it
+    // would not ask the extender otherwise.
+    play.create(
+        &pod("new").gpu_mem(30).select(&node),
+        "asks for 30 GiB: 20 are free on GPU 1, and 15 on GPU 2",
+    )
+    .await?;
+    play.refused("new", "Insufficient GPU Memory in one device").await?;
     play.why("new", &["default/old is being deleted and still holds"]).await?;
     let handed = play.hand_over(&old, "new").await?;
     check_hand_over(play, &handed)?;
     let (_, reports) = play.started("default", "new").await?;
-    check_own_gpu(play, "new", &reports, 0)
+    check_own_gpu(play, "new", &reports, 1)
 }
 
 pub(super) async fn forced<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), Stop> {
@@ -38,7 +48,7 @@ pub(super) async fn forced<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), Sto
         .await?;
     let node = play.ready(Machine::Laptop).await?;
     play.create(
-        &stubborn_pod("old", &node, 30),
+        &stubborn_pod("old", &node, 12, 30),
         "asks for 12 GiB; its program ignores SIGTERM",
     )
     .await?;
@@ -63,7 +73,7 @@ pub(super) async fn forced_while_one_waits<C: Cluster>(play: &mut Play<'_, C>) -
         .await?;
     let node = play.ready(Machine::Laptop).await?;
     play.create(
-        &stubborn_pod("old", &node, 30),
+        &stubborn_pod("old", &node, 12, 30),
         "asks for 12 GiB; its program ignores SIGTERM",
     )
     .await?;
@@ -82,7 +92,7 @@ pub(super) async fn forced_without_kubelet<C: Cluster>(play: &mut Play<'_, C>) -
         .await?;
     let node = play.ready(Machine::Laptop).await?;
     play.create(
-        &stubborn_pod("old", &node, 30),
+        &stubborn_pod("old", &node, 12, 30),
         "asks for 12 GiB; its program ignores SIGTERM",
     )
     .await?;

@@ -14,17 +14,22 @@ pub(super) async fn too_large<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), 
     play.scene("A pod asks for more than any GPU has, another for more than is free")
         .await?;
     let node = play.ready(Machine::Laptop).await?;
+    let mixed = play.ready(Machine::Mixed).await?;
     for (name, units) in [("small-0", 3), ("small-1", 5)] {
         play.create(&pod(name).gpu_mem(units).select(&node), &format!("asks for {units} GiB"))
             .await?;
         play.started("default", name).await?;
     }
-    play.create(&pod("too-large").gpu_mem(41), "asks for 41 GiB").await?;
+    // kube-scheduler alone, which knows sums, would bind it.
+    let text = format!(
+        "asks for 41 GiB: the GPUs of node {mixed} have {} in all, none more than 40",
+        Machine::Mixed.units()
+    );
+    play.create(&pod("too-large").gpu_mem(41), &text).await?;
     play.create(&pod("waits").gpu_mem(12).select(&node), "asks for 12 GiB")
         .await?;
-    for name in ["too-large", "waits"] {
-        play.refused(name, "Insufficient").await?;
-    }
+    play.refused("too-large", "Insufficient GPU Memory in one device").await?;
+    play.refused("waits", "Insufficient").await?;
     play.why(
         "too-large",
         &[
@@ -92,7 +97,14 @@ pub(super) async fn past_the_scheduler<C: Cluster>(play: &mut Play<'_, C>) -> Re
     )
     .await?;
     play.event("direct", "NoAllocation", "without an allocation").await?;
-    play.why("direct", &["without an allocation", "kubectl delete pod"]).await?;
+    play.why(
+        "direct",
+        &[
+            "without an allocation: kube-scheduler did not ask Divvy's extender",
+            "kubectl delete pod",
+        ],
+    )
+    .await?;
     let uid = play.uid("direct").await?;
     let report = play.cluster.report(&uid, "main").await?;
     play.check(report.is_none(), "its container has not begun", || format!("{report:?}"))?;
@@ -202,6 +214,9 @@ pub(in crate::scenario) fn is_gpu(path: &str) -> bool {
 
 /// Tells how one program followed another.
 pub(super) fn check_hand_over<C: Cluster>(play: &mut Play<'_, C>, handed: &HandedOver) -> Result<(), Stop> {
+    play.check(!handed.early, "new was not bound while old's program ran", || {
+        "it was".to_owned()
+    })?;
     play.check(!handed.overlap, "new's program never ran beside old's", || {
         "both ran at one moment".to_owned()
     })?;
