@@ -2,7 +2,7 @@
 //!
 //! They are written against [`Cluster`], which a real Kubernetes is, too (crate `divvy-e2e`): they act through the API server and the
 //! `divvy` program, look at what containers report of themselves, and wait for what must come, without internal hooks. [`suite`] is what
-//! must come out alike on both; [`tour`] is for people.
+//! must come out alike on both; the tour is for people.
 
 mod churn;
 mod machines;
