@@ -145,11 +145,7 @@ impl Scene {
     /// The machines that it needs.
     pub fn needs(self) -> &'static [Machine] {
         match self {
-<<<<<<< HEAD
             Scene::Tour | Scene::TooLarge | Scene::Many | Scene::Stubborn | Scene::Drained => &[Machine::Laptop, Machine::Mixed],
-=======
-            Scene::Tour | Scene::TooLarge | Scene::Many | Scene::Drained => &[Machine::Laptop, Machine::Mixed],
->>>>>>> f07cfd1 (Suite: a pod that fits the sum and no GPU, pods that ran during the update, memory given again after the API server was away)
             _ => &[Machine::Laptop],
         }
     }

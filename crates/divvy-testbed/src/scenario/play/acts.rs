@@ -170,20 +170,12 @@ impl<C: Cluster> Play<'_, C> {
                 let name = format!("guest-{}", guests.created);
                 create(&client, &pod(&name).gpu_mem(units).grace_seconds(1).select(&node).build()).await?;
                 guests.created += 1;
-<<<<<<< HEAD
                 // The one that is under way at the end gets its time, too.
                 for _ in 0..200 {
                     let found = pods.get(&name).await?;
                     let runs = found.status.and_then(|status| status.phase).as_deref() == Some("Running");
                     guests.ran += u64::from(runs);
                     if runs {
-=======
-                for _ in 0..40 {
-                    let found = pods.get(&name).await?;
-                    let runs = found.status.and_then(|status| status.phase).as_deref() == Some("Running");
-                    guests.ran += u64::from(runs);
-                    if runs || own.is_cancelled() {
->>>>>>> f07cfd1 (Suite: a pod that fits the sum and no GPU, pods that ran during the update, memory given again after the API server was away)
                         break;
                     }
                     tokio::time::sleep(Duration::from_millis(50)).await;

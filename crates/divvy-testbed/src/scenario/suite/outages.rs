@@ -33,13 +33,8 @@ pub(super) async fn api_server_away<C: Cluster>(play: &mut Play<'_, C>) -> Resul
     play.unmoved(&before).await?;
     play.used(&node, 8).await?;
     // Who does not follow the pods any more does not know that this memory is free.
-<<<<<<< HEAD
     play.delete_quietly("one").await?;
     play.create(&pod("three").gpu_mem(11).select(&node), "asks for 11 GiB: all but pod two's")
-=======
-    play.delete_quietly("two").await?;
-    play.create(&pod("three").gpu_mem(13).select(&node), "asks for 13 GiB: all but pod one's")
->>>>>>> f07cfd1 (Suite: a pod that fits the sum and no GPU, pods that ran during the update, memory given again after the API server was away)
         .await?;
     play.started("default", "three").await?;
     play.used(&node, 16).await
