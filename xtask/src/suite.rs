@@ -91,22 +91,27 @@ fn real(on: Option<&str>, args: &[&str]) -> Result<u8> {
     }
     let own = !cluster::is_up();
     let flags = ["up", "--nodes", "2", "--rbac", "--service-accounts"];
-    let up = if own { cluster::script(&flags)? } else { 0 };
-    let outcome = match up {
-        0 => match cluster::script(&["install", "--no-check"])? {
-            0 => status(&play_on("real", on, args)?)?,
-            failed => failed,
-        },
+    let played = match if own { cluster::script(&flags)? } else { 0 } {
+        0 => install_and_play(on, args),
         SKIPPED => return Ok(skipped()),
-        failed => failed,
+        failed => Ok(failed),
     };
     if own {
         // What the programs said is worth keeping when something failed.
-        let down: &[&str] = if outcome == 0 { &["down"] } else { &["down", "--keep-logs"] };
-        let left = cluster::script(down)?;
-        return Ok(if outcome == 0 { left } else { outcome });
+        let sound = matches!(played, Ok(0));
+        let left = cluster::script(if sound { &["down"] } else { &["down", "--keep-logs"] })?;
+        if sound {
+            return Ok(left);
+        }
     }
-    Ok(outcome)
+    played
+}
+
+fn install_and_play(on: Option<&str>, args: &[&str]) -> Result<u8> {
+    match cluster::script(&["install", "--no-check"])? {
+        0 => status(&play_on("real", on, args)?),
+        failed => Ok(failed),
+    }
 }
 
 fn skipped() -> u8 {
