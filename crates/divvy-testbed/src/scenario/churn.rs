@@ -144,8 +144,11 @@ async fn act<C: Cluster>(play: &mut Play<'_, C>, node: &str, churn: Churn) -> Re
                 created += 1;
             }
             choice @ 5..=8 => {
+                // Mostly those that are bound: those that wait are many, and to delete them frees nothing.
+                let any = roll(4) == 0;
                 let pods = play.all_pods().await?;
-                let names: Vec<String> = pods.into_iter().filter_map(|pod| pod.metadata.name).collect();
+                let chosen = pods.into_iter().filter(|pod| any || pod.spec.node_name.is_some());
+                let names: Vec<String> = chosen.filter_map(|pod| pod.metadata.name).collect();
                 let dice = usize::try_from(roll(1 << 16)).unwrap_or(0);
                 if let Some(name) = dice.checked_rem(names.len()).and_then(|index| names.get(index)) {
                     let grace = (choice == 8).then_some(0);
