@@ -18,7 +18,7 @@ down again. Where that cannot be (no root, no Go, ...) it is said what is missin
   --list            names the scenes
   --churn SECONDS   how long scene churn takes (20)
   --seed N          its dice, and all that the embedded cluster leaves to chance
-  --jobs N          embedded: scenes at once (4)
+  --jobs N          embedded: scenes at once (2)
   --quiet           only failures and the sum
 
 Examples:

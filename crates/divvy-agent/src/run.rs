@@ -32,13 +32,15 @@ const INVENTORY_PATIENCE: Duration = Duration::from_secs(3);
 const EVENTS: usize = 256;
 /// How long the end waits until the inventory says that the agent leaves.
 const LEAVE_WRITTEN: Duration = Duration::from_millis(500);
-/// What the extender had sent before it read that comes within this time.
-const LEAVE_LAST: Duration = Duration::from_millis(100);
+/// What the extender had sent before it read that is carried out within this time.
+const LEAVE_LAST: Duration = Duration::from_millis(300);
+/// For one look at the node's pods after that: the watch may be behind.
+const LEAVE_LOOK: Duration = Duration::from_millis(200);
 /// How long the end waits for pods that are on their way to their start. Together with the others well below the grace period of any
 /// installation.
-const LEAVE_ADMITTED: Duration = Duration::from_secs(1);
+const LEAVE_ADMITTED: Duration = Duration::from_millis(800);
 
-/// Runs the agent until `stop` is cancelled. Then nothing more is bound here, pods that are on their way get their devices (1.6 s at most),
+/// Runs the agent until `stop` is cancelled. Then nothing more is bound here, pods that are on their way get their devices (1.8 s at most),
 /// the sockets are removed, and it returns `Ok`.
 ///
 /// What may pass (no driver, no kubelet, no API server) is logged, shown by `/readyz`, and tried again for ever.
@@ -172,6 +174,17 @@ async fn leave(agent: &Agent, mut written: watch::Receiver<Arc<str>>) {
         }
     }
     tokio::time::sleep(LEAVE_LAST).await;
+    let client = agent.client();
+    match tokio::time::timeout(LEAVE_LOOK, divvy_cluster::list::pods(&client, Some(agent.selector()))).await {
+        Ok(Ok(found)) => {
+            for pod in found.pods {
+                let actions = agent.core().apply_pod(pod);
+                agent.say(actions);
+            }
+        }
+        Ok(Err(error)) => warn!(%error, "this node's pods could not be listed; only those that the watch told of are waited for"),
+        Err(_) => warn!("this node's pods were not listed in time; only those that the watch told of are waited for"),
+    }
     let began = Instant::now();
     while began.elapsed() < LEAVE_ADMITTED {
         if agent.core().on_their_way() == 0 {

@@ -34,7 +34,7 @@ struct Args {
     #[arg(long, env = "CLUSTER_DIR", default_value_os_t = std::env::temp_dir().join("divvy-cluster"))]
     cluster: PathBuf,
     /// Embedded: scenes that are played at once
-    #[arg(long, default_value_t = 4)]
+    #[arg(long, default_value_t = 2)]
     jobs: usize,
     /// Seconds of scene churn
     #[arg(long, default_value_t = 20, value_name = "SECONDS")]
