@@ -36,6 +36,7 @@ use crate::objects::{
     Address, Amount, Container, ContainerStatus, NodeObject, NodeSpec, NodeStatus, PodObject, PodSpec, PodStatus, null_is_default,
 };
 use crate::watch::Seen;
+use crate::watch::slim::Meta;
 
 /// One JSON value of a watch log, of `kubectl get -o json`, or of `kubectl get -w -o json --output-watch-events`.
 #[derive(Debug, Deserialize)]
@@ -64,17 +65,6 @@ struct Any {
     spec: Option<Spec>,
     status: Option<Status>,
     message: Option<String>,
-}
-
-#[derive(Debug, Default, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-struct Meta {
-    name: Option<String>,
-    namespace: Option<String>,
-    uid: Option<String>,
-    resource_version: Option<String>,
-    deletion_timestamp: Option<Time>,
-    annotations: Option<BTreeMap<String, String>>,
 }
 
 /// What is read of a pod's spec, and of a node's.
@@ -306,20 +296,15 @@ impl Reader {
             metadata, spec, status, ..
         } = object;
         let at = Moment {
-            revision: rv.or(metadata.resource_version).and_then(|text| text.parse().ok()),
+            revision: rv
+                .or_else(|| metadata.resource_version.clone())
+                .and_then(|text| text.parse().ok()),
             at_ms: self.at_ms,
         };
         let spec = spec.unwrap_or_default();
         let Status(status) = status.unwrap_or_default();
         let delete_by_ms = metadata.deletion_timestamp.as_ref().map(|time| time.0.as_millisecond());
-        let metadata = ObjectMeta {
-            name: metadata.name,
-            namespace: metadata.namespace,
-            uid: metadata.uid,
-            deletion_timestamp: metadata.deletion_timestamp,
-            annotations: metadata.annotations,
-            ..ObjectMeta::default()
-        };
+        let metadata = metadata.into();
         let fact = match kind {
             Kind::Pods => {
                 let object: PodObject = Object {

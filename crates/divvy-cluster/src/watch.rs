@@ -1,6 +1,6 @@
 //! A list and its changes, for ever: kube-rs' watcher with its back-off, folded into three kinds of change.
 
-mod slim;
+pub(crate) mod slim;
 
 use std::fmt::Debug;
 

@@ -19,15 +19,29 @@ struct Wire<P, U> {
 }
 
 /// What `convert` reads, and what a watch goes on from.
-#[derive(Deserialize)]
+#[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Meta {
-    name: Option<String>,
-    namespace: Option<String>,
-    uid: Option<String>,
-    resource_version: Option<String>,
-    deletion_timestamp: Option<Time>,
-    annotations: Option<BTreeMap<String, String>>,
+pub(crate) struct Meta {
+    pub(crate) name: Option<String>,
+    pub(crate) namespace: Option<String>,
+    pub(crate) uid: Option<String>,
+    pub(crate) resource_version: Option<String>,
+    pub(crate) deletion_timestamp: Option<Time>,
+    pub(crate) annotations: Option<BTreeMap<String, String>>,
+}
+
+impl From<Meta> for ObjectMeta {
+    fn from(meta: Meta) -> ObjectMeta {
+        ObjectMeta {
+            name: meta.name,
+            namespace: meta.namespace,
+            uid: meta.uid,
+            resource_version: meta.resource_version,
+            deletion_timestamp: meta.deletion_timestamp,
+            annotations: meta.annotations,
+            ..ObjectMeta::default()
+        }
+    }
 }
 
 impl<'de, P, U> Deserialize<'de> for Slim<P, U>
@@ -39,15 +53,7 @@ where
         let Wire { metadata, spec, status } = Wire::deserialize(deserializer)?;
         Ok(Slim(Object {
             types: None,
-            metadata: ObjectMeta {
-                name: metadata.name,
-                namespace: metadata.namespace,
-                uid: metadata.uid,
-                resource_version: metadata.resource_version,
-                deletion_timestamp: metadata.deletion_timestamp,
-                annotations: metadata.annotations,
-                ..ObjectMeta::default()
-            },
+            metadata: metadata.into(),
             spec,
             status,
         }))

@@ -17,7 +17,7 @@ use super::{Cluster, Report};
 use crate::builders::PodBuilder;
 use crate::story::{Event, Listener, Told};
 
-pub(super) use looks::HandedOver;
+pub(super) use looks::Seen;
 
 /// How long something that must come may take. Generous: it is only waited out when something is wrong. kube-scheduler, say, asks an API
 /// server again after up to 30 s.

@@ -11,7 +11,9 @@ mod restarts;
 pub(super) use pods::is_gpu;
 
 use super::churn::{self, Churn};
+use super::play::Seen;
 use super::{Cluster, Machine, Play, Stop, tour};
+use crate::builders::pod;
 
 /// One scene.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -180,6 +182,15 @@ impl Scene {
         }?;
         play.clear().await
     }
+}
+
+/// What most scenes begin with: a pod of 3 GiB runs on the laptop's node. Gives the node, and what runs there now.
+async fn one_runs<C: Cluster>(play: &mut Play<'_, C>, name: &str) -> Result<(String, Vec<Seen>), Stop> {
+    let node = play.ready(Machine::Laptop).await?;
+    play.create(&pod(name).gpu_mem(3).select(&node), "asks for 3 GiB").await?;
+    play.started("default", name).await?;
+    let before = play.reports().await?;
+    Ok((node, before))
 }
 
 #[cfg(test)]

@@ -197,12 +197,12 @@ async fn record(args: AuditRecordArgs) -> anyhow::Result<()> {
                 continue;
             }
             seen = nodes.next() => {
-                let Some(seen) = seen else { break };
+                let seen = seen.context("the watch of nodes ended by itself; what is recorded so far is whole")?;
                 nodes_listed |= matches!(seen, Seen::ListEnds);
                 recorder.node(Timestamp::now().as_millisecond(), seen)
             }
             seen = pods.next(), if nodes_listed => {
-                let Some(seen) = seen else { break };
+                let seen = seen.context("the watch of pods ended by itself; what is recorded so far is whole")?;
                 recorder.pod(Timestamp::now().as_millisecond(), seen)
             }
         };

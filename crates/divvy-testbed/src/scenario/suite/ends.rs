@@ -2,15 +2,41 @@
 
 use std::time::Duration;
 
-use super::pods::check_hand_over;
-use crate::builders::{PodBuilder, pod};
+use crate::builders::pod;
 use crate::scenario::tour::check_own_gpu;
-use crate::scenario::{Cluster, End, Machine, Part, Play, Stop};
+use crate::scenario::{Cluster, End, Machine, Part, Play, Report, Stop};
 
-/// A pod that only SIGKILL ends.
-fn stubborn_pod(name: &str, node: &str, units: u64, grace_s: u64) -> PodBuilder {
-    let manifest = pod(name).gpu_mem(units).args(&["run", "--ignore-term"]);
-    manifest.grace_seconds(grace_s).select(node)
+/// Creates pod `old`, which only SIGKILL ends, and waits until it runs. Gives its UID.
+async fn old_runs<C: Cluster>(play: &mut Play<'_, C>, node: &str, units: u64, grace_s: u64) -> Result<String, Stop> {
+    let old = pod("old").gpu_mem(units).args(&["run", "--ignore-term"]);
+    let text = format!("asks for {units} GiB; its program ignores SIGTERM, with a grace period of {grace_s} s");
+    play.create(&old.grace_seconds(grace_s).select(node), &text).await?;
+    play.started("default", "old").await?;
+    play.uid("old").await
+}
+
+/// Creates pod `new`, which asks for what `old` holds.
+async fn new_comes<C: Cluster>(play: &mut Play<'_, C>, node: &str) -> Result<(), Stop> {
+    play.create(&pod("new").gpu_mem(12).select(node), "asks for 12 GiB")
+        .await
+        .map(drop)
+}
+
+/// Waits until `new` runs, and checks how it came to.
+async fn handed_over<C: Cluster>(play: &mut Play<'_, C>, old: &str) -> Result<Vec<Report>, Stop> {
+    let handed = play.hand_over(old, "new").await?;
+    play.check(!handed.early, "new was not bound while old's program ran", || {
+        "it was".to_owned()
+    })?;
+    play.check(!handed.overlap, "new's program never ran beside old's", || {
+        "both ran at one moment".to_owned()
+    })?;
+    play.measured(&format!(
+        "{} ms from the end of old's program to new's program",
+        handed.gap.as_millis()
+    ))?;
+    let (_, reports) = play.started("default", "new").await?;
+    Ok(reports)
 }
 
 pub(super) async fn stubborn<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), Stop> {
@@ -20,13 +46,7 @@ pub(super) async fn stubborn<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), S
     play.create(&pod("filler").gpu_mem(40).select(&node), "asks for 40 GiB: all of GPU 0")
         .await?;
     play.started("default", "filler").await?;
-    play.create(
-        &stubborn_pod("old", &node, 20, 4),
-        "asks for 20 GiB; its program ignores SIGTERM, with a grace period of 4 s",
-    )
-    .await?;
-    play.started("default", "old").await?;
-    let old = play.uid("old").await?;
+    let old = old_runs(play, &node, 20, 4).await?;
     play.delete("default", "old", "").await?;
     // Created now, since kube-scheduler does not ask again for a deletion that is only asked for; and for less than is free in all, since it
     // would not ask the extender otherwise.
@@ -37,9 +57,7 @@ pub(super) async fn stubborn<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), S
     .await?;
     play.refused("new", "Insufficient GPU Memory in one device").await?;
     play.why("new", &["default/old is being deleted and still holds"]).await?;
-    let handed = play.hand_over(&old, "new").await?;
-    check_hand_over(play, &handed)?;
-    let (_, reports) = play.started("default", "new").await?;
+    let reports = handed_over(play, &old).await?;
     check_own_gpu(play, "new", &reports, 1)
 }
 
@@ -47,13 +65,7 @@ pub(super) async fn forced<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), Sto
     play.scene("A pod is deleted by force; its container goes on for a while, and its memory with it")
         .await?;
     let node = play.ready(Machine::Laptop).await?;
-    play.create(
-        &stubborn_pod("old", &node, 12, 30),
-        "asks for 12 GiB; its program ignores SIGTERM",
-    )
-    .await?;
-    play.started("default", "old").await?;
-    let old = play.uid("old").await?;
+    let old = old_runs(play, &node, 12, 30).await?;
     play.force_delete("old").await?;
     let report = play.cluster.report(&old, "main").await?;
     play.check(
@@ -61,44 +73,28 @@ pub(super) async fn forced<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), Sto
         "old is gone from the API, and its program runs",
         || format!("{report:?}"),
     )?;
-    play.create(&pod("new").gpu_mem(12).select(&node), "asks for 12 GiB").await?;
+    new_comes(play, &node).await?;
     play.event("old", "MemoryHeldWithoutPod", "").await?;
-    let handed = play.hand_over(&old, "new").await?;
-    check_hand_over(play, &handed)?;
-    play.started("default", "new").await.map(drop)
+    handed_over(play, &old).await.map(drop)
 }
 
 pub(super) async fn forced_while_one_waits<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), Stop> {
     play.scene("A pod is deleted by force while another waits for its memory")
         .await?;
     let node = play.ready(Machine::Laptop).await?;
-    play.create(
-        &stubborn_pod("old", &node, 12, 30),
-        "asks for 12 GiB; its program ignores SIGTERM",
-    )
-    .await?;
-    play.started("default", "old").await?;
-    let old = play.uid("old").await?;
-    play.create(&pod("new").gpu_mem(12).select(&node), "asks for 12 GiB").await?;
+    let old = old_runs(play, &node, 12, 30).await?;
+    new_comes(play, &node).await?;
     play.refused("new", "Insufficient").await?;
     play.force_delete("old").await?;
-    let handed = play.hand_over(&old, "new").await?;
-    check_hand_over(play, &handed)?;
-    play.started("default", "new").await.map(drop)
+    handed_over(play, &old).await.map(drop)
 }
 
 pub(super) async fn forced_without_kubelet<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), Stop> {
     play.scene("A pod is deleted by force while its node's kubelet is away and another pod waits")
         .await?;
     let node = play.ready(Machine::Laptop).await?;
-    play.create(
-        &stubborn_pod("old", &node, 12, 30),
-        "asks for 12 GiB; its program ignores SIGTERM",
-    )
-    .await?;
-    play.started("default", "old").await?;
-    let old = play.uid("old").await?;
-    play.create(&pod("new").gpu_mem(12).select(&node), "asks for 12 GiB").await?;
+    let old = old_runs(play, &node, 12, 30).await?;
+    new_comes(play, &node).await?;
     play.refused("new", "Insufficient").await?;
     play.cluster.stop(Part::Kubelet(&node), End::Stopped).await?;
     play.step("stopped", &format!("the kubelet of {node}"), "", Vec::new())?;
@@ -113,7 +109,5 @@ pub(super) async fn forced_without_kubelet<C: Cluster>(play: &mut Play<'_, C>) -
     play.check(bound.is_none(), "new is not bound while it does", || format!("{bound:?}"))?;
     play.cluster.start(Part::Kubelet(&node)).await?;
     play.step("started", &format!("the kubelet of {node}"), "", Vec::new())?;
-    let handed = play.hand_over(&old, "new").await?;
-    check_hand_over(play, &handed)?;
-    play.started("default", "new").await.map(drop)
+    handed_over(play, &old).await.map(drop)
 }

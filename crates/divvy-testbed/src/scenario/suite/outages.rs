@@ -4,19 +4,17 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
+use super::one_runs;
 use crate::builders::pod;
 use crate::scenario::tour::check_own_gpu;
 use crate::scenario::{Cluster, End, Machine, Part, Play, Stop};
 
-/// Longer than the lease of anything that waits for an API server, and than kube-scheduler's longest back-off.
+/// Long enough that watches have ended, back-offs have grown, and the extender's lease is over.
 const OUTAGE: Duration = Duration::from_secs(30);
 
 pub(super) async fn api_server_away<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), Stop> {
     play.scene("The API server is away for 30 s; pods run on").await?;
-    let node = play.ready(Machine::Laptop).await?;
-    play.create(&pod("one").gpu_mem(3).select(&node), "asks for 3 GiB").await?;
-    play.started("default", "one").await?;
-    let before = play.reports().await?;
+    let (node, before) = one_runs(play, "one").await?;
     play.cluster.stop(Part::ApiServer, End::Killed).await?;
     play.step("killed", "the API server", "kill -9", Vec::new())?;
     tokio::time::sleep(OUTAGE).await;
@@ -42,9 +40,7 @@ pub(super) async fn api_server_away<C: Cluster>(play: &mut Play<'_, C>) -> Resul
 
 pub(super) async fn node_reboots<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), Stop> {
     play.scene("A node reboots; its kubelet is back before the agent").await?;
-    let node = play.ready(Machine::Laptop).await?;
-    play.create(&pod("bare").gpu_mem(3).select(&node), "asks for 3 GiB").await?;
-    play.started("default", "bare").await?;
+    let (node, _) = one_runs(play, "bare").await?;
     play.cluster.power_off(&node).await?;
     play.step("rebooted", &node, "no process, no cgroups, another boot id", Vec::new())?;
     play.cluster.start(Part::Runtime(&node)).await?;
@@ -63,9 +59,7 @@ pub(super) async fn node_reboots<C: Cluster>(play: &mut Play<'_, C>) -> Result<(
     play.clear().await?;
 
     play.scene("The node reboots; the agent is there first").await?;
-    play.create(&pod("bare").gpu_mem(3).select(&node), "asks for 3 GiB").await?;
-    play.started("default", "bare").await?;
-    let before = play.reports().await?;
+    let (_, before) = one_runs(play, "bare").await?;
     play.cluster.power_off(&node).await?;
     play.step("rebooted", &node, "", Vec::new())?;
     play.cluster.start(Part::Agent(&node)).await?;
@@ -117,10 +111,7 @@ pub(super) async fn drained<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), St
 pub(super) async fn rolling_update<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), Stop> {
     play.scene("Every program of Divvy is replaced while pods come and go")
         .await?;
-    let node = play.ready(Machine::Laptop).await?;
-    play.create(&pod("steady").gpu_mem(3).select(&node), "asks for 3 GiB").await?;
-    play.started("default", "steady").await?;
-    let before = play.reports().await?;
+    let (node, before) = one_runs(play, "steady").await?;
     for number in 0..3 {
         let name = format!("before-{number}");
         play.create_quietly(&pod(&name).gpu_mem(2).grace_seconds(1).select(&node))

@@ -6,7 +6,6 @@ use divvy_model::names;
 use tokio::time::Instant;
 
 use crate::builders::pod;
-use crate::scenario::play::HandedOver;
 use crate::scenario::tour::check_own_gpu;
 use crate::scenario::{Cluster, Machine, Play, Report, Stop};
 
@@ -210,18 +209,4 @@ fn shares(used: &BTreeMap<(String, u64), (u64, u64)>) -> String {
 pub(in crate::scenario) fn is_gpu(path: &str) -> bool {
     let index = path.strip_prefix("/dev/nvidia");
     index.is_some_and(|index| !index.is_empty() && index.bytes().all(|byte| byte.is_ascii_digit()))
-}
-
-/// Tells how one program followed another.
-pub(super) fn check_hand_over<C: Cluster>(play: &mut Play<'_, C>, handed: &HandedOver) -> Result<(), Stop> {
-    play.check(!handed.early, "new was not bound while old's program ran", || {
-        "it was".to_owned()
-    })?;
-    play.check(!handed.overlap, "new's program never ran beside old's", || {
-        "both ran at one moment".to_owned()
-    })?;
-    play.measured(&format!(
-        "{} ms from the end of old's program to new's program",
-        handed.gap.as_millis()
-    ))
 }

@@ -3,18 +3,16 @@
 use divvy_model::names;
 use tokio::time::Instant;
 
+use super::one_runs;
 use crate::builders::pod;
 use crate::scenario::tour::check_own_gpu;
-use crate::scenario::{Cluster, End, Machine, Part, Play, Stop};
+use crate::scenario::{Cluster, End, Part, Play, Stop};
 
 const WAYS: [(End, &str); 2] = [(End::Stopped, "SIGTERM"), (End::Killed, "kill -9")];
 
 pub(super) async fn agent<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), Stop> {
     play.scene("The agent is stopped, and killed; pods run on").await?;
-    let node = play.ready(Machine::Laptop).await?;
-    play.create(&pod("one").gpu_mem(3).select(&node), "asks for 3 GiB").await?;
-    play.started("default", "one").await?;
-    let before = play.reports().await?;
+    let (node, before) = one_runs(play, "one").await?;
     play.cluster.stop(Part::Agent(&node), End::Stopped).await?;
     play.step("stopped", &format!("the agent of {node}"), "SIGTERM", Vec::new())?;
     play.offers(&node, 0).await?;
@@ -42,10 +40,7 @@ pub(super) async fn agent<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), Stop
 pub(super) async fn kubelet<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), Stop> {
     play.scene("The kubelet is restarted, and killed; pods run on, the agent registers again")
         .await?;
-    let node = play.ready(Machine::Laptop).await?;
-    play.create(&pod("one").gpu_mem(3).select(&node), "asks for 3 GiB").await?;
-    play.started("default", "one").await?;
-    let before = play.reports().await?;
+    let (node, before) = one_runs(play, "one").await?;
     let grants = play.cluster.grants(&node)?;
     for (number, (end, how)) in WAYS.into_iter().enumerate() {
         play.cluster.stop(Part::Kubelet(&node), end).await?;
@@ -70,10 +65,7 @@ pub(super) async fn kubelet<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), St
 
 pub(super) async fn runtime<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), Stop> {
     play.scene("containerd is restarted, and killed; pods run on").await?;
-    let node = play.ready(Machine::Laptop).await?;
-    play.create(&pod("one").gpu_mem(3).select(&node), "asks for 3 GiB").await?;
-    play.started("default", "one").await?;
-    let before = play.reports().await?;
+    let (node, before) = one_runs(play, "one").await?;
     for (number, (end, how)) in WAYS.into_iter().enumerate() {
         play.cluster.stop(Part::Runtime(&node), end).await?;
         let name = format!("meanwhile-{number}");
@@ -90,9 +82,7 @@ pub(super) async fn runtime<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), St
 pub(super) async fn extender<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), Stop> {
     play.scene("The extender is killed; pods wait, and nothing is bound past it")
         .await?;
-    let node = play.ready(Machine::Laptop).await?;
-    play.create(&pod("one").gpu_mem(3).select(&node), "asks for 3 GiB").await?;
-    play.started("default", "one").await?;
+    let (node, before) = one_runs(play, "one").await?;
     play.cluster.stop(Part::Extender, End::Killed).await?;
     play.step("killed", "the extender", "kill -9", Vec::new())?;
     play.create(&pod("meanwhile").gpu_mem(5).select(&node), "asks for 5 GiB")
@@ -109,15 +99,13 @@ pub(super) async fn extender<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), S
         "{} ms from the extender's start until the pod that waited runs",
         began.elapsed().as_millis()
     ))?;
+    play.unmoved(&before).await?;
     play.used(&node, 8).await
 }
 
 pub(super) async fn scheduler<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), Stop> {
     play.scene("kube-scheduler is killed and started again").await?;
-    let node = play.ready(Machine::Laptop).await?;
-    play.create(&pod("one").gpu_mem(3).select(&node), "asks for 3 GiB").await?;
-    play.started("default", "one").await?;
-    let before = play.reports().await?;
+    let (node, before) = one_runs(play, "one").await?;
     play.cluster.stop(Part::Scheduler, End::Killed).await?;
     play.step("killed", "kube-scheduler", "kill -9", Vec::new())?;
     play.create(&pod("two").gpu_mem(5).select(&node), "asks for 5 GiB").await?;
