@@ -191,7 +191,6 @@ status_with() { # CERTIFICATE: of a request that only clients with one may make
   curl -sk -m 5 -o /dev/null -w '%{http_code}' --cert "$CLUSTER_DIR/pki/$1.crt" --key "$CLUSTER_DIR/pki/$1.key" "$service/gpushare-scheduler/inspect"
 }
 as_extender() { kube auth can-i "$@" --as=system:serviceaccount:$NAMESPACE:divvy-extender; }
-metric() { curl -sk -m 2 "$service/metrics" | awk -v name="$1" '$1 == name {print $2}'; }
 tls() {
   scene "kube-scheduler and the extender know each other by certificates"
   divvy scheduler-config --check --timeout 20s 2>&1 | shown || true

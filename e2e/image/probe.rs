@@ -1,6 +1,6 @@
 //! The one program in the test images: pause container, test workload, and a few file tools, without a libc at run time.
 //!
-//! `probe pause` waits for a signal; `probe run [--ignore-term] [PATH...]` prints its environment and `/dev` and the paths, and then waits,
+//! `probe pause` waits for a signal; `probe run [--ignore-term] [PATH...]` prints its environment, mounts, `/dev` and the paths, and then waits,
 //! so that `kubectl logs` shows what the container got; with `--ignore-term` only SIGKILL ends it. `env`, `ls`, `cat`, `stat`, `write`,
 //! `sleep`, `exit`, `burn` are for `kubectl exec`.
 //! Built by build.sh with `rustc -C target-feature=+crt-static`; no crate is needed.
@@ -68,6 +68,7 @@ fn main() -> io::Result<()> {
                 unsafe { signal(SIGTERM, ignore) };
             }
             print_environment(&mut out)?;
+            print_mounts(&mut out)?;
             show(&mut out, "/dev")?;
             for path in args[2..].iter().filter(|argument| *argument != IGNORE_TERM) {
                 show(&mut out, path)?;
@@ -110,6 +111,14 @@ fn print_environment(out: &mut impl Write) -> io::Result<()> {
     variables.sort();
     for (key, value) in variables {
         writeln!(out, "{key}={value}")?;
+    }
+    Ok(())
+}
+
+/// `mount PATH` for each mount point.
+fn print_mounts(out: &mut impl Write) -> io::Result<()> {
+    for line in fs::read_to_string("/proc/self/mounts")?.lines() {
+        writeln!(out, "mount {}", line.split(' ').nth(1).unwrap_or_default())?;
     }
     Ok(())
 }

@@ -69,14 +69,15 @@ fn main() -> ExitCode {
 }
 
 fn run(args: Args) -> anyhow::Result<ExitCode> {
+    // Checked in any case: who brings a cluster up for a suite asks for the list first.
+    let scenes = chosen(&args.scenes)?;
     if args.list {
-        for scene in Scene::ALL {
+        for scene in scenes {
             let (name, about) = scene.about();
             say(&format!("{name:<24} {about}\n"));
         }
         return Ok(ExitCode::SUCCESS);
     }
-    let scenes = chosen(&args.scenes)?;
     let leg = leg::Leg {
         churn: Churn {
             time: Duration::from_secs(args.churn),
@@ -118,4 +119,16 @@ fn say(text: &str) {
 #[expect(clippy::print_stderr, reason = "a program's last words")]
 fn say_error(text: &str) {
     eprintln!("{text}");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_scene_that_is_not_known_is_refused_even_when_only_the_list_is_asked_for() {
+        let args = Args::try_parse_from(["suite", "--list", "tour", "nonsense"]).expect("the grammar allows it");
+        let error = run(args).expect_err("there is no such scene").to_string();
+        assert!(error.contains("\"nonsense\"") && error.contains("--list"), "{error}");
+    }
 }

@@ -12,11 +12,9 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
 use divvy_model::machine::Machines;
+use divvy_testbed::driver;
 use divvy_testbed::scenario::{Cluster, End, Fault, Machine, Part, Report, Witness};
 use kube::config::{KubeConfigOptions, Kubeconfig};
-use serde_json::{Value, json};
-use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader};
-use tokio::net::UnixStream;
 use tokio::process::Command;
 
 /// The cluster in a folder.
@@ -76,20 +74,6 @@ impl Real {
         }
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
         Err(io::Error::other(format!("part.sh {}: {said}", args.join(" "))))
-    }
-
-    /// One request to the simulated NVML library of a node.
-    async fn driver(&self, node: &str, request: Value) -> io::Result<()> {
-        let socket = self.folder.join(node).join("nvml.sock");
-        let mut stream = BufReader::new(UnixStream::connect(socket).await?);
-        stream.write_all(format!("{request}\n").as_bytes()).await?;
-        let mut answer = String::new();
-        stream.read_line(&mut answer).await?;
-        let answer: Value = serde_json::from_str(&answer)?;
-        match answer.get("err") {
-            None => Ok(()),
-            Some(error) => Err(io::Error::other(format!("the simulated NVML refused {request}: {error}"))),
-        }
     }
 }
 
@@ -163,6 +147,7 @@ impl Cluster for Real {
                     id: report.id,
                     env: report.env,
                     devices: report.devices,
+                    mounts: report.mounts,
                     running,
                 }));
             }
@@ -170,14 +155,12 @@ impl Cluster for Real {
         Ok(None)
     }
 
+    fn place(&self, node: &str, path: &str, text: Option<&str>) -> io::Result<()> {
+        driver::place(&self.folder.join(node), path, text)
+    }
+
     async fn fault(&mut self, node: &str, gpu: u32, fault: Fault) -> io::Result<()> {
-        match fault {
-            Fault::Dies { xid } => {
-                self.driver(node, json!({"op": "xid", "gpu": gpu, "xid": xid})).await?;
-                self.driver(node, json!({"op": "lost", "gpu": gpu, "lost": true})).await
-            }
-            Fault::Recovers => self.driver(node, json!({"op": "lost", "gpu": gpu, "lost": false})).await,
-        }
+        fault.happen(&self.folder.join(node).join("nvml.sock"), gpu).await
     }
 
     fn agents_are_pods(&self) -> bool {
@@ -212,14 +195,7 @@ impl Cluster for Real {
     fn grants(&self, node: &str) -> io::Result<Vec<String>> {
         let mut names = Vec::new();
         for folder in ["var/lib/kubelet/plugins/divvy.dev/grants", "run/cdi"] {
-            match std::fs::read_dir(self.folder.join(node).join(folder)) {
-                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-                entries => {
-                    for entry in entries? {
-                        names.push(entry?.file_name().to_string_lossy().into_owned());
-                    }
-                }
-            }
+            names.extend(driver::names(&self.folder.join(node).join(folder))?);
         }
         Ok(names)
     }

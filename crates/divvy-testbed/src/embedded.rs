@@ -9,18 +9,18 @@ use std::time::Duration;
 
 use divvy_model::machine::Machines;
 use rustix::net::{AddressFamily, SocketType, sockopt};
-use serde_json::json;
-use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
-use tokio::net::{TcpStream, UnixStream};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
 use tokio::process::Command;
 use tokio::time::Instant;
 
 use crate::api::{ApiServer, Clock, Listening, Options};
 use crate::controllers::Controllers;
+use crate::driver;
 use crate::node::{Node, NodeSpec};
 use crate::programs::{Program, Programs};
 use crate::root::Root;
-use crate::scenario::{Cluster, End, Fault, Living, Machine, Part, Report, Witness};
+use crate::scenario::{Cluster, End, Fault, Living, Machine, Part, Report, Witness, mounts_of_drivers};
 use crate::scheduler::{Scheduler, SchedulerConfig};
 
 /// What a cluster is made from.
@@ -313,7 +313,11 @@ impl Embedded {
 
     /// Lets the simulated NVML library of a node do something; see its control socket.
     pub async fn driver(&self, node: &str, request: serde_json::Value) -> io::Result<()> {
-        self.nvml(node, request).await
+        driver::ask(&self.nvml(node), &request).await
+    }
+
+    fn nvml(&self, node: &str) -> PathBuf {
+        self.folder(node).join("nvml.sock")
     }
 
     /// A kubeconfig of a user of its own, by which faults can tell clients apart ([`crate::api::Match::client`]).
@@ -386,20 +390,6 @@ impl Embedded {
             }
         }
     }
-
-    /// One request to the simulated NVML library of a node.
-    async fn nvml(&self, node: &str, request: serde_json::Value) -> io::Result<()> {
-        let socket = self.folder(node).join("nvml.sock");
-        let mut stream = BufReader::new(UnixStream::connect(&socket).await?);
-        stream.write_all(format!("{request}\n").as_bytes()).await?;
-        let mut answer = String::new();
-        stream.read_line(&mut answer).await?;
-        let answer: serde_json::Value = serde_json::from_str(&answer)?;
-        match answer.get("err") {
-            None => Ok(()),
-            Some(error) => Err(io::Error::other(format!("the simulated NVML refused {request}: {error}"))),
-        }
-    }
 }
 
 impl Cluster for Embedded {
@@ -432,17 +422,16 @@ impl Cluster for Embedded {
             id: view.id,
             env: view.env,
             devices: view.devices,
+            mounts: mounts_of_drivers(view.mounts.into_iter().map(|mount| mount.container)),
         }))
     }
 
+    fn place(&self, node: &str, path: &str, text: Option<&str>) -> io::Result<()> {
+        driver::place(&self.node(node)?.paths().sys_root, path, text)
+    }
+
     async fn fault(&mut self, node: &str, gpu: u32, fault: Fault) -> io::Result<()> {
-        match fault {
-            Fault::Dies { xid } => {
-                self.nvml(node, json!({"op": "xid", "gpu": gpu, "xid": xid})).await?;
-                self.nvml(node, json!({"op": "lost", "gpu": gpu, "lost": true})).await
-            }
-            Fault::Recovers => self.nvml(node, json!({"op": "lost", "gpu": gpu, "lost": false})).await,
-        }
+        fault.happen(&self.nvml(node), gpu).await
     }
 
     fn agents_are_pods(&self) -> bool {
@@ -529,8 +518,8 @@ impl Cluster for Embedded {
 
     fn grants(&self, node: &str) -> io::Result<Vec<String>> {
         let paths = self.node(node)?.paths();
-        let mut found = files(&self.folder(node).join("state/grants"))?;
-        found.extend(files(&paths.cdi_dir)?);
+        let mut found = driver::names(&self.folder(node).join("state/grants"))?;
+        found.extend(driver::names(&paths.cdi_dir)?);
         Ok(found)
     }
 
@@ -552,17 +541,6 @@ fn start_scheduler(settings: &Settings, client: kube::Client, extender: SocketAd
         ..SchedulerConfig::default()
     };
     Scheduler::start(client, config)
-}
-
-/// Names of the files in a folder, none if it is not there.
-fn files(folder: &Path) -> io::Result<Vec<String>> {
-    let entries = match std::fs::read_dir(folder) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-        entries => entries?,
-    };
-    entries
-        .map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned()))
-        .collect()
 }
 
 fn start_extender(settings: &Settings, root: &Path, kubeconfig: &Path, address: SocketAddr) -> io::Result<Program> {

@@ -4,6 +4,7 @@
 //! - [`node`]: a node: the kubelet's device manager on real Unix sockets, a container runtime that resolves CDI names
 //! - [`scheduler`]: a scheduler loop that speaks the extender protocol as kube-scheduler does
 //! - [`controllers`]: what of kube-controller-manager the scenarios need
+//! - [`driver`]: a machine's simulated driver
 //! - [`programs`]: the real agent, probe and extender as child processes
 //! - [`embedded`]: all of it together
 //! - [`scenario`]: what is played on a cluster, embedded or real; [`story`]: what is told of it
@@ -17,6 +18,7 @@
 pub mod api;
 pub mod builders;
 pub mod controllers;
+pub mod driver;
 pub mod embedded;
 pub mod node;
 pub mod programs;

@@ -579,7 +579,7 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 
 fn lay_out(spec: &NodeSpec, paths: &NodePaths) -> Result<(), Error> {
     let dev = paths.sys_root.join("dev");
-    for directory in [&paths.kubelet_dir, &paths.cdi_dir, &dev] {
+    for directory in [&paths.kubelet_dir, &paths.cdi_dir, &paths.sys_root.join("etc/cdi"), &dev] {
         std::fs::create_dir_all(directory).map_err(|source| Error::io("create", directory, source))?;
     }
     if spec.gpu_minors.is_empty() {

@@ -12,9 +12,13 @@ mod tour;
 
 use std::future::Future;
 use std::io;
+use std::path::Path;
 
 use divvy_model::machine::Machines;
+use serde_json::json;
 use tokio::process::Command;
+
+use crate::driver;
 
 pub use churn::Churn;
 pub use machines::{BUILT_IN, Machine};
@@ -29,8 +33,17 @@ pub struct Report {
     pub env: std::collections::BTreeMap<String, String>,
     /// Its device nodes of GPUs and drivers, in order.
     pub devices: Vec<String>,
+    /// Where files of a driver are mounted, in order: all mounts below `/usr`, where nobody else mounts any.
+    pub mounts: Vec<String>,
     /// Whether it runs now.
     pub running: bool,
+}
+
+/// What of a container's mount points is told in a [`Report`].
+pub fn mounts_of_drivers(mount_points: impl Iterator<Item = String>) -> Vec<String> {
+    let mut below: Vec<String> = mount_points.filter(|path| path.starts_with("/usr/")).collect();
+    below.sort();
+    below
 }
 
 /// What happens to a GPU.
@@ -43,6 +56,20 @@ pub enum Fault {
     },
     /// It answers again.
     Recovers,
+}
+
+impl Fault {
+    /// Lets it happen to a GPU of the machine whose simulated NVML library listens there.
+    pub async fn happen(self, nvml: &Path, gpu: u32) -> io::Result<()> {
+        let lost = |lost| json!({"op": "lost", "gpu": gpu, "lost": lost});
+        match self {
+            Fault::Dies { xid } => {
+                driver::ask(nvml, &json!({"op": "xid", "gpu": gpu, "xid": xid})).await?;
+                driver::ask(nvml, &lost(true)).await
+            }
+            Fault::Recovers => driver::ask(nvml, &lost(false)).await,
+        }
+    }
 }
 
 /// A container that lives on a machine, whatever the API server says of it.
@@ -103,6 +130,8 @@ pub trait Cluster {
     fn has_gpus(&self, node: &str) -> bool;
     /// What the newest start of a pod's container reports; `None` before the first.
     fn report(&self, pod_uid: &str, container: &str) -> impl Future<Output = io::Result<Option<Report>>>;
+    /// Writes a file of a node, as its administrator does, or removes it. Its folder is there: `/etc/cdi`.
+    fn place(&self, node: &str, path: &str, text: Option<&str>) -> io::Result<()>;
     /// Lets something happen to a GPU.
     fn fault(&mut self, node: &str, gpu: u32, fault: Fault) -> impl Future<Output = io::Result<()>>;
     /// Whether agents are pods: then none is there before its kubelet, and one that is killed is started again by it.

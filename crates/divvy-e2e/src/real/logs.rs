@@ -4,6 +4,9 @@ use std::collections::BTreeMap;
 use std::io;
 use std::path::Path;
 
+use divvy_testbed::driver;
+use divvy_testbed::scenario::mounts_of_drivers;
+
 /// The newest start of a container, as it reports itself.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Printed {
@@ -12,6 +15,8 @@ pub(super) struct Printed {
     pub(super) env: BTreeMap<String, String>,
     /// Device nodes of GPUs and the driver.
     pub(super) devices: Vec<String>,
+    /// Files of a driver.
+    pub(super) mounts: Vec<String>,
     /// Its last line is there.
     pub(super) whole: bool,
 }
@@ -19,13 +24,13 @@ pub(super) struct Printed {
 /// Reads `/var/log/pods/NAMESPACE_POD_UID/CONTAINER/ATTEMPT.log` below a node's folder; its id is in the name of the link
 /// `/var/log/containers/POD_NAMESPACE_CONTAINER-ID.log` to it.
 pub(super) fn newest(node: &Path, pod_uid: &str, container: &str) -> io::Result<Option<Printed>> {
-    let Some(pod) = names(&node.join("var/log/pods"))?
+    let Some(pod) = driver::names(&node.join("var/log/pods"))?
         .into_iter()
         .find(|name| name.ends_with(&format!("_{pod_uid}")))
     else {
         return Ok(None);
     };
-    let attempts = names(&node.join("var/log/pods").join(&pod).join(container))?;
+    let attempts = driver::names(&node.join("var/log/pods").join(&pod).join(container))?;
     let attempts = attempts
         .iter()
         .filter_map(|name| name.strip_suffix(".log")?.parse::<u64>().ok());
@@ -34,7 +39,7 @@ pub(super) fn newest(node: &Path, pod_uid: &str, container: &str) -> io::Result<
     };
     let target = format!("{pod}/{container}/{attempt}.log");
     let links = node.join("var/log/containers");
-    let id = names(&links)?.into_iter().find_map(|link| {
+    let id = driver::names(&links)?.into_iter().find_map(|link| {
         let to = std::fs::read_link(links.join(&link)).ok()?;
         let id = link.strip_suffix(".log")?.rsplit_once('-')?.1.to_owned();
         to.to_string_lossy().ends_with(&target).then_some(id)
@@ -50,23 +55,16 @@ pub(super) fn newest(node: &Path, pod_uid: &str, container: &str) -> io::Result<
     }
 }
 
-fn names(folder: &Path) -> io::Result<Vec<String>> {
-    match std::fs::read_dir(folder) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
-        entries => entries?
-            .map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned()))
-            .collect(),
-    }
-}
-
-/// Lines of the CRI: `TIME stdout F TEXT`. The test image prints its environment, then `/dev` with device numbers.
+/// Lines of the CRI: `TIME stdout F TEXT`. The test image prints its environment, its mount points, then `/dev` with device numbers.
 fn parse(id: String, text: &str) -> Printed {
     let mut printed = Printed {
         id,
         env: BTreeMap::new(),
         devices: Vec::new(),
+        mounts: Vec::new(),
         whole: false,
     };
+    let mut mount_points = Vec::new();
     let mut in_dev = false;
     for line in text.lines().filter_map(|line| line.splitn(4, ' ').nth(3)) {
         if let Some(entry) = line.strip_prefix("  ").filter(|_| in_dev) {
@@ -79,10 +77,13 @@ fn parse(id: String, text: &str) -> Printed {
             in_dev = true;
         } else if line == "probe: running" {
             printed.whole = true;
+        } else if let Some(path) = line.strip_prefix("mount ").filter(|_| !in_dev) {
+            mount_points.push(path.to_owned());
         } else if let Some((key, value)) = line.split_once('=').filter(|_| !in_dev) {
             printed.env.insert(key.to_owned(), value.to_owned());
         }
     }
+    printed.mounts = mounts_of_drivers(mount_points.into_iter());
     printed
 }
 
@@ -95,6 +96,8 @@ mod tests {
         let lines = [
             "ALIYUN_COM_GPU_MEM_IDX=0",
             "A=b=c d",
+            "mount /dev",
+            "mount /usr/lib/libcuda.so.550",
             "/dev: dir mode=755 rdev=0:0 size=380",
             "  null 1:3",
             "  nvidia0 195:0",
@@ -114,6 +117,7 @@ mod tests {
             id: "x".to_owned(),
             env: env.clone(),
             devices: devices.clone(),
+            mounts: vec!["/usr/lib/libcuda.so.550".to_owned()],
             whole,
         };
         assert_eq!(parse("x".to_owned(), &text), expected(false));

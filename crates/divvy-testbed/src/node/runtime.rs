@@ -291,6 +291,13 @@ impl Runtime {
         }
         let mut mounts = options.mounts.clone();
         for (host, at, read_only) in resolved.mounts {
+            // As runc finds out; CDI takes any path.
+            if !self.shared.paths.sys_root.join(host.trim_start_matches('/')).exists() {
+                return Err(format!(
+                    "failed to create containerd task: failed to create shim task: OCI runtime create failed: runc create failed: unable to start \
+                     container process: error during container init: error mounting {host:?} to rootfs at {at:?}: no such file or directory"
+                ));
+            }
             mounts.retain(|known| known.container != at);
             mounts.push(MountView {
                 host,

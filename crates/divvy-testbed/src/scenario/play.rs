@@ -235,6 +235,9 @@ impl<'a, C: Cluster> Play<'a, C> {
                     .filter_map(|key| report.env.get(*key).map(|value| format!("{key}={value}"))),
             );
             details.push(format!("devices: {}", report.devices.join(" ")));
+            if !report.mounts.is_empty() {
+                details.push(format!("mounts: {}", report.mounts.join(" ")));
+            }
         }
         self.step("started", &subject, "its container reports:", details)?;
         Ok((pod, reports))

@@ -4,6 +4,7 @@
 //! containers report of themselves.
 
 mod ends;
+mod libraries;
 mod outages;
 mod pods;
 mod restarts;
@@ -24,6 +25,8 @@ pub enum Scene {
     TooLarge,
     /// Containers, init containers, sidecars.
     SeveralContainers,
+    /// The driver's files.
+    Libraries,
     /// Replicas.
     Deployment,
     /// `spec.nodeName` by a user.
@@ -64,10 +67,11 @@ pub enum Scene {
 
 impl Scene {
     /// All of them, in the order in which they are played.
-    pub const ALL: [Scene; 21] = [
+    pub const ALL: [Scene; 22] = [
         Scene::Tour,
         Scene::TooLarge,
         Scene::SeveralContainers,
+        Scene::Libraries,
         Scene::Deployment,
         Scene::PastTheScheduler,
         Scene::Many,
@@ -102,6 +106,10 @@ impl Scene {
             Scene::SeveralContainers => (
                 "several-containers",
                 "containers, an init container and a sidecar of one pod share its GPU",
+            ),
+            Scene::Libraries => (
+                "libraries",
+                "the driver's libraries are mounted as NVIDIA's CDI spec says; the driver is updated",
             ),
             Scene::Deployment => ("deployment", "a Deployment is scaled up past what fits, and down"),
             Scene::PastTheScheduler => (
@@ -148,6 +156,7 @@ impl Scene {
     pub fn needs(self) -> &'static [Machine] {
         match self {
             Scene::Tour | Scene::TooLarge | Scene::Many | Scene::Stubborn | Scene::Drained => &[Machine::Laptop, Machine::Mixed],
+            Scene::Libraries => &[Machine::Mixed],
             _ => &[Machine::Laptop],
         }
     }
@@ -161,6 +170,7 @@ impl Scene {
             }
             Scene::TooLarge => pods::too_large(play).await,
             Scene::SeveralContainers => pods::several_containers(play).await,
+            Scene::Libraries => libraries::play(play).await,
             Scene::Deployment => pods::deployment(play).await,
             Scene::PastTheScheduler => pods::past_the_scheduler(play).await,
             Scene::Many => pods::many(play).await,

@@ -78,7 +78,7 @@ pub(super) async fn node_reboots<C: Cluster>(play: &mut Play<'_, C>) -> Result<(
         .await?;
     check_own_gpu(play, "bare", std::slice::from_ref(&report), 0)?;
     play.check(
-        report.env == then.env && report.devices == then.devices,
+        (&report.env, &report.devices, &report.mounts) == (&then.env, &then.devices, &then.mounts),
         "it has what it had before",
         || format!("{then:?}, then {report:?}"),
     )?;

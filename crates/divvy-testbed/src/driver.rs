@@ -1,0 +1,41 @@
+//! A machine's simulated driver, and its folders.
+
+use std::io;
+use std::path::Path;
+
+use serde_json::Value;
+use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader};
+use tokio::net::UnixStream;
+
+/// One request to a simulated NVML library by its control socket.
+pub async fn ask(socket: &Path, request: &Value) -> io::Result<()> {
+    let mut stream = BufReader::new(UnixStream::connect(socket).await?);
+    stream.write_all(format!("{request}\n").as_bytes()).await?;
+    let mut answer = String::new();
+    stream.read_line(&mut answer).await?;
+    let answer: Value = serde_json::from_str(&answer)?;
+    match answer.get("err") {
+        None => Ok(()),
+        Some(error) => Err(io::Error::other(format!("the simulated NVML refused {request}: {error}"))),
+    }
+}
+
+/// Names of what lies in a folder, none if it is not there.
+pub fn names(folder: &Path) -> io::Result<Vec<String>> {
+    let entries = match std::fs::read_dir(folder) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        entries => entries?,
+    };
+    entries
+        .map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned()))
+        .collect()
+}
+
+/// Writes a file below `root` by its path on the machine, or removes it.
+pub fn place(root: &Path, path: &str, text: Option<&str>) -> io::Result<()> {
+    let path = root.join(path.trim_start_matches('/'));
+    match text {
+        Some(text) => std::fs::write(path, text),
+        None => std::fs::remove_file(path),
+    }
+}
