@@ -1,6 +1,7 @@
 //! Interleavings that are too rare for chance, or that broke something once.
 
 use divvy_model::ContainerKind::App;
+use divvy_model::{Health, MiB};
 
 use super::ops::Fate;
 use super::world::{World, request};
@@ -93,6 +94,35 @@ fn memory_that_a_lost_binding_may_still_take_is_not_given_to_another() {
         assert_eq!(world.extender.late.len(), 1, "the API server still has it");
         world.extender.late_write(&mut world.api, 0, &mut world.story)?;
         world.check()?;
+        world.quiet()
+    });
+}
+
+/// A Binding is in doubt when its GPU fails, and another is sent for another GPU: either may be carried out, and both are counted.
+#[test]
+fn while_two_bindings_of_a_pod_are_in_doubt_the_memory_of_both_is_counted() {
+    told(|world| {
+        let uid = world
+            .api
+            .create("first", request(&[("m", App, 2)]))
+            .ok_or("the name is taken")?;
+        world.extender.watch(&world.api, usize::MAX, usize::MAX);
+        let pod = world.api.pod(&uid).ok_or("no pod")?.clone();
+        world.bind(&pod, NODE)?;
+        world.extender.call(&mut world.api, 0, Fate::Lost, &mut world.story)?;
+        world.answer_all()?;
+        let ledger = world.extender.core.index().ledger();
+        let view = ledger.node(&world.nodes[NODE].name).ok_or("no node")?;
+        let first = (0..2).find(|position| view.used(*position).0 > 0).ok_or("nothing is reserved")?;
+        world.nodes[NODE].set_health(first, Health::Failed);
+        world.nodes[NODE].publish(&mut world.api);
+        world.extender.watch(&world.api, usize::MAX, usize::MAX);
+        world.bind(&pod, NODE)?;
+        world.extender.call(&mut world.api, 0, Fate::Answered, &mut world.story)?;
+        world.check()?;
+        let ledger = world.extender.core.index().ledger();
+        let view = ledger.node(&world.nodes[NODE].name).ok_or("no node")?;
+        assert_eq!([view.used(0), view.used(1)], [MiB(2048), MiB(2048)]);
         world.quiet()
     });
 }

@@ -533,7 +533,8 @@ impl World {
                 let bound = booked(seen.iter().copied(), uuid);
                 let reserved = ledger.reservations().filter(|(_, node, _)| *node == view.name());
                 let reserved = reserved
-                    .filter_map(|(_, _, reservation)| share(&reservation.held, uuid))
+                    .flat_map(|(_, _, reservation)| reservation.possible())
+                    .filter_map(|held| share(held, uuid))
                     .fold(MiB::ZERO, MiB::saturating_add);
                 ensure!(
                     view.used(position) == bound.saturating_add(reserved),
