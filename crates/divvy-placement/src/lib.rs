@@ -7,6 +7,7 @@
 //! - [`Anomaly`]: what in the ledger should not be; [`Overbooked`]: a GPU that was promised twice, and to whom
 //! - [`Departed`]: a pod that vanished while its container ran, whose memory is not given again at once
 //! - [`Totals`]: numbers of the whole ledger, for metrics
+//! - [`policy`]: which node is best, and which of its GPUs: the policies, for the extender and the simulator
 //! - [`audit`]: whether a history kept to all of this
 //!
 //! Nothing here does I/O, reads a clock or draws a random number. All amounts are integers (MiB); sums saturate towards
@@ -22,6 +23,7 @@ mod explain;
 mod ledger;
 mod node;
 mod overbooked;
+pub mod policy;
 mod totals;
 mod view;
 

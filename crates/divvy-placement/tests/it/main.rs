@@ -4,4 +4,6 @@ mod audit;
 mod decisions;
 mod events;
 mod fixture;
+mod mapping;
+mod policies;
 mod recount;

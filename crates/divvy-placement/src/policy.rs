@@ -1,0 +1,113 @@
+//! Which node, and which of its GPUs: the policies, on a description of nodes that holds nothing but numbers.
+//!
+//! The extender and the simulator run these same functions; [`from_ledger`] describes the extender's nodes in these terms. All decisions are
+//! made in integers, so they are the same on every machine.
+//!
+//! - [`Shape`], [`Free`]: what a node has when it is empty, and what is left
+//! - [`Demand`]: what a pod asks for; [`Mix`]: how often which is asked for
+//! - [`Policy`]: the policies by name
+//! - [`Placer`]: nodes under a policy; decides, and keeps what it found out
+
+mod baselines;
+mod demand;
+mod fgd;
+mod fragments;
+mod hash;
+mod mapping;
+mod mix;
+mod placer;
+mod rule;
+mod slots;
+mod state;
+
+use std::fmt;
+use std::str::FromStr;
+
+pub use demand::{Demand, Model, ModelSet, Models, Share};
+pub use hash::rank;
+pub use mapping::{GpuGroup, demand_of, from_ledger};
+pub use mix::Mix;
+pub use placer::{Decision, NodeId, Placer};
+use rule::Rule;
+use state::State;
+pub use state::{Free, GpuSet, MOST_GPUS, Shape};
+
+/// A policy for placement.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Policy {
+    /// Any node that fits, any GPU that fits: by a hash of the pod's number and the node's rank.
+    Random,
+    /// The node with the least CPU and GPU left; within it the GPU with the least left, as gpushare does.
+    BestFit,
+    /// The smallest product of what is asked for and what is left (Tetris, SIGCOMM 2014).
+    DotProduct,
+    /// GPUs in use, then free GPUs of nodes in use, then free nodes (MLaaS, NSDI 2022).
+    GpuPacking,
+    /// Pods of one size beside pods of the same size (Gandiva, OSDI 2018).
+    GpuClustering,
+    /// Fragmentation Gradient Descent (USENIX ATC 2023), to the last rounding.
+    Fgd,
+}
+
+impl Policy {
+    /// All of them.
+    pub const ALL: [Policy; 6] = [
+        Policy::Random,
+        Policy::BestFit,
+        Policy::DotProduct,
+        Policy::GpuPacking,
+        Policy::GpuClustering,
+        Policy::Fgd,
+    ];
+
+    /// As users write it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Policy::Random => "random",
+            Policy::BestFit => "best-fit",
+            Policy::DotProduct => "dot-prod",
+            Policy::GpuPacking => "gpu-packing",
+            Policy::GpuClustering => "gpu-clustering",
+            Policy::Fgd => "fgd",
+        }
+    }
+
+    fn rule(self) -> Box<dyn Rule> {
+        match self {
+            // Random does not ask it.
+            Policy::Random | Policy::BestFit => Box::new(baselines::BestFit),
+            Policy::DotProduct => Box::new(baselines::DotProduct),
+            Policy::GpuPacking => Box::new(baselines::GpuPacking),
+            Policy::GpuClustering => Box::new(baselines::GpuClustering),
+            Policy::Fgd => Box::new(fgd::Fgd::new()),
+        }
+    }
+}
+
+impl fmt::Display for Policy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// No policy has this name.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct UnknownPolicy(String);
+
+impl fmt::Display for UnknownPolicy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let names = Policy::ALL.map(Policy::name).join(", ");
+        write!(f, "there is no policy {:?}; the policies are {names}", self.0)
+    }
+}
+
+impl std::error::Error for UnknownPolicy {}
+
+impl FromStr for Policy {
+    type Err = UnknownPolicy;
+
+    fn from_str(name: &str) -> Result<Policy, UnknownPolicy> {
+        let found = Policy::ALL.into_iter().find(|policy| policy.name() == name);
+        found.ok_or_else(|| UnknownPolicy(name.to_owned()))
+    }
+}

@@ -1,0 +1,51 @@
+//! Hashes that are the same on every machine and in every version: decisions hang on them.
+
+use std::hash::Hasher;
+
+/// A node's place in the order of nodes that are worth the same: spread over all numbers by its name (FNV-1a, then SplitMix64's
+/// last step), so that nodes with like names, which are mostly alike, do not stand together.
+pub fn rank(name: &str) -> u64 {
+    let fnv = name.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
+    });
+    mix(fnv)
+}
+
+/// SplitMix64's last step: each bit of the answer hangs on each bit of the question.
+pub(crate) fn mix(value: u64) -> u64 {
+    let value = (value ^ (value >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let value = (value ^ (value >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    value ^ (value >> 31)
+}
+
+/// For tables of states: fast, and no order of theirs is ever looked at.
+#[derive(Debug, Default, Clone, Copy)]
+pub(crate) struct Mixer(u64);
+
+impl Mixer {
+    fn add(&mut self, word: u64) {
+        self.0 = (self.0.rotate_left(23) ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    }
+}
+
+impl Hasher for Mixer {
+    fn finish(&self) -> u64 {
+        self.0 ^ (self.0 >> 32)
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        for chunk in bytes.chunks(8) {
+            let mut word = [0; 8];
+            word[..chunk.len()].copy_from_slice(chunk);
+            self.add(u64::from_le_bytes(word));
+        }
+    }
+
+    fn write_u32(&mut self, word: u32) {
+        self.add(u64::from(word));
+    }
+
+    fn write_u64(&mut self, word: u64) {
+        self.add(word);
+    }
+}

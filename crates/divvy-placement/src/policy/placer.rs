@@ -1,0 +1,300 @@
+use std::collections::HashMap;
+use std::hash::BuildHasherDefault;
+
+use super::hash::{Mixer, mix};
+use super::rule::{Place, Rule};
+use super::slots::Slots;
+use super::state::View;
+use super::{Demand, Free, GpuSet, Mix, Policy, Shape};
+
+/// A node of a [`Placer`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct NodeId(u32);
+
+impl NodeId {
+    /// Small and dense: the numbers of removed nodes are given again.
+    pub fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
+/// Where a pod is to go.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Decision {
+    /// The node.
+    pub node: NodeId,
+    /// Its GPUs, by position.
+    pub gpus: GpuSet,
+}
+
+#[derive(Debug)]
+struct Node {
+    shape: u32,
+    free: Free,
+    rank: u64,
+    slot: u32,
+}
+
+/// Chooses nodes and GPUs by a policy, and remembers what it has found out.
+///
+/// What it answers depends on the nodes with their ranks, on what they have left and on the mix; not on the order in which all that was
+/// told. Changes cost what the changed node costs; a decision costs what has changed since the last one for the same class of pods.
+#[derive(Debug)]
+pub struct Placer {
+    policy: Policy,
+    rule: Box<dyn Rule>,
+    view: View,
+    shapes: Vec<Shape>,
+    shape_numbers: HashMap<Shape, u32, BuildHasherDefault<Mixer>>,
+    nodes: Vec<Option<Node>>,
+    unused: Vec<u32>,
+    slots: Slots,
+    classes: HashMap<Demand, usize, BuildHasherDefault<Mixer>>,
+    rows: Vec<Row>,
+}
+
+/// What one class of pods would cost in each slot.
+#[derive(Debug, Default)]
+struct Row {
+    /// By number of the shape; `None` if it may not go there.
+    amounts: Vec<Option<u32>>,
+    costs: Vec<i64>,
+    /// The slot's version when it was scored.
+    versions: Vec<u32>,
+    /// Changes of slots that were taken in.
+    changes: u64,
+}
+
+/// In a row: the pod does not fit there.
+const NO_FIT: i64 = i64::MAX;
+
+impl Placer {
+    /// No node yet, and nothing known of what pods ask for.
+    pub fn new(policy: Policy) -> Placer {
+        let rule = policy.rule();
+        Placer {
+            policy,
+            view: rule.view(),
+            rule,
+            shapes: Vec::new(),
+            shape_numbers: HashMap::default(),
+            nodes: Vec::new(),
+            unused: Vec::new(),
+            slots: Slots::default(),
+            classes: HashMap::default(),
+            rows: Vec::new(),
+        }
+    }
+
+    /// The policy that it chooses by.
+    pub fn policy(&self) -> Policy {
+        self.policy
+    }
+
+    /// A node comes. `rank`: of nodes that are worth the same the one with the lowest is chosen, so no two should have the same;
+    /// see [`crate::policy::rank`].
+    pub fn add(&mut self, shape: Shape, free: Free, rank: u64) -> NodeId {
+        let number = self.shape_number(shape);
+        let id = self.unused.pop().unwrap_or_else(|| {
+            self.nodes.push(None);
+            // No cluster has four thousand million nodes.
+            u32::try_from(self.nodes.len() - 1).unwrap_or(u32::MAX)
+        });
+        let slot = self.slots.insert(free.state(number, self.view), rank, id);
+        self.nodes[id as usize] = Some(Node {
+            shape: number,
+            free,
+            rank,
+            slot,
+        });
+        NodeId(id)
+    }
+
+    /// A node goes. Its number is given again.
+    pub fn remove(&mut self, node: NodeId) {
+        if let Some(gone) = self.nodes.get_mut(node.index()).and_then(Option::take) {
+            self.slots.remove(gone.slot, gone.rank, node.0);
+            self.unused.push(node.0);
+        }
+    }
+
+    /// A node has this left now, whatever it had before.
+    pub fn set(&mut self, node: NodeId, free: Free) {
+        let Some(there) = self.nodes.get_mut(node.index()).and_then(Option::as_mut) else {
+            return;
+        };
+        there.free = free;
+        let state = free.state(there.shape, self.view);
+        if self.slots.get(there.slot as usize).state.as_ref() != Some(&state) {
+            self.slots.remove(there.slot, there.rank, node.0);
+            there.slot = self.slots.insert(state, there.rank, node.0);
+        }
+    }
+
+    /// What a node has when it is empty, and what it has left.
+    pub fn node(&self, node: NodeId) -> Option<(&Shape, &Free)> {
+        let there = self.nodes.get(node.index())?.as_ref()?;
+        Some((&self.shapes[there.shape as usize], &there.free))
+    }
+
+    /// A pod starts there. False, and nothing changes, if it does not fit.
+    pub fn take(&mut self, demand: &Demand, decision: Decision) -> bool {
+        let Some((shape, free)) = self.node(decision.node) else {
+            return false;
+        };
+        let (shape, mut free) = (*shape, *free);
+        let taken = free.take(&shape, demand, decision.gpus);
+        if taken {
+            self.set(decision.node, free);
+        }
+        taken
+    }
+
+    /// A pod that was there has ended.
+    pub fn give_back(&mut self, demand: &Demand, decision: Decision) {
+        if let Some((shape, free)) = self.node(decision.node) {
+            let (shape, mut free) = (*shape, *free);
+            free.give_back(&shape, demand, decision.gpus);
+            self.set(decision.node, free);
+        }
+    }
+
+    /// This is what pods ask for, as far as anybody knows.
+    pub fn set_mix(&mut self, mix: &Mix) {
+        self.rule.set_mix(mix, &self.shapes);
+        self.rows.iter_mut().for_each(Row::forget);
+    }
+
+    /// The best place for a pod; `None` if it fits nowhere. `pod`: any number of its own; only the policy `random` looks at it.
+    pub fn decide(&mut self, demand: &Demand, pod: u64) -> Option<Decision> {
+        if self.policy == Policy::Random {
+            return self.decide_randomly(demand, pod);
+        }
+        let class = demand.class();
+        let row = self.row(&class);
+        self.refresh(row, &class);
+        let node = self.least(row, demand)?;
+        let gpus = self.gpus(node, &class)?;
+        Some(Decision { node, gpus })
+    }
+
+    fn shape_number(&mut self, shape: Shape) -> u32 {
+        if let Some(number) = self.shape_numbers.get(&shape) {
+            return *number;
+        }
+        let number = u32::try_from(self.shapes.len()).unwrap_or(u32::MAX);
+        self.shapes.push(shape);
+        self.shape_numbers.insert(shape, number);
+        self.rule.add_shape(&shape);
+        number
+    }
+
+    fn row(&mut self, class: &Demand) -> usize {
+        *self.classes.entry(*class).or_insert_with(|| {
+            self.rows.push(Row::default());
+            self.rows.len() - 1
+        })
+    }
+
+    /// Scores what has changed since this class was last asked for.
+    fn refresh(&mut self, row: usize, class: &Demand) {
+        let row = &mut self.rows[row];
+        for shape in &self.shapes[row.amounts.len()..] {
+            row.amounts.push(class.amount(shape));
+        }
+        let slots = self.slots.len();
+        row.costs.resize(slots, NO_FIT);
+        row.versions.resize(slots, 0);
+        let mut score = |slot: usize| {
+            let there = self.slots.get(slot);
+            if row.versions[slot] == there.version {
+                return;
+            }
+            row.versions[slot] = there.version;
+            row.costs[slot] = NO_FIT;
+            let Some(state) = &there.state else { return };
+            let Some(amount) = row.amounts[state.shape as usize] else {
+                return;
+            };
+            if state.fits(class, amount) {
+                row.costs[slot] = self.rule.cost(&Place {
+                    demand: class,
+                    amount,
+                    shape: &self.shapes[state.shape as usize],
+                    state,
+                });
+            }
+        };
+        match self.slots.changed_since(row.changes) {
+            Some(changed) if changed.len() < slots => changed.iter().for_each(|slot| score(*slot as usize)),
+            _ => (0..slots).for_each(score),
+        }
+        row.changes = self.slots.changes();
+    }
+
+    /// Of the nodes with memory enough the one with the least cost, of equals the one with the lowest rank.
+    fn least(&self, row: usize, demand: &Demand) -> Option<NodeId> {
+        let costs = &self.rows[row].costs;
+        let enough = |(_, node): &(u64, u32)| {
+            let there = self.nodes[*node as usize].as_ref();
+            there.is_some_and(|there| there.free.memory_mib >= demand.memory_mib)
+        };
+        let best_of = |slot: usize| self.slots.get(slot).nodes().find(enough);
+        let least = costs.iter().copied().min().filter(|cost| *cost != NO_FIT)?;
+        let equals = costs.iter().enumerate().filter(|(_, cost)| **cost == least);
+        let best = equals.filter_map(|(slot, _)| best_of(slot)).min().or_else(|| {
+            // Memory is short on all of the best.
+            let fitting = costs.iter().enumerate().filter(|(_, cost)| **cost != NO_FIT);
+            let best = fitting.filter_map(|(slot, cost)| Some((*cost, best_of(slot)?))).min()?;
+            Some(best.1)
+        });
+        best.map(|(_, node)| NodeId(node))
+    }
+
+    fn gpus(&mut self, node: NodeId, class: &Demand) -> Option<GpuSet> {
+        let there = self.nodes.get(node.index())?.as_ref()?;
+        let shape = &self.shapes[there.shape as usize];
+        let amount = class.amount(shape)?;
+        let mut level = None;
+        if class.is_part(shape, amount) {
+            level = self.rule.level(&Place {
+                demand: class,
+                amount,
+                shape,
+                state: self.slots.get(there.slot as usize).state.as_ref()?,
+            });
+        }
+        there.free.gpus_for(class, amount, level)
+    }
+
+    /// Every node that fits, and every GPU there that does, with the same chance.
+    fn decide_randomly(&self, demand: &Demand, pod: u64) -> Option<Decision> {
+        let fitting = self
+            .nodes
+            .iter()
+            .enumerate()
+            .filter_map(|(id, node)| Some((id, node.as_ref()?)));
+        let fitting = fitting.filter(|(_, node)| node.free.fits(&self.shapes[node.shape as usize], demand));
+        let (id, node) = fitting.min_by_key(|(_, node)| mix(node.rank ^ mix(pod)))?;
+        let shape = &self.shapes[node.shape as usize];
+        let amount = demand.amount(shape)?;
+        let mut gpus = node.free.gpus_for(demand, amount, None)?;
+        if demand.gpus == 1 {
+            let positions = (0..usize::from(shape.gpus)).filter(|position| node.free.gpus[*position] >= amount);
+            let position = positions.min_by_key(|position| mix(pod ^ mix(*position as u64)))?;
+            gpus = GpuSet(1 << position);
+        }
+        let node = NodeId(u32::try_from(id).ok()?);
+        Some(Decision { node, gpus })
+    }
+}
+
+impl Row {
+    /// Costs have changed.
+    fn forget(&mut self) {
+        self.changes = 0;
+        // No slot that is used has version 0.
+        self.versions.clear();
+        self.costs.clear();
+    }
+}

@@ -1,0 +1,42 @@
+/// Why something that was to be read cannot be.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// It looks compressed and is not, or not to the end.
+    #[error("{what} cannot be decompressed ({why}); is the file whole? `gzip -t FILE` says so")]
+    Gzip {
+        /// What was to be read.
+        what: String,
+        /// What gzip says.
+        why: String,
+    },
+    /// It is not a table with the columns that are needed.
+    #[error("{what}: {why}; expected are the columns of openb's {example}")]
+    Table {
+        /// What was to be read.
+        what: String,
+        /// What is wrong, and in which line.
+        why: String,
+        /// The columns.
+        example: &'static str,
+    },
+    /// A number is out of all bounds.
+    #[error("{what}, {whose}: {why}")]
+    Value {
+        /// What was to be read.
+        what: String,
+        /// The node or pod.
+        whose: String,
+        /// What was found, what is allowed.
+        why: String,
+    },
+    /// It is not an order of arrival for this trace.
+    #[error(
+        "{what}: {why}; expected are two lines of numbers: the rows of the pod list (from 0) as they arrive, and the rank of each row of the node list"
+    )]
+    Order {
+        /// What was to be read.
+        what: String,
+        /// What is wrong.
+        why: String,
+    },
+}

@@ -1,0 +1,20 @@
+//! Traces of clusters, and what becomes of them under the placement policies: the same functions that the extender runs.
+//!
+//! - [`Trace`]: nodes and pods, read from the columns of Alibaba's trace "openb" (`cluster-trace-gpu-v2023`), plain or gzip
+//! - [`Order`]: in which order the pods arrive, and which node comes first of equals
+//! - [`inflate`]: pods arrive until more is asked for than there is, none leaves; how much is in use on the way
+//!
+//! Nothing here opens a file, reads a clock or draws a random number that does not come from a seed.
+
+#![forbid(unsafe_code)]
+
+mod error;
+mod inflation;
+mod order;
+mod text;
+mod trace;
+
+pub use error::Error;
+pub use inflation::{Inflation, Percent, inflate};
+pub use order::Order;
+pub use trace::{Trace, TraceNode, TracePod};

@@ -1,0 +1,4 @@
+//! The simulator on traces, from outside.
+
+mod bad_input;
+mod openb;

@@ -1,0 +1,116 @@
+//! Against an independent simulator that reproduces the published runs to the last pod.
+//!
+//! The traces are for research and study and not part of this repository. `DIVVY_OPENB` names a folder with `openb_node_list_gpu_node.csv.gz`,
+//! `openb_pod_list_LIST.csv.gz`, `orders/LIST_SEED.txt.gz` and `exact.csv`; without it these tests say that they did nothing.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use divvy_placement::policy::Policy;
+use divvy_simulator::{Order, Trace, inflate};
+
+/// The folder, or a line that says why nothing was tested.
+#[expect(clippy::print_stdout, reason = "a test that did nothing must say so")]
+fn folder() -> Option<PathBuf> {
+    let folder = std::env::var_os("DIVVY_OPENB").map(PathBuf::from);
+    if folder.is_none() {
+        println!("skipped: DIVVY_OPENB does not name a folder with the openb traces");
+    }
+    folder
+}
+
+fn read(folder: &Path, name: &str) -> Vec<u8> {
+    let path = folder.join(name);
+    fs::read(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+fn trace(folder: &Path, list: &str) -> Trace {
+    let nodes = read(folder, "openb_node_list_gpu_node.csv.gz");
+    Trace::read(&nodes, &read(folder, &format!("openb_pod_list_{list}.csv.gz"))).expect("a trace")
+}
+
+fn order(folder: &Path, trace: &Trace, list: &str, seed: &str) -> Order {
+    Order::read(&read(folder, &format!("orders/{list}_{seed}.txt.gz")), trace).expect("an order")
+}
+
+fn line(list: &str, policy: &str, seed: &str, trace: &Trace, order: &Order) -> String {
+    let by = match policy {
+        "packing" => Policy::GpuPacking,
+        "bestfit" => Policy::BestFit,
+        name => name.parse().expect("a policy"),
+    };
+    let run = inflate(trace, order, by);
+    let at = |percent| run.at(percent).map_or("-".to_owned(), |value| format!("{value:.2}"));
+    format!(
+        "{list},{policy},{seed},{},{},{},{},{},{},{:.2}",
+        at(95),
+        at(100),
+        at(130),
+        run.used_milli,
+        run.placed,
+        run.failed,
+        run.first_failure_milli
+            .map_or(0.0, |milli| 100.0 * milli as f64 / trace.capacity_milli() as f64),
+    )
+}
+
+#[test]
+fn fgd_best_fit_and_packing_are_the_published_ones_to_the_last_pod() {
+    let Some(folder) = folder() else { return };
+    let exact = String::from_utf8(read(&folder, "exact.csv")).expect("text");
+    let mut wrong = Vec::new();
+    let mut known: Option<(String, Trace)> = None;
+    let mut runs = 0;
+    for expected in exact.lines().skip(1) {
+        let fields: Vec<&str> = expected.split(',').collect();
+        let [list, policy, seed] = [fields[0], fields[1], fields[2]];
+        if known.as_ref().is_none_or(|(name, _)| name != list) {
+            known = Some((list.to_owned(), trace(&folder, list)));
+        }
+        let (_, trace) = known.as_ref().expect("just read");
+        let order = order(&folder, trace, list, seed);
+        let found = line(list, policy, seed, trace, &order);
+        runs += 1;
+        if found != expected {
+            wrong.push(format!("expected {expected}\nfound    {found}"));
+        }
+    }
+    assert!(runs > 0, "exact.csv has no runs");
+    assert!(
+        wrong.is_empty(),
+        "{} of {runs} runs differ:\n{}",
+        wrong.len(),
+        wrong.join("\n")
+    );
+}
+
+/// The policies of which only the published spread over ten seeds is known; `random` has another generator.
+#[test]
+fn the_other_policies_are_where_they_were_published_to_be() {
+    let Some(folder) = folder() else { return };
+    let published = String::from_utf8(read(&folder, "published.csv")).expect("text");
+    let mut checked = 0;
+    for row in published.lines().skip(1) {
+        let fields: Vec<&str> = row.split(',').collect();
+        let (policy, around) = match fields[1] {
+            "DotProd" => (Policy::DotProduct, 0.0),
+            "GpuClustering" => (Policy::GpuClustering, 0.0),
+            "Random" => (Policy::Random, 0.3),
+            _ => continue,
+        };
+        let [least, most] = [4, 5].map(|field| fields[field].parse::<f64>().expect("a number"));
+        let trace = trace(&folder, fields[0]);
+        for seed in ["42", "43"] {
+            let order = order(&folder, &trace, fields[0], seed);
+            let at = inflate(&trace, &order, policy).at(130).expect("130 % arrive");
+            let slack = around + 0.005;
+            assert!(
+                (least - slack..=most + slack).contains(&at),
+                "{policy} on {} {seed}: {at:.3}, published {least} to {most}",
+                fields[0]
+            );
+            checked += 1;
+        }
+    }
+    assert_eq!(checked, 24, "four lists, three policies, two seeds");
+}
