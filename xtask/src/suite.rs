@@ -68,7 +68,10 @@ pub(crate) fn run(args: &[&str]) -> Result<ExitCode> {
 /// The suite on one kind of cluster, whatever `args` leave open. Gives its status.
 fn play_on(kind: &str, on: Option<&str>, args: &[&str]) -> Result<u8> {
     let chosen = ["--on", kind];
-    play(&[if on.is_none() { &chosen[..] } else { &[] }, args].concat(), Stdio::inherit())
+    play(
+        &[if on.is_none() { &chosen[..] } else { &[] }, args].concat(),
+        Stdio::inherit(),
+    )
 }
 
 fn play(args: &[&str], output: Stdio) -> Result<u8> {

@@ -93,16 +93,21 @@ fn free_port() -> SocketAddr {
 
 impl Bed {
     async fn new(gpus: &[u64]) -> Bed {
+        Bed::with(gpus, |_| {}).await
+    }
+
+    async fn with(gpus: &[u64], change: impl FnOnce(&mut NodeSpec)) -> Bed {
         let api = ApiServer::new(Options::default());
         let listening = api.listen(([127, 0, 0, 1], 0).into()).await.expect("listening");
         let directory = tempfile::tempdir().expect("temp dir");
         let kubeconfig = directory.path().join("kubeconfig");
-        std::fs::write(&kubeconfig, api.kubeconfig(listening.addr())).expect("written");
+        std::fs::write(&kubeconfig, api.kubeconfig_for(listening.addr(), "agent")).expect("written");
         let mut spec = NodeSpec::new("n1", directory.path());
         spec.gpu_minors = (0..).take(gpus.len()).collect();
         spec.timings.status_period = Duration::from_millis(10);
         spec.timings.start_retry.first = Duration::from_millis(50);
         spec.timings.restart_backoff.first = Duration::from_millis(50);
+        change(&mut spec);
         let paths = spec.paths();
         let node = Node::start(api.client(), spec).await.expect("a node");
         let socket: PathBuf = directory.path().join("probe.sock");
@@ -400,6 +405,24 @@ async fn an_agent_that_is_stopped_says_so_first_and_serves_the_pods_that_are_on_
     bed.inventory(|inventory| !inventory.leaving).await;
     bed.memory_is(4, 4).await;
     bed.stop_agent().await;
+}
+
+/// Its watch is behind, and the kubelet is on its way to it with a pod that was bound in the last moment.
+#[tokio::test]
+async fn an_agent_that_is_stopped_asks_for_the_pods_that_its_watch_did_not_tell_of() {
+    let mut bed = Bed::with(&[4096], |spec| spec.timings.allocate = Duration::from_millis(600)).await;
+    bed.memory_is(4, 4).await;
+    bed.stop_agent().await;
+    let deaf = Match::any().client("agent").verb("watch").resource("pods");
+    let deaf = bed.api.faults().add(Rule::new(deaf, Effect::Latency(LIMIT)));
+    bed.start_agent();
+    bed.inventory(|inventory| !inventory.leaving).await;
+    bed.memory_is(4, 4).await;
+    bed.eventually("its watch, which hangs", || (bed.api.faults().fired(deaf) > 0).then_some(()))
+        .await;
+    bed.create("p", Some(0), 1);
+    bed.stop_agent().await;
+    bed.running("p").await;
 }
 
 /// A role without `list` (kube-rs lists before it watches): the inventory is written, but nobody would see it removed.

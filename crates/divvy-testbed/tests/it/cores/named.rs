@@ -113,7 +113,9 @@ fn while_two_bindings_of_a_pod_are_in_doubt_the_memory_of_both_is_counted() {
         world.answer_all()?;
         let ledger = world.extender.core.index().ledger();
         let view = ledger.node(&world.nodes[NODE].name).ok_or("no node")?;
-        let first = (0..2).find(|position| view.used(*position).0 > 0).ok_or("nothing is reserved")?;
+        let first = (0..2)
+            .find(|position| view.used(*position).0 > 0)
+            .ok_or("nothing is reserved")?;
         world.nodes[NODE].set_health(first, Health::Failed);
         world.nodes[NODE].publish(&mut world.api);
         world.extender.watch(&world.api, usize::MAX, usize::MAX);
