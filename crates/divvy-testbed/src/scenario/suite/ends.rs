@@ -67,13 +67,8 @@ pub(super) async fn forced<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), Sto
     let node = play.ready(Machine::Laptop).await?;
     let old = old_runs(play, &node, 12, 30).await?;
     play.force_delete("old").await?;
-    let report = play.cluster.report(&old, "main").await?;
-    play.check(
-        report.as_ref().is_some_and(|report| report.running),
-        "old is gone from the API, and its program runs",
-        || format!("{report:?}"),
-    )?;
     new_comes(play, &node).await?;
+    // Which says, too, that its program runs on without it.
     play.event("old", "MemoryHeldWithoutPod", "").await?;
     handed_over(play, &old).await.map(drop)
 }
