@@ -2,7 +2,7 @@
 # Divvy on the running cluster as a user installs it: the image, and the objects that `divvy manifests` prints, with service accounts and RBAC.
 #   install.sh up      needs a cluster with AUTHORIZATION=RBAC SERVICE_ACCOUNTS=1; DIVVY_BIN: the folder with divvy and libdivvy_nvml_sim.so;
 #                      IMAGE: the archive of `cargo xtask image`; MACHINES: another machines.toml
-#   install.sh check   what only an installation has: forged annotations, what an agent may write, memory. Status 1: a check did not hold.
+#   install.sh check   what only an installation has: forged annotations, what an agent may write, a second scheduler, memory. Status 1: a check did not hold.
 #   install.sh down    takes it off again; kube-scheduler goes on without an extender
 set -euo pipefail
 # shellcheck source=lib.sh
@@ -88,8 +88,7 @@ up() {
   # There is no kube-proxy: the Service's address is one of the machine's, and a program behind it hands connections on.
   ip addr replace "$SERVICE_HOST/32" dev "$BRIDGE"
   stop divvy-service
-  start divvy-service python3 "$CLUSTER_ROOT/service.py" "$CLUSTER_BIN/kubectl" "$CLUSTER_DIR/admin.kubeconfig" $NAMESPACE divvy-extender \
-    "$SERVICE_HOST" $extender_port
+  start_service
   wait_for "the extender answers at its Service" 20 divvy-service curl -skf -m 2 -o /dev/null "$service/readyz"
   # As a user does: address and certificates from the cluster, into the configuration that the scheduler has.
   "$DIVVY_BIN/divvy" scheduler-config --from-cluster=$NAMESPACE/divvy-extender --kubeconfig "$CLUSTER_DIR/admin.kubeconfig" \
@@ -105,16 +104,24 @@ up() {
   say "Divvy is installed; export KUBECONFIG=$CLUSTER_DIR/admin.kubeconfig"
 }
 
+start_service() {
+  start divvy-service python3 "$CLUSTER_ROOT/service.py" "$CLUSTER_BIN/kubectl" "$CLUSTER_DIR/admin.kubeconfig" $NAMESPACE divvy-extender \
+    "$SERVICE_HOST" $extender_port
+}
+
 check_all() {
   [ -e "$CLUSTER_DIR/install.objects.yaml" ] || die "Divvy was not installed on this cluster; cargo xtask cluster install"
   # shellcheck source=play.sh
   . "$CLUSTER_ROOT/play.sh"
+  # shellcheck source=second.sh
+  . "$CLUSTER_ROOT/second.sh"
   two_pods
   forged
   other_nodes
   tls
   replicas
   objects
+  second_scheduler
   memory
   clear_pods
   finish

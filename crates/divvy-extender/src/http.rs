@@ -1,5 +1,5 @@
 //! kube-scheduler's extender protocol under gpushare's paths (research/gpushare.md section 3, research/k8s-seams.md
-//! section 2), and what people and Prometheus ask for.
+//! section 2), what people and Prometheus ask for, and the API server's webhook ([`crate::admission`]).
 //!
 //! Errors of filter and bind are answered with HTTP 200 and `Error` in the body, since kube-scheduler throws the body of any
 //! other status away and the user would never see the reason.
@@ -22,6 +22,7 @@ use divvy_cluster::convert;
 use divvy_cluster::index::Feed;
 use serde::Serialize;
 
+use crate::admission;
 use crate::forward::FORWARDED;
 use crate::host::{Leadership, Shared};
 use crate::lease;
@@ -35,6 +36,9 @@ const GPUSHARE_VERSION: &str = "0.1.0";
 /// A filter request with whole Node objects of 5,000 nodes is about 40 MiB.
 const LARGEST_BODY: usize = 64 << 20;
 
+/// An API server takes objects of at most 3 MiB, and a review of a new pod has it once.
+const LARGEST_REVIEW: usize = 4 << 20;
+
 pub(crate) fn router(shared: Arc<Shared>) -> Router {
     Router::new()
         .route("/gpushare-scheduler/filter", post(filter))
@@ -42,18 +46,23 @@ pub(crate) fn router(shared: Arc<Shared>) -> Router {
         .route("/gpushare-scheduler/inspect", get(inspect_all))
         .route("/gpushare-scheduler/inspect/{node}", get(inspect_one))
         .route_layer(middleware::from_fn_with_state(shared.clone(), identified))
-        // From here on: what the kubelet and Prometheus ask, which have no certificate of ours. It names no pod.
+        // From here on: what the kubelet, Prometheus and the API server ask, which have no certificate of ours. It names no pod that the
+        // client has not named itself, and places none.
+        .route(
+            &format!("{}/{{scheduler}}", admission::PATH),
+            post(mutate).layer(DefaultBodyLimit::max(LARGEST_REVIEW)),
+        )
         .route("/version", get(|| async { GPUSHARE_VERSION }))
         .route("/healthz", get(|| async { "ok" }))
         .route("/readyz", get(ready))
         .route("/metrics", get(metrics))
         .method_not_allowed_fallback(|| async {
-            problem(StatusCode::METHOD_NOT_ALLOWED, "filter and bind are POST, the rest is GET")
+            problem(StatusCode::METHOD_NOT_ALLOWED, "filter, bind and mutate are POST, the rest is GET")
         })
         .fallback(|| async {
             problem(
                 StatusCode::NOT_FOUND,
-                "there is no such path; filter, bind and inspect are under /gpushare-scheduler/",
+                "there is no such path; filter, bind and inspect are under /gpushare-scheduler/, the webhook is /mutate/ and a scheduler's name",
             )
         })
         .layer(DefaultBodyLimit::max(LARGEST_BODY))
@@ -183,6 +192,42 @@ async fn inspect_one(State(shared): State<Arc<Shared>>, Path(node): Path<String>
     let report = inspect::one(shared.core().index().ledger(), &node);
     shared.metrics.answered("inspect", began.elapsed());
     answer(&report)
+}
+
+/// It needs no ledger and no lease: any replica answers, from its first moment on.
+async fn mutate(
+    State(shared): State<Arc<Shared>>,
+    Path(scheduler): Path<String>,
+    body: Result<Bytes, BytesRejection>,
+) -> Response {
+    let began = Instant::now();
+    if shared.credentials.is_none() {
+        return problem(
+            StatusCode::NOT_FOUND,
+            "there is no webhook here: the API server calls webhooks over TLS only, and this extender speaks plain HTTP; give it --tls-secret, or \
+             --tls-cert-file, --tls-private-key-file and --client-ca-file (Helm: extender.loopback=false, which is the default)",
+        );
+    }
+    if let Err(why) = admission::check_scheduler_name(&scheduler) {
+        return problem(StatusCode::BAD_REQUEST, &why);
+    }
+    let body = match body {
+        Ok(body) => body,
+        Err(rejection) if rejection.status() == StatusCode::PAYLOAD_TOO_LARGE => {
+            let text = format!("the review is larger than {} MiB, which no pod is", LARGEST_REVIEW >> 20);
+            return problem(StatusCode::PAYLOAD_TOO_LARGE, &text);
+        }
+        Err(rejection) => return problem(rejection.status(), &format!("the review could not be read: {rejection}")),
+    };
+    let response = match admission::review(&body, &scheduler) {
+        Ok(review) => {
+            tracing::debug!(given = review.gives(), %scheduler, "a new pod was looked at");
+            answer(&review)
+        }
+        Err(why) => problem(StatusCode::BAD_REQUEST, &why),
+    };
+    shared.metrics.answered("mutate", began.elapsed());
+    response
 }
 
 async fn ready(State(shared): State<Arc<Shared>>) -> Response {

@@ -1,7 +1,8 @@
 //! The scheduler extender: decides which GPU of which node a pod gets, and writes that with the pod's binding.
 //!
 //! - [`core`]: the decisions, without I/O
-//! - [`http`]: kube-scheduler's protocol and gpushare's paths
+//! - [`http`]: kube-scheduler's protocol and gpushare's paths, and the API server's question about new pods
+//! - [`admission`]: the answer to that
 //! - this file: the watches, the calls to the API server, and the server's life
 //!
 //! Nothing is stored: at any start the ledger is rebuilt from the annotations of the pods and nodes that are listed. A GPU's health
@@ -9,6 +10,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod admission;
 pub mod core;
 pub mod election;
 mod error;

@@ -8,6 +8,7 @@ use divvy_model::{MemoryUnit, MiB};
 
 use crate::scheduler_config::distribution::Distribution;
 use crate::scheduler_config::second::Version;
+use crate::scheduler_config::second::mutation::MutateWith;
 
 /// Share GPUs between pods on Kubernetes
 #[derive(Debug, Parser)]
@@ -427,7 +428,8 @@ Examples:
   divvy scheduler-config --for kubeadm                 where it goes and what to restart (k3s, rke2, k0s, microk8s, kind)
   divvy scheduler-config --merge old.yaml -o new.yaml  into an existing one of any version; what changed is said on standard error
   divvy scheduler-config --merge - < old.yaml | diff old.yaml -
-  divvy scheduler-config --as-second-scheduler | kubectl apply -f -
+  divvy scheduler-config --from-cluster --as-second-scheduler | kubectl apply -f -
+                                                       for a closed control plane (EKS, GKE, AKS), with what gives it the pods
   divvy scheduler-config --check                       does the running scheduler call the extender?
 
 Nothing is changed in the cluster, but for the one pod of --check, which is refused, never runs, and is deleted again, on Ctrl-C too.
@@ -462,7 +464,8 @@ pub struct SchedulerConfigArgs {
     /// The name in the extender's certificate [default: the host of the address]
     #[arg(long, value_name = "NAME", conflicts_with = "check")]
     pub tls_server_name: Option<String>,
-    /// With --as-second-scheduler and https: a Secret with ca.crt, tls.crt and tls.key, mounted into the scheduler
+    /// With --as-second-scheduler and https: a Secret with ca.crt, tls.crt and tls.key, mounted into the scheduler; for a webhook its ca.crt is
+    /// read from the cluster
     #[arg(long, value_name = "SECRET", requires = "as_second_scheduler", value_parser = object_name)]
     pub tls_secret: Option<String>,
     /// Put Divvy's entry into this KubeSchedulerConfiguration (v1, v1beta1 to 3, v1alpha1, or an old Policy); - is standard input
@@ -474,8 +477,12 @@ pub struct SchedulerConfigArgs {
     /// Print manifests of a kube-scheduler under its own name, for clusters whose control plane is closed
     #[arg(long, conflicts_with = "check")]
     pub as_second_scheduler: bool,
-    /// With --as-second-scheduler: the cluster's version, such as 1.36.3 [default: asked of the cluster with --kubeconfig or --context,
-    /// else 1.36.3]
+    /// With --as-second-scheduler: what gives it the pods that want a GPU and name no scheduler [default: policy from Kubernetes 1.36 on,
+    /// webhook below]
+    #[arg(long, value_name = "WHAT", requires = "as_second_scheduler")]
+    pub mutate_with: Option<MutateWith>,
+    /// With --as-second-scheduler: the cluster's version, such as 1.36.3 [default: asked of the cluster with --from-cluster, --kubeconfig or
+    /// --context, else 1.36.3]
     #[arg(long, value_name = "VERSION", requires = "as_second_scheduler")]
     pub kubernetes_version: Option<Version>,
     /// The namespace of the second scheduler, or of the pod of --check [default: kube-system; for --check the context's]

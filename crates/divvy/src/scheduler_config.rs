@@ -11,7 +11,6 @@ pub mod installed;
 pub mod merge;
 pub mod second;
 
-use divvy_model::names;
 use serde_json::Value;
 
 /// The only version that Kubernetes 1.29 and later read; 1.25 is the first that does.
@@ -29,9 +28,7 @@ pub const DEFAULT_PROFILE: &str = "default-scheduler";
 /// kube-scheduler's own default. The extender answers within 4.5 s whatever happens ([`divvy_extender::Timing`]).
 const HTTP_TIMEOUT_SECONDS: u64 = 5;
 
-/// The resources whose pods must pass through the extender, and through no other: what its ledger counts, and gpu-count, so that
-/// who asks for it is told that it has no effect.
-pub const MANAGED: [&str; 2] = [names::GPU_MEM, names::GPU_COUNT];
+pub use divvy_extender::admission::MANAGED;
 
 /// What cannot be done with what was given. Every text says what was found, why it matters, and what to do.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -96,6 +93,15 @@ pub enum Error {
         /// What to do.
         instead: String,
     },
+    /// No API server could call the extender so.
+    #[error("{0}")]
+    Webhook(String),
+    /// That version has no policy.
+    #[error(
+        "Kubernetes {0} has no MutatingAdmissionPolicy that can be used (beta from 1.34 on, behind flags of the API server; on from 1.36); give \
+         --mutate-with webhook, or none and write schedulerName into the pods"
+    )]
+    NoPolicy(second::Version),
     /// Not a version of Kubernetes.
     #[error("Kubernetes version {0:?} cannot be read; write for example 1.36.3")]
     Version(String),
@@ -201,6 +207,11 @@ impl Stanza {
     /// Its address.
     pub fn url(&self) -> &str {
         &self.url
+    }
+
+    /// The name that the extender's certificate is asked for, where it is not the host of the address.
+    pub fn server_name(&self) -> Option<&str> {
+        self.tls.server_name.as_deref()
     }
 
     /// Whether the text has a private key in it.

@@ -37,6 +37,14 @@ async fn a_pod_that_asks_whether_the_extender_is_called_is_told_so_and_fits_nowh
 }
 
 #[tokio::test]
+async fn an_extender_without_tls_says_that_no_api_server_calls_it() {
+    let cluster = Cluster::fixture().await;
+    let (status, text) = cluster.ask("POST", "/mutate/divvy-scheduler", "{}".to_owned()).await;
+    assert_eq!(status, StatusCode::NOT_FOUND);
+    assert!(text.contains("over TLS only") && text.contains("--tls-secret"), "{text}");
+}
+
+#[tokio::test]
 async fn filter_answers_names_with_names() {
     let cluster = Cluster::fixture().await;
     // Case 1, to the byte as Go prints it.

@@ -408,6 +408,63 @@ async fn only_who_shows_a_certificate_of_the_authority_has_pods_placed() {
     assert!(metrics.contains("divvy_extender_certificate_expiry_timestamp_seconds 1") || metrics.contains("_seconds 2"));
 }
 
+#[tokio::test]
+async fn the_api_server_needs_no_certificate_to_have_a_pod_given_to_a_scheduler() {
+    let api = cluster();
+    let running = start(&api, secret_source(3_600)).await;
+    let data = until_made(&api).await;
+    until_ready(&running, &data).await;
+    let review = |resource: &str| {
+        json!({
+            "apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview",
+            "request": {
+                "uid": "705ab4f5", "kind": {"group": "", "version": "v1", "kind": "Pod"}, "operation": "CREATE",
+                "object": {"spec": {"schedulerName": "default-scheduler", "containers": [{"resources": {"limits": {resource: "3"}}}]}}
+            }
+        })
+        .to_string()
+    };
+    // The API server shows no certificate, and adds its own time limit to the address.
+    let mut nobody = connect(&running, as_nobody(&data)).await.expect("a connection");
+    let mut post = async |path: &str, body: &str| {
+        let (status, body) = ask(&mut nobody, &request("POST", path, body)).await.expect("an answer");
+        let body: Value = serde_json::from_str(&body).expect("JSON");
+        (status, body)
+    };
+    let (status, given) = post("/mutate/divvy-scheduler?timeout=3s", &review("aliyun.com/gpu-mem")).await;
+    assert!(status.contains("200"), "{status}");
+    assert_eq!(given["response"]["uid"], "705ab4f5");
+    assert_eq!(
+        given["response"]["patch"],
+        // [{"op":"add","path":"/spec/schedulerName","value":"divvy-scheduler"}]
+        "W3sib3AiOiJhZGQiLCJwYXRoIjoiL3NwZWMvc2NoZWR1bGVyTmFtZSIsInZhbHVlIjoiZGl2dnktc2NoZWR1bGVyIn1d"
+    );
+    let (_, left) = post("/mutate/divvy-scheduler", &review("cpu")).await;
+    assert_eq!(left["response"], json!({"uid": "705ab4f5", "allowed": true}));
+
+    for (path, body, expected, part) in [
+        ("/mutate/divvy-scheduler", "x".to_owned(), "400", "no AdmissionReview"),
+        ("/mutate/a%20b", review("cpu"), "400", "cannot be the name of a scheduler"),
+        ("/mutate/a.b", review("cpu"), "400", "cannot be the name of a scheduler"),
+        ("/mutate", review("cpu"), "404", "/mutate/ and a scheduler's name"),
+        (
+            "/mutate/divvy-scheduler",
+            " ".repeat((4 << 20) + 1),
+            "413",
+            "larger than 4 MiB",
+        ),
+    ] {
+        let (status, answer) = post(path, &body).await;
+        let error = answer["error"].as_str().unwrap_or_default();
+        assert!(status.contains(expected) && error.contains(part), "{path}: {status} {error}");
+    }
+    // Who may ask that may not ask what places pods.
+    let mut nobody = connect(&running, as_nobody(&data)).await.expect("a connection");
+    let pod = create_pod(&api, "p", 4);
+    let (_, body) = ask(&mut nobody, &filter_request(&pod)).await.expect("an answer");
+    assert!(body.contains("showed none"), "{body}");
+}
+
 fn time_s() -> i64 {
     std::time::SystemTime::now()
         .duration_since(std::time::UNIX_EPOCH)

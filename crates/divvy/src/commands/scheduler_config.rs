@@ -17,10 +17,11 @@ use crate::cli::SchedulerConfigArgs;
 use crate::printer;
 use crate::scheduler_config::check::{Verdict, has_room, no_room, not_called, pod, unclear, verdict};
 use crate::scheduler_config::distribution::Distribution;
-use crate::scheduler_config::installed::{installed, secret_name};
+use crate::scheduler_config::installed::{authority, installed, secret_name};
 use crate::scheduler_config::merge::{Wanted, merge};
+use crate::scheduler_config::second::mutation::{MutateWith, Mutation, Webhook};
 use crate::scheduler_config::second::{DEFAULT_VERSION, NAME, SECRET_NAME, Second, TLS_FOLDER, Version};
-use crate::scheduler_config::{DEFAULT_PROFILE, LOCAL_URL, SERVICE_URL, Stanza, Tls, Whole};
+use crate::scheduler_config::{DEFAULT_PROFILE, Inline, LOCAL_URL, SERVICE_URL, Stanza, Tls, Whole};
 
 /// A scheduler's configuration is some kilobytes.
 const LARGEST_FILE: u64 = 1 << 20;
@@ -80,15 +81,17 @@ pub async fn run(args: SchedulerConfigArgs) -> anyhow::Result<bool> {
     } else if let Some(distribution) = args.distribution {
         distribution.steps(kubeconfig, &passed_on(&args), &stanza)
     } else if args.as_second_scheduler {
+        let version = version(&args).await?;
         Second {
             stanza: &stanza,
-            namespace: args.namespace.as_deref().unwrap_or("kube-system"),
+            namespace: second_namespace(&args),
             name: args.profile.as_deref().unwrap_or(NAME),
-            version: version(&args).await?,
+            version,
             tls_secret: args.tls_secret.as_deref().or(certificates.as_ref().map(|_| SECRET_NAME)),
             certificates: certificates.as_ref(),
+            mutation: &mutation(&args, version, &stanza, certificates.as_ref()).await?,
         }
-        .text()
+        .text()?
     } else {
         Whole {
             stanza: &stanza,
@@ -115,6 +118,58 @@ pub async fn run(args: SchedulerConfigArgs) -> anyhow::Result<bool> {
         }
     }
     Ok(true)
+}
+
+fn second_namespace(args: &SchedulerConfigArgs) -> &str {
+    args.namespace.as_deref().unwrap_or("kube-system")
+}
+
+/// What gives pods to the second scheduler; for a webhook the authority is taken from where the scheduler's certificates come from.
+async fn mutation(
+    args: &SchedulerConfigArgs,
+    version: Version,
+    stanza: &Stanza,
+    certificates: Option<&Inline>,
+) -> anyhow::Result<Mutation> {
+    match args.mutate_with.unwrap_or(MutateWith::of(version)) {
+        MutateWith::Policy => return Ok(Mutation::Policy),
+        MutateWith::None => return Ok(Mutation::None),
+        MutateWith::Webhook => {}
+    }
+    let ca = match (certificates, &args.tls_secret) {
+        (Some(certificates), _) => certificates.ca.clone(),
+        (None, Some(secret)) => authority_of(args, second_namespace(args), secret).await?,
+        // Only to say what is wrong with the address, if it is that.
+        (None, None) if args.from_cluster.is_some() => String::new(),
+        (None, None) => anyhow::bail!(
+            "on Kubernetes {version} a webhook gives pods to the scheduler, and its manifest holds the certificate authority of the extender. Add \
+             --from-cluster, which takes it from the extender that is installed; or, where its certificates are yours, --extender-url \
+             https://NAME.NAMESPACE.svc:32766/gpushare-scheduler and --tls-secret SECRET, whose ca.crt is read from namespace {}; or leave the \
+             webhook out with --mutate-with none, and write schedulerName into the pods",
+            second_namespace(args)
+        ),
+    };
+    Ok(Mutation::Webhook(Webhook::new(stanza.url(), stanza.server_name(), &ca)?))
+}
+
+/// `ca.crt` of that Secret, in base64.
+async fn authority_of(args: &SchedulerConfigArgs, namespace: &str, name: &str) -> anyhow::Result<String> {
+    let client = client::connect(&choice(&args.cluster)).await?.client;
+    let secrets: Api<Secret> = Api::namespaced(client, namespace);
+    let secret = answer(async {
+        secrets
+            .get_opt(name)
+            .await
+            .map_err(|error| unread("Secret", namespace, name, &error))
+    })
+    .await?;
+    let secret = secret.with_context(|| {
+        format!(
+            "there is no Secret {namespace}/{name}, and the webhook's manifest holds its ca.crt; make it first (kubectl -n {namespace} create secret \
+             generic {name} --from-file=ca.crt --from-file=tls.crt --from-file=tls.key), or give its namespace with -n"
+        )
+    })?;
+    authority(&secret).map_err(|why| anyhow::anyhow!("the Secret {namespace}/{name}: {why}"))
 }
 
 fn say(line: &str) -> std::io::Result<()> {
@@ -290,7 +345,7 @@ async fn version(args: &SchedulerConfigArgs) -> anyhow::Result<Version> {
     if let Some(version) = args.kubernetes_version {
         return Ok(version);
     }
-    if args.cluster.kubeconfig.is_none() && args.cluster.context.is_none() {
+    if args.from_cluster.is_none() && args.cluster.kubeconfig.is_none() && args.cluster.context.is_none() {
         say(&format!(
             "note: for Kubernetes {DEFAULT_VERSION}; for another version give --kubernetes-version, or --kubeconfig FILE to ask the cluster"
         ))?;

@@ -71,11 +71,6 @@ pub fn installed(
              name that the extender has as --tls-server-name"
         )
     })?;
-    // As kube-scheduler takes bytes: base64, which is how a Secret is written.
-    let base64 = |bytes: &ByteString| match serde_json::to_value(bytes) {
-        Ok(serde_json::Value::String(text)) => Ok(text),
-        other => Err(format!("a certificate could not be written: {other:?}")),
-    };
     let tls = Tls {
         inline: Some(Inline {
             ca: base64(ca)?,
@@ -86,6 +81,24 @@ pub fn installed(
         ..Tls::default()
     };
     Ok((format!("https://{host}:{port}{PATH}"), tls))
+}
+
+/// `ca.crt` of this Secret, in base64.
+pub fn authority(secret: &Secret) -> Result<String, String> {
+    let ca = secret.data.as_ref().and_then(|data| data.get(keys::CA));
+    let ca = ca
+        .filter(|ca| !ca.0.is_empty())
+        .ok_or_else(|| format!("it has no {}", keys::CA))?;
+    Roots::read(&ca.0).map_err(|why| format!("{} {why}", keys::CA))?;
+    base64(ca)
+}
+
+/// As kube-scheduler and the API server take bytes: base64, which is how a Secret is written.
+fn base64(bytes: &ByteString) -> Result<String, String> {
+    match serde_json::to_value(bytes) {
+        Ok(serde_json::Value::String(text)) => Ok(text),
+        other => Err(format!("a certificate could not be written: {other:?}")),
+    }
 }
 
 /// The name in the certificate of the extender behind this Service.

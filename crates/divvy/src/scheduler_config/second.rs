@@ -1,7 +1,10 @@
 //! A second kube-scheduler for clusters whose control plane is closed (EKS, GKE, AKS): Kubernetes' own program under another name,
-//! with our configuration, and a policy that gives it the pods that want GPU memory, so that no manifest changes.
+//! with our configuration, and what gives it the pods that want GPU memory, so that no manifest changes ([`mutation`]).
 
-use super::{Error, Inline, MANAGED, Stanza, Whole};
+pub mod mutation;
+
+use super::{Error, Inline, Stanza, Whole};
+use mutation::Mutation;
 
 /// `schedulerName` of the pods that it looks after.
 pub const NAME: &str = "divvy-scheduler";
@@ -70,11 +73,14 @@ pub struct Second<'a> {
     pub tls_secret: Option<&'a str>,
     /// What that Secret is to hold; none: it is there already.
     pub certificates: Option<&'a Inline>,
+    /// What gives pods to it.
+    pub mutation: &'a Mutation,
 }
 
 impl Second<'_> {
-    /// The manifests, for `kubectl apply -f -`.
-    pub fn text(&self) -> String {
+    /// The manifests, for `kubectl apply -f -`. The error: this version has no such way to give pods to it, or not under this name.
+    pub fn text(&self) -> Result<String, Error> {
+        let mutation = self.mutation.text(self.version, self.name)?;
         let configuration = Whole {
             stanza: self.stanza,
             kubeconfig: None,
@@ -98,48 +104,15 @@ impl Second<'_> {
                 .replace("{key}", key),
             _ => String::new(),
         };
-        MANIFESTS
+        Ok(MANIFESTS
             .replace("{secret}", &secret)
             .replace("{mount}", &mount)
             .replace("{volume}", &volume)
             .replace("{configuration}", &indented)
-            .replace("{policy}", &self.policy())
+            .replace("{mutation}", &mutation)
             .replace("{ns}", self.namespace)
             .replace("{name}", self.name)
-            .replace("{version}", &self.version.to_string())
-    }
-
-    /// What gives pods to it: nothing that does not exist on that version.
-    fn policy(&self) -> String {
-        let minor = self.version.minor;
-        if minor < 34 {
-            return format!(
-                "\
-# Kubernetes {} has no MutatingAdmissionPolicy that can be used (beta from 1.34, on by default from 1.36), and this version of Divvy has no
-# webhook that would stand in for it. So write  schedulerName: {{name}}  into the pods (or their templates) that want {}.
-",
-                self.version,
-                MANAGED.join(" or ")
-            );
-        }
-        let (api, remark) = if minor >= 36 {
-            ("v1", String::new())
-        } else {
-            (
-                "v1beta1",
-                format!(
-                    "# On Kubernetes {} this is beta and off: the API server needs\n#   --feature-gates=MutatingAdmissionPolicy=true \
-                     --runtime-config=admissionregistration.k8s.io/v1beta1=true\n# Where that cannot be set, kubectl says 'no matches for kind'; \
-                     write  schedulerName: {{name}}  into the pods instead.\n",
-                    self.version
-                ),
-            )
-        };
-        let wants: Vec<String> = MANAGED.iter().map(|name| format!("'{name}' in m")).collect();
-        POLICY
-            .replace("{api}", api)
-            .replace("{remark}", &remark)
-            .replace("{wants}", &wants.join(" || "))
+            .replace("{version}", &self.version.to_string()))
     }
 }
 
@@ -291,7 +264,7 @@ spec:
         configMap:
           name: {name}
 {volume}---
-{policy}";
+{mutation}";
 
 const SECRET: &str = "\
 # With what the scheduler shows to the extender.
@@ -306,44 +279,6 @@ data:
   tls.crt: {cert}
   tls.key: {key}
 ---
-";
-
-const POLICY: &str = "\
-# Pods that want GPU memory and name no scheduler get this one, so that no manifest changes.
-{remark}apiVersion: admissionregistration.k8s.io/{api}
-kind: MutatingAdmissionPolicy
-metadata:
-  name: {name}
-spec:
-  # Fail: a pod that slipped through would be bound by the cluster's own scheduler, without a GPU.
-  failurePolicy: Fail
-  reinvocationPolicy: Never
-  matchConstraints:
-    resourceRules:
-    - apiGroups: [\"\"]
-      apiVersions: [v1]
-      operations: [CREATE]
-      resources: [pods]
-  matchConditions:
-  - name: names-no-scheduler
-    expression: \"!has(object.spec.schedulerName) || object.spec.schedulerName in ['', 'default-scheduler']\"
-  - name: not-bound-already
-    expression: \"!has(object.spec.nodeName) || object.spec.nodeName == ''\"
-  - name: wants-gpu-memory
-    expression: >-
-      (object.spec.containers + (has(object.spec.initContainers) ? object.spec.initContainers : [])).exists(c, has(c.resources) &&
-      ((has(c.resources.limits) ? [c.resources.limits] : []) + (has(c.resources.requests) ? [c.resources.requests] : [])).exists(m, {wants}))
-  mutations:
-  - patchType: ApplyConfiguration
-    applyConfiguration:
-      expression: \"Object{spec: Object.spec{schedulerName: '{name}'}}\"
----
-apiVersion: admissionregistration.k8s.io/{api}
-kind: MutatingAdmissionPolicyBinding
-metadata:
-  name: {name}
-spec:
-  policyName: {name}
 ";
 
 #[cfg(test)]
@@ -362,45 +297,16 @@ mod tests {
             version: version.parse().expect("a version"),
             tls_secret,
             certificates: None,
+            mutation: &Mutation::Policy,
         }
-        .text();
+        .text()
+        .expect("this version has it");
         let documents = text
             .split("\n---\n")
             .map(|document| serde_saphyr::from_str(document).unwrap_or_else(|error| panic!("{error}\n{document}")))
             .filter(|value: &Value| !value.is_null())
             .collect();
         (text, documents)
-    }
-
-    fn kinds(documents: &[Value]) -> Vec<String> {
-        documents
-            .iter()
-            .map(|document| {
-                format!(
-                    "{} {}",
-                    document["apiVersion"].as_str().unwrap_or("-"),
-                    document["kind"].as_str().unwrap_or("-")
-                )
-            })
-            .collect()
-    }
-
-    #[test]
-    fn the_policy_is_of_the_clusters_version_or_is_not_there() {
-        let check = |version: &str, expected: Option<&str>| {
-            let (text, documents) = manifests(version, None);
-            let found = kinds(&documents);
-            let policy = found.iter().find(|kind| kind.ends_with(" MutatingAdmissionPolicy"));
-            let expected = expected.map(|api| format!("admissionregistration.k8s.io/{api} MutatingAdmissionPolicy"));
-            assert_eq!(policy, expected.as_ref(), "{version}");
-            assert_eq!(text.contains("no\n# webhook"), expected.is_none(), "{version}");
-        };
-        check("1.37.0", Some("v1"));
-        check("v1.36.3", Some("v1"));
-        check("1.35.1", Some("v1beta1"));
-        check("v1.34.2-eks-113cf36", Some("v1beta1"));
-        check("v1.33.4-gke.1134000", None);
-        check("1.29.0", None);
     }
 
     #[test]
@@ -446,8 +352,10 @@ mod tests {
             version: DEFAULT_VERSION,
             tls_secret: Some(SECRET_NAME),
             certificates: Some(&certificates),
+            mutation: &Mutation::Policy,
         }
-        .text();
+        .text()
+        .expect("this version has it");
         let documents: Vec<Value> = text
             .split("\n---\n")
             .map(|document| serde_saphyr::from_str(document).expect("YAML"))

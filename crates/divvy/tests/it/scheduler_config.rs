@@ -211,6 +211,11 @@ fn wrong_flags_are_refused_with_what_to_type() {
         1,
         "--tls-secret",
     );
+    let old = ["--as-second-scheduler", "--kubernetes-version", "1.33.4"];
+    check(&old, 1, "Add --from-cluster");
+    check(&[&old[..], &["--mutate-with", "policy"]].concat(), 1, "--mutate-with webhook");
+    check(&[&old[..], &["--mutate-with", "wish"]].concat(), 2, "policy, webhook, none");
+    check(&["--mutate-with", "none"], 2, "--as-second-scheduler");
     check(&["--check", "--merge", "x"], 2, "cannot be used with");
     check(&["-o", "/nowhere/x.yaml"], 1, "nothing was changed");
 }
@@ -249,6 +254,9 @@ async fn address_and_certificates_come_from_the_extender_that_is_installed() {
         "{plain:?}"
     );
     assert!(text(&plain.stderr).contains("plain HTTP"), "{plain:?}");
+    let unheard = ask(&["--as-second-scheduler", "--mutate-with", "webhook"]).await;
+    assert_eq!(unheard.status.code(), Some(1));
+    assert!(text(&unheard.stderr).contains("over TLS only"), "{unheard:?}");
 
     let now_s = jiff::Timestamp::now().as_second();
     let name = default_server_name("divvy-system");
@@ -276,6 +284,48 @@ async fn address_and_certificates_come_from_the_extender_that_is_installed() {
     ] {
         assert!(written.contains(part), "{part} in {written}");
     }
+    let webhook = [
+        "--as-second-scheduler",
+        "--mutate-with",
+        "webhook",
+        "--kubernetes-version",
+        "1.33.4",
+    ];
+    let hooked = ask(&webhook).await;
+    assert!(hooked.status.success(), "{hooked:?}");
+    let ca = bed.api().get("secrets", "divvy-system", "divvy-extender-tls").expect("there")["data"]["ca.crt"].clone();
+    let bundle = format!("caBundle: {}\n", ca.as_str().expect("base64"));
+    let hooked = text(&hooked.stdout);
+    for part in [
+        "kind: MutatingWebhookConfiguration",
+        "name: divvy-extender\n",
+        "port: 32766",
+        &bundle,
+    ] {
+        assert!(hooked.contains(part), "{part} in {hooked}");
+    }
+    let named = ask(&[&webhook[..], &["--tls-server-name", "localhost"]].concat()).await;
+    assert!(
+        text(&named.stderr).contains("for the name divvy-extender.divvy-system.svc, and --tls-server-name"),
+        "{named:?}"
+    );
+
+    // Certificates of one's own: the authority is in the Secret that the scheduler mounts.
+    let own = async |secret: &str| {
+        let mut command = command(&webhook);
+        command.args(["--extender-url", "https://e.n.svc:9/gpushare-scheduler", "-n", "divvy-system"]);
+        command.args(["--tls-secret", secret, "--kubeconfig"]).arg(&kubeconfig);
+        tokio::process::Command::from(command).output().await.expect("it runs")
+    };
+    let found = text(&own("divvy-extender-tls").await.stdout);
+    assert!(found.contains(&bundle) && found.contains("port: 9\n"), "{found}");
+    let missing = own("other").await;
+    assert_eq!(missing.status.code(), Some(1));
+    assert!(
+        text(&missing.stderr).contains("there is no Secret divvy-system/other"),
+        "{missing:?}"
+    );
+
     let second = text(&ask(&["--as-second-scheduler"]).await.stdout);
     assert!(
         second.contains("https://divvy-extender.divvy-system.svc:32766/gpushare-scheduler"),

@@ -1,0 +1,344 @@
+//! What gives pods to a second scheduler where the API server has no policy that could: it shows each new pod to this webhook
+//! (admission.k8s.io/v1), and the answer is a patch of `spec.schedulerName`, or none. Values in, values out.
+//!
+//! The rule is the one that `divvy scheduler-config --as-second-scheduler` prints as CEL for a MutatingAdmissionPolicy; a test there holds
+//! the two beside each other.
+
+use divvy_cluster::objects::PodSpec;
+use divvy_model::names;
+use k8s_openapi::ByteString;
+use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
+
+/// The resources whose pods must pass through the extender, and through no other: what its ledger counts, and gpu-count, so that
+/// who asks for it is told that it has no effect.
+pub const MANAGED: [&str; 2] = [names::GPU_MEM, names::GPU_COUNT];
+
+/// What the API server writes into a pod that names no scheduler, before any webhook sees it.
+pub const DEFAULT_SCHEDULER: &str = "default-scheduler";
+
+/// The path of the webhook that gives pods to this scheduler.
+pub fn path(scheduler: &str) -> String {
+    format!("{PATH}/{scheduler}")
+}
+
+/// Below it, the scheduler's name.
+pub(crate) const PATH: &str = "/mutate";
+
+const API_VERSION: &str = "admission.k8s.io/v1";
+const KIND: &str = "AdmissionReview";
+
+/// Whether it can be the scheduler's name: a DNS label (RFC 1123), as it is a part of paths, of labels and of the names of objects.
+pub fn check_scheduler_name(name: &str) -> Result<(), String> {
+    let edge = |byte: Option<&u8>| byte.is_some_and(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit());
+    let bytes = name.as_bytes();
+    let inside = bytes
+        .iter()
+        .all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || *byte == b'-');
+    if bytes.len() <= 63 && inside && edge(bytes.first()) && edge(bytes.last()) {
+        return Ok(());
+    }
+    Err(format!(
+        "{name:?} cannot be the name of a scheduler whose pods a webhook gives to it: at most 63 lower-case letters, digits and -, with a letter or \
+         digit at both ends, such as divvy-scheduler"
+    ))
+}
+
+/// Whether a new pod is given to the second scheduler: it asks for a GPU, names no scheduler, and is not bound already.
+fn is_to_be_given(scheduler_name: Option<&str>, spec: &PodSpec) -> bool {
+    let names_none = scheduler_name.is_none_or(|name| name.is_empty() || name == DEFAULT_SCHEDULER);
+    let bound = spec.node_name.as_ref().is_some_and(|name| !name.is_empty());
+    // The names are enough, whatever the amounts: so does kube-scheduler decide whether it asks the extender.
+    let asks = spec.containers.iter().chain(&spec.init_containers).any(|container| {
+        let resources = &container.resources;
+        let asked = |name: &&str| resources.limits.contains_key(*name) || resources.requests.contains_key(*name);
+        MANAGED.iter().any(asked)
+    });
+    names_none && !bound && asks
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Review<'a> {
+    api_version: String,
+    kind: String,
+    #[serde(borrow)]
+    request: Option<Request<'a>>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Request<'a> {
+    uid: String,
+    kind: Kind,
+    operation: String,
+    sub_resource: Option<String>,
+    #[serde(borrow)]
+    object: Option<&'a RawValue>,
+}
+
+#[derive(Deserialize)]
+struct Kind {
+    group: String,
+    version: String,
+    kind: String,
+}
+
+#[derive(Deserialize)]
+struct Pod<T> {
+    spec: T,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Named {
+    scheduler_name: Option<String>,
+}
+
+/// The answer to a review.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Answer {
+    api_version: &'static str,
+    kind: &'static str,
+    response: Response,
+}
+
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Response {
+    uid: String,
+    allowed: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    patch_type: Option<&'static str>,
+    /// Bytes, so base64.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    patch: Option<ByteString>,
+}
+
+impl Answer {
+    /// Whether the pod is given to the scheduler.
+    pub fn gives(&self) -> bool {
+        self.response.patch.is_some()
+    }
+}
+
+/// Answers an AdmissionReview. Everything is allowed; a pod that wants a GPU and names no scheduler gets this one. The error says why it is
+/// no review, or the object in it no pod.
+pub fn review(body: &[u8], scheduler: &str) -> Result<Answer, String> {
+    let review: Review<'_> = serde_json::from_slice(body).map_err(|error| {
+        format!(
+            "the body is no {KIND} of {API_VERSION}: {error}; this path is for the API server, by a MutatingWebhookConfiguration"
+        )
+    })?;
+    if (review.api_version.as_str(), review.kind.as_str()) != (API_VERSION, KIND) {
+        return Err(format!(
+            "the body is a {} of {}, and this answers a {KIND} of {API_VERSION}: the MutatingWebhookConfiguration needs \
+             admissionReviewVersions: [v1]",
+            review.kind, review.api_version
+        ));
+    }
+    let Some(request) = review.request else {
+        return Err(format!(
+            "the {KIND} has no request in it: an answer was sent where a question is awaited"
+        ));
+    };
+    let Kind { group, version, kind } = &request.kind;
+    let new_pod = (group.as_str(), version.as_str(), kind.as_str()) == ("", "v1", "Pod")
+        && request.operation == "CREATE"
+        && request.sub_resource.as_deref().unwrap_or_default().is_empty();
+    let given = match request.object {
+        Some(object) if new_pod => {
+            let no_pod = |error: serde_json::Error| format!("the object of the {KIND} is no pod: {error}");
+            let named: Pod<Named> = serde_json::from_str(object.get()).map_err(no_pod)?;
+            let pod: Pod<PodSpec> = serde_json::from_str(object.get()).map_err(no_pod)?;
+            is_to_be_given(named.spec.scheduler_name.as_deref(), &pod.spec)
+        }
+        None if new_pod => return Err(format!("the {KIND} is about a new pod, and there is no object in it")),
+        _ => false,
+    };
+    // add replaces what is there.
+    let patch = given
+        .then(|| serde_json::json!([{"op": "add", "path": "/spec/schedulerName", "value": scheduler}]).to_string())
+        .map(|text| ByteString(text.into_bytes()));
+    Ok(Answer {
+        api_version: API_VERSION,
+        kind: KIND,
+        response: Response {
+            uid: request.uid,
+            allowed: true,
+            patch_type: patch.is_some().then_some("JSONPatch"),
+            patch,
+        },
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn body(pod: &Value) -> Value {
+        json!({
+            "apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview",
+            "request": {
+                "uid": "705ab4f5", "kind": {"group": "", "version": "v1", "kind": "Pod"},
+                "resource": {"group": "", "version": "v1", "resource": "pods"},
+                "operation": "CREATE", "userInfo": {"username": "jane"}, "object": pod, "oldObject": null, "dryRun": false
+            }
+        })
+    }
+
+    fn answer(body: &Value) -> Value {
+        let answer = review(body.to_string().as_bytes(), "divvy-scheduler").expect("a review");
+        serde_json::to_value(answer).expect("JSON")
+    }
+
+    fn gives(body: &Value) -> bool {
+        let answer = answer(body);
+        assert_eq!(answer["response"]["allowed"], true, "{body}");
+        let patched = answer["response"].get("patch").is_some();
+        assert_eq!(answer["response"].get("patchType").is_some(), patched);
+        patched
+    }
+
+    fn asking(resources: &Value) -> Value {
+        json!({"spec": {"schedulerName": "default-scheduler", "containers": [{"name": "main", "resources": resources}]}})
+    }
+
+    #[test]
+    fn a_pod_is_given_when_it_asks_for_a_gpu_and_nobody_has_chosen_for_it() {
+        let mem = json!({"limits": {"aliyun.com/gpu-mem": "3"}});
+        let mut cases = vec![
+            ("gpu-mem as a limit", asking(&mem), true),
+            (
+                "as a request",
+                asking(&json!({"requests": {"aliyun.com/gpu-mem": "3"}})),
+                true,
+            ),
+            ("gpu-count", asking(&json!({"limits": {"aliyun.com/gpu-count": "1"}})), true),
+            (
+                "none of it, but named",
+                asking(&json!({"limits": {"aliyun.com/gpu-mem": "0"}})),
+                true,
+            ),
+            (
+                "another resource",
+                asking(&json!({"limits": {"nvidia.com/gpu": "1", "cpu": "1"}})),
+                false,
+            ),
+            (
+                "a name that begins like it",
+                asking(&json!({"limits": {"aliyun.com/gpu-mem-2": "1"}})),
+                false,
+            ),
+            ("nothing", asking(&json!({})), false),
+            ("null", asking(&Value::Null), false),
+            ("null limits", asking(&json!({"limits": null, "requests": null})), false),
+        ];
+        for place in ["containers", "initContainers"] {
+            for policy in [Value::Null, json!("Always")] {
+                let mut pod = asking(&json!({}));
+                pod["spec"][place] = json!([{"name": "a"}, {"name": "b", "restartPolicy": policy, "resources": mem}]);
+                cases.push(("the second of several, a sidecar too", pod, true));
+            }
+        }
+        for (name, expected) in [
+            (json!(""), true),
+            (Value::Null, true),
+            (json!("divvy-scheduler"), false),
+            (json!("mine"), false),
+        ] {
+            let mut pod = asking(&mem);
+            pod["spec"]["schedulerName"] = name;
+            cases.push(("another schedulerName", pod, expected));
+        }
+        for (node, expected) in [(json!(""), true), (json!("n1"), false)] {
+            let mut pod = asking(&mem);
+            pod["spec"]["nodeName"] = node;
+            cases.push(("bound already, as a DaemonSet's was once", pod, expected));
+        }
+        for (what, pod, expected) in cases {
+            assert_eq!(gives(&body(&pod)), expected, "{what}: {pod}");
+        }
+    }
+
+    #[test]
+    fn nothing_but_a_new_pod_is_touched() {
+        let pod = asking(&json!({"limits": {"aliyun.com/gpu-mem": "3"}}));
+        let check = |pointer: &str, value: Value| {
+            let mut body = body(&pod);
+            *body.pointer_mut(pointer).expect(pointer) = value;
+            assert!(!gives(&body), "{body}");
+        };
+        assert!(gives(&body(&pod)));
+        check("/request/operation", json!("UPDATE"));
+        check("/request/operation", json!("DELETE"));
+        check(
+            "/request/kind",
+            json!({"group": "apps", "version": "v1", "kind": "Deployment"}),
+        );
+        check(
+            "/request/kind",
+            json!({"group": "example.com", "version": "v1", "kind": "Pod"}),
+        );
+        let mut binding = body(&pod);
+        binding["request"]["subResource"] = json!("binding");
+        assert!(!gives(&binding));
+    }
+
+    #[test]
+    fn the_answer_is_of_the_question_and_patches_one_field() {
+        let answer = answer(&body(&asking(&json!({"limits": {"aliyun.com/gpu-mem": "3"}}))));
+        assert_eq!((&answer["apiVersion"], &answer["kind"]), (&json!(API_VERSION), &json!(KIND)));
+        assert_eq!(answer["response"]["uid"], "705ab4f5");
+        assert_eq!(answer["response"]["patchType"], "JSONPatch");
+        let patch: ByteString = serde_json::from_value(answer["response"]["patch"].clone()).expect("base64");
+        assert_eq!(
+            serde_json::from_slice::<Value>(&patch.0).expect("JSON"),
+            json!([{"op": "add", "path": "/spec/schedulerName", "value": "divvy-scheduler"}])
+        );
+    }
+
+    #[test]
+    fn what_is_no_review_is_refused_in_words() {
+        let check = |body: &str, part: &str| {
+            let why = review(body.as_bytes(), "divvy-scheduler").expect_err(body);
+            assert!(why.contains(part), "{body}: {why}");
+        };
+        check("", "no AdmissionReview");
+        check("[]", "no AdmissionReview");
+        check(r#"{"Pod": {}, "NodeNames": ["n1"]}"#, "no AdmissionReview");
+        check(r#"{"apiVersion": "v1", "kind": "Pod"}"#, "a Pod of v1");
+        let deep = format!("{}{}", "[".repeat(100_000), "]".repeat(100_000));
+        check(&deep, "no AdmissionReview");
+        let with = |pointer: &str, value: Value| {
+            let mut body = body(&asking(&json!({})));
+            *body.pointer_mut(pointer).expect(pointer) = value;
+            body.to_string()
+        };
+        check(
+            &with("/apiVersion", json!("admission.k8s.io/v1beta1")),
+            "admissionReviewVersions: [v1]",
+        );
+        check(&with("/request", Value::Null), "no request");
+        check(&with("/request/uid", Value::Null), "no AdmissionReview");
+        check(&with("/request/object", Value::Null), "no object in it");
+        check(&with("/request/object", json!({"spec": {"containers": "x"}})), "is no pod");
+        check(&with("/request/object", json!({"metadata": {}})), "is no pod");
+    }
+
+    #[test]
+    fn a_schedulers_name_is_a_dns_label() {
+        for name in ["divvy-scheduler", "a", "0", &"a".repeat(63)] {
+            assert_eq!(check_scheduler_name(name), Ok(()), "{name}");
+        }
+        for name in ["", "-a", "a-", "a.b", "A", "a_b", "a/b", "ä", "a b", &"a".repeat(64)] {
+            assert!(
+                check_scheduler_name(name).is_err_and(|why| why.contains("divvy-scheduler")),
+                "{name}"
+            );
+        }
+    }
+}
