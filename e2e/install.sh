@@ -227,6 +227,7 @@ tls() {
 
 holder() { kube get lease -n $NAMESPACE divvy-extender -o 'jsonpath={.spec.holderIdentity}'; }
 leads_another() { local now; now=$(holder); [ -n "$now" ] && [ "$now" != "$1" ]; }
+is_bound() { [ -n "$(field "$1" .spec.nodeName)" ]; }
 binds_after() { # TEXT POD: from the fault until another pod is bound
   local began; began=$(now)
   eventually 30 "another leads" leads_another "$leader"

@@ -3,9 +3,10 @@
 # the webhook. install.sh sources it.
 
 second() { divvy scheduler-config --from-cluster=$NAMESPACE/divvy-extender --as-second-scheduler "$@"; }
-# There is no DNS and no kube-proxy on this cluster: what a pod finds by them elsewhere is written into it.
+# There is no DNS and no kube-proxy on this cluster: what a pod finds by them elsewhere is written into it. The image is on n1.
 reachable() {
   sed -e "s|^      serviceAccountName: .*|&\n      hostAliases: [{ip: $SERVICE_HOST, hostnames: [divvy-extender.$NAMESPACE.svc]}]|" \
+    -e "s|^        kubernetes.io/os: linux|&\n        kubernetes.io/hostname: n1|" \
     -e "s|^        command:\$|        env: [{name: KUBERNETES_SERVICE_HOST, value: $API_HOST}, {name: KUBERNETES_SERVICE_PORT, value: \"$API_PORT\"}]\n&|"
 }
 # The scheduler that a pod would get; a dry run passes through admission, too.
@@ -19,7 +20,7 @@ asks() { pod asks 1; }
 asks_not() { asks | sed 's|aliyun.com/gpu-mem|cpu|'; }
 asks_by_init() { asks_not | sed "s|^  containers:|  initContainers: [{name: init, image: x, restartPolicy: Always, resources: {limits: {aliyun.com/gpu-mem: 1}}}]\n&|"; }
 naming() { asks | sed "s|^spec:|&\n  schedulerName: $1|"; }
-scheduled_by() { kube get events --field-selector "involvedObject.name=$1,reason=Scheduled" -o 'jsonpath={.items[*].reportingComponent}'; }
+scheduled_by() { kube get events --field-selector "involvedObject.uid=$(uid "$1"),reason=Scheduled" -o 'jsonpath={.items[*].reportingComponent}'; }
 
 gives_pods() { # WHAT
   eventually 20 "$1: a pod that asks for gpu-mem is given to divvy-scheduler" gets divvy-scheduler asks
@@ -28,29 +29,20 @@ gives_pods() { # WHAT
   check "one that asks for no GPU is left alone" gets default-scheduler asks_not
   check "and one that names another scheduler" gets mine naming mine
 }
-is_placed() { # POD: which says nothing of a scheduler
-  create "$1" 1 "" 0 n1
-  eventually 20 "$1 runs" is_running "$1"
-  check "divvy-scheduler has bound it" equals "$(scheduled_by "$1")" divvy-scheduler
-  check "it sees its own GPU only" own_gpu "$1" 0
-  kube delete pod "$1" --wait > /dev/null
-}
 
 second_scheduler() {
   scene "A second scheduler, for a control plane that is closed"
-  local node archive=$CLUSTER_DIR/second.tar
+  local archive=$CLUSTER_DIR/second.tar
   # The cluster's own program in the place of the published image.
   "$CLUSTER_ROOT/image/pack.sh" "$CLUSTER_BIN/kube-scheduler" "$archive" "registry.k8s.io/kube-scheduler:$KUBERNETES_VERSION"
-  for node in $(known_nodes); do in_node "$node" "$CLUSTER_BIN/ctr" -n k8s.io images import "$archive" > /dev/null; done
+  in_node n1 "$CLUSTER_BIN/ctr" -n k8s.io images import "$archive" >> "$LOGS/n1.images.log" 2>&1
   rm -f "$archive"
   second --mutate-with none 2> /dev/null | reachable > "$CLUSTER_DIR/second.yaml"
   kube apply -f "$CLUSTER_DIR/second.yaml" > /dev/null
-  eventually 60 "its two pods are ready" kube rollout status -n kube-system deployment/divvy-scheduler --timeout=1s
 
   second 2> /dev/null | reachable > "$CLUSTER_DIR/second-policy.yaml"
   kube apply -f "$CLUSTER_DIR/second-policy.yaml" > /dev/null
   gives_pods "by the policy"
-  is_placed by-policy
   kube delete mutatingadmissionpolicy,mutatingadmissionpolicybinding divvy-scheduler > /dev/null
   eventually 20 "without it nothing is given" gets default-scheduler asks
 
@@ -58,7 +50,12 @@ second_scheduler() {
   kube apply -f "$CLUSTER_DIR/second-webhook.yaml" > /dev/null
   gives_pods "by the webhook"
   check "one of kube-system is left alone" gets_in_kube_system default-scheduler
-  is_placed by-webhook
+  eventually 60 "its two pods are ready" kube rollout status -n kube-system deployment/divvy-scheduler --timeout=1s
+  create by-webhook 1 "" 0 n1   # which says nothing of a scheduler
+  eventually 20 "by-webhook runs" is_running by-webhook
+  check "divvy-scheduler has bound it" equals "$(scheduled_by by-webhook)" divvy-scheduler
+  check "it sees its own GPU only" own_gpu by-webhook 0
+  kube delete pod by-webhook --wait > /dev/null
   check "the scheduler calls the extender" divvy scheduler-config --check --profile divvy-scheduler --timeout 20s
 
   local began

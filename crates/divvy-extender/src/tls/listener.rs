@@ -171,7 +171,7 @@ async fn shake(
                 Some(rustls::Error::AlertReceived(_)) => (
                     Refused::UntrustedByClient,
                     "it does not accept this extender's certificate; give kube-scheduler the authority and the serverName that \
-                     `divvy scheduler-config` prints, and restart it",
+                     `divvy scheduler-config` prints, and restart it; if it is the API server, for a webhook, apply what that prints again",
                 ),
                 _ => (
                     Refused::Handshake,
