@@ -9,6 +9,11 @@ reachable() {
     -e "s|^        kubernetes.io/os: linux|&\n        kubernetes.io/hostname: n1|" \
     -e "s|^        command:\$|        env: [{name: KUBERNETES_SERVICE_HOST, value: $API_HOST}, {name: KUBERNETES_SERVICE_PORT, value: \"$API_PORT\"}]\n&|"
 }
+apply_second() { # FLAGS
+  # kube-scheduler's key is in it.
+  (umask 077; second "$@" 2> "$LOGS/second.log" | reachable > "$CLUSTER_DIR/second.yaml") || die "divvy scheduler-config $*: see $LOGS/second.log"
+  kube apply -f "$CLUSTER_DIR/second.yaml" > /dev/null
+}
 # The scheduler that a pod would get; a dry run passes through admission, too.
 scheduler_of() { kube create --dry-run=server -o 'jsonpath={.spec.schedulerName}' "$@" -f -; }
 gets() { # SCHEDULER POD...: the function that writes the pod
@@ -20,7 +25,10 @@ asks() { pod asks 1; }
 asks_not() { asks | sed 's|aliyun.com/gpu-mem|cpu|'; }
 asks_by_init() { asks_not | sed "s|^  containers:|  initContainers: [{name: init, image: x, restartPolicy: Always, resources: {limits: {aliyun.com/gpu-mem: 1}}}]\n&|"; }
 naming() { asks | sed "s|^spec:|&\n  schedulerName: $1|"; }
-scheduled_by() { kube get events --field-selector "involvedObject.uid=$(uid "$1"),reason=Scheduled" -o 'jsonpath={.items[*].reportingComponent}'; }
+# Events come a moment later.
+is_bound_by() { # POD SCHEDULER
+  equals "$(kube get events --field-selector "involvedObject.uid=$(uid "$1"),reason=Scheduled" -o 'jsonpath={.items[*].reportingComponent}')" "$2"
+}
 
 gives_pods() { # WHAT
   eventually 20 "$1: a pod that asks for gpu-mem is given to divvy-scheduler" gets divvy-scheduler asks
@@ -37,23 +45,19 @@ second_scheduler() {
   "$CLUSTER_ROOT/image/pack.sh" "$CLUSTER_BIN/kube-scheduler" "$archive" "registry.k8s.io/kube-scheduler:$KUBERNETES_VERSION"
   in_node n1 "$CLUSTER_BIN/ctr" -n k8s.io images import "$archive" >> "$LOGS/n1.images.log" 2>&1
   rm -f "$archive"
-  second --mutate-with none 2> /dev/null | reachable > "$CLUSTER_DIR/second.yaml"
-  kube apply -f "$CLUSTER_DIR/second.yaml" > /dev/null
 
-  second 2> /dev/null | reachable > "$CLUSTER_DIR/second-policy.yaml"
-  kube apply -f "$CLUSTER_DIR/second-policy.yaml" > /dev/null
+  apply_second   # with the policy: that is this version's own
   gives_pods "by the policy"
   kube delete mutatingadmissionpolicy,mutatingadmissionpolicybinding divvy-scheduler > /dev/null
   eventually 20 "without it nothing is given" gets default-scheduler asks
 
-  second --mutate-with webhook 2> /dev/null | reachable > "$CLUSTER_DIR/second-webhook.yaml"
-  kube apply -f "$CLUSTER_DIR/second-webhook.yaml" > /dev/null
+  apply_second --mutate-with webhook
   gives_pods "by the webhook"
   check "one of kube-system is left alone" gets_in_kube_system default-scheduler
   eventually 60 "its two pods are ready" kube rollout status -n kube-system deployment/divvy-scheduler --timeout=1s
   create by-webhook 1 "" 0 n1   # which says nothing of a scheduler
   eventually 20 "by-webhook runs" is_running by-webhook
-  check "divvy-scheduler has bound it" equals "$(scheduled_by by-webhook)" divvy-scheduler
+  eventually 10 "divvy-scheduler has bound it" is_bound_by by-webhook divvy-scheduler
   check "it sees its own GPU only" own_gpu by-webhook 0
   kube delete pod by-webhook --wait > /dev/null
   check "the scheduler calls the extender" divvy scheduler-config --check --profile divvy-scheduler --timeout 20s
@@ -65,5 +69,5 @@ second_scheduler() {
   measured "a pod is created without the extender: $(($(now) - began)) ms"
   start_service
   eventually 20 "and when it is back they are given again" gets divvy-scheduler asks
-  kube delete -f "$CLUSTER_DIR/second-webhook.yaml" > /dev/null
+  kube delete -f "$CLUSTER_DIR/second.yaml" > /dev/null
 }
