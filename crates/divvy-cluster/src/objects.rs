@@ -37,6 +37,9 @@ pub struct PodSpec {
     /// `spec.overhead` of a RuntimeClass.
     #[serde(deserialize_with = "null_is_default")]
     pub overhead: BTreeMap<String, Amount>,
+    /// Which scheduler is to bind it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub scheduler_name: Option<String>,
     /// Labels that its node must have.
     #[serde(deserialize_with = "null_is_default", skip_serializing_if = "BTreeMap::is_empty")]
     pub node_selector: BTreeMap<String, String>,

@@ -193,6 +193,13 @@ pub fn answer(ledger: &Ledger, pod: &Pod, object: &PodObject, sites: &BTreeMap<S
         waiting(&mut answer, ledger, &ask, pod, &|node| {
             obstacle(sites.get(node)?, node, &ask, object)
         });
+        if let Some(name) = unheard(object, &answer) {
+            let hint = format!(
+                "no scheduler has looked at it yet, and its schedulerName is {name:?}: does a scheduler of that name run? \
+                 `divvy scheduler-config --as-second-scheduler` makes divvy-scheduler"
+            );
+            answer.hints.insert(0, hint);
+        }
     }
     beside(&mut answer, pod, sites);
     answer
@@ -472,6 +479,12 @@ fn amount(memory: MiB) -> String {
 }
 
 /// What others say in a pod's status: conditions that are false, containers that wait, the pod's own reason.
+/// The pod's own choice of a scheduler, if none has said anything of it.
+fn unheard<'a>(object: &'a PodObject, answer: &Answer) -> Option<&'a str> {
+    let name = object.spec.scheduler_name.as_deref()?;
+    (name != "default-scheduler" && answer.reported.is_empty()).then_some(name)
+}
+
 fn reported(status: &PodStatus) -> Vec<String> {
     let mut lines = Vec::new();
     if let Some(reason) = &status.reason {
@@ -675,6 +688,21 @@ mod tests {
         assert!(!answer.nodes[0].fits);
         assert!(answer.summary.contains("counts 4 of the 8 units"), "{}", answer.summary);
         assert!(explained(&node, &pod(4, |_| ()), &[other]).nodes[0].fits);
+    }
+
+    #[test]
+    fn a_pod_that_names_a_scheduler_which_never_looked_at_it_is_told_so() {
+        let told = |name: &'static str, status: Value| {
+            let object = pod(8, move |pod| {
+                pod["spec"]["schedulerName"] = json!(name);
+                pod["status"] = status.clone();
+            });
+            text(&explained(&node(|_| ()), &object, &[])).contains(&format!("its schedulerName is {name:?}"))
+        };
+        assert!(told("divvy-scheduler", json!({})));
+        assert!(!told("default-scheduler", json!({})));
+        let refused = json!({"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "no"});
+        assert!(!told("divvy-scheduler", json!({"conditions": [refused]})));
     }
 
     #[test]
