@@ -10,6 +10,7 @@
 
 mod baselines;
 mod demand;
+mod divvy;
 mod fgd;
 mod fragments;
 mod hash;
@@ -33,7 +34,7 @@ use state::State;
 pub use state::{Free, GpuSet, MOST_GPUS, Shape};
 
 /// A policy for placement.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Policy {
     /// Any node that fits, any GPU that fits: by a hash of the pod's number and the node's rank.
     Random,
@@ -47,17 +48,21 @@ pub enum Policy {
     GpuClustering,
     /// Fragmentation Gradient Descent (USENIX ATC 2023), to the last rounding.
     Fgd,
+    /// Divvy's own: expected stranding, scarcity and slot pressure, from what it saw arrive. The default.
+    #[default]
+    Divvy,
 }
 
 impl Policy {
     /// All of them.
-    pub const ALL: [Policy; 6] = [
+    pub const ALL: [Policy; 7] = [
         Policy::Random,
         Policy::BestFit,
         Policy::DotProduct,
         Policy::GpuPacking,
         Policy::GpuClustering,
         Policy::Fgd,
+        Policy::Divvy,
     ];
 
     /// As users write it.
@@ -69,6 +74,7 @@ impl Policy {
             Policy::GpuPacking => "gpu-packing",
             Policy::GpuClustering => "gpu-clustering",
             Policy::Fgd => "fgd",
+            Policy::Divvy => "divvy",
         }
     }
 
@@ -80,6 +86,7 @@ impl Policy {
             Policy::GpuPacking => Box::new(baselines::GpuPacking),
             Policy::GpuClustering => Box::new(baselines::GpuClustering),
             Policy::Fgd => Box::new(fgd::Fgd::new()),
+            Policy::Divvy => Box::new(divvy::Divvy::new()),
         }
     }
 }

@@ -52,13 +52,15 @@ impl Inflation {
 
 /// Offers the pods to the nodes in this order, one after another; a pod that fits nowhere is dropped.
 ///
-/// FGD knows the mix of the whole list from the start, as published.
+/// FGD knows the mix of the whole list from the start, as published; the others know what has arrived.
 pub fn inflate(trace: &Trace, order: &Order, policy: Policy) -> Inflation {
     let mut placer = Placer::new(policy);
     for (node, rank) in trace.nodes.iter().zip(&order.ranks) {
         placer.add(node.shape, node.shape.empty(), *rank);
     }
-    placer.set_mix(&trace.mix());
+    if policy == Policy::Fgd {
+        placer.set_mix(&trace.mix());
+    }
     let capacity = trace.capacity_milli().max(1);
     let mut outcome = Inflation {
         used: Vec::new(),
@@ -71,6 +73,7 @@ pub fn inflate(trace: &Trace, order: &Order, policy: Policy) -> Inflation {
     for (number, row) in order.arrivals.iter().enumerate() {
         let pod = &trace.pods[*row];
         arrived += pod.gpu_milli();
+        placer.arrived(&pod.demand);
         let decision = placer.decide(&pod.demand, number as u64);
         if decision.is_some_and(|decision| placer.take(&pod.demand, decision)) {
             outcome.placed += 1;

@@ -2,18 +2,22 @@
 //!
 //! - [`Trace`]: nodes and pods, read from the columns of Alibaba's trace "openb" (`cluster-trace-gpu-v2023`), plain or gzip
 //! - [`Order`]: in which order the pods arrive, and which node comes first of equals
+//! - [`turn_over`]: pods come, run for a while and end
 //! - [`inflate`]: pods arrive until more is asked for than there is, none leaves; how much is in use on the way
 //!
 //! Nothing here opens a file, reads a clock or draws a random number that does not come from a seed.
 
 #![forbid(unsafe_code)]
 
+mod completions;
 mod error;
 mod inflation;
 mod order;
+mod random;
 mod text;
 mod trace;
 
+pub use completions::{Completions, Turnover, turn_over};
 pub use error::Error;
 pub use inflation::{Inflation, Percent, inflate};
 pub use order::Order;

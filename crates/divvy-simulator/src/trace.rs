@@ -1,3 +1,5 @@
+use std::collections::BTreeSet;
+
 use divvy_placement::policy::{Demand, MOST_GPUS, Mix, ModelSet, Models, Shape, Share};
 use serde::Deserialize;
 
@@ -72,6 +74,13 @@ struct PodRow {
     deletion_time: Option<u64>,
 }
 
+impl PodRow {
+    /// The products that it may use; none: any.
+    fn models(&self) -> impl Iterator<Item = &str> {
+        self.gpu_spec.split('|').map(str::trim).filter(|name| !name.is_empty())
+    }
+}
+
 impl Trace {
     /// Reads a list of nodes and a list of pods, each plain or gzip.
     ///
@@ -79,14 +88,19 @@ impl Trace {
     ///
     /// [`Error`] says which list, which line, what was found there and what is allowed.
     pub fn read(nodes: &[u8], pods: &[u8]) -> Result<Trace, Error> {
-        let mut models = Models::default();
         let nodes = rows::<NodeRow>("the node list", nodes, NODE_COLUMNS)?;
-        let nodes = nodes
-            .into_iter()
-            .map(|row| node(row, &mut models))
-            .collect::<Result<_, _>>()?;
         let pods = rows::<PodRow>("the pod list", pods, POD_COLUMNS)?;
-        let pods = pods.into_iter().map(|row| pod(row, &mut models)).collect::<Result<_, _>>()?;
+        // By name, so that nothing hangs on the order of the lists.
+        let mut models = Models::default();
+        let names: BTreeSet<&str> = nodes.iter().map(|row| row.model.as_str()).collect();
+        let wanted: BTreeSet<&str> = pods.iter().flat_map(PodRow::models).collect();
+        for name in names.into_iter().chain(wanted) {
+            models.number(name);
+        }
+        let nodes = nodes.into_iter().map(|row| node(row, &mut models));
+        let nodes = nodes.collect::<Result<_, _>>()?;
+        let pods = pods.into_iter().map(|row| pod(row, &mut models));
+        let pods = pods.collect::<Result<_, _>>()?;
         Ok(Trace { nodes, pods })
     }
 
@@ -166,9 +180,8 @@ fn pod(row: PodRow, models: &mut Models) -> Result<TracePod, Error> {
             )));
         }
     }
-    let names = row.gpu_spec.split('|').map(str::trim).filter(|name| !name.is_empty());
     let mut allowed = ModelSet::ANY;
-    for (position, name) in names.enumerate() {
+    for (position, name) in row.models().enumerate() {
         let model = models
             .number(name)
             .ok_or_else(|| wrong(format!("more than {} GPU models", Models::MOST)))?;

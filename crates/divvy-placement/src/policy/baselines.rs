@@ -1,7 +1,7 @@
 //! The policies that FGD's authors compare with, with their program's rounding (research/fgd.md section 1). Scores are whole points from
 //! 0 to 100; a part of a GPU comes from the GPU with the least left that is enough.
 
-use super::rule::{Place, Rule};
+use super::rule::{Kept, Place, Rule};
 use super::state::View;
 
 /// CPU of the largest node of the published cluster, in thousandths of a core.
@@ -14,7 +14,7 @@ const MOST_GPU: i64 = 8_000;
 pub(crate) struct BestFit;
 
 impl Rule for BestFit {
-    fn cost(&mut self, place: &Place<'_>) -> i64 {
+    fn cost(&mut self, place: &Place<'_>, _kept: &mut Kept) -> i64 {
         let cpu = i64::from(place.state.cpu_milli) - i64::from(place.demand.cpu_milli);
         let gpu = left(place) - asked(place);
         let scale = MOST_CPU / MOST_GPU;
@@ -27,7 +27,7 @@ impl Rule for BestFit {
 pub(crate) struct DotProduct;
 
 impl Rule for DotProduct {
-    fn cost(&mut self, place: &Place<'_>) -> i64 {
+    fn cost(&mut self, place: &Place<'_>, _kept: &mut Kept) -> i64 {
         let scale = MOST_CPU / MOST_GPU;
         let cpu = i64::from(place.state.cpu_milli) * i64::from(place.demand.cpu_milli);
         let gpu = scale * left(place) * scale * asked(place);
@@ -41,7 +41,7 @@ impl Rule for DotProduct {
 pub(crate) struct GpuPacking;
 
 impl Rule for GpuPacking {
-    fn cost(&mut self, place: &Place<'_>) -> i64 {
+    fn cost(&mut self, place: &Place<'_>, _kept: &mut Kept) -> i64 {
         if place.demand.gpus == 0 {
             return 0;
         }
@@ -74,7 +74,7 @@ impl Rule for GpuClustering {
         }
     }
 
-    fn cost(&mut self, place: &Place<'_>) -> i64 {
+    fn cost(&mut self, place: &Place<'_>, _kept: &mut Kept) -> i64 {
         let Some(kind) = place.demand.kind(place.shape, place.amount) else {
             return 0;
         };

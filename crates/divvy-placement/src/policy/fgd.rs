@@ -2,13 +2,14 @@
 //! (research/fgd.md section 1): the score is how much the fragmentation falls, through a sigmoid, in whole points from 0 to 100.
 
 use super::fragments::Fragments;
-use super::rule::{Place, Rule};
+use super::rule::{Kept, Place, Rule};
 use super::state::View;
 use super::{Mix, Shape};
 
 #[derive(Debug)]
 pub(crate) struct Fgd {
     typical: Mix,
+    epoch: u32,
     /// By number of the shape.
     fragments: Vec<Fragments>,
 }
@@ -17,6 +18,7 @@ impl Fgd {
     pub(crate) fn new() -> Fgd {
         Fgd {
             typical: Mix::new(),
+            epoch: 0,
             fragments: Vec::new(),
         }
     }
@@ -43,6 +45,7 @@ impl Rule for Fgd {
     fn set_mix(&mut self, mix: &Mix, shapes: &[Shape]) {
         self.typical = mix.typical();
         self.fragments.clear();
+        self.epoch += 1;
         shapes.iter().for_each(|shape| self.add_shape(shape));
     }
 
@@ -50,7 +53,11 @@ impl Rule for Fgd {
         self.fragments.push(Fragments::of(&self.typical, shape));
     }
 
-    fn cost(&mut self, place: &Place<'_>) -> i64 {
+    fn epoch(&self) -> u32 {
+        self.epoch
+    }
+
+    fn cost(&mut self, place: &Place<'_>, _kept: &mut Kept) -> i64 {
         if !place.takes_part() {
             return -self.score(place, None);
         }

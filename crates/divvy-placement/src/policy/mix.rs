@@ -56,6 +56,17 @@ fn size(demand: &Demand) -> (u8, u64, u32) {
     (demand.gpus, share, demand.cpu_milli)
 }
 
+impl FromIterator<(Demand, u64)> for Mix {
+    fn from_iter<I: IntoIterator<Item = (Demand, u64)>>(classes: I) -> Mix {
+        let mut mix = Mix::new();
+        for (demand, count) in classes {
+            *mix.counts.entry(demand.class()).or_default() += count;
+            mix.total += count;
+        }
+        mix
+    }
+}
+
 impl<'a> FromIterator<&'a Demand> for Mix {
     fn from_iter<I: IntoIterator<Item = &'a Demand>>(demands: I) -> Mix {
         let mut mix = Mix::new();

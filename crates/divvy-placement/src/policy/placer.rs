@@ -2,7 +2,7 @@ use std::collections::HashMap;
 use std::hash::BuildHasherDefault;
 
 use super::hash::{Mixer, mix};
-use super::rule::{Place, Rule};
+use super::rule::{Kept, Place, Rule};
 use super::slots::Slots;
 use super::state::View;
 use super::{Demand, Free, GpuSet, Mix, Policy, Shape};
@@ -19,7 +19,7 @@ impl NodeId {
 }
 
 /// Where a pod is to go.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Decision {
     /// The node.
     pub node: NodeId,
@@ -58,15 +58,33 @@ pub struct Placer {
 struct Row {
     /// By number of the shape; `None` if it may not go there.
     amounts: Vec<Option<u32>>,
-    costs: Vec<i64>,
-    /// The slot's version when it was scored.
+    /// Costs that are right; [`NO_FIT`] where that is not known, or where it does not fit.
+    exact: Vec<i64>,
+    /// Costs that are a bound or were right once; [`NO_FIT`] where there is none.
+    guessed: Vec<i64>,
+    kept: Vec<Kept>,
+    /// The slot's version when it was looked at.
     versions: Vec<u32>,
+    /// How many are guessed.
+    guesses: usize,
+    /// Where to go on with replacing guesses that do not look promising.
+    cursor: usize,
+    /// The rule's when the costs were right.
+    epoch: u32,
     /// Changes of slots that were taken in.
     changes: u64,
 }
 
-/// In a row: the pod does not fit there.
+/// In a row: the pod does not fit there, or nothing is known.
 const NO_FIT: i64 = i64::MAX;
+/// So few guesses are replaced at once.
+const FEW: usize = 48;
+
+/// Work that one decision does beyond what it must, in states that a rule evaluates.
+const WORK: u64 = 48;
+
+/// Guesses that are looked at in each decision though they do not look promising.
+const TURN: usize = 32;
 
 impl Placer {
     /// No node yet, and nothing known of what pods ask for.
@@ -100,6 +118,7 @@ impl Placer {
             // No cluster has four thousand million nodes.
             u32::try_from(self.nodes.len() - 1).unwrap_or(u32::MAX)
         });
+        self.rule.joined(number as usize);
         let slot = self.slots.insert(free.state(number, self.view), rank, id);
         self.nodes[id as usize] = Some(Node {
             shape: number,
@@ -114,6 +133,7 @@ impl Placer {
     pub fn remove(&mut self, node: NodeId) {
         if let Some(gone) = self.nodes.get_mut(node.index()).and_then(Option::take) {
             self.slots.remove(gone.slot, gone.rank, node.0);
+            self.rule.left(gone.shape as usize);
             self.unused.push(node.0);
         }
     }
@@ -145,6 +165,7 @@ impl Placer {
         let (shape, mut free) = (*shape, *free);
         let taken = free.take(&shape, demand, decision.gpus);
         if taken {
+            self.rule.taken(demand.milli(&shape));
             self.set(decision.node, free);
         }
         taken
@@ -155,14 +176,30 @@ impl Placer {
         if let Some((shape, free)) = self.node(decision.node) {
             let (shape, mut free) = (*shape, *free);
             free.give_back(&shape, demand, decision.gpus);
+            self.rule.given_back(demand.milli(&shape));
             self.set(decision.node, free);
         }
     }
 
-    /// This is what pods ask for, as far as anybody knows.
+    /// This is what pods ask for, as far as anybody knows; whatever was known before is forgotten.
     pub fn set_mix(&mut self, mix: &Mix) {
         self.rule.set_mix(mix, &self.shapes);
-        self.rows.iter_mut().for_each(Row::forget);
+    }
+
+    /// Whether pods end and their room is used again, or the cluster only fills up. `None`, as it is at first: a policy that cares sees for
+    /// itself, from how much GPU is given back for how much is taken.
+    pub fn say_whether_pods_end(&mut self, said: Option<bool>) {
+        self.rule.say_whether_pods_end(said);
+    }
+
+    /// A pod came, which a policy that learns may learn from. To be told once of each pod, before it is decided on.
+    pub fn arrived(&mut self, demand: &Demand) {
+        self.rule.arrived(&demand.class());
+    }
+
+    /// Looks at how the nodes stand now. Policies with prices do so by themselves every so many arrivals.
+    pub fn refresh(&mut self) {
+        self.rule.states(&mut self.slots.states());
     }
 
     /// The best place for a pod; `None` if it fits nowhere. `pod`: any number of its own; only the policy `random` looks at it.
@@ -170,10 +207,18 @@ impl Placer {
         if self.policy == Policy::Random {
             return self.decide_randomly(demand, pod);
         }
+        if self.rule.wants_states() {
+            self.refresh();
+        }
         let class = demand.class();
         let row = self.row(&class);
-        self.refresh(row, &class);
-        let node = self.least(row, demand)?;
+        self.catch_up(row, &class);
+        self.evaluate(row, &class);
+        let node = self.least(row, demand).or_else(|| {
+            // Main memory is short on all nodes whose costs are known.
+            self.evaluate_all(row, &class);
+            self.least(row, demand)
+        })?;
         let gpus = self.gpus(node, &class)?;
         Some(Decision { node, gpus })
     }
@@ -196,45 +241,126 @@ impl Placer {
         })
     }
 
-    /// Scores what has changed since this class was last asked for.
-    fn refresh(&mut self, row: usize, class: &Demand) {
-        let row = &mut self.rows[row];
+    /// Takes in what has changed since this class was last asked for.
+    fn catch_up(&mut self, number: usize, class: &Demand) {
+        let row = &mut self.rows[number];
         for shape in &self.shapes[row.amounts.len()..] {
             row.amounts.push(class.amount(shape));
         }
         let slots = self.slots.len();
-        row.costs.resize(slots, NO_FIT);
+        row.exact.resize(slots, NO_FIT);
+        row.guessed.resize(slots, NO_FIT);
         row.versions.resize(slots, 0);
-        let mut score = |slot: usize| {
+        row.kept.resize(slots, Kept::default());
+        if row.epoch != self.rule.epoch() {
+            row.epoch = self.rule.epoch();
+            // What was right is a good guess.
+            for (exact, guessed) in row.exact.iter_mut().zip(&mut row.guessed) {
+                if *exact != NO_FIT {
+                    *guessed = std::mem::replace(exact, NO_FIT);
+                    row.guesses += 1;
+                }
+            }
+        }
+        let mut look = |slot: usize| {
             let there = self.slots.get(slot);
             if row.versions[slot] == there.version {
                 return;
             }
             row.versions[slot] = there.version;
-            row.costs[slot] = NO_FIT;
+            row.kept[slot] = Kept::default();
+            row.exact[slot] = NO_FIT;
+            row.guesses -= usize::from(row.guessed[slot] != NO_FIT);
+            row.guessed[slot] = NO_FIT;
             let Some(state) = &there.state else { return };
             let Some(amount) = row.amounts[state.shape as usize] else {
                 return;
             };
             if state.fits(class, amount) {
-                row.costs[slot] = self.rule.cost(&Place {
+                row.guessed[slot] = self.rule.bound(&Place {
                     demand: class,
                     amount,
                     shape: &self.shapes[state.shape as usize],
                     state,
                 });
+                row.guesses += 1;
             }
         };
         match self.slots.changed_since(row.changes) {
-            Some(changed) if changed.len() < slots => changed.iter().for_each(|slot| score(*slot as usize)),
-            _ => (0..slots).for_each(score),
+            Some(changed) if changed.len() < slots => changed.iter().for_each(|slot| look(*slot as usize)),
+            _ => (0..slots).for_each(look),
         }
         row.changes = self.slots.changes();
     }
 
+    /// Replaces guesses by what is right: all if they are few; else the most promising until the best is right, and a few others in turn.
+    fn evaluate(&mut self, number: usize, class: &Demand) {
+        if self.rows[number].guesses <= FEW || !self.rule.is_dear() {
+            self.evaluate_all(number, class);
+            return;
+        }
+        let until = self.rule.work() + WORK;
+        let slots = self.rows[number].guessed.len();
+        let mut best = self.rows[number].exact.iter().copied().min().unwrap_or(NO_FIT);
+        loop {
+            let guessed = &self.rows[number].guessed;
+            let promising = guessed.iter().copied().min().unwrap_or(NO_FIT);
+            if promising == NO_FIT || promising > best || (best != NO_FIT && self.rule.work() >= until) {
+                break;
+            }
+            let Some(slot) = guessed.iter().position(|guess| *guess == promising) else {
+                break;
+            };
+            best = best.min(self.evaluate_one(number, class, slot));
+        }
+        for _ in 0..TURN {
+            let row = &mut self.rows[number];
+            let rest = row.guessed.iter().skip(row.cursor);
+            match rest.enumerate().find(|(_, guess)| **guess != NO_FIT) {
+                Some((ahead, _)) => {
+                    let slot = row.cursor + ahead;
+                    row.cursor = (slot + 1) % slots;
+                    self.evaluate_one(number, class, slot);
+                }
+                None => row.cursor = 0,
+            }
+        }
+    }
+
+    fn evaluate_all(&mut self, number: usize, class: &Demand) {
+        if self.rows[number].guesses == 0 {
+            return;
+        }
+        for slot in 0..self.rows[number].guessed.len() {
+            if self.rows[number].guessed[slot] != NO_FIT {
+                self.evaluate_one(number, class, slot);
+            }
+        }
+    }
+
+    fn evaluate_one(&mut self, number: usize, class: &Demand, slot: usize) -> i64 {
+        let row = &mut self.rows[number];
+        row.guesses -= 1;
+        row.guessed[slot] = NO_FIT;
+        let Some(state) = &self.slots.get(slot).state else {
+            return NO_FIT;
+        };
+        let Some(amount) = row.amounts[state.shape as usize] else {
+            return NO_FIT;
+        };
+        let place = Place {
+            demand: class,
+            amount,
+            shape: &self.shapes[state.shape as usize],
+            state,
+        };
+        row.exact[slot] = self.rule.cost(&place, &mut row.kept[slot]);
+        row.exact[slot]
+    }
+
     /// Of the nodes with memory enough the one with the least cost, of equals the one with the lowest rank.
     fn least(&self, row: usize, demand: &Demand) -> Option<NodeId> {
-        let costs = &self.rows[row].costs;
+        let costs = &self.rows[row].exact;
         let enough = |(_, node): &(u64, u32)| {
             let there = self.nodes[*node as usize].as_ref();
             there.is_some_and(|there| there.free.memory_mib >= demand.memory_mib)
@@ -286,15 +412,5 @@ impl Placer {
         }
         let node = NodeId(u32::try_from(id).ok()?);
         Some(Decision { node, gpus })
-    }
-}
-
-impl Row {
-    /// Costs have changed.
-    fn forget(&mut self) {
-        self.changes = 0;
-        // No slot that is used has version 0.
-        self.versions.clear();
-        self.costs.clear();
     }
 }

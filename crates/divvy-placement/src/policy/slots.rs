@@ -110,4 +110,11 @@ impl Slots {
         let from = changes.checked_sub(self.log_start)?;
         self.log.get(usize::try_from(from).ok()?..)
     }
+
+    /// The states of the nodes, and how many nodes are in each.
+    pub(crate) fn states(&self) -> impl Iterator<Item = (&State, usize)> {
+        self.slots
+            .iter()
+            .filter_map(|slot| Some((slot.state.as_ref()?, slot.nodes.len())))
+    }
 }

@@ -198,6 +198,19 @@ impl State {
         after
     }
 
+    /// With the GPUs in order of what is left, the fullest last.
+    pub(crate) fn sorted(mut self) -> State {
+        // Nearly sorted already.
+        for end in 1..MOST_GPUS {
+            let mut at = end;
+            while at > 0 && self.left[at - 1] < self.left[at] {
+                self.left.swap(at - 1, at);
+                at -= 1;
+            }
+        }
+        self
+    }
+
     /// Amounts left on GPUs that have enough, each once, in order of position.
     pub(crate) fn levels(&self, amount: u32) -> impl Iterator<Item = u32> {
         self.left

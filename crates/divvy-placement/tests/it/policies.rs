@@ -64,6 +64,7 @@ fn event() -> impl Strategy<Value = Event> {
 /// The nodes, by name, beside the placer that is tested.
 struct World {
     placer: Placer,
+    pods_end: bool,
     nodes: Vec<(String, Shape, Free, divvy_placement::policy::NodeId)>,
     pods: Vec<(Demand, Decision)>,
     seen: Mix,
@@ -73,9 +74,13 @@ struct World {
 }
 
 impl World {
-    fn new(policy: Policy) -> World {
+    fn new(policy: Policy, pods_end: bool) -> World {
+        let mut placer = Placer::new(policy);
+        // What is seen of it is history, which the fresh ones have not.
+        placer.say_whether_pods_end(Some(pods_end));
         let mut world = World {
-            placer: Placer::new(policy),
+            placer,
+            pods_end,
             nodes: Vec::new(),
             pods: Vec::new(),
             seen: Mix::new(),
@@ -102,6 +107,7 @@ impl World {
         if backwards {
             nodes.reverse();
         }
+        fresh.say_whether_pods_end(Some(self.pods_end));
         fresh.set_mix(&self.told);
         let mut names = Vec::new();
         for (name, shape, free, _) in nodes {
@@ -115,6 +121,8 @@ impl World {
     fn arrive(&mut self, demand: Demand) {
         self.arrived += 1;
         self.seen.add(&demand);
+        // Prices of places are of the last look at the nodes.
+        self.placer.refresh();
         let found = self.placer.decide(&demand, self.arrived);
         let name = |id| {
             self.nodes
@@ -127,6 +135,7 @@ impl World {
         let found_names = found.map(|decision| (name(decision.node), decision.gpus));
         for backwards in [false, true] {
             let (mut fresh, names) = self.afresh(backwards);
+            fresh.refresh();
             let expected = fresh.decide(&demand, self.arrived);
             let expected = expected.map(|decision| (names[decision.node.index()].clone(), decision.gpus));
             assert_eq!(found_names, expected, "{demand:?}, nodes backwards: {backwards}");
@@ -188,16 +197,17 @@ proptest! {
     #[test]
     fn decisions_fit_and_are_functions_of_what_is_so(
         policy in (0..Policy::ALL.len()).prop_map(|at| Policy::ALL[at]),
+        pods_end: bool,
         events in proptest::collection::vec(event(), 1..60),
     ) {
-        let mut world = World::new(policy);
+        let mut world = World::new(policy, pods_end);
         events.into_iter().for_each(|event| world.play(event));
     }
 
     /// What a pod took is all there again when it has ended.
     #[test]
     fn pods_that_end_leave_nothing_behind(demands in proptest::collection::vec(demand(), 1..30)) {
-        let mut world = World::new(Policy::BestFit);
+        let mut world = World::new(Policy::BestFit, true);
         demands.into_iter().for_each(|demand| world.arrive(demand));
         while !world.pods.is_empty() {
             world.end(0);
@@ -267,4 +277,71 @@ fn a_policy_is_found_by_the_name_that_it_has() {
         error.starts_with("there is no policy \"fdg\"; the policies are random, best-fit,"),
         "{error}"
     );
+}
+
+#[test]
+fn with_no_history_divvy_fills_one_node_before_it_opens_another() {
+    let shape = shapes()[1];
+    let mut placer = Placer::new(Policy::Divvy);
+    for node in 0..6 {
+        placer.add(shape, shape.empty(), rank(&format!("node-{node}")));
+    }
+    let mut used = std::collections::BTreeSet::new();
+    for pod in 0..8 {
+        let demand = share(1000);
+        let decision = placer.decide(&demand, pod).expect("fits");
+        assert!(placer.take(&demand, decision));
+        used.insert(decision.node);
+    }
+    assert_eq!(used.len(), 1, "eight pods with one GPU each are on one node with eight");
+}
+
+#[test]
+fn divvy_keeps_scarce_products_for_those_that_name_them() {
+    let [t4, a100, _] = shapes()[..] else { panic!("three shapes") };
+    let mut placer = Placer::new(Policy::Divvy);
+    let scarce = placer.add(t4, t4.empty(), 0);
+    for node in 0..4 {
+        placer.add(a100, a100.empty(), 1 + node);
+    }
+    let picky = Demand {
+        models: ModelSet::NONE.with(t4.model),
+        ..share(1000)
+    };
+    for pod in 0..10 {
+        for demand in [picky, share(1000)] {
+            placer.arrived(&demand);
+            let decision = placer.decide(&demand, pod);
+            if let Some(decision) = decision.filter(|_| demand == share(1000)) {
+                assert_ne!(decision.node, scarce, "anybody else goes elsewhere while there is room");
+                assert!(placer.take(&demand, decision));
+            }
+        }
+    }
+}
+
+#[test]
+fn a_decision_does_not_hang_on_how_it_came_about_when_pods_end() {
+    // The same pods on the same nodes, once after others that have ended.
+    let shape = shapes()[1];
+    let ask = share(400);
+    let place = |placer: &mut Placer| {
+        let decision = placer.decide(&ask, 0).expect("fits");
+        assert!(placer.take(&ask, decision));
+        decision
+    };
+    for policy in Policy::ALL.into_iter().filter(|policy| *policy != Policy::Divvy) {
+        let mut placers = [Placer::new(policy), Placer::new(policy)];
+        for placer in &mut placers {
+            (0..4).for_each(|node| {
+                placer.add(shape, shape.empty(), node);
+            });
+        }
+        let gone: Vec<_> = (0..10).map(|_| place(&mut placers[0])).collect();
+        gone.iter().for_each(|decision| placers[0].give_back(&ask, *decision));
+        let [first, second] = &mut placers;
+        for _ in 0..20 {
+            assert_eq!(place(first), place(second), "{policy}");
+        }
+    }
 }

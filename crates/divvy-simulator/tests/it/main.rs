@@ -1,4 +1,5 @@
 //! The simulator on traces, from outside.
 
 mod bad_input;
+mod completions;
 mod openb;

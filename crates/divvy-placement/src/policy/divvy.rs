@@ -1,0 +1,344 @@
+//! Divvy's own policy: expected stranding, scarcity and slot pressure (docs/placement.md; research/placement.md, "ES").
+//!
+//! A place costs what a pod there would do to the node: how much more GPU is stranded when the usual pods come after it ([`sequences`]),
+//! what the GPU's product is worth to those who can use no other ([`mixture::scarcity`]), and which places for large or choosy pods it takes
+//! away ([`pressure`]). All in millionths of a thousandth of a GPU; compared in steps of ten thousandths.
+
+mod mixture;
+mod pressure;
+mod sequences;
+mod turnover;
+mod waste;
+
+use std::collections::HashMap;
+use std::hash::BuildHasherDefault;
+
+use super::hash::Mixer;
+use super::rule::{Kept, Place, Rule};
+use super::state::State;
+use super::{Demand, Mix, Shape};
+use mixture::Mixture;
+use pressure::{MICRO, Pressure, Rise};
+use sequences::{Draw, SEQUENCES, Sequences};
+use turnover::Turnover;
+use waste::Waste;
+
+/// Costs are compared in steps of this.
+const STEP: i64 = 10 * MICRO;
+
+#[derive(Debug)]
+pub(crate) struct Divvy {
+    mixture: Mixture,
+    classes: Vec<(Demand, u64)>,
+    draw: Option<Draw>,
+    /// The shapes and how many nodes have each.
+    shapes: Vec<(Shape, u64)>,
+    /// By number of the shape: which of `sequences` is its own.
+    sequence_of: Vec<usize>,
+    sequences: Vec<Sequences>,
+    /// By number of the shape; only while pods end.
+    waste: Vec<Waste>,
+    turnover: Turnover,
+    scarcity: Vec<i64>,
+    pressure: Pressure,
+    states: Known,
+    /// Arrivals until the prices of places are looked at again.
+    until_refresh: u64,
+    nodes: u64,
+    idle_milli: u64,
+    /// Scarcity and pressure are to be made anew.
+    reprice: bool,
+    /// Rises when all costs have changed.
+    epoch: u32,
+    /// Rises when states have other numbers.
+    generation: u32,
+    /// States that were evaluated.
+    work: u64,
+}
+
+/// What is known of states, by number.
+#[derive(Debug, Default)]
+struct Known {
+    numbers: HashMap<State, u32, BuildHasherDefault<Mixer>>,
+    states: Vec<Worth>,
+}
+
+#[derive(Debug)]
+struct Worth {
+    state: State,
+    /// What stays of it whatever the prices, in millionths of a thousandth of a GPU.
+    idle: i64,
+    /// What its places are worth, and in which epoch they were.
+    places: i64,
+    epoch: u32,
+}
+
+/// States that are remembered.
+const MOST_STATES: usize = 1 << 20;
+
+impl Divvy {
+    pub(crate) fn new() -> Divvy {
+        Divvy {
+            mixture: Mixture::default(),
+            classes: Vec::new(),
+            draw: None,
+            shapes: Vec::new(),
+            sequence_of: Vec::new(),
+            sequences: Vec::new(),
+            waste: Vec::new(),
+            turnover: Turnover::default(),
+            scarcity: Vec::new(),
+            pressure: Pressure::default(),
+            states: Known::default(),
+            until_refresh: 0,
+            nodes: 0,
+            idle_milli: 0,
+            reprice: true,
+            epoch: 1,
+            generation: 1,
+            work: 0,
+        }
+    }
+
+    /// From now on the mix is as it was learnt to be.
+    fn fit(&mut self) {
+        self.classes = self.mixture.fit();
+        // A pod without GPU strands GPU only by its CPU; at half its frequency the sequences foresee best (research/placement.md section 5).
+        let weights: Vec<u64> = self
+            .classes
+            .iter()
+            .map(|(class, weight)| if class.gpus == 0 { *weight } else { 2 * *weight })
+            .collect();
+        self.draw = (!weights.is_empty()).then(|| Draw::new(&weights));
+        self.sequences.clear();
+        self.sequence_of.clear();
+        self.waste.clear();
+        for number in 0..self.shapes.len() {
+            self.add_sequences(number);
+        }
+        self.forget_states();
+        self.inventory_changed();
+    }
+
+    /// Scarcity and pressure hang on what there is.
+    fn inventory_changed(&mut self) {
+        (self.reprice, self.until_refresh) = (true, 0);
+    }
+
+    fn add_sequences(&mut self, number: usize) {
+        let Some(draw) = &self.draw else { return };
+        let (shape, _) = self.shapes[number];
+        if self.turnover.pods_end() {
+            self.waste.push(Waste::new(&self.classes, &shape));
+        }
+        let like = |other: &(Shape, u64)| Sequences::same(&other.0, &shape);
+        let own = match self.shapes[..number].iter().position(like) {
+            Some(same) => self.sequence_of[same],
+            None => {
+                let classes: Vec<Demand> = self.classes.iter().map(|(class, _)| *class).collect();
+                self.sequences.push(Sequences::new(draw, &classes, &shape));
+                self.sequences.len() - 1
+            }
+        };
+        self.sequence_of.push(own);
+    }
+
+    fn forget_states(&mut self) {
+        self.states.numbers.clear();
+        self.states.states.clear();
+        self.generation += 1;
+        self.epoch += 1;
+    }
+
+    /// The number of a state, of which then all is known that does not hang on prices.
+    fn know(&mut self, state: &State) -> u32 {
+        if let Some(number) = self.states.numbers.get(state) {
+            return *number;
+        }
+        self.work += 1;
+        let (shape, _) = &self.shapes[state.shape as usize];
+        let milli = match self.sequence_of.get(state.shape as usize) {
+            Some(own) => self.sequences[*own].stranded(state),
+            None => state.total() * SEQUENCES as u64 * 1000 / u64::from(shape.gpu_size.max(1)),
+        };
+        let stranded = i64::try_from(milli)
+            .unwrap_or(i64::MAX)
+            .saturating_mul(MICRO / SEQUENCES as i64);
+        let idle = match self.waste.get(state.shape as usize) {
+            Some(waste) => stranded * 3 / 10 + waste.amount(state, shape),
+            None => stranded,
+        };
+        let number = u32::try_from(self.states.states.len()).unwrap_or(u32::MAX);
+        self.states.numbers.insert(*state, number);
+        self.states.states.push(Worth {
+            state: *state,
+            idle,
+            places: 0,
+            epoch: 0,
+        });
+        number
+    }
+
+    /// What a state costs: the less stranded and the more places, the better.
+    fn cost_of(&mut self, number: u32) -> i64 {
+        let known = &mut self.states.states[number as usize];
+        if known.epoch != self.epoch {
+            let (shape, _) = &self.shapes[known.state.shape as usize];
+            known.places = self.pressure.worth(&known.state, shape);
+            known.epoch = self.epoch;
+        }
+        let places = if self.turnover.pods_end() {
+            known.places
+        } else {
+            known.places / 2
+        };
+        known.idle - places
+    }
+
+    fn candidate(&mut self, place: &Place<'_>, level: Option<u32>) -> u32 {
+        let after = place.state.after(place.demand, place.amount, level).sorted();
+        self.know(&after)
+    }
+
+    fn price(&self, place: &Place<'_>) -> i64 {
+        let price = self.scarcity.get(place.number()).copied().unwrap_or(0);
+        price / 2 * i64::try_from(place.demand.milli(place.shape)).unwrap_or(i64::MAX)
+    }
+}
+
+impl Rule for Divvy {
+    fn set_mix(&mut self, mix: &Mix, _shapes: &[Shape]) {
+        self.mixture.set(mix);
+        self.fit();
+    }
+
+    fn taken(&mut self, milli: u64) {
+        if self.turnover.taken(milli) {
+            self.fit();
+        }
+    }
+
+    fn say_whether_pods_end(&mut self, said: Option<bool>) {
+        self.turnover.said = said;
+        self.fit();
+    }
+
+    fn given_back(&mut self, milli: u64) {
+        self.turnover.given_back(milli);
+    }
+
+    fn add_shape(&mut self, shape: &Shape) {
+        self.shapes.push((*shape, 0));
+        self.add_sequences(self.shapes.len() - 1);
+    }
+
+    fn joined(&mut self, shape: usize) {
+        self.shapes[shape].1 += 1;
+        self.nodes += 1;
+        self.turnover.capacity_milli += 1000 * u64::from(self.shapes[shape].0.gpus);
+        self.inventory_changed();
+    }
+
+    fn left(&mut self, shape: usize) {
+        self.shapes[shape].1 = self.shapes[shape].1.saturating_sub(1);
+        self.nodes = self.nodes.saturating_sub(1);
+        let gone = 1000 * u64::from(self.shapes[shape].0.gpus);
+        self.turnover.capacity_milli = self.turnover.capacity_milli.saturating_sub(gone);
+        self.inventory_changed();
+    }
+
+    fn arrived(&mut self, class: &Demand) {
+        if self.mixture.add(class) {
+            self.fit();
+        }
+        self.until_refresh = self.until_refresh.saturating_sub(1);
+    }
+
+    fn wants_states(&self) -> bool {
+        self.until_refresh == 0
+    }
+
+    fn states(&mut self, states: &mut dyn Iterator<Item = (&State, usize)>) {
+        if self.reprice {
+            self.scarcity = mixture::scarcity(&self.classes, &self.shapes);
+            self.pressure = Pressure::new(&self.classes, &self.shapes);
+            self.reprice = false;
+        }
+        let states: Vec<(&State, usize)> = states.collect();
+        let milli = |(state, nodes): &(&State, usize)| {
+            let (shape, _) = &self.shapes[state.shape as usize];
+            state.total() * 1000 / u64::from(shape.gpu_size.max(1)) * *nodes as u64
+        };
+        let rise = if self.turnover.pods_end() {
+            Rise::Linear
+        } else {
+            Rise::Square
+        };
+        self.idle_milli = states.iter().map(milli).sum();
+        self.pressure
+            .refresh(self.idle_milli, rise, &self.shapes, states.iter().copied());
+        self.until_refresh = (self.nodes / 4).max(16);
+        self.epoch += 1;
+        if self.states.states.len() > MOST_STATES {
+            self.forget_states();
+        }
+    }
+
+    fn epoch(&self) -> u32 {
+        self.epoch
+    }
+
+    fn cost(&mut self, place: &Place<'_>, kept: &mut Kept) -> i64 {
+        if kept.generation != self.generation {
+            *kept = Kept {
+                generation: self.generation,
+                before: self.know(place.state),
+                ..Kept::default()
+            };
+            if place.takes_part() {
+                for level in place.state.levels(place.amount).take(Kept::MOST) {
+                    kept.after[usize::from(kept.count)] = self.candidate(place, Some(level));
+                    kept.count += 1;
+                }
+            } else {
+                kept.after[0] = self.candidate(place, None);
+                kept.count = 1;
+            }
+        }
+        let candidates = kept.after[..usize::from(kept.count)].iter();
+        let least = candidates.map(|after| self.cost_of(*after)).min().unwrap_or(0);
+        step(least - self.cost_of(kept.before) + self.price(place))
+    }
+
+    fn is_dear(&self) -> bool {
+        true
+    }
+
+    fn bound(&mut self, place: &Place<'_>) -> i64 {
+        // At best no GPU is idle in vain any more, and no place of worth is lost.
+        let before = self.know(place.state);
+        step(self.price(place) - self.states.states[before as usize].idle)
+    }
+
+    fn work(&self) -> u64 {
+        self.work
+    }
+
+    fn level(&mut self, place: &Place<'_>) -> Option<u32> {
+        let mut best: Option<(i64, u32)> = None;
+        for level in place.state.levels(place.amount).take(Kept::MOST) {
+            let after = self.candidate(place, Some(level));
+            let cost = self.cost_of(after);
+            // The fullest GPU comes last, and wins of equals.
+            if best.is_none_or(|(least, _)| cost <= least) {
+                best = Some((cost, level));
+            }
+        }
+        best.map(|(_, level)| level)
+    }
+}
+
+/// In whole steps, rounded up.
+fn step(cost: i64) -> i64 {
+    cost.saturating_add(STEP - 1).div_euclid(STEP)
+}

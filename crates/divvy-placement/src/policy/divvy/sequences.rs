@@ -1,0 +1,317 @@
+//! Expected stranding: what becomes of a node's free GPU when the pods that are usually asked for come to it, one after another.
+//!
+//! The pods come from a mix, in 64 fixed sequences that are the same for all nodes (common random numbers). At each step the 64 pods are
+//! quantiles of the mix (stratified), so 64 sequences are worth many more that were drawn independently, and another mix moves few of them.
+
+use wide::i16x16;
+
+use super::super::hash::mix as scramble;
+use super::super::state::State;
+use super::super::{Demand, MOST_GPUS, Shape};
+
+/// Sequences; a power of two.
+pub(crate) const SEQUENCES: usize = 64;
+/// Pods in each: at most 64, as sets of steps are bits of a word.
+const STEPS: usize = 60;
+
+/// Which class of a mix comes at which step of which sequence.
+#[derive(Debug, Clone)]
+pub(crate) struct Draw {
+    /// By step, then sequence: number of the class.
+    classes: Vec<[u16; SEQUENCES]>,
+}
+
+impl Draw {
+    /// Draws from classes with these weights; not from none.
+    pub(crate) fn new(weights: &[u64]) -> Draw {
+        let mut upto = Vec::with_capacity(weights.len());
+        let mut total: u128 = 0;
+        for weight in weights {
+            total += u128::from(*weight);
+            upto.push(total);
+        }
+        let step = |step: usize| {
+            let mut quantiles: [usize; SEQUENCES] = std::array::from_fn(|at| at);
+            let mut seed = scramble(step as u64 + 1);
+            for last in (1..SEQUENCES).rev() {
+                seed = scramble(seed.wrapping_add(0x9e37_79b9_7f4a_7c15));
+                quantiles.swap(last, (seed % (last as u64 + 1)) as usize);
+            }
+            let within = u128::from(scramble(seed.wrapping_add(0x9e37_79b9_7f4a_7c15)) >> 32);
+            quantiles.map(|quantile| {
+                // (quantile + within / 2^32) / 64 of the total.
+                let point = ((((quantile as u128) << 32) | within) * total) >> 38;
+                let class = upto
+                    .partition_point(|upto| *upto <= point)
+                    .min(weights.len().saturating_sub(1));
+                u16::try_from(class).unwrap_or(u16::MAX)
+            })
+        };
+        Draw {
+            classes: (0..STEPS).map(step).collect(),
+        }
+    }
+}
+
+/// Sequences that are played side by side.
+const LANES: usize = 16;
+const BLOCKS: usize = SEQUENCES / LANES;
+type Lanes = i16x16;
+
+/// More than any node or GPU has.
+const NEVER: i16 = i16::MAX;
+/// What a GPU counts here at most; divisible by most parts into which people cut a GPU.
+const FINEST: u32 = 25_200;
+
+/// A pod that wants several GPUs.
+#[derive(Debug, Clone, Copy)]
+struct Several {
+    lane: usize,
+    cpu: i16,
+    amount: i16,
+    gpus: usize,
+}
+
+/// One step of [`LANES`] sequences.
+#[derive(Debug, Clone, Default)]
+struct Step {
+    cpus: Lanes,
+    /// [`NEVER`] for pods that want several GPUs or may not use these; nothing for pods that want none.
+    amounts: Lanes,
+    several: Vec<Several>,
+}
+
+/// The sequences as nodes of one shape see them, in whole numbers that are small enough for many to be handled at once.
+#[derive(Debug, Clone)]
+pub(crate) struct Sequences {
+    /// By block of lanes.
+    steps: [Vec<Step>; BLOCKS],
+    /// Below these no pod gets a GPU.
+    least_cpu: i16,
+    least_amount: i16,
+    /// Thousandths of a core in one step of CPU.
+    cpu_unit: u32,
+    /// What one GPU counts in the ledger, and here.
+    size: u32,
+    scaled_size: u32,
+}
+
+impl Sequences {
+    /// As nodes of this shape see them.
+    pub(crate) fn new(draw: &Draw, classes: &[Demand], shape: &Shape) -> Sequences {
+        let mut sequences = Sequences {
+            steps: std::array::from_fn(|_| vec![Step::default(); STEPS]),
+            least_cpu: NEVER,
+            least_amount: NEVER,
+            cpu_unit: shape.cpu_milli.div_ceil(NEVER as u32 - 1).next_power_of_two(),
+            size: shape.gpu_size.max(1),
+            scaled_size: shape.gpu_size.clamp(1, FINEST),
+        };
+        for (number, drawn) in draw.classes.iter().enumerate() {
+            for (sequence, class) in drawn.iter().enumerate() {
+                if let Some(demand) = classes.get(usize::from(*class)) {
+                    sequences.enter(number, sequence, demand, shape);
+                }
+            }
+        }
+        sequences
+    }
+
+    /// Whether nodes of both shapes see the same.
+    pub(crate) fn same(one: &Shape, other: &Shape) -> bool {
+        let unit = |shape: &Shape| shape.cpu_milli.div_ceil(NEVER as u32 - 1).next_power_of_two();
+        (one.model, one.gpu_size, unit(one)) == (other.model, other.gpu_size, unit(other))
+    }
+
+    fn enter(&mut self, number: usize, sequence: usize, demand: &Demand, shape: &Shape) {
+        let (block, lane) = (sequence / LANES, sequence % LANES);
+        // A node has less than NEVER, so what is more never fits, whatever it is.
+        let cpu = i16::try_from(demand.cpu_milli.div_ceil(self.cpu_unit)).unwrap_or(NEVER);
+        let amount = demand.amount(shape).map(|amount| self.scaled(amount));
+        if let Some(amount) = amount.filter(|_| demand.gpus > 0) {
+            self.least_cpu = self.least_cpu.min(cpu);
+            self.least_amount = self.least_amount.min(amount);
+        }
+        let step = &mut self.steps[block][number];
+        step.cpus.as_mut_array()[lane] = cpu;
+        step.amounts.as_mut_array()[lane] = match amount {
+            None => NEVER,
+            Some(_) if demand.gpus == 0 => 0,
+            Some(amount) if demand.gpus == 1 => amount,
+            Some(amount) => {
+                let gpus = usize::from(demand.gpus);
+                step.several.push(Several { lane, cpu, amount, gpus });
+                NEVER
+            }
+        };
+    }
+
+    /// Something is never scaled to nothing.
+    fn scaled(&self, amount: u32) -> i16 {
+        let scaled = u64::from(amount) * u64::from(self.scaled_size) / u64::from(self.size);
+        let scaled = i16::try_from(scaled).unwrap_or(NEVER - 1);
+        scaled.max(i16::from(amount > 0))
+    }
+
+    /// Sum over the sequences of the thousandths of GPUs that are left in the end.
+    pub(crate) fn stranded(&self, state: &State) -> u64 {
+        let mut left = [0; MOST_GPUS];
+        let mut count = 0;
+        for amount in state.left.iter().filter(|left| **left > 0) {
+            left[count] = self.scaled(*amount);
+            count += 1;
+        }
+        let cpu = i16::try_from(state.cpu_milli / self.cpu_unit)
+            .unwrap_or(NEVER - 1)
+            .min(NEVER - 1);
+        let sum: u64 = (0..BLOCKS)
+            .map(|block| match count {
+                0 => 0,
+                1 => self.offer::<1>(block, cpu, &left),
+                2 => self.offer::<2>(block, cpu, &left),
+                3 | 4 => self.offer::<4>(block, cpu, &left),
+                5..=8 => self.offer::<8>(block, cpu, &left),
+                _ => self.offer::<MOST_GPUS>(block, cpu, &left),
+            })
+            .sum();
+        sum * 1000 / u64::from(self.scaled_size)
+    }
+
+    /// Offers a block of sequences to a node with so many GPUs. What is left of them in the end, in all lanes together.
+    fn offer<const GPUS: usize>(&self, block: usize, cpu: i16, left: &[i16; MOST_GPUS]) -> u64 {
+        let never = Lanes::splat(NEVER);
+        let mut cpu = Lanes::splat(cpu);
+        let mut left: [Lanes; GPUS] = std::array::from_fn(|gpu| Lanes::splat(left[gpu]));
+        for (number, step) in self.steps[block].iter().enumerate() {
+            // The GPU with the least left that is enough.
+            let mut best = never;
+            for gpu in &left {
+                // What is left, or NEVER where it is not enough: all amounts are below that in each bit.
+                best = best.min(*gpu | (gpu.simd_lt(step.amounts) & never));
+            }
+            // All bits where the pod is placed and its GPU not found yet.
+            let mut open = !(best.simd_eq(never) | cpu.simd_lt(step.cpus));
+            cpu -= step.cpus & open;
+            for gpu in &mut left {
+                let here = gpu.simd_eq(best) & open;
+                *gpu -= step.amounts & here;
+                open &= !here;
+            }
+            for several in &step.several {
+                several.take(cpu.as_mut_array(), &mut left);
+            }
+            if number % 4 == 3 && !self.goes_on(cpu, &left) {
+                break;
+            }
+        }
+        let lanes = left.iter().flat_map(|gpu| gpu.to_array());
+        lanes.map(|left| u64::try_from(left).unwrap_or(0)).sum()
+    }
+
+    /// Whether any pod could still get a GPU.
+    fn goes_on<const GPUS: usize>(&self, cpu: Lanes, left: &[Lanes; GPUS]) -> bool {
+        let most = left.iter().fold(Lanes::splat(0), |most, gpu| most.max(*gpu));
+        let ended = cpu.simd_lt(Lanes::splat(self.least_cpu)) | most.simd_lt(Lanes::splat(self.least_amount));
+        !ended.all()
+    }
+}
+
+impl Several {
+    /// From the GPUs with the least left that is enough, if there are as many.
+    fn take<const GPUS: usize>(&self, cpu: &mut [i16; LANES], left: &mut [Lanes; GPUS]) {
+        let lane = |gpu: &Lanes| gpu.as_array()[self.lane];
+        let enough = left.iter().filter(|gpu| lane(gpu) >= self.amount).count();
+        if cpu[self.lane] < self.cpu || enough < self.gpus {
+            return;
+        }
+        cpu[self.lane] -= self.cpu;
+        let mut taken = [false; GPUS];
+        for _ in 0..self.gpus {
+            let fitting = left.iter().map(lane).enumerate();
+            let fitting = fitting.filter(|(gpu, left)| *left >= self.amount && !taken[*gpu]);
+            if let Some((gpu, _)) = fitting.min_by_key(|(_, left)| *left) {
+                left[gpu].as_mut_array()[self.lane] -= self.amount;
+                taken[gpu] = true;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::super::{Mix, ModelSet, Models, Share};
+    use super::*;
+    use proptest::prelude::*;
+
+    fn demand(cores: u32, gpus: u8, milli: u16) -> Demand {
+        Demand {
+            cpu_milli: cores * 1000,
+            memory_mib: 0,
+            gpus,
+            share: Share::Milli(milli),
+            models: ModelSet::ANY,
+        }
+    }
+
+    fn shape() -> Shape {
+        Shape {
+            model: Models::default().number("T4").expect("a number"),
+            gpus: 8,
+            gpu_size: 1000,
+            cpu_milli: 64_000,
+            memory_mib: 0,
+        }
+    }
+
+    /// As the words above say it, step by step.
+    fn naive(draw: &Draw, classes: &[Demand], state: &State) -> u64 {
+        let mut sum = 0;
+        for sequence in 0..SEQUENCES {
+            let mut state = *state;
+            for step in &draw.classes {
+                let demand = &classes[usize::from(step[sequence])];
+                let some_gpu = state.left.iter().any(|left| *left > 0);
+                if let Some(amount) = demand
+                    .amount(&shape())
+                    .filter(|amount| some_gpu && state.fits(demand, *amount))
+                {
+                    state = state.after(demand, amount, None);
+                }
+            }
+            sum += state.total();
+        }
+        sum
+    }
+
+    proptest! {
+        #[test]
+        fn lanes_and_words_agree(
+            classes in proptest::collection::vec((0_u32..12, 0_u8..4, 1_u16..=10, 1_u64..50), 1..8),
+            cores in 0_u32..64,
+            left in proptest::collection::vec(prop_oneof![Just(1000_u32), 0..1000_u32], 0..8),
+        ) {
+            let mut mix = Mix::new();
+            for (cores, gpus, tenths, count) in classes {
+                let milli = if gpus == 0 { 0 } else { tenths * 100 };
+                (0..count).for_each(|_| mix.add(&demand(cores, gpus, milli)));
+            }
+            let (classes, weights): (Vec<Demand>, Vec<u64>) = mix.classes().unzip();
+            let mut state = shape().empty().state(0, Default::default());
+            state.cpu_milli = cores * 1000;
+            state.left = [0; MOST_GPUS];
+            state.left[..left.len()].copy_from_slice(&left);
+            let draw = Draw::new(&weights);
+            let sequences = Sequences::new(&draw, &classes, &shape());
+            prop_assert_eq!(sequences.stranded(&state), naive(&draw, &classes, &state));
+        }
+    }
+
+    #[test]
+    fn each_step_draws_every_class_as_often_as_it_is_asked_for() {
+        let draw = Draw::new(&[1, 2, 1]);
+        for step in &draw.classes {
+            let count = |class: u16| step.iter().filter(|drawn| **drawn == class).count();
+            assert_eq!([count(0), count(1), count(2)], [16, 32, 16]);
+        }
+    }
+}

@@ -1,0 +1,46 @@
+//! With pods that end, a node's room is used again and again: then what cannot be used now counts beside what will be stranded. FGD's
+//! fragments, and the GPU beyond the places that pods of each class would find (research/fgd.md section 3, F and U).
+
+use super::super::fragments::Fragments;
+use super::super::state::State;
+use super::super::{Demand, Mix, Shape};
+use super::pressure::{MICRO, places};
+
+/// For nodes of one shape.
+#[derive(Debug, Clone)]
+pub(crate) struct Waste {
+    fragments: Fragments,
+    /// Pods with GPUs: the class, what it takes of a GPU, its weight.
+    classes: Vec<(Demand, u32, i64)>,
+    /// Weight of classes that may not be here, or have no GPU.
+    pods_elsewhere: i64,
+}
+
+impl Waste {
+    pub(crate) fn new(classes: &[(Demand, u64)], shape: &Shape) -> Waste {
+        let mix: Mix = classes.iter().copied().collect();
+        let weigh = |weight: u64| i64::try_from(weight).unwrap_or(i64::MAX);
+        let with_gpu = || classes.iter().filter(|(class, _)| class.gpus > 0);
+        let here = |(class, weight): &(Demand, u64)| Some((*class, class.amount(shape)?, weigh(*weight)));
+        let elsewhere = with_gpu().filter(|(class, _)| class.amount(shape).is_none());
+        Waste {
+            fragments: Fragments::of(&mix, shape),
+            classes: with_gpu().filter_map(here).collect(),
+            pods_elsewhere: elsewhere.map(|(_, weight)| weigh(*weight)).sum(),
+        }
+    }
+
+    /// In millionths of a thousandth of a GPU: the fragments, and a tenth of what finds no place.
+    pub(crate) fn amount(&self, state: &State, shape: &Shape) -> i64 {
+        let pods = i128::from(self.fragments.pods().max(1));
+        let total = i64::try_from(state.total()).unwrap_or(i64::MAX);
+        let mut unplaced = total * self.pods_elsewhere;
+        for (class, amount, weight) in &self.classes {
+            let placed = i64::from(places(class, *amount, state, shape)) * i64::from(*amount) * i64::from(class.gpus);
+            unplaced += weight * (total - placed);
+        }
+        let both = i128::from(self.fragments.amount(state)) + i128::from(unplaced) / 10;
+        let milli = both * i128::from(MICRO) * 1000 / (pods * i128::from(shape.gpu_size.max(1)));
+        i64::try_from(milli).unwrap_or(i64::MAX)
+    }
+}
