@@ -1,0 +1,156 @@
+//! The versions of the standard, and which of them a spec needs.
+
+use std::fmt;
+
+use super::{Edits, Spec};
+
+/// A released version in which a spec can be written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Version {
+    /// The first that readers take.
+    V0_3_0,
+    /// Types of mounts.
+    V0_4_0,
+    /// Paths of device nodes on the host; names of devices that begin with a digit.
+    V0_5_0,
+    /// Annotations; dots in the class.
+    V0_6_0,
+    /// Groups; Intel's resource director.
+    V0_7_0,
+    /// No change of the format.
+    V0_8_0,
+    /// No change of the format.
+    V1_0_0,
+    /// Network interfaces; schemata and monitoring of the resource director.
+    V1_1_0,
+}
+
+/// What makes a version necessary.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Need {
+    /// The first version that has it.
+    pub version: Version,
+    /// Where it is: `devices[0].name`.
+    pub field: String,
+    /// What it is.
+    pub what: &'static str,
+}
+
+impl Version {
+    /// All, oldest first.
+    pub const ALL: [Version; 8] = [
+        Version::V0_3_0,
+        Version::V0_4_0,
+        Version::V0_5_0,
+        Version::V0_6_0,
+        Version::V0_7_0,
+        Version::V0_8_0,
+        Version::V1_0_0,
+        Version::V1_1_0,
+    ];
+
+    /// As it is written.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Version::V0_3_0 => "0.3.0",
+            Version::V0_4_0 => "0.4.0",
+            Version::V0_5_0 => "0.5.0",
+            Version::V0_6_0 => "0.6.0",
+            Version::V0_7_0 => "0.7.0",
+            Version::V0_8_0 => "0.8.0",
+            Version::V1_0_0 => "1.0.0",
+            Version::V1_1_0 => "1.1.0",
+        }
+    }
+
+    /// Reads `0.5.0` or `v0.5.0`. 0.1.0 and 0.2.0 were released too, and no reader takes a spec in them.
+    pub fn parse(text: &str) -> Option<Version> {
+        let text = text.strip_prefix('v').unwrap_or(text);
+        Version::ALL.into_iter().find(|version| version.as_str() == text)
+    }
+
+    /// Whether a text is a version after all that are known here.
+    pub fn is_to_come(text: &str) -> bool {
+        let mut parts = text.split('.').map(|part| part.parse::<u32>().ok());
+        let mut next = || parts.next().flatten();
+        let numbers = (next(), next(), next());
+        numbers.2.is_some() && numbers > (Some(1), Some(1), Some(0))
+    }
+
+    /// The least version that has everything a spec uses. Older readers refuse newer versions, so a spec is written in this one.
+    pub fn least_for(spec: &Spec) -> Version {
+        needs(spec)
+            .into_iter()
+            .map(|need| need.version)
+            .max()
+            .unwrap_or(Version::V0_3_0)
+    }
+}
+
+impl fmt::Display for Version {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+/// Everything in a spec that its first version had not.
+pub(super) fn needs(spec: &Spec) -> Vec<Need> {
+    let mut needs = Vec::new();
+    let mut need = |version, field: String, what| needs.push(Need { version, field, what });
+    if spec.kind.split_once('/').is_some_and(|(_, class)| class.contains('.')) {
+        need(Version::V0_6_0, "kind".to_owned(), "a dot in the class");
+    }
+    if !spec.annotations.is_empty() {
+        need(Version::V0_6_0, "annotations".to_owned(), "annotations");
+    }
+    for (i, device) in spec.devices.iter().enumerate() {
+        if device.name.starts_with(|c: char| c.is_ascii_digit()) {
+            need(
+                Version::V0_5_0,
+                format!("devices[{i}].name"),
+                "a device name that begins with a digit",
+            );
+        }
+        if !device.annotations.is_empty() {
+            need(Version::V0_6_0, format!("devices[{i}].annotations"), "annotations");
+        }
+    }
+    for (field, edits) in spec.all_edits() {
+        of_edits(edits, &field, &mut need);
+    }
+    needs
+}
+
+fn of_edits(edits: &Edits, field: &str, need: &mut impl FnMut(Version, String, &'static str)) {
+    let filled = |text: &Option<String>| text.as_ref().is_some_and(|text| !text.is_empty());
+    for (i, mount) in edits.mounts.iter().enumerate() {
+        if filled(&mount.kind) {
+            need(Version::V0_4_0, format!("{field}.mounts[{i}].type"), "a type of a mount");
+        }
+    }
+    for (i, node) in edits.device_nodes.iter().enumerate() {
+        if filled(&node.host_path) {
+            let field = format!("{field}.deviceNodes[{i}].hostPath");
+            need(Version::V0_5_0, field, "a path on the host of a device node");
+        }
+    }
+    if !edits.additional_gids.is_empty() {
+        need(Version::V0_7_0, format!("{field}.additionalGids"), "additional groups");
+    }
+    if !edits.net_devices.is_empty() {
+        need(Version::V1_1_0, format!("{field}.netDevices"), "network interfaces");
+    }
+    if let Some(rdt) = &edits.intel_rdt {
+        need(
+            Version::V0_7_0,
+            format!("{field}.intelRdt"),
+            "settings of the resource director",
+        );
+        if rdt.schemata.is_some() {
+            need(Version::V1_1_0, format!("{field}.intelRdt.schemata"), "schemata");
+        }
+        if rdt.enable_monitoring == Some(true) {
+            need(Version::V1_1_0, format!("{field}.intelRdt.enableMonitoring"), "monitoring");
+        }
+    }
+}

@@ -1,0 +1,8 @@
+//! CDI specs from outside, and specs that are made from machines which exist as values.
+
+mod documents;
+mod generated;
+mod ldcache;
+mod machine;
+mod properties;
+mod registry;
