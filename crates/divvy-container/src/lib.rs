@@ -5,3 +5,4 @@
 #![forbid(unsafe_code)]
 
 pub mod cdi;
+pub mod runtime;

@@ -1,5 +1,6 @@
-//! CDI specs from outside, and specs that are made from machines which exist as values.
+//! CDI specs from outside, specs that are made from machines which exist as values, and what a container's configuration becomes.
 
+mod bundle;
 mod documents;
 mod generated;
 mod ldcache;

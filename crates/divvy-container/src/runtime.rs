@@ -1,0 +1,15 @@
+//! What an OCI runtime that stands in front of runc or crun decides: which of its calls create a container, what that container asks for,
+//! and what its `config.json` becomes.
+//!
+//! - [`call`]: the command line as runc and crun read it
+//! - [`settings`]: NVIDIA's `config.toml`, read unchanged
+//! - [`request`]: which devices a container asks for, by annotation, mount or environment
+//! - [`bundle`]: a `config.json` that is edited in place: what is not touched stays as it was, to the byte
+//!
+//! Sources: research of NVIDIA's Container Toolkit 1.20.0 and of the CDI specification 1.1.0; the differences that are meant are named where
+//! they are made.
+
+pub mod bundle;
+pub mod call;
+pub mod request;
+pub mod settings;

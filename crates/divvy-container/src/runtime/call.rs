@@ -1,0 +1,158 @@
+//! The command line of an OCI runtime, as runc and crun read it.
+//!
+//! Only what decides whether a container is created is understood; everything is handed on as it came. NVIDIA's runtime looks for the word
+//! `create` anywhere, so that `delete create` (of a container by that name) fails, and `run` goes by without devices: here the command is the
+//! first word that is neither a global flag nor a flag's value.
+
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::OsStrExt as _;
+
+use thiserror::Error as ThisError;
+
+/// What is wrong with a command line.
+#[derive(Debug, Clone, PartialEq, Eq, ThisError)]
+pub enum Error {
+    /// `--bundle` is the last word.
+    #[error("bundle option requires an argument")]
+    NoBundle,
+}
+
+/// What the runtime was called for.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Call {
+    /// `create` or `run`: a container is made from a bundle.
+    pub creates: bool,
+    /// Where the bundle lies; the current folder if it is not said.
+    pub bundle: Option<OsString>,
+    /// `--version`, `-v`, in place of a command.
+    pub version: bool,
+    /// `--log FILE`: where runc says what went wrong. Engines read it when a container could not be created.
+    pub log: Option<OsString>,
+    /// `--log-format json`.
+    pub log_is_json: bool,
+}
+
+/// Global flags of runc (`--criu`, `--rootless`, ...) and crun (`--cgroup-manager`) with a value that may be a word of its own; `--bundle` in front of
+/// the command is an error of the caller's, and its value no command.
+const WITH_VALUE: [&str; 8] = [
+    "bundle",
+    "b",
+    "log",
+    "log-format",
+    "root",
+    "criu",
+    "rootless",
+    "cgroup-manager",
+];
+/// Flags of `create` and `run` with such a value.
+const WITH_VALUE_AFTER: [&str; 4] = ["console-socket", "pid-file", "preserve-fds", "keep-preserved-fds"];
+
+impl Call {
+    /// Reads the words after the program's name.
+    ///
+    /// # Errors
+    /// [`Error::NoBundle`].
+    pub fn parse<S: AsRef<OsStr>>(words: &[S]) -> Result<Call, Error> {
+        let mut call = Call::default();
+        let mut words = words.iter().map(AsRef::as_ref);
+        while let Some(word) = words.next() {
+            let Some((flag, value)) = flag(word) else {
+                call.creates = word == "create" || word == "run";
+                if call.creates {
+                    call.bundle = bundle(words)?;
+                }
+                return Ok(call);
+            };
+            let mut value = || value.map(OsStr::to_owned).or_else(|| words.next().map(OsStr::to_owned));
+            match flag {
+                b"version" | b"v" => call.version = true,
+                b"log" => call.log = value(),
+                b"log-format" => call.log_is_json = value().is_some_and(|format| format == "json"),
+                flag if WITH_VALUE.iter().any(|known| known.as_bytes() == flag) => drop(value()),
+                _ => {}
+            }
+        }
+        Ok(call)
+    }
+}
+
+/// The last `--bundle` of the words after `create`.
+fn bundle<'a>(mut words: impl Iterator<Item = &'a OsStr>) -> Result<Option<OsString>, Error> {
+    let mut bundle = None;
+    while let Some(word) = words.next() {
+        match flag(word) {
+            Some((b"bundle" | b"b", Some(value))) => bundle = Some(value.to_owned()),
+            Some((b"bundle" | b"b", None)) => bundle = Some(words.next().ok_or(Error::NoBundle)?.to_owned()),
+            Some((flag, None)) if WITH_VALUE_AFTER.iter().any(|known| known.as_bytes() == flag) => {
+                words.next();
+            }
+            _ => {}
+        }
+    }
+    Ok(bundle)
+}
+
+/// The name of a flag (`-name`, `--name`, as Go's flag packages take both) and its value after `=`.
+fn flag(word: &OsStr) -> Option<(&[u8], Option<&OsStr>)> {
+    let name = word.as_bytes().strip_prefix(b"-")?;
+    let name = name.strip_prefix(b"-").unwrap_or(name);
+    Some(match name.iter().position(|byte| *byte == b'=') {
+        Some(at) => (&name[..at], Some(OsStr::from_bytes(&name[at + 1..]))),
+        None => (name, None),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_command_is_the_first_word_that_is_no_flag() {
+        let creates = |bundle: &str| (true, Some(bundle.to_owned()));
+        let passes = (false, None);
+        for (line, expected) in [
+            ("create --bundle /b c1", creates("/b")),
+            ("create -b /b c1", creates("/b")),
+            ("--root /r create --bundle=/b c1", creates("/b")),
+            ("create -bundle /b c1", creates("/b")),
+            ("create --bundle /a -b=/b c1", creates("/b")),
+            ("run --bundle /b c1", creates("/b")),
+            (
+                "--log /l --log-format json --systemd-cgroup create --pid-file /p --console-socket -b -b /b c",
+                creates("/b"),
+            ),
+            ("--cgroup-manager systemd create c", (true, None)),
+            ("create c1", (true, None)),
+            ("--bundle create start", passes.clone()),
+            ("--root create state c1", passes.clone()),
+            ("--criu create --rootless run kill c1", passes.clone()),
+            ("delete create", passes.clone()),
+            ("state create", passes.clone()),
+            ("exec create sh", passes.clone()),
+            ("start c1", passes.clone()),
+            ("", passes),
+        ] {
+            let words: Vec<&str> = line.split_whitespace().collect();
+            let call = Call::parse(&words).expect("understood");
+            let bundle = call.bundle.map(|bundle| bundle.to_string_lossy().into_owned());
+            assert_eq!((call.creates, bundle), expected, "{line}");
+        }
+        assert_eq!(Call::parse(&["create", "--bundle"]), Err(Error::NoBundle));
+    }
+
+    #[test]
+    fn the_log_that_engines_read_is_found() {
+        let call = Call::parse(&["--log=/run/log.json", "--log-format", "json", "create", "c"]).expect("understood");
+        assert_eq!(
+            (call.log.as_deref(), call.log_is_json),
+            (Some(OsStr::new("/run/log.json")), true)
+        );
+        let call = Call::parse(&["--log", "/l", "--log-format=text", "create", "c"]).expect("understood");
+        assert_eq!((call.log.as_deref(), call.log_is_json), (Some(OsStr::new("/l")), false));
+        assert!(Call::parse(&["--version"]).expect("understood").version);
+        assert!(
+            !Call::parse(&["exec", "--version"]).expect("understood").version,
+            "that is for the command"
+        );
+    }
+}

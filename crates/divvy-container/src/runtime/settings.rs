@@ -1,0 +1,219 @@
+//! NVIDIA's `config.toml`, read unchanged: the settings that matter here, and a word about those that are refused.
+//!
+//! What is absent has the toolkit's own default, but for one: a container that is not privileged gets no GPU by its environment alone
+//! (`accept-nvidia-visible-devices-envvar-when-unprivileged`), unless the file says so. An image that carries `NVIDIA_VISIBLE_DEVICES=all` would
+//! else have every GPU of a node.
+
+use serde::Deserialize;
+use thiserror::Error as ThisError;
+
+/// Where it is looked for: the first two by `$NVIDIA_CTK_CONFIG_FILE_PATH` and `$XDG_CONFIG_HOME`.
+pub const PATH: &str = "/etc/nvidia-container-runtime/config.toml";
+
+/// What is wrong with a `config.toml`.
+#[derive(Debug, ThisError)]
+pub enum Error {
+    /// Not TOML, or a value of another type.
+    #[error("{0}")]
+    Unreadable(#[from] toml::de::Error),
+    /// `mode`.
+    #[error(
+        "nvidia-container-runtime.mode is {0:?}; the modes are auto, cdi, jit-cdi, legacy, divvy (and csv, which is not supported)"
+    )]
+    Mode(String),
+    /// `mode = "csv"`.
+    #[error(
+        "nvidia-container-runtime.mode is \"csv\", which is for Jetson boards and not supported here; set it to \"cdi\" and describe the \
+         devices in a CDI spec"
+    )]
+    Csv,
+}
+
+/// Where the description of a container's devices comes from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Mode {
+    /// CDI specs if every device is asked for by its CDI name, else as [`Mode::JitCdi`].
+    #[default]
+    Auto,
+    /// CDI specs in the spec folders.
+    Cdi,
+    /// A spec of this moment's devices, which is written nowhere.
+    JitCdi,
+    /// `nvidia-container-cli`.
+    Legacy,
+    /// The allocation of the container's pod, whatever else is asked for.
+    Divvy,
+}
+
+/// The settings.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Settings {
+    /// `nvidia-container-runtime.mode`.
+    pub mode: Mode,
+    /// `nvidia-container-runtime.runtimes`: programs, the first that is there is called.
+    pub runtimes: Vec<String>,
+    /// `nvidia-container-runtime.debug`: a log file of our own.
+    pub debug: Option<String>,
+    /// `...modes.cdi.spec-dirs`, the later the stronger.
+    pub spec_dirs: Vec<String>,
+    /// `...modes.cdi.default-kind`: of devices that are asked for by index or UUID.
+    pub default_kind: String,
+    /// `...modes.cdi.annotation-prefixes`.
+    pub annotation_prefixes: Vec<String>,
+    /// `accept-nvidia-visible-devices-as-volume-mounts`.
+    pub accept_mounts: bool,
+    /// `accept-nvidia-visible-devices-envvar-when-unprivileged`.
+    pub accept_environment: bool,
+    /// `swarm-resource`: variables that are read in place of `NVIDIA_VISIBLE_DEVICES`.
+    pub swarm_resources: Vec<String>,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(rename_all = "kebab-case", default)]
+struct File {
+    accept_nvidia_visible_devices_as_volume_mounts: Option<bool>,
+    accept_nvidia_visible_devices_envvar_when_unprivileged: Option<bool>,
+    swarm_resource: Option<String>,
+    nvidia_container_runtime: Runtime,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(rename_all = "kebab-case", default)]
+struct Runtime {
+    debug: Option<String>,
+    mode: Option<String>,
+    runtimes: Option<Vec<String>>,
+    modes: Modes,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(default)]
+struct Modes {
+    cdi: Cdi,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(rename_all = "kebab-case", default)]
+struct Cdi {
+    annotation_prefixes: Option<Vec<String>>,
+    default_kind: Option<String>,
+    spec_dirs: Option<Vec<String>>,
+}
+
+impl Default for Settings {
+    fn default() -> Settings {
+        Settings::parse("").expect("an empty file is a file")
+    }
+}
+
+impl Settings {
+    /// Reads a file; keys that are not known are for NVIDIA's own programs.
+    ///
+    /// # Errors
+    /// What cannot be read, or asks for what is not supported.
+    pub fn parse(text: &str) -> Result<Settings, Error> {
+        let file: File = toml::from_str(text)?;
+        let runtime = file.nvidia_container_runtime;
+        let cdi = runtime.modes.cdi;
+        let list = |given: Option<Vec<String>>, default: &[&str]| {
+            given.unwrap_or_else(|| default.iter().map(|part| (*part).to_owned()).collect())
+        };
+        let mode = match runtime.mode.as_deref() {
+            None | Some("" | "auto") => Mode::Auto,
+            Some("cdi") => Mode::Cdi,
+            Some("jit-cdi") => Mode::JitCdi,
+            Some("legacy") => Mode::Legacy,
+            Some("divvy") => Mode::Divvy,
+            Some("csv") => return Err(Error::Csv),
+            Some(other) => return Err(Error::Mode(other.to_owned())),
+        };
+        let swarm = file.swarm_resource.unwrap_or_default();
+        let swarm = swarm.split(',').map(str::trim).filter(|name| !name.is_empty());
+        Ok(Settings {
+            mode,
+            runtimes: list(runtime.runtimes, &["runc", "crun"]),
+            debug: runtime.debug,
+            spec_dirs: list(cdi.spec_dirs, &["/etc/cdi", "/var/run/cdi"]),
+            default_kind: cdi.default_kind.unwrap_or_else(|| crate::cdi::NVIDIA_KIND.to_owned()),
+            annotation_prefixes: list(cdi.annotation_prefixes, &["cdi.k8s.io/"]),
+            accept_mounts: file.accept_nvidia_visible_devices_as_volume_mounts.unwrap_or(false),
+            accept_environment: file.accept_nvidia_visible_devices_envvar_when_unprivileged.unwrap_or(false),
+            swarm_resources: swarm.map(str::to_owned).collect(),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// As `nvidia-ctk config default` prints it, shortened.
+    const NVIDIAS: &str = r#"
+#accept-nvidia-visible-devices-as-volume-mounts = false
+#accept-nvidia-visible-devices-envvar-when-unprivileged = true
+disable-require = false
+supported-driver-capabilities = "compat32,compute,display,graphics,ngx,utility,video"
+
+[nvidia-container-cli]
+environment = []
+ldconfig = "@/sbin/ldconfig"
+load-kmods = true
+
+[nvidia-container-runtime]
+log-level = "info"
+mode = "auto"
+runtimes = ["runc", "crun"]
+
+[nvidia-container-runtime.modes]
+
+[nvidia-container-runtime.modes.cdi]
+annotation-prefixes = ["cdi.k8s.io/"]
+default-kind = "nvidia.com/gpu"
+spec-dirs = ["/etc/cdi", "/var/run/cdi"]
+
+[nvidia-container-runtime.modes.legacy]
+cuda-compat-mode = "ldconfig"
+"#;
+
+    #[test]
+    fn nvidias_own_file_says_what_is_assumed_without_one() {
+        assert_eq!(Settings::parse(NVIDIAS).expect("read"), Settings::default());
+    }
+
+    #[test]
+    fn what_is_set_is_taken() {
+        let text = "accept-nvidia-visible-devices-as-volume-mounts = true\n\
+                    accept-nvidia-visible-devices-envvar-when-unprivileged = true\nswarm-resource = \"A, B\"\n\
+                    [nvidia-container-runtime]\nmode = \"divvy\"\nruntimes = [\"/opt/crun\"]\ndebug = \"/var/log/x\"\n\
+                    [nvidia-container-runtime.modes.cdi]\nannotation-prefixes = []\ndefault-kind = \"a.com/b\"\nspec-dirs = [\"/c\"]\n";
+        let found = Settings::parse(text).expect("read");
+        let expected = Settings {
+            mode: Mode::Divvy,
+            runtimes: vec!["/opt/crun".to_owned()],
+            debug: Some("/var/log/x".to_owned()),
+            spec_dirs: vec!["/c".to_owned()],
+            default_kind: "a.com/b".to_owned(),
+            annotation_prefixes: vec![],
+            accept_mounts: true,
+            accept_environment: true,
+            swarm_resources: vec!["A".to_owned(), "B".to_owned()],
+        };
+        assert_eq!(found, expected);
+    }
+
+    #[test]
+    fn what_cannot_be_done_is_refused_in_words() {
+        for (text, part) in [
+            ("[nvidia-container-runtime]\nmode = \"csv\"", "Jetson"),
+            (
+                "[nvidia-container-runtime]\nmode = \"cid\"",
+                "\"cid\"; the modes are auto, cdi",
+            ),
+            ("[nvidia-container-runtime]\nruntimes = \"runc\"", "invalid type"),
+            ("mode = [", "line 1"),
+        ] {
+            let error = Settings::parse(text).expect_err(text).to_string();
+            assert!(error.contains(part), "{error}");
+        }
+    }
+}
