@@ -4,6 +4,7 @@
 //! - [`call`]: the command line as runc and crun read it
 //! - [`settings`]: NVIDIA's `config.toml`, read unchanged
 //! - [`request`]: which devices a container asks for, by annotation, mount or environment
+//! - [`plan`]: the CDI devices that it gets
 //! - [`bundle`]: a `config.json` that is edited in place: what is not touched stays as it was, to the byte
 //!
 //! Sources: research of NVIDIA's Container Toolkit 1.20.0 and of the CDI specification 1.1.0; the differences that are meant are named where
@@ -11,5 +12,6 @@
 
 pub mod bundle;
 pub mod call;
+pub mod plan;
 pub mod request;
 pub mod settings;

@@ -249,8 +249,7 @@ impl Bundle {
     }
 
     fn groups(&mut self, edits: &Edits) -> Result<(), Error> {
-        let added: Vec<u32> = part(edits, "additionalGids")?.unwrap_or_default();
-        let added: Vec<u32> = added.into_iter().filter(|gid| *gid != 0).collect();
+        let added: Vec<u32> = edits.additional_gids.iter().copied().filter(|gid| *gid != 0).collect();
         if added.is_empty() {
             return Ok(());
         }
@@ -295,8 +294,8 @@ impl Bundle {
         for mount in &edits.mounts {
             mounts.retain(|known| path_of(known, "destination").as_deref() != Some(mount.container_path.as_str()));
             let mut new = json!({"destination": mount.container_path, "source": mount.host_path});
-            if let Some(kind) = mount.other.get("type").filter(|kind| kind.as_str() != Some("")) {
-                new["type"] = kind.clone();
+            if let Some(kind) = mount.kind.as_ref().filter(|kind| !kind.is_empty()) {
+                new["type"] = json!(kind);
             }
             if !mount.options.is_empty() {
                 new["options"] = json!(mount.options);
@@ -331,34 +330,22 @@ impl Bundle {
     }
 
     fn rest(&mut self, edits: &Edits) -> Result<(), Error> {
-        let rdt: Option<Value> = part(edits, "intelRdt")?;
-        let nets: Vec<BTreeMap<String, Value>> = part(edits, "netDevices")?.unwrap_or_default();
-        if rdt.is_none() && nets.is_empty() {
+        if edits.intel_rdt.is_none() && edits.net_devices.is_empty() {
             return Ok(());
         }
         let mut linux: Object = self.all.read("linux", "")?;
-        if let Some(rdt) = rdt {
-            linux.set("intelRdt", &rdt)?;
+        if let Some(rdt) = &edits.intel_rdt {
+            linux.set("intelRdt", rdt)?;
         }
-        if !nets.is_empty() {
+        if !edits.net_devices.is_empty() {
             let mut devices: Object = linux.read("netDevices", "linux.")?;
-            for net in nets {
-                let text = |key: &str| net.get(key).and_then(Value::as_str).unwrap_or_default().to_owned();
-                devices.set(&text("hostInterfaceName"), &json!({"name": text("name")}))?;
+            for net in &edits.net_devices {
+                devices.set(&net.host_interface_name, &json!({"name": net.name}))?;
             }
             linux.set("netDevices", &devices)?;
         }
         self.all.set("linux", &linux)
     }
-}
-
-/// A field of the edits that is kept as it was read.
-fn part<T: DeserializeOwned>(edits: &Edits, key: &str) -> Result<Option<T>, Error> {
-    let found = edits.other.get(key).cloned().map(serde_json::from_value).transpose();
-    found.map_err(|source| Error::Shape {
-        at: format!("the CDI spec's {key}"),
-        source,
-    })
 }
 
 fn raw<T: Serialize>(value: &T) -> Result<Box<RawValue>, Error> {
@@ -390,10 +377,8 @@ fn in_container(
     user: &User,
     look: &impl Fn(&str) -> Result<Device, String>,
 ) -> Result<(Value, Option<Value>), Error> {
-    let text = |key: &str| node.other.get(key).and_then(Value::as_str).filter(|text| !text.is_empty());
-    let number = |key: &str| node.other.get(key).and_then(Value::as_u64);
-    let mut kind = text("type").map(str::to_owned);
-    let (mut major, mut minor, mut mode) = (number("major"), number("minor"), number("fileMode"));
+    let mut kind = node.kind.clone().filter(|kind| !kind.is_empty());
+    let (mut major, mut minor, mut mode) = (node.major, node.minor, node.file_mode);
     let given = kind.is_some() && (major.is_some_and(|major| major != 0) || kind.as_deref() == Some("p"));
     if !given {
         let host = node
@@ -414,22 +399,22 @@ fn in_container(
             return Err(wrong(format!("the CDI spec says type {kind:?}, and it is {:?}", found.kind)));
         }
         kind.get_or_insert_with(|| found.kind.to_string());
-        (major, minor) = (Some(u64::from(found.major)), Some(u64::from(found.minor)));
-        mode = mode.or(Some(u64::from(found.mode)));
+        (major, minor) = (Some(i64::from(found.major)), Some(i64::from(found.minor)));
+        mode = mode.or(Some(found.mode));
     }
     let kind = kind.unwrap_or_default();
     let mut device = json!({"path": node.path, "type": kind, "major": major.unwrap_or(0), "minor": minor.unwrap_or(0)});
     if let Some(mode) = mode {
         device["fileMode"] = json!(mode);
     }
-    for (key, own) in [("uid", user.uid), ("gid", user.gid)] {
-        let id = number(key).or((own > 0).then_some(u64::from(own)));
+    for (key, given, own) in [("uid", node.uid, user.uid), ("gid", node.gid, user.gid)] {
+        let id = given.or((own > 0).then_some(own));
         if let Some(id) = id {
             device[key] = json!(id);
         }
     }
-    let access = match text("permissions") {
-        None => "rwm",
+    let access = match node.permissions.as_deref() {
+        None | Some("") => "rwm",
         Some("none") => "",
         Some(permissions) => permissions,
     };

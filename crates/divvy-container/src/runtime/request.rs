@@ -6,6 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::settings::Settings;
+use crate::cdi::QualifiedName;
 
 /// The variable that everybody knows.
 pub const VISIBLE_DEVICES: &str = "NVIDIA_VISIBLE_DEVICES";
@@ -69,8 +70,7 @@ pub struct Request {
 }
 
 impl Request {
-    /// Reads it. `annotations`: whether the engine's CDI annotations count; in [`Mode::Auto`](super::settings::Mode) they do not unless all that is
-    /// asked for is a CDI name.
+    /// Reads it.
     pub fn of(container: &Container, settings: &Settings) -> Request {
         let mut ignored = Vec::new();
         let annotated = by_annotation(container, &settings.annotation_prefixes);
@@ -172,31 +172,7 @@ fn cdi_name(path: &str) -> Option<String> {
             format!("{kind}={device}")
         }
     };
-    is_qualified(&name).then_some(name)
-}
-
-/// Whether this is a CDI device's full name.
-pub fn is_qualified(name: &str) -> bool {
-    let word = |text: &str, also: &str, letter_first: bool| {
-        let inside = |c: char| c.is_ascii_alphanumeric() || also.contains(c);
-        let first = |c: char| {
-            if letter_first {
-                c.is_ascii_alphabetic()
-            } else {
-                c.is_ascii_alphanumeric()
-            }
-        };
-        text.len() <= 256
-            && text.starts_with(first)
-            && text.ends_with(|c: char| c.is_ascii_alphanumeric())
-            && text.chars().all(inside)
-    };
-    let parts = name
-        .split_once('=')
-        .and_then(|(kind, device)| Some((kind.split_once('/')?, device)));
-    parts.is_some_and(|((vendor, class), device)| {
-        word(vendor, "_-.", true) && word(class, "_-.", true) && word(device, "_-.:", false)
-    })
+    name.parse::<QualifiedName>().is_ok().then_some(name)
 }
 
 /// The variables that were read, and what they list.
@@ -358,25 +334,5 @@ mod tests {
         assert_eq!(Request::of(&both, &settings).wanted, devices(&["3"]));
         let one = env(&["NVIDIA_VISIBLE_DEVICES=all"]);
         assert_eq!(Request::of(&one, &settings).wanted, Wanted::All);
-    }
-
-    #[test]
-    fn full_names_are_told_from_others() {
-        for (name, expected) in [
-            ("nvidia.com/gpu=0", true),
-            ("a/b=c", true),
-            ("divvy.dev/grant=0123", true),
-            ("nvidia.com/gpu=0:1", true),
-            ("nvidia.com/gpu", false),
-            ("nvidia.com=0", false),
-            ("1vidia.com/gpu=0", false),
-            ("nvidia.com/gpu=", false),
-            ("nvidia.com/gpu=-0", false),
-            ("nvidia.com/gpu=../x", false),
-            ("nvidia.com/g/pu=0", false),
-            ("0", false),
-        ] {
-            assert_eq!(is_qualified(name), expected, "{name}");
-        }
     }
 }

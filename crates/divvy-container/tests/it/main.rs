@@ -5,5 +5,6 @@ mod documents;
 mod generated;
 mod ldcache;
 mod machine;
+mod plan;
 mod properties;
 mod registry;

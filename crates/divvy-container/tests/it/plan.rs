@@ -1,0 +1,221 @@
+use divvy_container::cdi::{Found, Registry, Spec};
+use divvy_container::runtime::plan::{Asked, Plan, edits};
+use divvy_container::runtime::request::Container;
+use divvy_container::runtime::settings::{Mode, Settings};
+use divvy_model::names::CDI_KIND;
+use serde_json::{Value, json};
+
+fn file(path: &str, priority: usize, spec: &Value) -> Found {
+    Found {
+        path: path.to_owned(),
+        priority,
+        spec: Spec::parse(&spec.to_string()).map_err(|error| error.to_string()),
+    }
+}
+
+/// Devices of one variable each, so that the edits say where they come from.
+fn spec(kind: &str, devices: &[&str]) -> Value {
+    let devices: Vec<Value> = devices
+        .iter()
+        .map(|name| json!({"name": name, "containerEdits": {"env": [format!("GOT={name}")]}}))
+        .collect();
+    json!({"cdiVersion": "0.5.0", "kind": kind, "devices": devices, "containerEdits": {"env": ["DRIVER=1"]}})
+}
+
+fn machine() -> Registry {
+    Registry::new(vec![
+        file("/etc/cdi/nvidia.json", 0, &spec("nvidia.com/gpu", &["0", "1", "all"])),
+        file("/etc/cdi/other.json", 0, &spec("example.com/nic", &["x"])),
+    ])
+}
+
+fn container(env: &[&str], annotations: &[(&str, &str)]) -> Container {
+    Container {
+        env: env.iter().map(|entry| (*entry).to_owned()).collect(),
+        annotations: annotations
+            .iter()
+            .map(|(key, value)| ((*key).to_owned(), (*value).to_owned()))
+            .collect(),
+        privileged: true,
+        ..Container::default()
+    }
+}
+
+fn settings(mode: Mode) -> Settings {
+    Settings {
+        mode,
+        ..Settings::default()
+    }
+}
+
+/// The variables of the edits, or the error.
+fn gets(container: &Container, mode: Mode, registry: &Registry) -> Result<Vec<String>, String> {
+    let asked = Asked::of(container, &settings(mode)).map_err(|error| error.to_string())?;
+    let plan = asked.plan(registry).map_err(|error| error.to_string())?;
+    edits(&plan, registry)
+        .map(|edits| edits.env)
+        .map_err(|error| error.to_string())
+}
+
+#[test]
+fn a_container_gets_the_devices_of_the_specs_by_the_names_that_people_write() {
+    let annotated = [("cdi.k8s.io/vendor_x", "nvidia.com/gpu=1")];
+    let both = [("cdi.k8s.io/vendor_x", "nvidia.com/gpu=1,0")];
+    for (env, annotations, mode, expected) in [
+        ("NVIDIA_VISIBLE_DEVICES=0", &[][..], Mode::Auto, &["DRIVER=1", "GOT=0"][..]),
+        ("NVIDIA_VISIBLE_DEVICES=0,1", &[], Mode::Cdi, &["DRIVER=1", "GOT=0", "GOT=1"]),
+        ("NVIDIA_VISIBLE_DEVICES=all", &[], Mode::Auto, &["DRIVER=1", "GOT=all"]),
+        ("NVIDIA_VISIBLE_DEVICES=none", &[], Mode::Auto, &["DRIVER=1"]),
+        ("NVIDIA_VISIBLE_DEVICES=void", &[], Mode::Auto, &[]),
+        ("A=1", &[], Mode::Cdi, &[]),
+        (
+            "NVIDIA_VISIBLE_DEVICES=example.com/nic=x,nvidia.com/gpu=0",
+            &[],
+            Mode::Auto,
+            &["DRIVER=1", "GOT=x", "DRIVER=1", "GOT=0"],
+        ),
+        ("NVIDIA_VISIBLE_DEVICES=0", &annotated, Mode::Auto, &["DRIVER=1", "GOT=1"]),
+        // Not all that the annotation asks for is a CDI name: in mode auto it does not count.
+        ("NVIDIA_VISIBLE_DEVICES=0", &both, Mode::Auto, &["DRIVER=1", "GOT=0"]),
+        ("NVIDIA_VISIBLE_DEVICES=0", &both, Mode::Cdi, &["DRIVER=1", "GOT=1", "GOT=0"]),
+    ] {
+        assert_eq!(
+            gets(&container(&[env], annotations), mode, &machine()),
+            Ok(expected.iter().map(|it| (*it).to_owned()).collect()),
+            "{env} {annotations:?} {mode:?}"
+        );
+    }
+}
+
+#[test]
+fn what_cannot_be_had_is_refused_with_what_there_is() {
+    let with_none = Registry::new(vec![file("/etc/cdi/n.json", 0, &spec("nvidia.com/gpu", &["none"]))]);
+    assert_eq!(
+        gets(&container(&["NVIDIA_VISIBLE_DEVICES=none"], &[]), Mode::Auto, &with_none),
+        Ok(vec!["DRIVER=1".to_owned(), "GOT=none".to_owned()]),
+        "a device of that name is taken where there is one"
+    );
+    let twice = Registry::new(vec![
+        file("/etc/cdi/a.json", 0, &spec("nvidia.com/gpu", &["0"])),
+        file("/etc/cdi/b.json", 0, &spec("nvidia.com/gpu", &["0"])),
+    ]);
+    for (env, mode, registry, parts) in [
+        (
+            "7",
+            Mode::Auto,
+            machine(),
+            &[
+                "unresolvable CDI devices nvidia.com/gpu=7;",
+                "have example.com/nic=x, nvidia.com/gpu=0",
+            ][..],
+        ),
+        (
+            "7,nvidia.com/gpu=8",
+            Mode::Auto,
+            machine(),
+            &["nvidia.com/gpu=7, nvidia.com/gpu=8"],
+        ),
+        (
+            "0",
+            Mode::Auto,
+            Registry::default(),
+            &["gpu=0; no CDI spec on this machine", "divvy cdi generate"],
+        ),
+        ("none", Mode::Auto, Registry::default(), &["gpu=none", "divvy cdi generate"]),
+        (
+            "0",
+            Mode::Auto,
+            twice,
+            &["described by both /etc/cdi/a.json and /etc/cdi/b.json"],
+        ),
+        ("../../etc", Mode::Auto, machine(), &["\"../../etc\"; an index (0)"]),
+        ("0", Mode::JitCdi, machine(), &["\"jit-cdi\"", "divvy cdi generate"]),
+        ("0", Mode::Legacy, machine(), &["\"legacy\""]),
+    ] {
+        let found = gets(&container(&[&format!("NVIDIA_VISIBLE_DEVICES={env}")], &[]), mode, &registry).expect_err(env);
+        assert!(parts.iter().all(|part| found.contains(part)), "{found}");
+    }
+    assert_eq!(
+        gets(&container(&["A=1"], &[]), Mode::Legacy, &machine()),
+        Ok(vec![]),
+        "who asks for nothing is not in the way"
+    );
+}
+
+fn grant(name: &str, uid: &str, container: &str) -> Value {
+    let record = json!({
+        "v": 1, "namespace": "default", "name": "p", "uid": uid, "container": container, "cdi": name, "unitMiB": 1024,
+        "gpus": [], "containerGpus": [], "bootId": "b",
+    });
+    let edits = json!({"env": [format!("GRANT={container}")]});
+    let device = json!({"name": name, "annotations": {"divvy.dev/grant-record": record.to_string()}, "containerEdits": edits});
+    json!({"cdiVersion": "0.6.0", "kind": CDI_KIND, "devices": [device]})
+}
+
+/// Invariants 2 and 7 on a node whose engine does not know CDI.
+#[test]
+fn in_mode_divvy_the_allocation_decides_whatever_the_environment_says() {
+    let (one, two) = ("0123456789abcdef0123456789abcdef", "1123456789abcdef0123456789abcdef");
+    let mut files = vec![
+        file("/etc/cdi/nvidia.json", 0, &spec("nvidia.com/gpu", &["0", "all"])),
+        file("/var/run/cdi/one.json", 1, &grant(one, "uid-1", "main")),
+        file("/var/run/cdi/two.json", 1, &grant(two, "uid-1", "side")),
+    ];
+    let registry = Registry::new(files.clone());
+    let in_pod = |uid: &str, name: &str| {
+        container(
+            &["NVIDIA_VISIBLE_DEVICES=all"],
+            &[
+                ("io.kubernetes.cri.sandbox-uid", uid),
+                ("io.kubernetes.cri.container-name", name),
+                ("cdi.k8s.io/x", "nvidia.com/gpu=0"),
+            ],
+        )
+    };
+    for (container, expected) in [
+        (in_pod("uid-1", "main"), &["GRANT=main"][..]),
+        (in_pod("uid-1", "side"), &["GRANT=side"]),
+        (in_pod("uid-1", "init"), &[]),
+        (in_pod("uid-2", "main"), &[]),
+        (container(&["NVIDIA_VISIBLE_DEVICES=all"], &[]), &[]),
+        (
+            container(
+                &[],
+                &[("io.kubernetes.pod.uid", "uid-1"), ("io.kubernetes.container.name", "main")],
+            ),
+            &["GRANT=main"],
+        ),
+    ] {
+        assert_eq!(
+            gets(&container, Mode::Divvy, &registry),
+            Ok(expected.iter().map(|it| (*it).to_owned()).collect()),
+            "{container:?}"
+        );
+    }
+    let asked = Asked::of(&in_pod("uid-1", "main"), &settings(Mode::Divvy)).expect("read");
+    assert!(
+        asked
+            .ignored
+            .iter()
+            .any(|text| text.contains("it gets what its pod was allocated")),
+        "{:?}",
+        asked.ignored
+    );
+    assert_eq!(
+        asked.plan(&registry).expect("a plan"),
+        Plan::Inject {
+            devices: vec![format!("{CDI_KIND}={one}")],
+            driver_of: None
+        }
+    );
+    files.push(file(
+        "/var/run/cdi/three.json",
+        1,
+        &grant("2123456789abcdef0123456789abcdef", "uid-1", "main"),
+    ));
+    let error = gets(&in_pod("uid-1", "main"), Mode::Divvy, &Registry::new(files)).expect_err("two grants");
+    assert!(
+        error.contains("2 grants are described for container main of pod uid-1"),
+        "{error}"
+    );
+}

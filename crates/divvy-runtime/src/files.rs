@@ -1,0 +1,105 @@
+//! What is read and written.
+
+use std::fs::{self, File};
+use std::io::{self, Read as _, Write as _};
+use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _};
+use std::path::{Path, PathBuf};
+
+use divvy_container::cdi::{Found, Registry, Spec, is_spec_file};
+use divvy_container::runtime::bundle::Device;
+use divvy_container::runtime::settings::{self, Settings};
+
+use crate::error::Error;
+
+/// Of a file that somebody else writes. A `config.json` of a thousand mounts has a tenth of it.
+const MOST: u64 = 16 * 1024 * 1024;
+
+/// `config.toml`, or what is assumed without one.
+pub(crate) fn settings() -> Result<Settings, Error> {
+    let by_variable = std::env::var_os("NVIDIA_CTK_CONFIG_FILE_PATH").map(PathBuf::from);
+    let of_user = std::env::var_os("XDG_CONFIG_HOME").map(|home| Path::new(&home).join("nvidia-container-runtime/config.toml"));
+    let of_user = of_user.filter(|path| path.exists());
+    let path = by_variable.or(of_user).unwrap_or_else(|| PathBuf::from(settings::PATH));
+    match read(&path) {
+        Ok(text) => Settings::parse(&text).map_err(|source| Error::Settings { path, source }),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Settings::default()),
+        Err(source) => Err(Error::File {
+            what: "read",
+            path,
+            source,
+        }),
+    }
+}
+
+/// A text, whole or not at all.
+pub(crate) fn read(path: &Path) -> io::Result<String> {
+    let mut text = String::new();
+    File::open(path)?.take(MOST + 1).read_to_string(&mut text)?;
+    if text.len() as u64 > MOST {
+        return Err(io::Error::other(format!("it is larger than {} MiB", MOST >> 20)));
+    }
+    Ok(text)
+}
+
+/// Puts a text in the place of a file, with its mode and owner: whole, or not at all.
+pub(crate) fn replace(path: &Path, text: &str) -> io::Result<()> {
+    let old = fs::metadata(path)?;
+    let mut name = path.file_name().unwrap_or_default().to_owned();
+    name.push(format!(".divvy-{}", std::process::id()));
+    let beside = path.with_file_name(name);
+    let written = (|| {
+        let mut file = File::options().write(true).create_new(true).mode(0o600).open(&beside)?;
+        file.write_all(text.as_bytes())?;
+        std::os::unix::fs::fchown(&file, Some(old.uid()), Some(old.gid()))?;
+        file.set_permissions(fs::Permissions::from_mode(old.permissions().mode()))?;
+        fs::rename(&beside, path)
+    })();
+    if written.is_err() {
+        // It is in nobody's way, but nobody else would remove it.
+        let _ = fs::remove_file(&beside);
+    }
+    written
+}
+
+/// The CDI specs of these folders, the later the stronger. A folder that is not there has none.
+pub(crate) fn specs(folders: &[String]) -> Registry {
+    let mut found = Vec::new();
+    for (priority, folder) in folders.iter().enumerate() {
+        let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+        for path in entries.map(|entry| entry.path()) {
+            let is_spec = path.file_name().is_some_and(|name| is_spec_file(&name.to_string_lossy()));
+            if is_spec {
+                let spec = read(&path).map_err(|error| error.to_string());
+                let spec = spec.and_then(|text| Spec::parse(&text).map_err(|error| error.to_string()));
+                found.push(Found {
+                    path: path.display().to_string(),
+                    priority,
+                    spec,
+                });
+            }
+        }
+    }
+    Registry::new(found)
+}
+
+/// The device at a path, as it is: no link is followed.
+pub(crate) fn device(path: &str) -> Result<Device, String> {
+    let found = fs::symlink_metadata(path).map_err(|error| error.to_string())?;
+    let kind = found.file_type();
+    let kind = match () {
+        () if kind.is_char_device() => 'c',
+        () if kind.is_block_device() => 'b',
+        () if kind.is_fifo() => 'p',
+        () => return Err("it is not a device".to_owned()),
+    };
+    let number = found.rdev();
+    // As glibc's gnu_dev_major and gnu_dev_minor.
+    let major = ((number >> 8) & 0xfff) | ((number >> 32) & 0xffff_f000);
+    let minor = (number & 0xff) | ((number >> 12) & 0xffff_ff00);
+    Ok(Device {
+        kind,
+        major: u32::try_from(major).unwrap_or(u32::MAX),
+        minor: u32::try_from(minor & 0xffff_ffff).unwrap_or(u32::MAX),
+        mode: found.permissions().mode() & 0o777,
+    })
+}

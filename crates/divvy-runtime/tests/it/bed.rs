@@ -1,0 +1,101 @@
+use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use serde_json::{Value, json};
+
+/// A bundle, specs, settings, and what stands for runc.
+pub(crate) struct Bed {
+    pub(crate) folder: tempfile::TempDir,
+}
+
+/// Says how it was called, and ends with a status of its own.
+const LOW_LEVEL: &str = "#!/bin/sh\nprintf '%s\\n' \"$@\"\necho \"A=$A\"\nexit 7\n";
+
+impl Bed {
+    pub(crate) fn new(config: &str) -> Bed {
+        let bed = Bed {
+            folder: tempfile::tempdir().expect("a folder"),
+        };
+        fs::create_dir_all(bed.path("bundle")).expect("a bundle");
+        fs::create_dir_all(bed.path("cdi")).expect("a folder of specs");
+        fs::write(bed.config(), config).expect("written");
+        fs::set_permissions(bed.config(), fs::Permissions::from_mode(0o640)).expect("its mode");
+        bed.spec("nvidia.json", &nvidia());
+        bed.settings("auto", &bed.low_level(LOW_LEVEL));
+        bed
+    }
+
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    pub(crate) fn config(&self) -> PathBuf {
+        self.path("bundle/config.json")
+    }
+
+    pub(crate) fn spec(&self, name: &str, spec: &Value) {
+        fs::write(self.path("cdi").join(name), spec.to_string()).expect("written");
+    }
+
+    pub(crate) fn low_level(&self, script: &str) -> PathBuf {
+        let path = self.path("low-level");
+        fs::write(&path, script).expect("written");
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).expect("its mode");
+        path
+    }
+
+    pub(crate) fn settings(&self, mode: &str, low_level: &Path) {
+        let text = format!(
+            "accept-nvidia-visible-devices-envvar-when-unprivileged = true\n[nvidia-container-runtime]\nmode = {mode:?}\nruntimes = [{low_level:?}]\n\
+             [nvidia-container-runtime.modes.cdi]\nspec-dirs = [{:?}]\n",
+            self.path("cdi")
+        );
+        fs::write(self.path("config.toml"), text).expect("written");
+    }
+
+    pub(crate) fn command(&self, words: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_divvy-runtime"));
+        command
+            .args(words)
+            .current_dir(self.path("bundle"))
+            .env("NVIDIA_CTK_CONFIG_FILE_PATH", self.path("config.toml"));
+        command
+    }
+
+    pub(crate) fn run(&self, words: &[&str]) -> Output {
+        self.command(words).env("A", "1").output().expect("it runs")
+    }
+
+    pub(crate) fn text(&self) -> String {
+        fs::read_to_string(self.config()).expect("there")
+    }
+
+    /// `create` from the bundle. Whether the real runtime was reached.
+    pub(crate) fn create(&self) -> Result<Value, String> {
+        let output = self.run(&["create", "--bundle", self.path("bundle").to_str().expect("text"), "c1"]);
+        match output.status.code() {
+            Some(7) => Ok(serde_json::from_str(&self.text()).expect("JSON")),
+            _ => Err(String::from_utf8_lossy(&output.stderr).into_owned()),
+        }
+    }
+}
+
+/// What a generator writes for a GPU that is `/dev/null`.
+pub(crate) fn nvidia() -> Value {
+    let node = json!({"deviceNodes": [{"path": "/dev/nvidia0", "hostPath": "/dev/null"}]});
+    json!({
+        "cdiVersion": "0.5.0",
+        "kind": "nvidia.com/gpu",
+        "devices": [{"name": "0", "containerEdits": node}, {"name": "all", "containerEdits": node}],
+        "containerEdits": {
+            "env": ["NVIDIA_VISIBLE_DEVICES=void"],
+            "mounts": [{"hostPath": "/etc/hostname", "containerPath": "/usr/lib/libcuda.so.1", "options": ["ro", "nosuid", "nodev", "bind"]}],
+        },
+    })
+}
+
+pub(crate) fn asking(device: &str) -> String {
+    json!({"process": {"env": ["PATH=/", format!("NVIDIA_VISIBLE_DEVICES={device}")]}, "newField": 1}).to_string()
+}

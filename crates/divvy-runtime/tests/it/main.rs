@@ -1,0 +1,5 @@
+//! `divvy-runtime` as an engine calls it: in front of a program that says what it was given, and in front of the real runtimes.
+
+mod bed;
+mod real;
+mod shim;

@@ -1,0 +1,191 @@
+use std::fs;
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
+
+use serde_json::{Value, json};
+
+use super::bed::{Bed, asking};
+
+#[test]
+fn whatever_is_not_a_creation_is_handed_on_as_it_came() {
+    let bed = Bed::new("this is no configuration");
+    for words in [
+        &["delete", "create"][..],
+        &["state", "create"],
+        &["exec", "create", "sh"],
+        &["--root", "create", "start", "--bundle", "/nowhere"],
+        &["kill", "c1", "KILL"],
+    ] {
+        let output = bed.run(words);
+        let said = String::from_utf8_lossy(&output.stdout).into_owned();
+        assert_eq!(said, format!("{}\nA=1\n", words.join("\n")));
+        assert_eq!((output.status.code(), output.stderr.len()), (Some(7), 0), "{words:?}");
+    }
+    assert_eq!(bed.text(), "this is no configuration");
+}
+
+#[test]
+fn a_container_that_asks_for_no_gpu_stays_as_it_is_to_the_byte() {
+    for config in [
+        asking("void"),
+        asking(""),
+        asking(","),
+        "{ \"newField\" : 1.0e0,\n \"process\": {\"env\": [\"FOO\"]} }".to_owned(),
+        "{}".to_owned(),
+    ] {
+        let bed = Bed::new(&config);
+        let before = fs::metadata(bed.config()).expect("there");
+        bed.create().expect("created");
+        let after = fs::metadata(bed.config()).expect("there");
+        assert_eq!(bed.text(), config);
+        assert_eq!(
+            (before.ino(), before.mtime_nsec()),
+            (after.ino(), after.mtime_nsec()),
+            "{config}"
+        );
+    }
+}
+
+#[test]
+fn a_container_that_asks_for_a_gpu_has_it_and_its_file_keeps_mode_and_owner() {
+    for device in ["0", "0,0", " 0 ,", "all", "nvidia.com/gpu=0"] {
+        let bed = Bed::new(&asking(device));
+        let config = bed.create().expect("created");
+        assert_eq!(config["process"]["env"], json!(["PATH=/", "NVIDIA_VISIBLE_DEVICES=void"]));
+        assert_eq!(config["linux"]["devices"][0]["path"], "/dev/nvidia0");
+        assert_eq!(
+            config["linux"]["resources"]["devices"][0],
+            json!({"allow": true, "type": "c", "major": 1, "minor": 3, "access": "rwm"})
+        );
+        assert_eq!(config["mounts"][0]["destination"], "/usr/lib/libcuda.so.1");
+        assert_eq!(config["newField"], 1);
+        let mode = fs::metadata(bed.config()).expect("there").permissions().mode();
+        assert_eq!(mode & 0o777, 0o640);
+        let left = fs::read_dir(bed.path("bundle")).expect("there").count();
+        assert_eq!(left, 1, "nothing lies beside it");
+    }
+    let bed = Bed::new(&asking("none"));
+    let config = bed.create().expect("created");
+    assert_eq!(
+        (&config["linux"], &config["process"]["env"][1]),
+        (&Value::Null, &json!("NVIDIA_VISIBLE_DEVICES=void"))
+    );
+}
+
+#[test]
+fn run_is_a_creation_too_and_the_current_folder_is_the_bundle() {
+    let bed = Bed::new(&asking("0"));
+    let output = bed.run(&["run", "c1"]);
+    assert_eq!(output.status.code(), Some(7));
+    assert!(bed.text().contains("/dev/nvidia0"));
+}
+
+/// containerd reads the log and puts the last error into the pod's events.
+#[test]
+fn what_is_in_the_way_is_said_to_the_caller_and_in_the_engines_log() {
+    let bed = Bed::new(&asking("7"));
+    let (before, log) = (bed.text(), bed.path("log.json"));
+    let output = bed.run(&["--log", log.to_str().expect("text"), "--log-format", "json", "create", "c1"]);
+    assert_eq!(output.status.code(), Some(1));
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(
+        said.contains("unresolvable CDI devices nvidia.com/gpu=7; this machine's CDI specs have nvidia.com/gpu=0"),
+        "{said}"
+    );
+    let line: Value = serde_json::from_str(&fs::read_to_string(&log).expect("a log")).expect("JSON");
+    assert_eq!(
+        (line["level"].as_str(), line["msg"].as_str()),
+        (Some("error"), Some(said.trim_end()))
+    );
+    assert!(
+        line["time"]
+            .as_str()
+            .is_some_and(|time| time.len() == 20 && time.ends_with('Z')),
+        "{line}"
+    );
+    assert_eq!(bed.text(), before);
+
+    let output = bed.run(&["--log", bed.path("log.txt").to_str().expect("text"), "create", "c1"]);
+    assert_eq!(output.status.code(), Some(1));
+    let line = fs::read_to_string(bed.path("log.txt")).expect("a log");
+    assert!(
+        line.starts_with("time=\"") && line.contains("level=error msg=\"divvy-runtime: could not apply"),
+        "{line}"
+    );
+}
+
+#[test]
+fn what_was_not_taken_is_a_warning_in_the_log_and_the_container_starts() {
+    let bed = Bed::new(&asking("all"));
+    let low_level = bed.path("low-level");
+    let specs = bed.path("cdi");
+    let text = format!(
+        "[nvidia-container-runtime]\nruntimes = [{low_level:?}]\n[nvidia-container-runtime.modes.cdi]\nspec-dirs = [{specs:?}]\n"
+    );
+    fs::write(bed.path("config.toml"), text).expect("written");
+    let log = bed.path("log.json");
+    let output = bed.run(&["--log", log.to_str().expect("text"), "--log-format=json", "create", "c1"]);
+    assert_eq!(output.status.code(), Some(7));
+    let line = fs::read_to_string(&log).expect("a log");
+    assert!(
+        line.contains("warning") && line.contains("in unprivileged container: [NVIDIA_VISIBLE_DEVICES]"),
+        "{line}"
+    );
+    assert_eq!(bed.text(), asking("all"), "an image cannot give itself a GPU");
+}
+
+#[test]
+fn without_a_runtime_without_a_bundle_or_with_bad_settings_it_says_what_to_do() {
+    let bed = Bed::new(&asking("0"));
+    for (settings, words, parts) in [
+        (
+            "[nvidia-container-runtime]\nruntimes = [\"/nowhere/runc\"]",
+            &["state", "c"][..],
+            &["no runtime binary found from candidate list: [/nowhere/runc]", "install one"][..],
+        ),
+        (
+            "[nvidia-container-runtime]\nmode = \"csv\"",
+            &["state", "c"],
+            &["config.toml: ", "Jetson"],
+        ),
+        ("mode = ", &["state", "c"], &["config.toml: "]),
+        ("", &["create", "--bundle"], &["bundle option requires an argument"]),
+        (
+            "",
+            &["create", "--bundle", "/nowhere", "c"],
+            &["/nowhere/config.json cannot be read: No such file"],
+        ),
+    ] {
+        fs::write(bed.path("config.toml"), settings).expect("written");
+        let output = bed.command(words).env("PATH", bed.folder.path()).output().expect("it runs");
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        // Where there is no runc on this machine that is said before the bundle is looked at.
+        let no_runtime = said.contains("no runtime binary found");
+        assert!(
+            output.status.code() == Some(1) && (no_runtime || parts.iter().all(|part| said.contains(part))),
+            "{words:?}: {said}"
+        );
+    }
+}
+
+#[test]
+fn it_does_not_take_itself_for_the_real_runtime() {
+    let bed = Bed::new("{}");
+    let own = std::path::Path::new(env!("CARGO_BIN_EXE_divvy-runtime"));
+    bed.settings("auto", own);
+    let output = bed.run(&["state", "c"]);
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(said.contains("no runtime binary found"), "{said}");
+}
+
+#[test]
+fn the_version_is_ours_and_then_the_real_runtimes() {
+    let bed = Bed::new("{}");
+    let output = bed.run(&["--version"]);
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert_eq!(output.status.code(), Some(7));
+    let expected = format!(
+        "Divvy Container Runtime version {}\nspec: 1.3.0\n\n--version\nA=1\n",
+        env!("CARGO_PKG_VERSION")
+    );
+    assert_eq!(said, expected);
+}
