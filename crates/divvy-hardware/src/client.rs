@@ -5,6 +5,7 @@
 
 mod child;
 mod connection;
+mod once;
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -21,6 +22,8 @@ use self::child::Child;
 use self::connection::Connection;
 use crate::protocol::{FromProbe, Hello, Op, XidEvent};
 use crate::{Code, Failure, GpuProcesses, Snapshot};
+
+pub use self::once::snapshot;
 
 /// Where the probe is.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -46,7 +49,7 @@ pub struct Spawn {
     pub watchdog: Option<Duration>,
     /// Environment besides this process's own.
     pub env: Vec<(String, OsString)>,
-    /// A folder for the socket (`probe.sock`), of this agent alone; made with mode 0700 if it is not there.
+    /// A folder for the socket (`probe.sock`), of this agent alone; made with mode 0700 if it is not there. [`snapshot`] needs none.
     pub dir: PathBuf,
 }
 

@@ -14,6 +14,7 @@ pub mod backend;
 pub mod client;
 mod error;
 mod facts;
+mod files;
 pub mod health;
 pub mod nvidia;
 pub mod probe;
@@ -22,4 +23,5 @@ mod xid;
 
 pub use error::{Code, Error, Failure};
 pub use facts::{GpuFacts, GpuProcesses, Known, Process, Snapshot, Unreadable};
+pub use files::Files;
 pub use xid::xid_is_fatal;

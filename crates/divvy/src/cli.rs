@@ -1,5 +1,7 @@
 //! The grammar: every command, flag and variable, and what `--help` says of them. What they do is in [`crate::commands`].
 
+pub mod cdi;
+
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
@@ -24,6 +26,7 @@ Examples:
   divvy agent --node-name \"$NODE\"     on a GPU node (a DaemonSet does this)
   divvy extender --listen 0.0.0.0:12345
   divvy scheduler-config              what kube-scheduler must be told
+  divvy cdi generate                  what Docker, Podman and containerd must be told of this machine's GPUs
 
 As a kubectl plugin: link this program as kubectl-divvy and kubectl-inspect-gpushare into your PATH; `divvy completions --help` for tabs."
 )]
@@ -48,6 +51,9 @@ pub enum Command {
     Audit(Box<AuditArgs>),
     SchedulerConfig(Box<SchedulerConfigArgs>),
     Manifests(ManifestsArgs),
+    /// Describe GPUs to container engines (CDI): make specs, list what is there, check it
+    #[command(subcommand)]
+    Cdi(cdi::CdiCommand),
     Completions(CompletionsArgs),
     Demo(DemoArgs),
 }

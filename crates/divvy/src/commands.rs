@@ -2,6 +2,7 @@
 
 pub mod agent;
 pub mod audit;
+pub mod cdi;
 #[cfg(feature = "completions")]
 pub mod completions;
 #[cfg(feature = "demo")]
@@ -12,7 +13,8 @@ pub mod manifests;
 pub mod scheduler_config;
 pub mod why;
 
-use std::io::Read as _;
+use std::io::{Read as _, Write as _};
+use std::path::Path;
 
 use tokio_util::sync::CancellationToken;
 
@@ -32,6 +34,7 @@ pub async fn run(cli: Cli) -> anyhow::Result<bool> {
         Command::Why(args) => why::run(args).await.map(|()| true),
         Command::Audit(args) => audit::run(*args).await,
         Command::SchedulerConfig(args) => scheduler_config::run(*args).await,
+        Command::Cdi(command) => cdi::run(command).await,
         Command::Manifests(args) => manifests::run(&args).map(|()| true),
         #[cfg(feature = "completions")]
         Command::Completions(args) => completions::run(&args).map(|()| true),
@@ -47,6 +50,36 @@ pub async fn run(cli: Cli) -> anyhow::Result<bool> {
              `cargo build --release --workspace`"
         ),
     }
+}
+
+fn say(line: &str) -> std::io::Result<()> {
+    writeln!(std::io::stderr().lock(), "{line}")
+}
+
+/// Writes a file that is whole or as it was before: beside it first, then by renaming.
+fn write_whole(file: &Path, text: &str, mode: u32) -> std::io::Result<()> {
+    use std::os::unix::fs::PermissionsExt as _;
+    let folder = file
+        .parent()
+        .filter(|folder| !folder.as_os_str().is_empty())
+        .unwrap_or(Path::new("."));
+    // A name with a dot in front: the kubelet's folder of static pods, and those of CDI specs, are read while we write.
+    let mut new = tempfile::Builder::new().prefix(".divvy-").tempfile_in(folder)?;
+    new.write_all(text.as_bytes())?;
+    new.as_file().set_permissions(std::fs::Permissions::from_mode(mode))?;
+    new.as_file().sync_all()?;
+    new.persist(file).map_err(|error| error.error)?;
+    std::fs::File::open(folder)?.sync_all()
+}
+
+/// The text of a file that somebody else wrote, if it is no larger than this.
+fn read_bounded(file: &Path, largest: u64) -> std::io::Result<String> {
+    let mut text = String::new();
+    let length = std::fs::File::open(file)?.take(largest + 1).read_to_string(&mut text)?;
+    if u64::try_from(length).unwrap_or(u64::MAX) > largest {
+        return Err(std::io::Error::other(format!("it has more than {largest} bytes")));
+    }
+    Ok(text)
 }
 
 /// Cancelled by SIGTERM, SIGINT, and, with `--exit-with-stdin`, by the end of standard input.

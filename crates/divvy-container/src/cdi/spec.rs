@@ -1,7 +1,10 @@
 //! The types of a CDI spec, and their text.
 
 use std::collections::BTreeMap;
+use std::fmt;
+use std::marker::PhantomData;
 
+use serde::de::{self, Unexpected, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::{Map, Value};
 use thiserror::Error as ThisError;
@@ -25,7 +28,7 @@ pub struct Spec {
     /// `vendor/class`.
     pub kind: String,
     /// Annotations of the spec.
-    #[serde(default, deserialize_with = "or_default", skip_serializing_if = "BTreeMap::is_empty")]
+    #[serde(default, deserialize_with = "texts", skip_serializing_if = "BTreeMap::is_empty")]
     pub annotations: BTreeMap<String, String>,
     /// The devices.
     #[serde(default, deserialize_with = "or_default")]
@@ -46,7 +49,7 @@ pub struct Device {
     #[serde(default, deserialize_with = "or_default")]
     pub name: String,
     /// Annotations of the device.
-    #[serde(default, deserialize_with = "or_default", skip_serializing_if = "BTreeMap::is_empty")]
+    #[serde(default, deserialize_with = "texts", skip_serializing_if = "BTreeMap::is_empty")]
     pub annotations: BTreeMap<String, String>,
     /// Edits that apply when this device is injected.
     #[serde(default, deserialize_with = "or_default")]
@@ -100,22 +103,22 @@ pub struct DeviceNode {
     #[serde(default, rename = "type", skip_serializing_if = "Option::is_none")]
     pub kind: Option<String>,
     /// Major number.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default, deserialize_with = "number", skip_serializing_if = "Option::is_none")]
     pub major: Option<i64>,
     /// Minor number.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default, deserialize_with = "number", skip_serializing_if = "Option::is_none")]
     pub minor: Option<i64>,
     /// Mode bits: 438 is 0666.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default, deserialize_with = "number", skip_serializing_if = "Option::is_none")]
     pub file_mode: Option<u32>,
     /// Of the device cgroup: some of `rwm`, or `none`; all when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub permissions: Option<String>,
     /// Owner in the container.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default, deserialize_with = "number", skip_serializing_if = "Option::is_none")]
     pub uid: Option<u32>,
     /// Group in the container.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default, deserialize_with = "number", skip_serializing_if = "Option::is_none")]
     pub gid: Option<u32>,
     /// Everything else.
     #[serde(flatten)]
@@ -175,7 +178,7 @@ pub struct Hook {
     #[serde(default, deserialize_with = "or_default", skip_serializing_if = "Vec::is_empty")]
     pub env: Vec<String>,
     /// Seconds.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default, deserialize_with = "number", skip_serializing_if = "Option::is_none")]
     pub timeout: Option<i64>,
     /// Everything else.
     #[serde(flatten)]
@@ -211,6 +214,42 @@ fn or_default<'de, D: Deserializer<'de>, T: Default + Deserialize<'de>>(from: D)
     Ok(Option::<T>::deserialize(from)?.unwrap_or_default())
 }
 
+fn texts<'de, D: Deserializer<'de>>(from: D) -> Result<BTreeMap<String, String>, D::Error> {
+    let found: BTreeMap<String, Option<String>> = or_default(from)?;
+    Ok(found
+        .into_iter()
+        .map(|(key, value)| (key, value.unwrap_or_default()))
+        .collect())
+}
+
+/// A number that is not quoted: quoted ones are texts for the standard's reader, and refused.
+fn number<'de, D: Deserializer<'de>, T: TryFrom<i64>>(from: D) -> Result<Option<T>, D::Error> {
+    struct Number<T>(PhantomData<T>);
+    impl<T: TryFrom<i64>> Visitor<'_> for Number<T> {
+        type Value = Option<T>;
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("a number that fits")
+        }
+
+        fn visit_i64<E: de::Error>(self, value: i64) -> Result<Option<T>, E> {
+            let fits = T::try_from(value).ok();
+            fits.map(Some)
+                .ok_or_else(|| E::invalid_value(Unexpected::Signed(value), &self))
+        }
+
+        fn visit_u64<E: de::Error>(self, value: u64) -> Result<Option<T>, E> {
+            let signed = i64::try_from(value).map_err(|_| E::invalid_value(Unexpected::Unsigned(value), &self))?;
+            self.visit_i64(signed)
+        }
+
+        fn visit_unit<E>(self) -> Result<Option<T>, E> {
+            Ok(None)
+        }
+    }
+    from.deserialize_any(Number(PhantomData))
+}
+
 /// How a spec is written: by the ending of its file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Format {
@@ -221,18 +260,22 @@ pub enum Format {
 }
 
 impl Spec {
-    /// Reads a spec: JSON if the text begins as an object, else YAML (`nvidia-ctk cdi generate` writes YAML). Whether it is valid
-    /// is another question: [`Spec::problems`].
+    /// Reads a spec: JSON or YAML, whatever its file is called. Whether it is valid is another question: [`Spec::problems`].
     ///
     /// # Errors
     /// It has not the shape of a spec.
     pub fn parse(text: &str) -> Result<Spec, Error> {
-        if text.trim_start().starts_with('{') {
-            return serde_json::from_str(text).map_err(|error| Error::Unreadable(error.to_string()));
-        }
-        // 0666 is octal for the standard's reader.
-        let options = serde_saphyr::options! { legacy_octal_numbers: true };
-        serde_saphyr::from_str_with_options(text, options).map_err(|error| Error::Unreadable(error.to_string()))
+        let json = match text.trim_start().starts_with('{') {
+            true => match serde_json::from_str(text) {
+                Ok(spec) => return Ok(spec),
+                Err(error) => Some(error),
+            },
+            false => None,
+        };
+        // The standard's own reader takes JSON for YAML, in which any scalar can be a text; and 0666 is octal for it.
+        let options = serde_saphyr::options! { legacy_octal_numbers: true, with_snippet: false };
+        serde_saphyr::from_str_with_options(text, options)
+            .map_err(|yaml| Error::Unreadable(json.map_or_else(|| yaml.to_string(), |json| json.to_string())))
     }
 
     /// The spec's text, which ends with a line break.

@@ -81,6 +81,8 @@ fn good_documents_are_taken() {
         with_edits(r#"{"netDevices":[{"hostInterfaceName":"a","name":"b"},{"hostInterfaceName":"b","name":"a"}]}"#),
         with_edits(r#"{"intelRdt":{"closID":"x"}}"#),
         with_edits(r#"{"intelRdt":{}}"#),
+        with("0.6.0", "v/c", DEVICE, r#","annotations":{"a":null,"b":1}"#),
+        with_edits(r#"{"deviceNodes":[{"path":"/dev/a","hostPath":null,"major":null,"minor":null,"fileMode":null,"uid":null}]}"#),
         with_edits(r#"{"additionalGids":[0]}"#),
         with_edits(r#"{"deviceNodes":[{"path":"/dev/a","permissions":""}]}"#),
     ] {
@@ -124,6 +126,9 @@ fn bad_documents_are_refused_with_field_and_rule() {
         (node(r#","type":"x""#), "deviceNodes[0].type: \"x\" is not b, c, u or p"),
         (node(r#","permissions":"rwx""#), "deviceNodes[0].permissions: \"rwx\""),
         (node(r#","mode":438"#), "deviceNodes[0].mode: no version"),
+        (node(r#","minor":"0""#), "expected a number that fits"),
+        (node(r#","uid":-1"#), "expected a number that fits"),
+        (with_edits(r#"{"deviceNodes":[null]}"#), "deviceNodes[0].path: it is empty"),
         (hook(r#""hookName":"createcontainer","path":"/a""#), "hooks[0].hookName: \"createcontainer\" is not one of"),
         (hook(r#""hookName":"poststop""#), "hooks[0].path: it is empty"),
         (hook(r#""hookName":"poststop","path":"/a","env":["x"]"#), "hooks[0].env[0]"),

@@ -392,3 +392,21 @@ pub(crate) mod kinds {
         machine
     }
 }
+
+impl Machine {
+    /// Lays the machine's files below a folder. Device nodes become plain files, as in a copy that an ordinary user made; sockets are
+    /// sockets.
+    pub(crate) fn write_below(&self, root: &std::path::Path) -> std::io::Result<()> {
+        for (path, (entry, bytes)) in &self.0 {
+            let at = root.join(path.trim_start_matches('/'));
+            match &entry.kind {
+                Kind::Folder => std::fs::create_dir_all(&at)?,
+                Kind::File => std::fs::write(&at, bytes)?,
+                Kind::Link(target) => std::os::unix::fs::symlink(target, &at)?,
+                Kind::Special if path.contains("/run/") => drop(std::os::unix::net::UnixListener::bind(&at)?),
+                Kind::Special => std::fs::write(&at, "")?,
+            }
+        }
+        Ok(())
+    }
+}

@@ -4,6 +4,7 @@ mod bundle;
 mod documents;
 mod generated;
 mod ldcache;
+#[expect(dead_code, reason = "some of it only the tests of divvy use")]
 mod machine;
 mod plan;
 mod properties;

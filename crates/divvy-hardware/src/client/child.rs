@@ -49,21 +49,8 @@ impl Child {
         let socket = spawn.dir.join("probe.sock");
         let mut listen = std::ffi::OsString::from("unix:");
         listen.push(&socket);
-        let mut command = Command::new(&spawn.program);
+        let mut command = spawn.command();
         command.arg("--listen").arg(listen).arg("--exit-with-stdin");
-        if let Some(library) = &spawn.nvml_library {
-            command.arg("--nvml-library").arg(library);
-        }
-        if let Some(root) = &spawn.driver_root {
-            command.arg("--driver-root").arg(root);
-        }
-        if let Some(root) = &spawn.sys_root {
-            command.arg("--sys-root").arg(root);
-        }
-        if let Some(watchdog) = spawn.watchdog {
-            command.arg("--watchdog").arg(watchdog.as_secs_f64().to_string());
-        }
-        command.envs(spawn.env.iter().map(|(name, value)| (name, value)));
         // Standard error is the agent's: what the probe logs belongs to its log.
         command.stdin(Stdio::piped()).stdout(Stdio::null()).kill_on_drop(true);
         let mut process = command
@@ -104,6 +91,27 @@ impl Child {
         if timeout(KILL_LIMIT, self.process.wait()).await.is_err() {
             tracing::warn!("the probe does not end although it was killed; it hangs in the driver's kernel module");
         }
+    }
+}
+
+impl Spawn {
+    /// The program with what both ways of running it share.
+    pub(super) fn command(&self) -> Command {
+        let mut command = Command::new(&self.program);
+        for (flag, value) in [
+            ("--nvml-library", &self.nvml_library),
+            ("--driver-root", &self.driver_root),
+            ("--sys-root", &self.sys_root),
+        ] {
+            if let Some(value) = value {
+                command.arg(flag).arg(value);
+            }
+        }
+        if let Some(watchdog) = self.watchdog {
+            command.arg("--watchdog").arg(watchdog.as_secs_f64().to_string());
+        }
+        command.envs(self.env.iter().map(|(name, value)| (name, value)));
+        command
     }
 }
 

@@ -1,7 +1,7 @@
 //! `divvy scheduler-config`.
 
 use std::hash::{BuildHasher as _, Hasher as _, RandomState};
-use std::io::{Read as _, Write as _};
+use std::io::Read as _;
 use std::path::Path;
 use std::time::Duration;
 
@@ -11,8 +11,8 @@ use k8s_openapi::api::core::v1::{Secret, Service};
 use kube::api::{Api, DeleteParams, DynamicObject, PostParams};
 use tokio::time::Instant;
 
-use super::Unclear;
 use super::inspect::choice;
+use super::{Unclear, say};
 use crate::cli::SchedulerConfigArgs;
 use crate::printer;
 use crate::scheduler_config::check::{Verdict, has_room, no_room, not_called, pod, unclear, verdict};
@@ -172,10 +172,6 @@ async fn authority_of(args: &SchedulerConfigArgs, namespace: &str, name: &str) -
     authority(&secret).map_err(|why| anyhow::anyhow!("the Secret {namespace}/{name}: {why}"))
 }
 
-fn say(line: &str) -> std::io::Result<()> {
-    writeln!(std::io::stderr().lock(), "{line}")
-}
-
 /// The extender that is installed, as the cluster has it.
 async fn from_cluster(args: &SchedulerConfigArgs, namespace: &str, name: &str) -> anyhow::Result<(String, Tls)> {
     let client = client::connect(&choice(&args.cluster)).await?.client;
@@ -326,19 +322,9 @@ fn read(file: &Path) -> anyhow::Result<(String, String)> {
 /// All or nothing, and with the rights of the file that was there: the scheduler may run as another user. A key is not for everybody.
 fn write(file: &Path, text: &str, secret: bool) -> std::io::Result<()> {
     use std::os::unix::fs::PermissionsExt as _;
-    let folder = file
-        .parent()
-        .filter(|folder| !folder.as_os_str().is_empty())
-        .unwrap_or(Path::new("."));
     let new = if secret { 0o600 } else { 0o644 };
     let mode = std::fs::metadata(file).map_or(new, |there| there.permissions().mode() & if secret { 0o770 } else { 0o777 });
-    // A name with a dot in front: the kubelet's folder of static pods is read while we write.
-    let mut new = tempfile::Builder::new().prefix(".divvy-").tempfile_in(folder)?;
-    new.write_all(text.as_bytes())?;
-    new.as_file().set_permissions(std::fs::Permissions::from_mode(mode))?;
-    new.as_file().sync_all()?;
-    new.persist(file).map_err(|error| error.error)?;
-    Ok(())
+    super::write_whole(file, text, mode)
 }
 
 async fn version(args: &SchedulerConfigArgs) -> anyhow::Result<Version> {

@@ -50,6 +50,9 @@ fn every_help_teaches_by_example() {
         &["audit", "record", "--help"],
         &["scheduler-config", "--help"],
         &["manifests", "--help"],
+        &["cdi", "generate", "--help"],
+        &["cdi", "list", "--help"],
+        &["cdi", "validate", "--help"],
         &["completions", "--help"],
         &["demo", "--help"],
     ] {

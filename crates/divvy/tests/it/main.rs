@@ -3,6 +3,7 @@
 mod audit;
 mod bad_input;
 mod bed;
+mod cdi;
 mod chaos;
 mod cli;
 mod cluster;
@@ -13,3 +14,7 @@ mod outside;
 mod races;
 mod replicas;
 mod scheduler_config;
+
+#[path = "../../../divvy-container/tests/it/machine.rs"]
+#[expect(dead_code, reason = "some of it only the library's own tests use")]
+mod machine;

@@ -1,0 +1,78 @@
+//! One snapshot, for programs that ask once and end.
+
+use std::process::Stdio;
+use std::time::Duration;
+
+use tokio::process::Command;
+use tokio::time::timeout;
+
+use super::{Probe, ProbeClient, Spawn, Timing, Update, protocol};
+use crate::{Code, Failure, Snapshot};
+
+/// More than any snapshot has.
+const LIMIT: usize = 1 << 20;
+
+/// What the driver says now: by `divvy-probe --once`, or from a probe that runs.
+///
+/// # Errors
+/// The driver's reason, or why there was no answer within `limit`.
+pub async fn snapshot(probe: &Probe, limit: Duration) -> Result<Snapshot, Failure> {
+    let late = |_| {
+        let text = format!(
+            "the driver has not answered for {} s; it is still being initialised, or it hangs",
+            limit.as_secs()
+        );
+        Failure::new(Code::Timeout, text)
+    };
+    match probe {
+        Probe::Socket(_) => timeout(limit, first(probe)).await.map_err(late)?,
+        Probe::Spawn(spawn) => timeout(limit, run(spawn)).await.map_err(late)?,
+    }
+}
+
+async fn first(probe: &Probe) -> Result<Snapshot, Failure> {
+    let mut client = ProbeClient::start(probe.clone(), Timing::default());
+    loop {
+        match client.next().await {
+            Some(Update::Snapshot(snapshot)) => return Ok(snapshot),
+            Some(Update::Xid(_)) => {}
+            Some(Update::Unavailable(failure)) => return Err(failure),
+            None => return Err(Failure::new(Code::ProbeUnreachable, "the probe's client has ended")),
+        }
+    }
+}
+
+async fn run(spawn: &Spawn) -> Result<Snapshot, Failure> {
+    let unreachable = |text: String| Failure::new(Code::ProbeUnreachable, text);
+    let mut command: Command = spawn.command();
+    command.arg("--once").stdin(Stdio::null()).kill_on_drop(true);
+    let output = command
+        .output()
+        .await
+        .map_err(|error| unreachable(format!("cannot start {}: {error}", spawn.program.display())))?;
+    if !output.status.success() {
+        let said = String::from_utf8_lossy(&output.stderr);
+        let said = said
+            .lines()
+            .last()
+            .map_or("", |line| line.trim_start_matches("divvy-probe: "));
+        return Err(match said {
+            "" => unreachable(format!("the probe ended without a word ({})", output.status)),
+            said => Failure::new(Code::Unknown, said.chars().take(2048).collect::<String>()),
+        });
+    }
+    if output.stdout.len() > LIMIT {
+        return Err(unreachable(format!(
+            "{} wrote more than {LIMIT} bytes",
+            spawn.program.display()
+        )));
+    }
+    let snapshot: Snapshot = serde_json::from_slice(&output.stdout).map_err(|error| {
+        Failure::new(
+            Code::Protocol,
+            format!("{} wrote no snapshot: {error}", spawn.program.display()),
+        )
+    })?;
+    snapshot.validate().map_err(protocol)?;
+    Ok(snapshot)
+}

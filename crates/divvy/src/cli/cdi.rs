@@ -1,0 +1,223 @@
+//! The grammar of `divvy cdi`.
+
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand, ValueEnum};
+use divvy_container::cdi::Version;
+
+/// Describe GPUs to container engines (CDI): make specs, list what is there, check it
+#[derive(Debug, Subcommand)]
+pub enum CdiCommand {
+    Generate(Box<CdiGenerateArgs>),
+    List(CdiListArgs),
+    Validate(CdiValidateArgs),
+}
+
+/// Make the CDI spec of this machine's GPUs: device nodes, the driver's libraries, programs, firmware and sockets
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  divvy cdi generate                                          look at it
+  divvy cdi generate -o /var/run/cdi/nvidia.yaml              for this boot; /etc/cdi outlives it
+  divvy cdi generate --driver-root /run/nvidia/driver -o /var/run/cdi/nvidia.yaml
+  divvy cdi generate --vendor amd -o /etc/cdi/amd.json
+  divvy cdi generate --cdi-version 0.5.0 -o /etc/cdi/nvidia.yaml       for podman 4.6 and other old readers
+  divvy cdi generate --sys-root ./tree-of-another-machine     from files alone
+Then:
+  podman run --device nvidia.com/gpu=all IMAGE nvidia-smi -L
+  docker run --device nvidia.com/gpu=0 IMAGE nvidia-smi -L             Docker 25 and later
+
+Make it again after each change of the driver, of MIG devices or of cards; `divvy cdi list` says when that was forgotten.
+Nothing of the driver is run, and nothing of it but its NVML is loaded, by divvy-probe. The spec has no hooks: libraries are mounted in the folders that
+loaders of Debian's and of Red Hat's kind search, so it is --hooks none. Divvy has no hook of its own yet, and writes none of others'.
+Not described: Tegra, IMEX channels, GPUDirect storage, NVSwitch nodes, 32-bit libraries.")]
+pub struct CdiGenerateArgs {
+    /// Whose GPUs
+    #[arg(long, value_name = "VENDOR", default_value = "auto")]
+    pub vendor: CdiVendor,
+    /// Write to this file, whole or not at all; - is standard output. Readers look at *.json and *.yaml
+    #[arg(
+        short,
+        long,
+        env = "NVIDIA_CTK_CDI_OUTPUT_FILE_PATH",
+        value_name = "FILE",
+        default_value = "-"
+    )]
+    pub output: PathBuf,
+    /// The form [default: by the file's ending, else yaml]
+    #[arg(long, value_name = "FORMAT")]
+    pub format: Option<CdiFormat>,
+    /// The root of the driver's files; a driver container's is /run/nvidia/driver
+    #[arg(long, env = "NVIDIA_CTK_DRIVER_ROOT", value_name = "DIR", default_value = "/")]
+    pub driver_root: String,
+    /// The root of /dev [default: the driver's root if there are device nodes, else /]
+    #[arg(long, env = "NVIDIA_CTK_DEV_ROOT", value_name = "DIR")]
+    pub dev_root: Option<String>,
+    /// The machine's root, with /proc and /sys: another one than / is a copy of another machine's files
+    #[arg(long, env = "DIVVY_SYS_ROOT", value_name = "DIR", default_value = "/")]
+    pub sys_root: PathBuf,
+    /// The vendor in the devices' names [default: nvidia.com, amd.com or intel.com]
+    #[arg(long, value_name = "NAME")]
+    pub vendor_name: Option<String>,
+    /// The class in the devices' names
+    #[arg(long, value_name = "NAME", default_value = "gpu")]
+    pub class: String,
+    /// By what devices are called: index (0, 0:1), uuid (GPU-…), or each by both
+    #[arg(long, value_name = "STRATEGY", default_value = "both")]
+    pub device_name_strategy: CdiNaming,
+    /// Which hooks the spec has
+    #[arg(long, value_name = "HOOKS", default_value = "none", value_parser = hooks)]
+    pub hooks: CdiHooks,
+    /// The newest version of CDI that the reader understands; what it has not is left out. The spec is written in the oldest version
+    /// that it needs
+    #[arg(long, value_name = "VERSION", default_value = "1.1.0", value_parser = version)]
+    pub cdi_version: Version,
+    /// Who tells the NVIDIA GPUs: probe asks the driver (MIG devices get their UUIDs), proc reads /proc/driver/nvidia
+    #[arg(long, value_name = "SOURCE", default_value = "auto")]
+    pub gpus_from: CdiSource,
+    /// The divvy-probe to run, or unix:SOCKET of one that runs [default: the divvy-probe beside this program]
+    #[arg(long, env = "DIVVY_PROBE", value_name = "PATH|unix:SOCKET")]
+    pub probe: Option<String>,
+    /// The driver's libnvidia-ml.so.1 [default: searched for below the driver's root]
+    #[arg(long, env = "DIVVY_NVML_LIBRARY", value_name = "PATH")]
+    pub nvml_library: Option<PathBuf>,
+}
+
+fn version(text: &str) -> Result<Version, String> {
+    Version::parse(text).ok_or_else(|| format!("there are {}", Version::ALL.map(Version::as_str).join(", ")))
+}
+
+/// Vendors of GPUs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum CdiVendor {
+    /// The first of nvidia, amd, intel that is there
+    Auto,
+    /// NVIDIA, under WSL too
+    Nvidia,
+    /// AMD (/dev/kfd and render nodes)
+    Amd,
+    /// Intel (render nodes)
+    Intel,
+}
+
+/// Forms of a spec.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum CdiFormat {
+    /// JSON
+    Json,
+    /// YAML
+    Yaml,
+}
+
+/// Names of devices.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum CdiNaming {
+    /// 0, 1, 1:0
+    Index,
+    /// GPU-…, MIG-…
+    Uuid,
+    /// Both
+    Both,
+}
+
+fn hooks(text: &str) -> Result<CdiHooks, String> {
+    match text {
+        "none" => Ok(CdiHooks::None),
+        _ => Err("Divvy has no hook of its own yet, and does without: write none, or leave it away".to_owned()),
+    }
+}
+
+/// Hooks of a spec.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CdiHooks {
+    /// None: mounts do it all
+    None,
+}
+
+/// Who knows the GPUs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum CdiSource {
+    /// The probe on this machine, files for a copy of another
+    Auto,
+    /// divvy-probe
+    Probe,
+    /// /proc/driver/nvidia
+    Proc,
+}
+
+/// List the CDI devices of this machine: from which file each comes, and whether containers get it
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  divvy cdi list
+  divvy cdi list -o name                 one a line, those that containers get
+  divvy cdi list -o json | jq '.devices[] | select(.state != \"ok\")'
+  divvy cdi list --spec-dir /etc/cdi --spec-dir /run/my-cdi
+
+STATE is ok, conflict (two files of one directory have the device: engines then give out neither), hidden (a directory of higher
+priority has it, too), or stale (the file was made for another driver than is loaded, or names files that are gone).
+Files that engines refuse, and files in which they do not look, are told on standard error.
+
+Exit status: 0; with --strict 1 if any device is not ok (hidden is), or any file is refused.")]
+pub struct CdiListArgs {
+    /// Where specs are, lowest priority first
+    #[arg(long, env = "NVIDIA_CTK_CDI_SPEC_DIRS", value_name = "DIR", value_delimiter = ',', default_values = ["/etc/cdi", "/var/run/cdi"])]
+    pub spec_dir: Vec<String>,
+    /// The machine's root
+    #[arg(long, env = "DIVVY_SYS_ROOT", value_name = "DIR", default_value = "/")]
+    pub sys_root: PathBuf,
+    /// The form
+    #[arg(short, long, value_name = "FORMAT", default_value = "table")]
+    pub output: CdiListOutput,
+    /// Fail if something is wrong
+    #[arg(long)]
+    pub strict: bool,
+}
+
+/// Forms of a list.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum CdiListOutput {
+    /// Columns
+    Table,
+    /// JSON
+    Json,
+    /// Names alone
+    Name,
+}
+
+/// Check CDI specs against the standard, against each other, and against this machine
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  divvy cdi validate /etc/cdi /var/run/cdi
+  divvy cdi validate nvidia.yaml -o json
+  divvy cdi generate | divvy cdi validate -
+  divvy cdi validate --sys-root ./tree ./tree/etc/cdi     against another machine's files
+
+error: engines refuse the file, so none of its devices can be had; or two of the files of a directory have the same device.
+warning: the standard asks for something else, though engines let it pass; or the file is stale.
+
+Exit status: 0 sound, or warnings alone; 1 errors, or with --strict warnings.")]
+pub struct CdiValidateArgs {
+    /// Files, or directories of them; - is standard input
+    #[arg(value_name = "FILE|DIR", required = true)]
+    pub files: Vec<PathBuf>,
+    /// The machine's root, for what is stale
+    #[arg(long, env = "DIVVY_SYS_ROOT", value_name = "DIR", default_value = "/")]
+    pub sys_root: PathBuf,
+    /// The form
+    #[arg(short, long, value_name = "FORMAT", default_value = "text")]
+    pub output: CdiValidateOutput,
+    /// Fail on warnings too
+    #[arg(long)]
+    pub strict: bool,
+}
+
+/// Forms of findings.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum CdiValidateOutput {
+    /// A line for each finding
+    Text,
+    /// JSON
+    Json,
+}

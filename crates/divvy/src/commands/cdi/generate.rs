@@ -1,0 +1,245 @@
+//! `divvy cdi generate`.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::Context as _;
+use divvy_agent::config;
+use divvy_container::cdi::generate::{Error, Generated, Naming, Options, Tree, amd, intel, nvidia, proc, wsl};
+use divvy_container::cdi::{Format, is_spec_file};
+use divvy_hardware::client::{Probe, Spawn, snapshot};
+use divvy_hardware::{Code, Failure, Files, GpuFacts, Snapshot};
+
+use super::{directory, say, tell_troubles, write_whole};
+use crate::cli::cdi::{CdiFormat, CdiGenerateArgs, CdiNaming, CdiSource, CdiVendor};
+use crate::printer;
+
+/// Initialising a driver starts each of its GPUs.
+const PATIENCE: Duration = Duration::from_secs(75);
+
+/// Makes the spec, and writes it.
+pub(super) async fn run(args: CdiGenerateArgs) -> anyhow::Result<()> {
+    let format = format(&args)?;
+    let files = Files::below(&args.sys_root);
+    let generated = generate(&args, &files).await;
+    tell_troubles(&files)?;
+    let Generated { spec, notes } = generated?;
+    for note in &notes {
+        say(&format!("warning: {note}"))?;
+    }
+    let text = spec.print(format);
+    if args.output == Path::new("-") {
+        return Ok(printer::print(&text)?);
+    }
+    let names: Vec<String> = spec
+        .devices
+        .iter()
+        .map(|device| format!("{}={}", spec.kind, device.name))
+        .collect();
+    refuse_conflict(&args.output, &names)?;
+    if let Some(folder) = args.output.parent().filter(|folder| !folder.as_os_str().is_empty()) {
+        std::fs::create_dir_all(folder).with_context(|| format!("the folder {} cannot be made", folder.display()))?;
+    }
+    write_whole(&args.output, &text, 0o644).with_context(|| format!("{} was not written", args.output.display()))?;
+    say(&format!(
+        "note: {}: CDI {}, devices {}",
+        args.output.display(),
+        spec.cdi_version,
+        names.join(" ")
+    ))?;
+    Ok(())
+}
+
+fn format(args: &CdiGenerateArgs) -> anyhow::Result<Format> {
+    let asked = args.format.map(|format| match format {
+        CdiFormat::Json => Format::Json,
+        CdiFormat::Yaml => Format::Yaml,
+    });
+    if args.output == Path::new("-") {
+        return Ok(asked.unwrap_or(Format::Yaml));
+    }
+    let name = args.output.file_name().unwrap_or_default().to_string_lossy();
+    anyhow::ensure!(
+        is_spec_file(&name),
+        "--output {}: engines look only at files that end in .yaml or .json; name it so",
+        args.output.display()
+    );
+    let by_name = if name.ends_with(".json") { Format::Json } else { Format::Yaml };
+    anyhow::ensure!(
+        asked.is_none_or(|asked| asked == by_name),
+        "--output {} and --format say different things; leave --format away",
+        args.output.display()
+    );
+    Ok(by_name)
+}
+
+async fn generate(args: &CdiGenerateArgs, files: &Files) -> anyhow::Result<Generated> {
+    let vendor = match args.vendor {
+        CdiVendor::Auto => detect(args, files)?,
+        vendor => vendor,
+    };
+    let usual = match vendor {
+        CdiVendor::Amd => "amd.com",
+        CdiVendor::Intel => "intel.com",
+        CdiVendor::Nvidia | CdiVendor::Auto => "nvidia.com",
+    };
+    let options = Options {
+        class: args.class.clone(),
+        naming: match args.device_name_strategy {
+            CdiNaming::Index => Naming::Index,
+            CdiNaming::Uuid => Naming::Uuid,
+            CdiNaming::Both => Naming::Both,
+        },
+        newest: args.cdi_version,
+        driver_root: args.driver_root.clone(),
+        dev_root: args.dev_root.clone(),
+        ..Options::new(args.vendor_name.as_deref().unwrap_or(usual))
+    };
+    Ok(match vendor {
+        CdiVendor::Amd => amd::generate(files, &options)?,
+        CdiVendor::Intel => intel::generate(files, &options)?,
+        CdiVendor::Nvidia | CdiVendor::Auto => nvidia(args, files, &options).await?,
+    })
+}
+
+/// The vendor whose driver is there; a second one is told.
+fn detect(args: &CdiGenerateArgs, tree: &dyn Tree) -> anyhow::Result<CdiVendor> {
+    let has_nvidia =
+        proc::loaded_driver(tree).is_some() || wsl::is_there(tree) || args.driver_root != "/" || args.nvml_library.is_some();
+    let found: Vec<(CdiVendor, &str)> = [
+        (CdiVendor::Nvidia, "nvidia", has_nvidia),
+        (CdiVendor::Amd, "amd", amd::is_there(tree)),
+        (CdiVendor::Intel, "intel", intel::is_there(tree)),
+    ]
+    .into_iter()
+    .filter_map(|(vendor, name, there)| there.then_some((vendor, name)))
+    .collect();
+    let Some(((vendor, name), rest)) = found.split_first() else {
+        anyhow::bail!(
+            "no driver of a GPU is loaded on this machine (no /sys/module/nvidia, no AMD GPU in /sys/class/kfd, no Intel GPU in /sys/bus/pci): load it, \
+             or say where it is with --driver-root or --sys-root; --vendor says more of one of them"
+        );
+    };
+    if !rest.is_empty() {
+        let others: Vec<&str> = rest.iter().map(|(_, name)| *name).collect();
+        say(&format!(
+            "note: this is for {name}; there is {} too: --vendor",
+            others.join(" and ")
+        ))?;
+    }
+    Ok(*vendor)
+}
+
+async fn nvidia(args: &CdiGenerateArgs, files: &Files, options: &Options) -> anyhow::Result<Generated> {
+    let ask = match args.gpus_from {
+        CdiSource::Auto => args.sys_root == Path::new("/") || args.nvml_library.is_some(),
+        CdiSource::Probe => true,
+        CdiSource::Proc => false,
+    };
+    if wsl::is_there(files) {
+        // The files have no version there; the probe knows it.
+        let driver = match ask {
+            true => Some(ask_probe(args).await?.driver),
+            false => None,
+        };
+        return Ok(wsl::generate(files, driver.as_deref(), options)?);
+    }
+    if !ask {
+        return Ok(nvidia::generate(files, &proc::gpus(files), None, options)?);
+    }
+    let snapshot = match ask_probe(args).await {
+        Ok(snapshot) => snapshot,
+        // Where there is no driver at all, that is the better reason.
+        Err(error) => {
+            return match nvidia::generate(files, &[], None, options) {
+                Err(without @ (Error::NoDriver(_) | Error::NoRoot { .. })) => Err(without.into()),
+                _ => Err(error),
+            };
+        }
+    };
+    for nameless in &snapshot.unreadable {
+        say(&format!(
+            "warning: GPU {} is left out: the driver says {}",
+            nameless.index, nameless.error
+        ))?;
+    }
+    let gpus: Vec<nvidia::Gpu> = snapshot.gpus.iter().map(|facts| from_facts(facts, files)).collect();
+    Ok(nvidia::generate(files, &gpus, Some(&snapshot.driver), options)?)
+}
+
+fn from_facts(facts: &GpuFacts, tree: &dyn Tree) -> nvidia::Gpu {
+    nvidia::Gpu {
+        index: facts.index,
+        uuid: Some(facts.uuid.clone()),
+        minor: facts.minor,
+        pci: facts.pci.clone(),
+        mig: proc::mig_of(tree, facts.minor),
+    }
+}
+
+async fn ask_probe(args: &CdiGenerateArgs) -> anyhow::Result<Snapshot> {
+    let probe = match &args.probe {
+        Some(text) => match text.parse().map_err(anyhow::Error::msg).context("--probe")? {
+            config::Probe::Socket(socket) => Probe::Socket(socket),
+            config::Probe::Start(program) => Probe::Spawn(spawn(args, program)),
+        },
+        None => {
+            let own = std::env::current_exe()
+                .context("the own program cannot be found, to look for divvy-probe beside it; give --probe")?;
+            Probe::Spawn(spawn(args, own.with_file_name("divvy-probe")))
+        }
+    };
+    snapshot(&probe, PATIENCE).await.map_err(|Failure { code, text }| {
+        let hint = match code {
+            Code::ProbeUnreachable => "; --probe says where divvy-probe is, --gpus-from proc does without",
+            _ => "; --gpus-from proc does without the driver's library",
+        };
+        anyhow::anyhow!("the driver was asked for its GPUs, and {text}{hint}")
+    })
+}
+
+fn spawn(args: &CdiGenerateArgs, program: PathBuf) -> Spawn {
+    let below = |path: &str| args.sys_root.join(path.trim_start_matches('/'));
+    let driver_root = below(&args.driver_root);
+    Spawn {
+        program,
+        nvml_library: args.nvml_library.clone(),
+        driver_root: (args.nvml_library.is_none() && driver_root != Path::new("/")).then_some(driver_root),
+        sys_root: None,
+        watchdog: None,
+        env: Vec::new(),
+        dir: PathBuf::new(),
+    }
+}
+
+/// Another file of the directory that has one of these devices would make both useless.
+fn refuse_conflict(output: &Path, names: &[String]) -> anyhow::Result<()> {
+    let folder = output
+        .parent()
+        .filter(|folder| !folder.as_os_str().is_empty())
+        .unwrap_or(Path::new("."));
+    let shown = folder.display().to_string();
+    let found = match directory(folder, &shown, 0) {
+        Ok((found, _)) => found,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
+        Err(error) => return Err(anyhow::Error::new(error).context(format!("the folder {shown} cannot be read"))),
+    };
+    let own = output.file_name().unwrap_or_default().to_string_lossy();
+    for file in found.iter().filter(|file| file.path.rsplit('/').next() != Some(&own)) {
+        let Some(spec) = file.usable() else { continue };
+        let twice = spec
+            .devices
+            .iter()
+            .map(|device| format!("{}={}", spec.kind, device.name))
+            .find(|name| names.contains(name));
+        if let Some(name) = twice {
+            anyhow::bail!(
+                "{} has {name} already, and engines give out no device that two files of a directory have: remove that file, write to it \
+                 (-o {}), or use --vendor-name or --class. Nothing was written",
+                file.path,
+                file.path
+            );
+        }
+    }
+    Ok(())
+}

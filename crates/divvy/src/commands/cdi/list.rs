@@ -1,0 +1,138 @@
+//! `divvy cdi list`.
+
+use std::collections::BTreeMap;
+
+use anyhow::Context as _;
+use divvy_container::cdi::stale::Stale;
+use divvy_container::cdi::{FoundDevice, Registry, Severity};
+use divvy_hardware::Files;
+use serde::Serialize;
+
+use super::{conflicts, directory, ignored, say, tell_troubles};
+use crate::cli::cdi::{CdiListArgs, CdiListOutput};
+use crate::printer;
+
+/// What is there.
+#[derive(Debug, Serialize)]
+struct List {
+    devices: Vec<Row>,
+    files: Vec<File>,
+}
+
+#[derive(Debug, Serialize)]
+struct Row {
+    name: String,
+    file: String,
+    /// `ok`, `conflict`, `hidden` or `stale`.
+    state: &'static str,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    why: Vec<String>,
+}
+
+#[derive(Debug, Serialize)]
+struct File {
+    path: String,
+    /// Whether engines take it.
+    usable: bool,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    problems: Vec<String>,
+}
+
+/// Lists. `Ok(false)`: `--strict`, and something is wrong.
+pub(super) fn run(args: &CdiListArgs) -> anyhow::Result<bool> {
+    let (mut found, mut not_read) = (Vec::new(), Vec::new());
+    for (priority, shown) in args.spec_dir.iter().enumerate() {
+        let path = args.sys_root.join(shown.trim_start_matches('/'));
+        match directory(&path, shown, priority) {
+            Ok((files, names)) => {
+                found.extend(files);
+                not_read.extend(names);
+            }
+            // Readers take it so, too.
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+            Err(error) => return Err(error).with_context(|| format!("the directory {} cannot be read", path.display())),
+        }
+    }
+    let registry = Registry::new(found);
+    let machine = Files::below(&args.sys_root);
+    let stale: BTreeMap<&str, Vec<String>> = registry
+        .files()
+        .iter()
+        .filter_map(|file| Some((file.path.as_str(), Stale::check(file.usable()?, &machine).sentences())))
+        .collect();
+    tell_troubles(&machine)?;
+    let devices: Vec<Row> = registry.devices().iter().map(|device| row(device, &stale)).collect();
+    let mut sound = devices.iter().all(|row| matches!(row.state, "ok" | "hidden"));
+    let mut files = Vec::new();
+    for file in registry.files() {
+        let problems = file.problems();
+        for problem in problems.iter().filter(|problem| problem.severity == Severity::Error) {
+            sound = false;
+            say(&format!("warning: engines refuse {}: {problem}", file.path))?;
+        }
+        files.push(File {
+            path: file.path.clone(),
+            usable: file.usable().is_some(),
+            problems: problems.iter().map(ToString::to_string).collect(),
+        });
+    }
+    for path in &not_read {
+        say(&format!("warning: {}", ignored(path).text))?;
+    }
+    for (_, problem) in conflicts(&registry) {
+        say(&format!("warning: {}", problem.text))?;
+    }
+    match args.output {
+        CdiListOutput::Json => printer::json(&List { devices, files })?,
+        CdiListOutput::Name => {
+            for row in devices.iter().filter(|row| matches!(row.state, "ok" | "stale")) {
+                printer::line(&row.name)?;
+            }
+        }
+        CdiListOutput::Table if devices.is_empty() => {
+            say(&format!(
+                "note: no CDI devices in {}; divvy cdi generate -o /var/run/cdi/nvidia.yaml describes the GPUs of this machine",
+                args.spec_dir.join(", ")
+            ))?;
+        }
+        CdiListOutput::Table => printer::print(&table(&devices))?,
+    }
+    Ok(sound || !args.strict)
+}
+
+fn row(device: &FoundDevice<'_>, stale: &BTreeMap<&str, Vec<String>>) -> Row {
+    let file = device.file.path.as_str();
+    let stale = stale.get(file).map_or(&[][..], Vec::as_slice);
+    let (state, why) = match device {
+        FoundDevice { conflicts_with, .. } if !conflicts_with.is_empty() => (
+            "conflict",
+            conflicts_with.iter().map(|other| format!("{other} has it too")).collect(),
+        ),
+        FoundDevice {
+            hidden_by: Some(other), ..
+        } => ("hidden", vec![format!("{other} is taken")]),
+        _ if !stale.is_empty() => ("stale", stale.to_vec()),
+        _ => ("ok", Vec::new()),
+    };
+    Row {
+        name: device.name.clone(),
+        file: file.to_owned(),
+        state,
+        why,
+    }
+}
+
+fn table(rows: &[Row]) -> String {
+    let mut cells = "DEVICE\tSTATE\tFILE\tWHY\n".to_owned();
+    for row in rows {
+        cells.push_str(&format!(
+            "{}\t{}\t{}\t{}\n",
+            row.name,
+            row.state,
+            row.file,
+            row.why.join("; ")
+        ));
+    }
+    let text = printer::columns(&cells);
+    text.lines().map(|line| format!("{}\n", line.trim_end())).collect()
+}

@@ -1,0 +1,161 @@
+//! `divvy cdi validate`.
+
+use std::collections::BTreeMap;
+use std::io::Read as _;
+use std::path::Path;
+
+use anyhow::Context as _;
+use divvy_container::cdi::stale::Stale;
+use divvy_container::cdi::{Found, Problem, Registry, Severity, Spec, Version};
+use divvy_hardware::Files;
+use serde::Serialize;
+
+use super::{LARGEST_SPEC, conflicts, directory, ignored, read, say, tell_troubles};
+use crate::cli::cdi::{CdiValidateArgs, CdiValidateOutput};
+use crate::printer;
+
+/// What was found of one file.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Verdict {
+    file: String,
+    valid: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    cdi_version: Option<String>,
+    /// The oldest version that has all that the file uses.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    least_version: Option<String>,
+    devices: usize,
+    errors: Vec<Finding>,
+    warnings: Vec<Finding>,
+}
+
+#[derive(Debug, Serialize)]
+struct Finding {
+    field: String,
+    text: String,
+}
+
+/// Checks. `Ok(false)`: there are errors, or with `--strict` warnings.
+pub(super) fn run(args: &CdiValidateArgs) -> anyhow::Result<bool> {
+    let machine = Files::below(&args.sys_root);
+    let mut verdicts = Vec::new();
+    // Each folder is a directory of specs for itself: files of one folder may conflict.
+    let mut folders: BTreeMap<String, Vec<Found>> = BTreeMap::new();
+    for path in &args.files {
+        let shown = path.display().to_string();
+        if path == Path::new("-") {
+            folders.entry(shown).or_default().push(standard_input()?);
+        } else if std::fs::metadata(path)
+            .with_context(|| format!("{shown} cannot be looked at"))?
+            .is_dir()
+        {
+            let (found, not_read) =
+                directory(path, &shown, 0).with_context(|| format!("the directory {shown} cannot be read"))?;
+            if found.is_empty() && not_read.is_empty() {
+                say(&format!("warning: {shown} has no file that ends in .yaml or .json"))?;
+            }
+            folders.entry(shown).or_default().extend(found);
+            verdicts.extend(not_read.iter().map(|path| verdict_of_ignored(path)));
+        } else {
+            let folder = path.parent().map_or_else(String::new, |folder| folder.display().to_string());
+            folders.entry(folder).or_default().push(Found {
+                path: shown,
+                priority: 0,
+                spec: read(path),
+            });
+        }
+    }
+    for found in folders.into_values() {
+        let registry = Registry::new(found);
+        let conflicts = conflicts(&registry);
+        verdicts.extend(registry.files().iter().map(|file| verdict(file, &conflicts, &machine)));
+    }
+    tell_troubles(&machine)?;
+    verdicts.sort_by(|a, b| a.file.cmp(&b.file));
+    match args.output {
+        CdiValidateOutput::Json => printer::json(&verdicts)?,
+        CdiValidateOutput::Text => printer::print(&verdicts.iter().map(text).collect::<String>())?,
+    }
+    Ok(verdicts
+        .iter()
+        .all(|verdict| verdict.valid && (verdict.warnings.is_empty() || !args.strict)))
+}
+
+fn standard_input() -> anyhow::Result<Found> {
+    let mut text = String::new();
+    std::io::stdin()
+        .take(LARGEST_SPEC)
+        .read_to_string(&mut text)
+        .context("standard input cannot be read")?;
+    Ok(Found {
+        path: "-".to_owned(),
+        priority: 0,
+        spec: Spec::parse(&text).map_err(|error| error.to_string()),
+    })
+}
+
+fn verdict(file: &Found, conflicts: &[(String, Problem)], machine: &Files) -> Verdict {
+    let mut problems = file.problems();
+    problems.extend(
+        conflicts
+            .iter()
+            .filter(|(path, _)| *path == file.path)
+            .map(|(_, problem)| problem.clone()),
+    );
+    if let Some(spec) = file.usable() {
+        problems.extend(Stale::check(spec, machine).sentences().into_iter().map(|text| Problem {
+            severity: Severity::Warning,
+            field: "file".to_owned(),
+            text: format!("it is stale: {text}; make it again"),
+        }));
+    }
+    let spec = file.spec.as_ref().ok();
+    Verdict {
+        file: file.path.clone(),
+        valid: problems.iter().all(|problem| problem.severity != Severity::Error),
+        cdi_version: spec.map(|spec| spec.cdi_version.clone()),
+        least_version: spec.map(|spec| Version::least_for(spec).to_string()),
+        devices: spec.map_or(0, |spec| spec.devices.len()),
+        errors: of(&problems, Severity::Error),
+        warnings: of(&problems, Severity::Warning),
+    }
+}
+
+fn verdict_of_ignored(path: &str) -> Verdict {
+    Verdict {
+        file: path.to_owned(),
+        valid: true,
+        cdi_version: None,
+        least_version: None,
+        devices: 0,
+        errors: Vec::new(),
+        warnings: of(&[ignored(path)], Severity::Warning),
+    }
+}
+
+fn of(problems: &[Problem], severity: Severity) -> Vec<Finding> {
+    let problems = problems.iter().filter(|problem| problem.severity == severity);
+    problems
+        .map(|problem| Finding {
+            field: problem.field.clone(),
+            text: problem.text.clone(),
+        })
+        .collect()
+}
+
+fn text(verdict: &Verdict) -> String {
+    let file = &verdict.file;
+    let line = |kind: &str, finding: &Finding| format!("{file}: {kind}: {}: {}\n", finding.field, finding.text);
+    let mut text: String = verdict.errors.iter().map(|finding| line("error", finding)).collect();
+    text.extend(verdict.warnings.iter().map(|finding| line("warning", finding)));
+    if let (true, Some(version), Some(least)) = (verdict.valid, &verdict.cdi_version, &verdict.least_version) {
+        let needs = if least == version {
+            String::new()
+        } else {
+            format!(", needs {least}")
+        };
+        text.push_str(&format!("{file}: valid, CDI {version}{needs}, {} devices\n", verdict.devices));
+    }
+    text
+}

@@ -1,0 +1,273 @@
+//! `divvy cdi` on machines that are folders.
+
+use std::path::{Path, PathBuf};
+use std::process::Output;
+
+use divvy_container::cdi::generate::{Generated, Options, nvidia, proc, wsl};
+use divvy_container::cdi::{Format, Spec};
+
+use crate::cli::{divvy, stderr, stdout};
+use crate::cluster::programs;
+use crate::machine::{Machine, kinds};
+
+struct Tree(tempfile::TempDir);
+
+impl Tree {
+    fn of(machine: &Machine) -> Tree {
+        let folder = tempfile::tempdir().expect("a folder");
+        machine.write_below(folder.path()).expect("laid out");
+        Tree(folder)
+    }
+
+    fn at(&self, path: &str) -> String {
+        self.0.path().join(path.trim_start_matches('/')).display().to_string()
+    }
+
+    fn write(&self, path: &str, text: &str) {
+        let at = PathBuf::from(self.at(path));
+        std::fs::create_dir_all(at.parent().expect("a folder")).expect("made");
+        std::fs::write(at, text).expect("written");
+    }
+
+    /// `divvy cdi …` on the copied machine.
+    fn cdi(&self, args: &[&str]) -> Output {
+        let root = self.at("");
+        divvy(&[&["cdi"], args, &["--sys-root", &root]].concat(), &[])
+    }
+}
+
+fn spec(vendor: &str, name: &str) -> String {
+    format!("cdiVersion: 0.5.0\nkind: {vendor}/gpu\ndevices:\n- name: \"{name}\"\n  containerEdits:\n    env: [A=1]\n")
+}
+
+#[test]
+fn what_is_printed_of_a_copied_machine_is_what_its_files_say() {
+    let options = Options::new("nvidia.com");
+    let of_nvidia = |machine: &Machine, options: &Options| nvidia::generate(machine, &proc::gpus(machine), None, options);
+    let operator = Options {
+        driver_root: "/run/nvidia/driver".to_owned(),
+        ..options.clone()
+    };
+    for (machine, args, made) in [
+        (kinds::debian(), &[][..], of_nvidia(&kinds::debian(), &options)),
+        (
+            kinds::red_hat(),
+            &["--vendor", "nvidia"],
+            of_nvidia(&kinds::red_hat(), &options),
+        ),
+        (kinds::mig(), &[], of_nvidia(&kinds::mig(), &options)),
+        (
+            kinds::operator(),
+            &["--driver-root", "/run/nvidia/driver"],
+            of_nvidia(&kinds::operator(), &operator),
+        ),
+        (kinds::wsl(), &[], wsl::generate(&kinds::wsl(), None, &options)),
+    ] {
+        let Generated { spec, notes } = made.expect("a spec");
+        let output = Tree::of(&machine).cdi(&[&["generate"], args].concat());
+        assert_eq!(stdout(&output), spec.print(Format::Yaml), "{}", stderr(&output));
+        for note in notes {
+            assert!(stderr(&output).contains(&note), "{}", stderr(&output));
+        }
+    }
+    for (machine, kind) in [(kinds::mi300(), "amd.com/gpu"), (kinds::intel(), "intel.com/gpu")] {
+        let output = Tree::of(&machine).cdi(&["generate", "--format", "json"]);
+        let spec = Spec::parse(&stdout(&output)).unwrap_or_else(|error| panic!("{error}: {}", stderr(&output)));
+        assert_eq!((spec.kind.as_str(), spec.devices[0].name.as_str()), (kind, "0"));
+    }
+}
+
+#[test]
+fn the_probe_tells_the_gpus_and_a_changed_driver_makes_the_spec_stale() {
+    let programs = programs();
+    let tree = Tree::of(&kinds::debian());
+    tree.write(
+        "machine.toml",
+        "v = 1\n[[node]]\nname = \"n\"\naddress = \"10.0.0.1\"\ndriver = \"550.54.15\"\n\
+         [[node.gpu]]\nmodel = \"NVIDIA T4\"\nmemory_mib = 15360\nuuid = \"GPU-a\"\nminor = 1\n\
+         [[node.gpu]]\nmodel = \"NVIDIA T4\"\nmemory_mib = 15360\nuuid = \"GPU-b\"\nminor = 0\n",
+    );
+    let (machine, library, file) = (
+        tree.at("machine.toml"),
+        programs.nvml_sim.display().to_string(),
+        tree.at("etc/cdi/nvidia.json"),
+    );
+    let root = tree.at("");
+    let generate = |to: &str| {
+        let args = ["cdi", "generate", "--sys-root", &root, "--nvml-library", &library, "-o", to];
+        divvy(&args, &[("DIVVY_NVML_SIM", &machine)])
+    };
+    let output = generate(&file);
+    assert!(output.status.success(), "{}", stderr(&output));
+    let text = std::fs::read_to_string(&file).expect("written");
+    let spec = Spec::parse(&text).expect("a spec");
+    let names: Vec<&str> = spec.devices.iter().map(|device| device.name.as_str()).collect();
+    assert_eq!(names, ["0", "GPU-a", "1", "GPU-b", "all"]);
+    assert!(
+        spec.devices[0]
+            .container_edits
+            .device_nodes
+            .iter()
+            .any(|node| node.path == "/dev/nvidia1"),
+        "a minor is no index"
+    );
+    let left: Vec<_> = std::fs::read_dir(tree.at("etc/cdi")).expect("there").collect();
+    assert_eq!(left.len(), 1, "no temporary file is left: {left:?}");
+
+    let refused = generate(&tree.at("etc/cdi/other.yaml"));
+    assert!(
+        !refused.status.success() && stderr(&refused).contains("nvidia.json has nvidia.com/gpu=0 already"),
+        "{}",
+        stderr(&refused)
+    );
+    assert!(!Path::new(&tree.at("etc/cdi/other.yaml")).exists());
+    assert!(generate(&file).status.success(), "over itself it is written");
+
+    let listed = tree.cdi(&["list", "--strict"]);
+    assert!(listed.status.success(), "{}{}", stdout(&listed), stderr(&listed));
+    tree.write("sys/module/nvidia/version", "560.35.03\n");
+    let stale = tree.cdi(&["list", "--strict"]);
+    assert!(!stale.status.success());
+    let first = stdout(&stale).lines().nth(1).unwrap_or_default().to_owned();
+    assert_eq!(
+        first.split_whitespace().collect::<Vec<_>>().join(" "),
+        "nvidia.com/gpu=0 stale /etc/cdi/nvidia.json it was made for driver 550.54.15, and 560.35.03 is loaded"
+    );
+    let validated = tree.cdi(&["validate", &file]);
+    assert!(
+        validated.status.success() && stdout(&validated).contains("warning: file: it is stale: it was made for driver 550.54.15")
+    );
+    assert!(!tree.cdi(&["validate", &file, "--strict"]).status.success());
+}
+
+#[test]
+fn what_keeps_a_spec_from_being_made_is_told_with_what_to_do() {
+    let none = Tree::of(&kinds::none());
+    let debian = Tree::of(&kinds::debian());
+    let probe = ["generate", "--gpus-from", "probe", "--probe", "/nowhere/divvy-probe"];
+    for (tree, args, part) in [
+        (&none, &["generate"][..], "no driver of a GPU is loaded on this machine"),
+        (
+            &none,
+            &["generate", "--vendor", "nvidia"],
+            "the NVIDIA driver is not installed there",
+        ),
+        (
+            &none,
+            &["generate", "--driver-root", "/run/nvidia/driver"],
+            "there is no folder /run/nvidia/driver on this machine",
+        ),
+        (
+            &none,
+            &["generate", "--vendor", "amd"],
+            "the kernel module amdgpu is not loaded",
+        ),
+        (&none, &["generate", "--vendor", "intel"], "no display controller of Intel"),
+        (&debian, &probe, "cannot start /nowhere/divvy-probe"),
+        (
+            &debian,
+            &["generate", "-o", "gpus.yml"],
+            "engines look only at files that end in .yaml or .json",
+        ),
+        (
+            &debian,
+            &["generate", "-o", "a.json", "--format", "yaml"],
+            "say different things",
+        ),
+        (&debian, &["generate", "--cdi-version", "0.4.0"], "allow at least 0.5.0"),
+        (&debian, &["generate", "--cdi-version", "2.0.0"], "there are 0.3.0, 0.4.0"),
+        (
+            &debian,
+            &["generate", "--hooks", "minimal"],
+            "Divvy has no hook of its own yet",
+        ),
+        (&debian, &["generate", "--class", "a b"], "not the class of a CDI name"),
+    ] {
+        let output = tree.cdi(args);
+        assert!(!output.status.success() && output.stdout.is_empty(), "{args:?}");
+        assert!(stderr(&output).contains(part), "{args:?}: {}", stderr(&output));
+    }
+}
+
+#[test]
+fn the_list_says_of_each_device_whether_containers_get_it() {
+    let tree = Tree::of(&kinds::none());
+    assert!(stderr(&tree.cdi(&["list"])).contains("no CDI devices in /etc/cdi, /var/run/cdi"));
+    for (file, vendor, name) in [
+        ("etc/cdi/a.yaml", "a.com", "both"),
+        ("etc/cdi/b.json", "a.com", "both"),
+        ("etc/cdi/c.yaml", "c.com", "twice"),
+        ("var/run/cdi/c.yaml", "c.com", "twice"),
+        ("etc/cdi/d.yml", "d.com", "unseen"),
+    ] {
+        tree.write(file, &spec(vendor, name));
+    }
+    tree.write("etc/cdi/broken.yaml", "kind: x.com/gpu\n");
+    let output = tree.cdi(&["list"]);
+    assert!(output.status.success(), "without --strict it only tells");
+    insta::assert_snapshot!(stdout(&output), @r"
+    DEVICE           STATE     FILE                 WHY
+    a.com/gpu=both   conflict  /etc/cdi/a.yaml      /etc/cdi/b.json has it too
+    a.com/gpu=both   conflict  /etc/cdi/b.json      /etc/cdi/a.yaml has it too
+    c.com/gpu=twice  hidden    /etc/cdi/c.yaml      /var/run/cdi/c.yaml is taken
+    c.com/gpu=twice  ok        /var/run/cdi/c.yaml
+    ");
+    for part in [
+        "engines refuse /etc/cdi/broken.yaml: cdiVersion: invalid version \"\"",
+        "/etc/cdi/d.yml is not read by any engine",
+        "conflicting device \"a.com/gpu=both\" (specs \"/etc/cdi/a.yaml\", \"/etc/cdi/b.json\")",
+    ] {
+        assert!(stderr(&output).contains(part), "{part}: {}", stderr(&output));
+    }
+    assert_eq!(stdout(&tree.cdi(&["list", "-o", "name"])), "c.com/gpu=twice\n");
+    let json: serde_json::Value = serde_json::from_str(&stdout(&tree.cdi(&["list", "-o", "json"]))).expect("JSON");
+    assert_eq!(
+        (&json["devices"][0]["state"], &json["files"][2]["usable"]),
+        (&"conflict".into(), &false.into())
+    );
+    assert!(!tree.cdi(&["list", "--strict"]).status.success());
+    assert!(tree.cdi(&["list", "--strict", "--spec-dir", "/var/run/cdi"]).status.success());
+}
+
+#[test]
+fn files_are_checked_against_the_standard_and_against_each_other() {
+    let tree = Tree::of(&kinds::none());
+    tree.write("good/a.yaml", &spec("a.com", "0"));
+    tree.write("bad/a.yaml", &spec("a.com", "0"));
+    tree.write("bad/b.yaml", &spec("a.com", "0"));
+    tree.write(
+        "bad/c.json",
+        r#"{"cdiVersion":"0.3.0","kind":"a.com/b","devices":[{"name":"0","containerEdits":{"env":["=x"]}}]}"#,
+    );
+    tree.write("bad/d.yaml", "not: [a");
+    let good = tree.cdi(&["validate", &tree.at("good")]);
+    assert!(good.status.success());
+    assert_eq!(
+        stdout(&good),
+        format!("{}: valid, CDI 0.5.0, 1 devices\n", tree.at("good/a.yaml"))
+    );
+    let bad = tree.cdi(&["validate", &tree.at("bad")]);
+    assert_eq!(bad.status.code(), Some(1));
+    for part in [
+        format!(
+            "{}: error: devices: conflicting device \"a.com/gpu=0\"",
+            tree.at("bad/a.yaml")
+        ),
+        format!(
+            "{}: error: cdiVersion: the spec version must be at least v0.5.0",
+            tree.at("bad/c.json")
+        ),
+        format!(
+            "{}: error: devices[0].containerEdits.env[0]: \"=x\" is not a variable",
+            tree.at("bad/c.json")
+        ),
+        format!("{}: error: file: this is not a CDI spec", tree.at("bad/d.yaml")),
+    ] {
+        assert!(stdout(&bad).contains(&part), "{part}\n{}", stdout(&bad));
+    }
+    let missing = tree.cdi(&["validate", "/nowhere/x.yaml"]);
+    assert!(stderr(&missing).contains("/nowhere/x.yaml cannot be looked at"));
+    let json: serde_json::Value =
+        serde_json::from_str(&stdout(&tree.cdi(&["validate", &tree.at("bad"), "-o", "json"]))).expect("JSON");
+    assert_eq!(json.as_array().map(Vec::len), Some(4));
+}
