@@ -33,10 +33,9 @@ pub(crate) struct Divvy {
     draw: Option<Draw>,
     /// The shapes and how many nodes have each.
     shapes: Vec<(Shape, u64)>,
-    /// By number of the shape: which of `sequences` is its own.
+    /// By number of the shape: which of `sequences` and of `waste` is its own.
     sequence_of: Vec<usize>,
     sequences: Vec<Sequences>,
-    /// By number of the shape; only while pods end.
     waste: Vec<Waste>,
     turnover: Turnover,
     scarcity: Vec<i64>,
@@ -128,15 +127,13 @@ impl Divvy {
     fn add_sequences(&mut self, number: usize) {
         let Some(draw) = &self.draw else { return };
         let (shape, _) = self.shapes[number];
-        if self.turnover.pods_end() {
-            self.waste.push(Waste::new(&self.classes, &shape));
-        }
         let like = |other: &(Shape, u64)| Sequences::same(&other.0, &shape);
         let own = match self.shapes[..number].iter().position(like) {
             Some(same) => self.sequence_of[same],
             None => {
                 let classes: Vec<Demand> = self.classes.iter().map(|(class, _)| *class).collect();
                 self.sequences.push(Sequences::new(draw, &classes, &shape));
+                self.waste.push(Waste::new(&self.classes, &shape));
                 self.sequences.len() - 1
             }
         };
@@ -157,16 +154,21 @@ impl Divvy {
         }
         self.work += 1;
         let (shape, _) = &self.shapes[state.shape as usize];
-        let milli = match self.sequence_of.get(state.shape as usize) {
-            Some(own) => self.sequences[*own].stranded(state),
-            None => state.total() * SEQUENCES as u64 * 1000 / u64::from(shape.gpu_size.max(1)),
-        };
-        let stranded = i64::try_from(milli)
-            .unwrap_or(i64::MAX)
-            .saturating_mul(MICRO / SEQUENCES as i64);
-        let idle = match self.waste.get(state.shape as usize) {
-            Some(waste) => stranded * 3 / 10 + waste.amount(state, shape),
-            None => stranded,
+        let idle = match self.sequence_of.get(state.shape as usize) {
+            Some(own) => {
+                let milli = i64::try_from(self.sequences[*own].stranded(state)).unwrap_or(i64::MAX);
+                let stranded = milli.saturating_mul(MICRO / SEQUENCES as i64);
+                if self.turnover.pods_end() {
+                    stranded * 3 / 10 + self.waste[*own].amount(state, shape)
+                } else {
+                    stranded
+                }
+            }
+            // Nothing is known of what comes: all that is left is worth the same.
+            None => {
+                let milli = state.total() * 1000 / u64::from(shape.gpu_size.max(1));
+                i64::try_from(milli).unwrap_or(i64::MAX).saturating_mul(MICRO)
+            }
         };
         let number = u32::try_from(self.states.states.len()).unwrap_or(u32::MAX);
         self.states.numbers.insert(*state, number);
@@ -314,10 +316,20 @@ impl Rule for Divvy {
         true
     }
 
-    fn bound(&mut self, place: &Place<'_>) -> i64 {
-        // At best no GPU is idle in vain any more, and no place of worth is lost.
-        let before = self.know(place.state);
-        step(self.price(place) - self.states.states[before as usize].idle)
+    fn guess(&mut self, place: &Place<'_>) -> i64 {
+        let own = self.sequence_of.get(place.number()).copied();
+        let guess = match (self.states.numbers.get(place.state), own) {
+            // At best no GPU is idle in vain any more, and no place of worth is lost.
+            (Some(before), _) => -self.states.states[*before as usize].idle,
+            (None, Some(own)) => self.waste[own].growth(place),
+            (None, None) => 0,
+        };
+        step(guess + self.price(place))
+    }
+
+    fn effort(&self) -> (u64, u64) {
+        // While a cluster fills up each mistake stays; when pods end it is gone soon, and somebody waits for the answer.
+        if self.turnover.pods_end() { (16, 6) } else { (48, 1000) }
     }
 
     fn work(&self) -> u64 {

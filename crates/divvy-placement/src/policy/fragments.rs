@@ -32,14 +32,18 @@ impl Fragments {
         cpus.dedup();
         amounts.sort_unstable();
         amounts.dedup();
-        let mut content = Vec::with_capacity((cpus.len() + 1) * (amounts.len() + 1));
-        for met_cpus in 0..=cpus.len() {
-            for met_amounts in 0..=amounts.len() {
-                let pods = single.iter().filter(|(demand, amount, _)| {
-                    cpus[..met_cpus].contains(&demand.cpu_milli) && amounts[..met_amounts].contains(amount)
-                });
-                content.push(pods.map(|(_, _, count)| count).sum());
-            }
+        let width = amounts.len() + 1;
+        let mut content = vec![0; (cpus.len() + 1) * width];
+        for (demand, amount, count) in &single {
+            let met_cpus = cpus.partition_point(|cpu| cpu <= &demand.cpu_milli);
+            let met_amounts = amounts.partition_point(|other| other <= amount);
+            content[met_cpus * width + met_amounts] += count;
+        }
+        for at in (0..content.len()).filter(|at| at % width > 0) {
+            content[at] += content[at - 1];
+        }
+        for at in width..content.len() {
+            content[at] += content[at - width];
         }
         Fragments {
             pods: i64::try_from(mix.total()).unwrap_or(i64::MAX),

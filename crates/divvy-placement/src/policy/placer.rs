@@ -60,7 +60,7 @@ struct Row {
     amounts: Vec<Option<u32>>,
     /// Costs that are right; [`NO_FIT`] where that is not known, or where it does not fit.
     exact: Vec<i64>,
-    /// Costs that are a bound or were right once; [`NO_FIT`] where there is none.
+    /// Costs that are guessed or were right once; [`NO_FIT`] where there is none.
     guessed: Vec<i64>,
     kept: Vec<Kept>,
     /// The slot's version when it was looked at.
@@ -79,9 +79,6 @@ struct Row {
 const NO_FIT: i64 = i64::MAX;
 /// So few guesses are replaced at once.
 const FEW: usize = 48;
-
-/// Work that one decision does beyond what it must, in states that a rule evaluates.
-const WORK: u64 = 48;
 
 /// Guesses that are looked at in each decision though they do not look promising.
 const TURN: usize = 32;
@@ -155,6 +152,12 @@ impl Placer {
     pub fn node(&self, node: NodeId) -> Option<(&Shape, &Free)> {
         let there = self.nodes.get(node.index())?.as_ref()?;
         Some((&self.shapes[there.shape as usize], &there.free))
+    }
+
+    /// All nodes, in the order of their numbers.
+    pub fn nodes(&self) -> impl Iterator<Item = (&Shape, &Free)> {
+        let nodes = self.nodes.iter().flatten();
+        nodes.map(|node| (&self.shapes[node.shape as usize], &node.free))
     }
 
     /// A pod starts there. False, and nothing changes, if it does not fit.
@@ -277,7 +280,7 @@ impl Placer {
                 return;
             };
             if state.fits(class, amount) {
-                row.guessed[slot] = self.rule.bound(&Place {
+                row.guessed[slot] = self.rule.guess(&Place {
                     demand: class,
                     amount,
                     shape: &self.shapes[state.shape as usize],
@@ -299,21 +302,26 @@ impl Placer {
             self.evaluate_all(number, class);
             return;
         }
-        let until = self.rule.work() + WORK;
+        let (promising, in_turn) = self.rule.effort();
+        let until = self.rule.work() + promising;
         let slots = self.rows[number].guessed.len();
         let mut best = self.rows[number].exact.iter().copied().min().unwrap_or(NO_FIT);
         loop {
             let guessed = &self.rows[number].guessed;
-            let promising = guessed.iter().copied().min().unwrap_or(NO_FIT);
-            if promising == NO_FIT || promising > best || (best != NO_FIT && self.rule.work() >= until) {
+            let least = guessed.iter().copied().min().unwrap_or(NO_FIT);
+            if least == NO_FIT || least > best || (best != NO_FIT && self.rule.work() >= until) {
                 break;
             }
-            let Some(slot) = guessed.iter().position(|guess| *guess == promising) else {
+            let Some(slot) = guessed.iter().position(|guess| *guess == least) else {
                 break;
             };
             best = best.min(self.evaluate_one(number, class, slot));
         }
+        let until = self.rule.work() + in_turn;
         for _ in 0..TURN {
+            if self.rule.work() >= until {
+                break;
+            }
             let row = &mut self.rows[number];
             let rest = row.guessed.iter().skip(row.cursor);
             match rest.enumerate().find(|(_, guess)| **guess != NO_FIT) {

@@ -76,9 +76,14 @@ pub(crate) trait Rule: fmt::Debug + Send {
         false
     }
 
-    /// Not more than the cost, and cheap to know.
-    fn bound(&mut self, _place: &Place<'_>) -> i64 {
+    /// About the cost, rather too little than too much, and cheap to know.
+    fn guess(&mut self, _place: &Place<'_>) -> i64 {
         0
+    }
+
+    /// For one decision: how much [`Rule::work`] at most among the most promising places, once one cost is known, and among others in turn.
+    fn effort(&self) -> (u64, u64) {
+        (u64::MAX / 2, 0)
     }
 
     /// Rises with what is dear.

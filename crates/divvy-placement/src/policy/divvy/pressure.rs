@@ -9,6 +9,9 @@ use super::super::{Demand, MOST_GPUS, Model, ModelSet, Shape, Share};
 /// At most so many classes are watched: those that ask for the most GPU.
 const MOST: usize = 256;
 
+/// When so much was seen, and no pod with several GPUs, none is feared.
+const MANY: u64 = 1000 * super::mixture::ONE;
+
 /// Millionths: 1 in fixed point.
 pub(crate) const MICRO: i64 = 1_000_000;
 
@@ -50,7 +53,10 @@ impl Pressure {
             price: 0,
         };
         let mut classes: Vec<(Demand, u64)> = classes.iter().filter(|(class, _)| class.gpus > 0).copied().collect();
-        classes.extend(whole_nodes(shapes));
+        let seen: u64 = classes.iter().map(|(_, weight)| weight).sum();
+        if seen < MANY || classes.iter().any(|(class, _)| class.gpus > 1) {
+            classes.extend(whole_nodes(shapes));
+        }
         let all: Vec<Watched> = classes.iter().map(watch).collect();
         let wanted = |watched: &Watched| u128::from(watched.weight) * u128::from(watched.milli);
         let demand = all.iter().map(wanted).sum();

@@ -2,11 +2,12 @@
 //! fragments, and the GPU beyond the places that pods of each class would find (research/fgd.md section 3, F and U).
 
 use super::super::fragments::Fragments;
+use super::super::rule::Place;
 use super::super::state::State;
 use super::super::{Demand, Mix, Shape};
 use super::pressure::{MICRO, places};
 
-/// For nodes of one shape.
+/// For nodes with one kind of GPU.
 #[derive(Debug, Clone)]
 pub(crate) struct Waste {
     fragments: Fragments,
@@ -28,6 +29,15 @@ impl Waste {
             classes: with_gpu().filter_map(here).collect(),
             pods_elsewhere: elsewhere.map(|(_, weight)| weigh(*weight)).sum(),
         }
+    }
+
+    /// How much the fragments grow, in millionths of a thousandth of a GPU: a first guess at what a place costs.
+    pub(crate) fn growth(&self, place: &Place<'_>) -> i64 {
+        let after = place.state.after(place.demand, place.amount, None);
+        let growth = self.fragments.amount(&after) - self.fragments.amount(place.state);
+        let pods = i128::from(self.fragments.pods().max(1));
+        let milli = i128::from(growth) * i128::from(MICRO) * 1000 / (pods * i128::from(place.shape.gpu_size.max(1)));
+        i64::try_from(milli).unwrap_or(i64::MAX)
     }
 
     /// In millionths of a thousandth of a GPU: the fragments, and a tenth of what finds no place.
