@@ -22,6 +22,30 @@ fn write_grant(bed: &Bed) {
     std::fs::rename(&temporary, &path).unwrap();
 }
 
+fn write_library(bed: &Bed) {
+    let folder = bed.node.paths().sys_root.join("usr/lib");
+    std::fs::create_dir_all(&folder).unwrap();
+    std::fs::write(folder.join("libcuda.so"), "").unwrap();
+}
+
+/// As runc, which makes the mounts; CDI takes any path.
+#[tokio::test]
+async fn a_mount_of_a_file_that_the_node_has_not_keeps_the_container_from_starting() {
+    let (bed, plugin) = Bed::with_plugin(4).await;
+    plugin.respond(|response| with_cdi(response, GRANT));
+    write_grant(&bed);
+    bed.create("p", json!({"containers": [container("a", 1)]}));
+    bed.pod_until("p", |pod| {
+        let message = &pod["status"]["containerStatuses"][0]["state"]["waiting"]["message"];
+        message
+            .as_str()
+            .is_some_and(|text| text.contains("error mounting \"/usr/lib/libcuda.so\""))
+    })
+    .await;
+    write_library(&bed);
+    bed.ready("p").await;
+}
+
 #[tokio::test]
 async fn cdi_wins_over_the_pod_and_the_pod_over_the_plugin() {
     let (bed, plugin) = Bed::with_plugin(4).await;
@@ -31,6 +55,7 @@ async fn cdi_wins_over_the_pod_and_the_pod_over_the_plugin() {
         response.envs.insert("FROM_POD".to_owned(), "plugin".to_owned());
     });
     write_grant(&bed);
+    write_library(&bed);
     let mut main = container("a", 1);
     main["env"] = json!([
         {"name": "FROM_POD", "value": "pod"},
@@ -78,6 +103,7 @@ async fn an_unresolvable_cdi_name_is_tried_again_until_its_file_is_there() {
     assert!(bed.event("p", "Failed").await.ends_with(text));
     assert_eq!(pod["status"]["phase"], "Pending");
     assert!(bed.container(&uid, "a").is_none());
+    write_library(&bed);
     write_grant(&bed);
     bed.ready("p").await;
     // Each try began with PreStartContainer; Allocate was called once.
