@@ -45,8 +45,11 @@ pub fn check_scheduler_name(name: &str) -> Result<(), String> {
 }
 
 /// Whether a new pod is given to the second scheduler: it asks for a GPU, names no scheduler, and is not bound already.
-fn is_to_be_given(scheduler_name: Option<&str>, spec: &PodSpec) -> bool {
-    let names_none = scheduler_name.is_none_or(|name| name.is_empty() || name == DEFAULT_SCHEDULER);
+fn is_to_be_given(spec: &PodSpec) -> bool {
+    let names_none = spec
+        .scheduler_name
+        .as_deref()
+        .is_none_or(|name| name.is_empty() || name == DEFAULT_SCHEDULER);
     let bound = spec.node_name.as_ref().is_some_and(|name| !name.is_empty());
     // The names are enough, whatever the amounts: so does kube-scheduler decide whether it asks the extender.
     let asks = spec.containers.iter().chain(&spec.init_containers).any(|container| {
@@ -85,14 +88,8 @@ struct Kind {
 }
 
 #[derive(Deserialize)]
-struct Pod<T> {
-    spec: T,
-}
-
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct Named {
-    scheduler_name: Option<String>,
+struct Pod {
+    spec: PodSpec,
 }
 
 /// The answer to a review.
@@ -150,9 +147,8 @@ pub fn review(body: &[u8], scheduler: &str) -> Result<Answer, String> {
     let given = match request.object {
         Some(object) if new_pod => {
             let no_pod = |error: serde_json::Error| format!("the object of the {KIND} is no pod: {error}");
-            let named: Pod<Named> = serde_json::from_str(object.get()).map_err(no_pod)?;
-            let pod: Pod<PodSpec> = serde_json::from_str(object.get()).map_err(no_pod)?;
-            is_to_be_given(named.spec.scheduler_name.as_deref(), &pod.spec)
+            let pod: Pod = serde_json::from_str(object.get()).map_err(no_pod)?;
+            is_to_be_given(&pod.spec)
         }
         None if new_pod => return Err(format!("the {KIND} is about a new pod, and there is no object in it")),
         _ => false,

@@ -30,7 +30,7 @@ pub(crate) fn prepare(call: &Call, settings: &Settings) -> Result<(), Error> {
     if asked.leaves_alone() {
         return Ok(());
     }
-    let registry = files::specs(&settings.spec_dirs);
+    let registry = files::specs(&settings.spec_dirs)?;
     let plan = asked.plan(&registry)?;
     if plan == Plan::LeaveAlone {
         return Ok(());

@@ -5,7 +5,7 @@ use std::io::{self, Read as _, Write as _};
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 
-use divvy_container::cdi::{Found, Registry, Spec, is_spec_file};
+use divvy_container::cdi::{Found, Registry, is_spec_file};
 use divvy_container::runtime::bundle::Device;
 use divvy_container::runtime::settings::{self, Settings};
 
@@ -62,24 +62,27 @@ pub(crate) fn replace(path: &Path, text: &str) -> io::Result<()> {
 }
 
 /// The CDI specs of these folders, the later the stronger. A folder that is not there has none.
-pub(crate) fn specs(folders: &[String]) -> Registry {
+pub(crate) fn specs(folders: &[String]) -> Result<Registry, Error> {
     let mut found = Vec::new();
     for (priority, folder) in folders.iter().enumerate() {
-        let entries = fs::read_dir(folder).into_iter().flatten().flatten();
-        for path in entries.map(|entry| entry.path()) {
+        let unread = |source| Error::File {
+            what: "read",
+            path: PathBuf::from(folder),
+            source,
+        };
+        let entries = match fs::read_dir(folder) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+            entries => entries.map_err(unread)?,
+        };
+        for entry in entries {
+            let path = entry.map_err(unread)?.path();
             let is_spec = path.file_name().is_some_and(|name| is_spec_file(&name.to_string_lossy()));
             if is_spec {
-                let spec = read(&path).map_err(|error| error.to_string());
-                let spec = spec.and_then(|text| Spec::parse(&text).map_err(|error| error.to_string()));
-                found.push(Found {
-                    path: path.display().to_string(),
-                    priority,
-                    spec,
-                });
+                found.push(Found::of(path.display().to_string(), priority, read(&path)));
             }
         }
     }
-    Registry::new(found)
+    Ok(Registry::new(found))
 }
 
 /// The device at a path, as it is: no link is followed.

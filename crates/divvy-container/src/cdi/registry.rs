@@ -153,6 +153,16 @@ impl Registry {
 }
 
 impl Found {
+    /// A file with this text, or that could not be read.
+    pub fn of<E: std::fmt::Display>(path: impl Into<String>, priority: usize, text: Result<String, E>) -> Found {
+        let text = text.map_err(|error| error.to_string());
+        Found {
+            path: path.into(),
+            priority,
+            spec: text.and_then(|text| Spec::parse(&text).map_err(|error| error.to_string())),
+        }
+    }
+
     /// What is wrong with the file; one that cannot be read has one error.
     pub fn problems(&self) -> Vec<Problem> {
         match &self.spec {

@@ -33,8 +33,10 @@ pub enum Error {
          from CDI specs, and write one: divvy cdi generate --output /etc/cdi/nvidia.yaml"
     )]
     Mode(&'static str),
-    /// The grant of a pod's container says something else than its name.
-    #[error("{grants} grants are described for container {container} of pod {uid}; one is meant to be; see divvy doctor")]
+    /// Several grants for one container.
+    #[error(
+        "{grants} grants are described for container {container} of pod {uid}, and one is meant to be: divvy cdi list shows their files"
+    )]
     Grants {
         /// How many.
         grants: usize,
@@ -62,11 +64,18 @@ pub enum Plan {
 /// What a container asks for, and what of it was not taken.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Asked {
-    plan: Option<Plan>,
-    /// Whose allocation decides.
-    pod: Option<(String, String)>,
+    decides: Decides,
     /// In sentences for a log.
     pub ignored: Vec<String>,
+}
+
+/// What decides about its devices.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Decides {
+    /// Itself.
+    Request(Plan),
+    /// The allocation of its pod.
+    Allocation { uid: String, container: String },
 }
 
 /// Annotations by which containerd and CRI-O name a pod's container: UID of the pod, name of the container.
@@ -108,8 +117,7 @@ impl Asked {
         let (devices, driver_of) = match request.wanted {
             Wanted::Nothing => {
                 return Ok(Asked {
-                    plan: Some(Plan::LeaveAlone),
-                    pod: None,
+                    decides: Decides::Request(Plan::LeaveAlone),
                     ignored: request.ignored,
                 });
             }
@@ -121,17 +129,19 @@ impl Asked {
             ),
         };
         Ok(Asked {
-            plan: Some(Plan::Inject { devices, driver_of }),
-            pod: None,
+            decides: Decides::Request(Plan::Inject { devices, driver_of }),
             ignored: request.ignored,
         })
     }
 
     fn by_allocation(container: &Container, request: &Request) -> Asked {
         let annotations: &BTreeMap<String, String> = &container.annotations;
-        let pod = OWNERS
-            .iter()
-            .find_map(|(uid, name)| Some((annotations.get(*uid)?.clone(), annotations.get(*name)?.clone())));
+        let pod = OWNERS.iter().find_map(|(uid, name)| {
+            Some(Decides::Allocation {
+                uid: annotations.get(*uid)?.clone(),
+                container: annotations.get(*name)?.clone(),
+            })
+        });
         let mut ignored = request.ignored.clone();
         if request.wanted != Wanted::Nothing {
             ignored.push(
@@ -140,15 +150,14 @@ impl Asked {
             );
         }
         Asked {
-            plan: pod.is_none().then_some(Plan::LeaveAlone),
-            pod,
+            decides: pod.unwrap_or(Decides::Request(Plan::LeaveAlone)),
             ignored,
         }
     }
 
     /// Whether that is known without a look at the machine's CDI specs.
     pub fn leaves_alone(&self) -> bool {
-        self.plan == Some(Plan::LeaveAlone)
+        self.decides == Decides::Request(Plan::LeaveAlone)
     }
 
     /// What the container gets, once the specs are known.
@@ -156,8 +165,9 @@ impl Asked {
     /// # Errors
     /// [`Error::Grants`] if several grants are described for it.
     pub fn plan(&self, registry: &Registry) -> Result<Plan, Error> {
-        let (Some((uid, container)), None) = (&self.pod, &self.plan) else {
-            return Ok(self.plan.clone().unwrap_or(Plan::LeaveAlone));
+        let (uid, container) = match &self.decides {
+            Decides::Request(plan) => return Ok(plan.clone()),
+            Decides::Allocation { uid, container } => (uid, container),
         };
         let specs = registry
             .files()

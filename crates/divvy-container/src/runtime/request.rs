@@ -34,17 +34,6 @@ impl Container {
     }
 }
 
-/// Where a request was found.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Source {
-    /// An annotation of the engine's.
-    Annotation,
-    /// A mount of `/dev/null`.
-    Mount,
-    /// A variable.
-    Environment,
-}
-
 /// What is asked for.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Wanted {
@@ -63,8 +52,6 @@ pub enum Wanted {
 pub struct Request {
     /// What it asks for.
     pub wanted: Wanted,
-    /// How; `None` if it asks for nothing.
-    pub source: Option<Source>,
     /// What was not taken, in sentences for a log.
     pub ignored: Vec<String>,
 }
@@ -75,12 +62,18 @@ impl Request {
         let mut ignored = Vec::new();
         let annotated = by_annotation(container, &settings.annotation_prefixes);
         if !annotated.is_empty() {
-            return Request::from(Source::Annotation, wanted(annotated), ignored);
+            return Request {
+                wanted: wanted(annotated),
+                ignored,
+            };
         }
         if settings.accept_mounts {
             let mounted = by_mount(container, &mut ignored);
             if !mounted.is_empty() {
-                return Request::from(Source::Mount, wanted(mounted), ignored);
+                return Request {
+                    wanted: wanted(mounted),
+                    ignored,
+                };
             }
         }
         let (names, listed) = by_environment(container, &settings.swarm_resources);
@@ -90,28 +83,12 @@ impl Request {
                 "Ignoring devices requested by environment variable(s) in unprivileged container: [{}]",
                 names.join(" ")
             ));
-            return Request::nothing(ignored);
+            return Request {
+                wanted: Wanted::Nothing,
+                ignored,
+            };
         }
-        Request::from(Source::Environment, asked, ignored)
-    }
-
-    fn from(source: Source, wanted: Wanted, ignored: Vec<String>) -> Request {
-        if wanted == Wanted::Nothing {
-            return Request::nothing(ignored);
-        }
-        Request {
-            wanted,
-            source: Some(source),
-            ignored,
-        }
-    }
-
-    fn nothing(ignored: Vec<String>) -> Request {
-        Request {
-            wanted: Wanted::Nothing,
-            source: None,
-            ignored,
-        }
+        Request { wanted: asked, ignored }
     }
 }
 
@@ -269,8 +246,7 @@ mod tests {
         ] {
             let request = Request::of(&env(&entries), &Settings::default());
             assert_eq!(request.wanted, expected, "{entries:?}");
-            let source = (expected != Wanted::Nothing).then_some(Source::Environment);
-            assert_eq!((request.source, request.ignored), (source, vec![]), "{entries:?}");
+            assert!(request.ignored.is_empty(), "{entries:?}: {:?}", request.ignored);
         }
     }
 

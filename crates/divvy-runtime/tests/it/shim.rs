@@ -136,35 +136,44 @@ fn what_was_not_taken_is_a_warning_in_the_log_and_the_container_starts() {
 #[test]
 fn without_a_runtime_without_a_bundle_or_with_bad_settings_it_says_what_to_do() {
     let bed = Bed::new(&asking("0"));
-    for (settings, words, parts) in [
-        (
-            "[nvidia-container-runtime]\nruntimes = [\"/nowhere/runc\"]",
-            &["state", "c"][..],
-            &["no runtime binary found from candidate list: [/nowhere/runc]", "install one"][..],
-        ),
-        (
-            "[nvidia-container-runtime]\nmode = \"csv\"",
-            &["state", "c"],
-            &["config.toml: ", "Jetson"],
-        ),
-        ("mode = ", &["state", "c"], &["config.toml: "]),
-        ("", &["create", "--bundle"], &["bundle option requires an argument"]),
-        (
-            "",
-            &["create", "--bundle", "/nowhere", "c"],
-            &["/nowhere/config.json cannot be read: No such file"],
-        ),
-    ] {
+    let there = format!("[nvidia-container-runtime]\nruntimes = [{:?}]\n", bed.path("low-level"));
+    let check = |settings: &str, words: &[&str], parts: &[&str]| {
         fs::write(bed.path("config.toml"), settings).expect("written");
-        let output = bed.command(words).env("PATH", bed.folder.path()).output().expect("it runs");
+        let output = bed.run(words);
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        // Where there is no runc on this machine that is said before the bundle is looked at.
-        let no_runtime = said.contains("no runtime binary found");
         assert!(
-            output.status.code() == Some(1) && (no_runtime || parts.iter().all(|part| said.contains(part))),
+            output.status.code() == Some(1) && parts.iter().all(|part| said.contains(part)),
             "{words:?}: {said}"
         );
-    }
+    };
+    check(
+        "[nvidia-container-runtime]\nruntimes = [\"/nowhere/runc\"]",
+        &["state", "c"],
+        &["no runtime binary found from candidate list: [/nowhere/runc]", "install one"],
+    );
+    check(
+        &format!("{there}mode = \"csv\""),
+        &["state", "c"],
+        &["config.toml: ", "Jetson"],
+    );
+    check("mode = ", &["state", "c"], &["config.toml: "]);
+    check(&there, &["create", "--bundle"], &["bundle option requires an argument"]);
+    check(
+        &there,
+        &["create", "--bundle", "/nowhere", "c"],
+        &["/nowhere/config.json cannot be read: No such file"],
+    );
+}
+
+#[test]
+fn a_folder_of_specs_that_cannot_be_read_is_an_error_and_one_that_is_not_there_has_none() {
+    let bed = Bed::new(&asking("0"));
+    fs::remove_dir_all(bed.path("cdi")).expect("removed");
+    let missing = bed.create().expect_err("no GPU");
+    assert!(missing.contains("unresolvable CDI devices"), "{missing}");
+    fs::write(bed.path("cdi"), "a file").expect("written");
+    let unread = bed.create().expect_err("no GPU");
+    assert!(unread.contains("cdi cannot be read: Not a directory"), "{unread}");
 }
 
 #[test]

@@ -6,10 +6,10 @@ mod validate;
 
 use std::path::Path;
 
-use divvy_container::cdi::{Found, Problem, Registry, Severity, Spec, is_spec_file};
+use divvy_container::cdi::{Found, Problem, Registry, Severity, is_spec_file};
 use divvy_hardware::Files;
 
-use super::{say, write_whole};
+use super::{read_bounded, say, write_whole};
 use crate::cli::cdi::CdiCommand;
 
 /// Specs may name hundreds of libraries.
@@ -24,12 +24,6 @@ pub async fn run(command: CdiCommand) -> anyhow::Result<bool> {
     }
 }
 
-/// A spec as it is read, with why it cannot be.
-fn read(path: &Path) -> Result<Spec, String> {
-    let text = super::read_bounded(path, LARGEST_SPEC).map_err(|error| error.to_string())?;
-    Spec::parse(&text).map_err(|error| error.to_string())
-}
-
 /// The files of a directory: those that readers look into, and the names of those that were meant so and are not.
 fn directory(path: &Path, shown: &str, priority: usize) -> std::io::Result<(Vec<Found>, Vec<String>)> {
     let (mut found, mut ignored) = (Vec::new(), Vec::new());
@@ -42,11 +36,7 @@ fn directory(path: &Path, shown: &str, priority: usize) -> std::io::Result<(Vec<
             continue;
         }
         if is_spec_file(&name) {
-            found.push(Found {
-                path: shown,
-                priority,
-                spec: read(&entry.path()),
-            });
+            found.push(Found::of(shown, priority, read_bounded(&entry.path(), LARGEST_SPEC)));
         } else if name
             .rsplit_once('.')
             .is_some_and(|(_, ending)| ["yml", "YAML", "YML", "JSON"].contains(&ending))

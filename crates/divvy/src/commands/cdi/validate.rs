@@ -6,11 +6,11 @@ use std::path::Path;
 
 use anyhow::Context as _;
 use divvy_container::cdi::stale::Stale;
-use divvy_container::cdi::{Found, Problem, Registry, Severity, Spec, Version};
+use divvy_container::cdi::{Found, Problem, Registry, Severity, Version};
 use divvy_hardware::Files;
 use serde::Serialize;
 
-use super::{LARGEST_SPEC, conflicts, directory, ignored, read, say, tell_troubles};
+use super::{LARGEST_SPEC, conflicts, directory, ignored, read_bounded, say, tell_troubles};
 use crate::cli::cdi::{CdiValidateArgs, CdiValidateOutput};
 use crate::printer;
 
@@ -59,11 +59,10 @@ pub(super) fn run(args: &CdiValidateArgs) -> anyhow::Result<bool> {
             verdicts.extend(not_read.iter().map(|path| verdict_of_ignored(path)));
         } else {
             let folder = path.parent().map_or_else(String::new, |folder| folder.display().to_string());
-            folders.entry(folder).or_default().push(Found {
-                path: shown,
-                priority: 0,
-                spec: read(path),
-            });
+            folders
+                .entry(folder)
+                .or_default()
+                .push(Found::of(shown, 0, read_bounded(path, LARGEST_SPEC)));
         }
     }
     for found in folders.into_values() {
@@ -88,11 +87,7 @@ fn standard_input() -> anyhow::Result<Found> {
         .take(LARGEST_SPEC)
         .read_to_string(&mut text)
         .context("standard input cannot be read")?;
-    Ok(Found {
-        path: "-".to_owned(),
-        priority: 0,
-        spec: Spec::parse(&text).map_err(|error| error.to_string()),
-    })
+    Ok(Found::of("-", 0, Ok::<_, std::convert::Infallible>(text)))
 }
 
 fn verdict(file: &Found, conflicts: &[(String, Problem)], machine: &Files) -> Verdict {
