@@ -12,6 +12,7 @@ mod baselines;
 mod demand;
 mod divvy;
 mod fgd;
+mod fragmentation;
 mod fragments;
 mod hash;
 mod mapping;
@@ -25,6 +26,7 @@ use std::fmt;
 use std::str::FromStr;
 
 pub use demand::{Demand, Model, ModelSet, Models, Share};
+pub use fragmentation::Fragmentation;
 pub use hash::rank;
 pub use mapping::{GpuGroup, demand_of, from_ledger};
 pub use mix::Mix;

@@ -39,4 +39,21 @@ pub enum Error {
         /// What is wrong.
         why: String,
     },
+    /// Times are asked of a list that has none.
+    #[error(
+        "pod {pod} has no times; with --lifetimes trace every row of the pod list needs creation_time and deletion_time, in seconds (openb's lists have \
+         them), and --lifetimes exp needs none"
+    )]
+    NoTime {
+        /// The first of those pods.
+        pod: String,
+    },
+    /// A load is asked of pods that cannot make one.
+    #[error(
+        "no pod of the list asks for a GPU for any time, so they cannot load the GPUs; expected are rows with num_gpu and gpu_milli above 0"
+    )]
+    NoGpu,
+    /// There is nothing to place on.
+    #[error("no node of the list has a GPU; expected are rows with gpu above 0")]
+    NoGpuNode,
 }

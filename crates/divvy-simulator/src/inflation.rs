@@ -1,17 +1,22 @@
-use divvy_placement::policy::{Placer, Policy};
+use std::collections::BTreeMap;
 
-use crate::{Order, Trace};
+use divvy_placement::policy::{Fragmentation, Placer};
+
+use crate::size::count;
+use crate::{Order, Setting, Size, Tally, Trace};
 
 /// A mean of percentages, each in whole hundredths of a percent: that is how the published program logs them.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Percent {
     hundredths: u64,
     count: u64,
+    last: u64,
 }
 
 impl Percent {
     fn add(&mut self, part: u64, whole: u64) {
-        self.hundredths += rounded(part * 10_000, whole);
+        self.last = rounded(part * 10_000, whole);
+        self.hundredths += self.last;
         self.count += 1;
     }
 
@@ -28,54 +33,54 @@ fn rounded(part: u64, whole: u64) -> u64 {
 }
 
 /// What came of pods that arrived and never left.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Inflation {
     /// GPU in use while 0 %, 1 %, 2 % … of the cluster's GPU had been asked for, rounded to the nearest percent: the published
     /// measure. The mean over the arrivals in that percent.
     pub used: Vec<Percent>,
+    /// By the same percent, where [`Setting::fragments`] asks for it: idle GPU that the list's pods cannot use by FGD's measure, when the first
+    /// pod of that percent had been decided on.
+    pub fragments: Vec<Percent>,
     /// Thousandths of GPUs in use at the end.
     pub used_milli: u64,
     /// Pods that were placed.
     pub placed: u64,
     /// Pods that fitted nowhere, and were dropped.
     pub failed: u64,
+    /// The same by size.
+    pub by_size: BTreeMap<Size, Tally>,
     /// Thousandths of GPUs that had been asked for when the first pod failed.
     pub first_failure_milli: Option<u64>,
 }
 
 impl Inflation {
-    /// GPU in use when so many percent had been asked for.
+    /// GPU in use when so many percent had been asked for; where no pod arrived in just that percent (a small cluster) what was in use
+    /// before. `None` if so much never was.
     pub fn at(&self, percent: usize) -> Option<f64> {
-        self.used.get(percent)?.value()
+        let there = self.used.get(percent)?;
+        there.value().or_else(|| {
+            let before = self.used[..percent].iter().rfind(|before| before.count > 0)?;
+            Some(before.last as f64 / 100.0)
+        })
     }
 }
 
 /// Offers the pods to the nodes in this order, one after another; a pod that fits nowhere is dropped.
 ///
 /// FGD knows the mix of the whole list from the start, as published; the others know what has arrived.
-pub fn inflate(trace: &Trace, order: &Order, policy: Policy) -> Inflation {
-    let mut placer = Placer::new(policy);
-    for (node, rank) in trace.nodes.iter().zip(&order.ranks) {
-        placer.add(node.shape, node.shape.empty(), *rank);
-    }
-    if policy == Policy::Fgd {
-        placer.set_mix(&trace.mix());
-    }
+pub fn inflate(trace: &Trace, order: &Order, setting: impl Into<Setting>) -> Inflation {
+    let setting = setting.into();
+    let mut placer = setting.placer(trace, &order.ranks);
+    let mut fragmentation = setting.fragments.then(|| Fragmentation::of(trace.mix().typical()));
     let capacity = trace.capacity_milli().max(1);
-    let mut outcome = Inflation {
-        used: Vec::new(),
-        used_milli: 0,
-        placed: 0,
-        failed: 0,
-        first_failure_milli: None,
-    };
+    let mut outcome = Inflation::default();
     let mut arrived = 0;
-    for (number, row) in order.arrivals.iter().enumerate() {
+    for (number, row) in (0..).zip(&order.arrivals) {
         let pod = &trace.pods[*row];
         arrived += pod.gpu_milli();
-        placer.arrived(&pod.demand);
-        let decision = placer.decide(&pod.demand, number as u64);
-        if decision.is_some_and(|decision| placer.take(&pod.demand, decision)) {
+        let placed = setting.offer(&mut placer, &pod.demand, number).is_some();
+        count(&mut outcome.by_size, &pod.demand, placed);
+        if placed {
             outcome.placed += 1;
             outcome.used_milli += pod.gpu_milli();
         } else {
@@ -83,10 +88,19 @@ pub fn inflate(trace: &Trace, order: &Order, policy: Policy) -> Inflation {
             outcome.first_failure_milli.get_or_insert(arrived);
         }
         let percent = usize::try_from(rounded(100 * arrived, capacity)).unwrap_or(usize::MAX);
-        if outcome.used.len() <= percent {
+        let first = outcome.used.len() <= percent;
+        if first {
             outcome.used.resize(percent + 1, Percent::default());
         }
         outcome.used[percent].add(outcome.used_milli, capacity);
+        if let Some(fragmentation) = fragmentation.as_mut().filter(|_| first) {
+            outcome.fragments.resize(percent + 1, Percent::default());
+            outcome.fragments[percent].add(fragments(fragmentation, &placer), capacity);
+        }
     }
     outcome
+}
+
+fn fragments(fragmentation: &mut Fragmentation, placer: &Placer) -> u64 {
+    fragmentation.milli(placer.nodes())
 }

@@ -2,8 +2,9 @@
 //!
 //! - [`Trace`]: nodes and pods, read from the columns of Alibaba's trace "openb" (`cluster-trace-gpu-v2023`), plain or gzip
 //! - [`Order`]: in which order the pods arrive, and which node comes first of equals
-//! - [`turn_over`]: pods come, run for a while and end
+//! - [`turn_over`], [`replay`]: pods come, run for a while and end: at random, or when the trace says
 //! - [`inflate`]: pods arrive until more is asked for than there is, none leaves; how much is in use on the way
+//! - [`report`]: plots and pages of what came of it, as text
 //!
 //! Nothing here opens a file, reads a clock or draws a random number that does not come from a seed.
 
@@ -14,11 +15,16 @@ mod error;
 mod inflation;
 mod order;
 mod random;
+pub mod report;
+mod setting;
+mod size;
 mod text;
 mod trace;
 
-pub use completions::{Completions, Turnover, turn_over};
+pub use completions::{Completions, Lifetimes, Turnover, replay, turn_over};
 pub use error::Error;
 pub use inflation::{Inflation, Percent, inflate};
 pub use order::Order;
+pub use setting::Setting;
+pub use size::{Size, Tally};
 pub use trace::{Trace, TraceNode, TracePod};

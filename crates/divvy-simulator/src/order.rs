@@ -1,5 +1,6 @@
 use divvy_placement::policy::rank;
 
+use crate::random::Random;
 use crate::text::unpack;
 use crate::{Error, Trace};
 
@@ -57,6 +58,46 @@ impl Order {
             )));
         }
         Ok(Order { arrivals, ranks })
+    }
+
+    /// An order by the published procedure (research/fgd.md section 1), with random numbers of our own: the list in random order, each pod once; then
+    /// pods drawn from it until the next one would ask for more than `percent` of the cluster's GPU in all. If the list alone asks for more, its last
+    /// pods are left out. Nodes stand in random order, too.
+    pub fn shuffled(trace: &Trace, seed: u64, percent: u32) -> Order {
+        let mut random = Random::new(seed);
+        let mut arrivals = random.permutation(trace.pods.len());
+        let most = u128::from(trace.capacity_milli()) * u128::from(percent) / 100;
+        let milli = |row: usize| u128::from(trace.pods[row].gpu_milli());
+        let mut asked: u128 = arrivals.iter().map(|row| milli(*row)).sum();
+        while asked > most {
+            let Some(row) = arrivals.pop() else { break };
+            asked -= milli(row);
+        }
+        // A list that asks for no GPU never gets there.
+        if trace.pods.iter().any(|pod| pod.gpu_milli() > 0) {
+            loop {
+                let row = random.below(trace.pods.len());
+                if asked + milli(row) > most {
+                    break;
+                }
+                asked += milli(row);
+                arrivals.push(row);
+            }
+        }
+        let ranks = random.permutation(trace.nodes.len());
+        let ranks = ranks.into_iter().map(|rank| rank as u64).collect();
+        Order { arrivals, ranks }
+    }
+
+    /// Ranks by which nodes that are alike stand together, as their names mostly have it: the worst order for policies that leave much to it.
+    pub fn ranks_by_hardware(trace: &Trace) -> Vec<u64> {
+        let mut rows: Vec<usize> = (0..trace.nodes.len()).collect();
+        rows.sort_by_key(|row| (trace.nodes[*row].shape, *row));
+        let mut ranks = vec![0; rows.len()];
+        for (rank, row) in (0..).zip(rows) {
+            ranks[row] = rank;
+        }
+        ranks
     }
 
     /// The ranks that nodes have by their names.

@@ -23,6 +23,16 @@ impl Random {
         ((u128::from(self.next()) * end as u128) >> 64) as usize
     }
 
+    /// The numbers below `end` in random order (Fisher and Yates).
+    pub(crate) fn permutation(&mut self, end: usize) -> Vec<usize> {
+        let mut numbers: Vec<usize> = (0..end).collect();
+        for last in (1..end).rev() {
+            let other = self.below(last + 1);
+            numbers.swap(last, other);
+        }
+        numbers
+    }
+
     /// Exponentially distributed with mean 1, in 2^-32.
     pub(crate) fn exponential(&mut self) -> u64 {
         let mut whole = 0;

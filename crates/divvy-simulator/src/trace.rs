@@ -22,7 +22,9 @@ pub struct TracePod {
     pub name: String,
     /// What it asks for.
     pub demand: Demand,
-    /// How long it ran, in seconds, where the trace says so.
+    /// When it came, in seconds, where the trace says so.
+    pub created: Option<u64>,
+    /// How long it was there, in seconds, where the trace says so.
     pub seconds: Option<u64>,
 }
 
@@ -188,6 +190,7 @@ fn pod(row: PodRow, models: &mut Models) -> Result<TracePod, Error> {
         allowed = if position == 0 { ModelSet::NONE } else { allowed }.with(model);
     }
     let seconds = row.deletion_time.zip(row.creation_time);
+    let created = row.creation_time;
     Ok(TracePod {
         demand: Demand {
             cpu_milli: row.cpu_milli,
@@ -196,6 +199,7 @@ fn pod(row: PodRow, models: &mut Models) -> Result<TracePod, Error> {
             share: Share::Milli(if row.num_gpu == 0 { 0 } else { row.gpu_milli }),
             models: if row.num_gpu == 0 { ModelSet::ANY } else { allowed },
         },
+        created,
         seconds: seconds.map(|(deleted, created)| deleted.saturating_sub(created)),
         name: row.name,
     })

@@ -1,6 +1,7 @@
 //! The grammar: every command, flag and variable, and what `--help` says of them. What they do is in [`crate::commands`].
 
 pub mod cdi;
+pub mod simulate;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -26,6 +27,7 @@ Examples:
   divvy agent --node-name \"$NODE\"     on a GPU node (a DaemonSet does this)
   divvy extender --listen 0.0.0.0:12345
   divvy scheduler-config              what kube-scheduler must be told
+  divvy simulate --help               how much more the same GPUs would hold under which policy
   divvy cdi generate                  what Docker, Podman and containerd must be told of this machine's GPUs
 
 As a kubectl plugin: link this program as kubectl-divvy and kubectl-inspect-gpushare into your PATH; `divvy completions --help` for tabs."
@@ -54,6 +56,7 @@ pub enum Command {
     /// Describe GPUs to container engines (CDI): make specs, list what is there, check it
     #[command(subcommand)]
     Cdi(cdi::CdiCommand),
+    Simulate(Box<simulate::SimulateArgs>),
     Completions(CompletionsArgs),
     Demo(DemoArgs),
 }

@@ -10,7 +10,9 @@ pub mod demo;
 pub mod extender;
 pub mod inspect;
 pub mod manifests;
+mod progress;
 pub mod scheduler_config;
+pub mod simulate;
 pub mod why;
 
 use std::io::{Read as _, Write as _};
@@ -35,6 +37,7 @@ pub async fn run(cli: Cli) -> anyhow::Result<bool> {
         Command::Audit(args) => audit::run(*args).await,
         Command::SchedulerConfig(args) => scheduler_config::run(*args).await,
         Command::Cdi(command) => cdi::run(command).await,
+        Command::Simulate(args) => simulate::run(&args).map(|()| true),
         Command::Manifests(args) => manifests::run(&args).map(|()| true),
         #[cfg(feature = "completions")]
         Command::Completions(args) => completions::run(&args).map(|()| true),

@@ -4,6 +4,7 @@
 //! - [`commands`]: one module per command, from parsed arguments to actions
 //! - [`audit`]: what a history of the cluster shows, in words, and where it is read from
 //! - [`inspect`], [`why`]: what the tables show, as values, and their text
+//! - [`simulate`]: runs of the simulator, their tables and their report
 //! - [`scheduler_config`]: what kube-scheduler must be told, as text
 //! - [`manifests`]: the Helm chart, rendered without Helm
 //! - [`printer`]: the only writer to standard output
@@ -17,5 +18,6 @@ pub mod inspect;
 pub mod manifests;
 pub mod printer;
 pub mod scheduler_config;
+pub mod simulate;
 pub mod sums;
 pub mod why;

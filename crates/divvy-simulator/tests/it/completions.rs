@@ -17,18 +17,21 @@ fn gpu_time_is_conserved_and_the_same_seed_gives_the_same_run() {
     for policy in Policy::ALL {
         for load_percent in [60, 130] {
             let setting = Completions {
-                load_percent,
                 warm_up: 500,
                 counted: 2000,
-                seed: 3,
+                ..Completions::at(load_percent, 3)
             };
-            let run = turn_over(&trace, &ranks, policy, &setting);
+            let run = turn_over(&trace, &ranks, policy, &setting).expect("a load");
             assert_eq!(run.had, run.used_in_all, "{policy} at {load_percent}");
             assert!(run.used > 0 && run.used <= run.capacity, "{policy} at {load_percent}");
-            assert_eq!(run, turn_over(&trace, &ranks, policy, &setting), "{policy} at {load_percent}");
+            assert_eq!(
+                run,
+                turn_over(&trace, &ranks, policy, &setting).expect("a load"),
+                "{policy} at {load_percent}"
+            );
             assert_ne!(
                 run,
-                turn_over(&trace, &ranks, policy, &Completions { seed: 4, ..setting }),
+                turn_over(&trace, &ranks, policy, &Completions { seed: 4, ..setting }).expect("a load"),
                 "{policy}"
             );
         }
@@ -41,12 +44,11 @@ fn without_losses_what_is_used_is_the_load() {
     trace.pods.retain(|pod| pod.demand.gpus < 8);
     let ranks = Order::ranks_by_name(&trace);
     let setting = Completions {
-        load_percent: 20,
         warm_up: 2000,
         counted: 50_000,
-        seed: 1,
+        ..Completions::at(20, 1)
     };
-    let run = turn_over(&trace, &ranks, Policy::BestFit, &setting);
+    let run = turn_over(&trace, &ranks, Policy::BestFit, &setting).expect("a load");
     assert_eq!(run.lost_milli, 0);
     assert!((run.used_percent() - 20.0).abs() < 1.0, "{:.2}", run.used_percent());
 }

@@ -153,7 +153,7 @@ fn with_pods_that_end_the_default_policy_uses_no_less_than_the_others_and_loses_
     let trace = trace(&folder, "default");
     let ranks = Order::ranks_by_name(&trace);
     for load in [90, 97, 105] {
-        let of = |policy| turn_over(&trace, &ranks, policy, &Completions::at(load, 1));
+        let of = |policy| turn_over(&trace, &ranks, policy, &Completions::at(load, 1)).expect("a load");
         let divvy = of(Policy::Divvy);
         for other in [Policy::BestFit, Policy::Fgd].map(of) {
             assert!(

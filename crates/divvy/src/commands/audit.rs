@@ -1,7 +1,7 @@
 //! `divvy audit` and `divvy audit record`.
 
 use std::fs::{File, OpenOptions};
-use std::io::{self, BufWriter, IsTerminal as _, Read as _, Seek as _, SeekFrom, Write};
+use std::io::{self, BufWriter, Read as _, Seek as _, SeekFrom, Write};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -15,6 +15,7 @@ use futures::StreamExt as _;
 use jiff::Timestamp;
 
 use super::inspect::choice;
+use super::progress::Bar;
 use super::{Unclear, until_stopped};
 use crate::audit::read::{self, Progress};
 use crate::audit::text::{self, Scope, Verdict};
@@ -46,7 +47,9 @@ pub async fn run(args: AuditArgs) -> anyhow::Result<bool> {
         now_ms = Some(look(&args, &mut audit).await?);
     } else {
         let bar = Bar::new();
-        read::replay(&args.files, &args.reports, &mut audit, |progress| bar.show(progress))?;
+        read::replay(&args.files, &args.reports, &mut audit, |progress| {
+            bar.show(|| how_far(progress))
+        })?;
         bar.clear();
     }
     let outcome = audit.finish(now_ms);
@@ -65,6 +68,14 @@ pub async fn run(args: AuditArgs) -> anyhow::Result<bool> {
             Err(Unclear("it cannot be told for all of it; what is missing is said above (UNCLEAR)".to_owned()).into())
         }
     }
+}
+
+fn how_far(progress: Progress) -> String {
+    let percent = match progress.of {
+        0 => String::new(),
+        of => format!("{:3} %, ", (progress.read.saturating_mul(100) / of).min(100)),
+    };
+    format!("{percent}{} changes", progress.facts)
 }
 
 /// One look at the cluster. Gives what time it is, in Unix milliseconds.
@@ -109,44 +120,6 @@ async fn look(args: &AuditArgs, audit: &mut Audit) -> anyhow::Result<i64> {
     .await?;
     audit.take(when, Fact::ListEnds { kind: Kind::Pods });
     Ok(Timestamp::now().as_millisecond())
-}
-
-/// How far a replay is, on a terminal.
-struct Bar {
-    terminal: bool,
-    shown: std::cell::Cell<Option<Instant>>,
-}
-
-impl Bar {
-    fn new() -> Bar {
-        Bar {
-            terminal: io::stderr().is_terminal(),
-            shown: std::cell::Cell::new(None),
-        }
-    }
-
-    fn show(&self, progress: Progress) {
-        let often = self
-            .shown
-            .get()
-            .is_some_and(|shown| shown.elapsed() < Duration::from_millis(100));
-        if !self.terminal || often {
-            return;
-        }
-        self.shown.set(Some(Instant::now()));
-        let percent = match progress.of {
-            0 => String::new(),
-            of => format!("{:3} %, ", (progress.read.saturating_mul(100) / of).min(100)),
-        };
-        // A terminal that takes no text is no reason to stop.
-        let _ = write!(io::stderr(), "\r{percent}{} changes\x1b[K", progress.facts);
-    }
-
-    fn clear(&self) {
-        if self.shown.get().is_some() {
-            let _ = write!(io::stderr(), "\r\x1b[K");
-        }
-    }
 }
 
 /// Writes what happens in the cluster until it is told to stop.

@@ -14,6 +14,7 @@ mod outside;
 mod races;
 mod replicas;
 mod scheduler_config;
+mod simulate;
 
 #[path = "../../../divvy-container/tests/it/machine.rs"]
 #[expect(dead_code, reason = "some of it only the library's own tests use")]

@@ -1,0 +1,60 @@
+use std::collections::BTreeMap;
+use std::fmt;
+
+use divvy_placement::policy::{Demand, Share};
+
+/// Pods of one size, as reports count them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Size {
+    /// CPU and main memory only.
+    NoGpu,
+    /// A part of one GPU.
+    Part,
+    /// So many whole GPUs.
+    Whole(u8),
+}
+
+impl Size {
+    /// Of a pod that asks for this, on GPUs that count as 1000.
+    pub fn of(demand: &Demand) -> Size {
+        match demand.gpus {
+            0 => Size::NoGpu,
+            1 if demand.share.of(1000) < 1000 && demand.share != Share::WHOLE => Size::Part,
+            gpus => Size::Whole(gpus),
+        }
+    }
+}
+
+impl fmt::Display for Size {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Size::NoGpu => f.write_str("no GPU"),
+            Size::Part => f.write_str("part of a GPU"),
+            Size::Whole(1) => f.write_str("1 GPU"),
+            Size::Whole(gpus) => write!(f, "{gpus} GPUs"),
+        }
+    }
+}
+
+/// Pods that came, and those of them that fitted nowhere.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Tally {
+    /// How many came.
+    pub asked: u64,
+    /// How many of them fitted nowhere.
+    pub failed: u64,
+}
+
+impl Tally {
+    /// The failed in percent of those that came.
+    pub fn failed_percent(&self) -> f64 {
+        100.0 * self.failed as f64 / self.asked.max(1) as f64
+    }
+}
+
+/// Adds one pod to the counts by size.
+pub(crate) fn count(by_size: &mut BTreeMap<Size, Tally>, demand: &Demand, placed: bool) {
+    let tally = by_size.entry(Size::of(demand)).or_default();
+    tally.asked += 1;
+    tally.failed += u64::from(!placed);
+}

@@ -1,0 +1,238 @@
+//! `divvy simulate`.
+
+use std::fs;
+use std::io::Read as _;
+use std::num::NonZeroUsize;
+use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc;
+use std::thread;
+
+use anyhow::Context as _;
+use divvy_simulator::{Error, Lifetimes, Order, Trace};
+
+use super::progress::Bar;
+use super::{say, write_whole};
+use crate::cli::simulate::{Arrivals, Hundredths, Lifetimes as Lives, NodeOrder, SimulateArgs, SimulateOutput};
+use crate::printer;
+use crate::simulate::study::{Arrival, Flow, Numbered, Run, Study};
+use crate::simulate::{plots, text};
+
+/// Larger than any list of pods that fits into memory.
+const LARGEST: u64 = 1 << 30;
+
+/// Seeds of the published runs, of which the orders are known.
+const SEEDS: std::ops::RangeInclusive<u64> = 42..=46;
+
+/// Reads a trace, replays it, prints what came of it.
+pub fn run(args: &SimulateArgs) -> anyhow::Result<()> {
+    let mut trace = Trace::read(&bytes(&args.nodes)?, &bytes(&args.pods)?)?;
+    trace.repeat_nodes(args.repeat_nodes as usize);
+    let study = Study {
+        flow: flow(args, &trace)?,
+        ranks: args.node_order.map(|order| match order {
+            NodeOrder::Hash => Order::ranks_by_name(&trace),
+            NodeOrder::Hardware => Order::ranks_by_hardware(&trace),
+        }),
+        policies: args.policy.0.clone(),
+        history: args.history,
+        fragments: args.report.is_some(),
+        trace,
+    };
+    study.check()?;
+    let runs = all(&study, args.jobs.map(|jobs| jobs as usize))?;
+    let answer = text::answer(&runs, study.trace.capacity_milli());
+    if let Some(folder) = &args.report {
+        report(&study, &runs, folder)?;
+    }
+    match args.output {
+        SimulateOutput::Json => printer::json(&answer)?,
+        SimulateOutput::Csv => printer::print(&text::csv(&answer))?,
+        SimulateOutput::Table => printer::print(&text::print(&text::table(&answer), &text::note(&runs)))?,
+    }
+    Ok(())
+}
+
+/// How pods come and go: what is said, and what follows from it.
+fn flow(args: &SimulateArgs, trace: &Trace) -> anyhow::Result<Flow> {
+    let seeds = || args.seeds.as_ref().map_or_else(|| SEEDS.collect(), |seeds| seeds.0.clone());
+    let ends = match (args.arrivals, args.lifetimes, args.load.is_empty()) {
+        (Some(Arrivals::List), _, false) => anyhow::bail!(
+            "--load is how many pods come at a time, and with --arrivals list the list says when they come; leave out --load, or --arrivals list"
+        ),
+        (Some(Arrivals::List) | None, Some(Lives::Exp), true) => {
+            anyhow::bail!("--lifetimes exp alone does not say how many pods come at a time; add --load 0.9")
+        }
+        (Some(Arrivals::List) | None, None, true) => false,
+        _ => true,
+    };
+    anyhow::ensure!(
+        !ends || args.order.is_none(),
+        "--order is of pods that only come; with --load, --arrivals poisson or --lifetimes pods come at other times; leave out one of them"
+    );
+    anyhow::ensure!(
+        !ends || args.tune.is_none(),
+        "--tune is of pods that only come; when pods end, --load says how much they ask for; leave out one of them"
+    );
+    if !ends {
+        return fill(args, trace, seeds());
+    }
+    if args.load.is_empty() && args.arrivals != Some(Arrivals::Poisson) {
+        anyhow::ensure!(
+            args.seeds.is_none(),
+            "pods that come and end when the list says leave nothing to chance; leave out --seeds, or add --arrivals poisson"
+        );
+        return Ok(Flow::Replay);
+    }
+    let mut loads: Vec<u32> = args.load.iter().map(|load| load.0).collect();
+    if loads.is_empty() {
+        loads.push(90);
+    }
+    Ok(Flow::TurnOver {
+        loads,
+        lifetimes: match args.lifetimes {
+            Some(Lives::Trace) => Lifetimes::Trace,
+            Some(Lives::Exp) | None => Lifetimes::Exponential,
+        },
+        warm_up: args.warm_up,
+        counted: args.count,
+        seeds: seeds(),
+    })
+}
+
+/// Pods that only come: in orders from files, or from seeds.
+fn fill(args: &SimulateArgs, trace: &Trace, seeds: Vec<u64>) -> anyhow::Result<Flow> {
+    let read = |name: &str| {
+        let order = Order::read(&bytes(Path::new(name))?, trace).with_context(|| format!("{name} cannot be used"))?;
+        anyhow::Ok(Arrival::Read(order))
+    };
+    let orders = match &args.order {
+        Some(pattern) if pattern.contains("{seed}") => seeds
+            .into_iter()
+            .map(|seed| {
+                let of = read(&pattern.replace("{seed}", &seed.to_string()))?;
+                anyhow::Ok(Numbered { seed: Some(seed), of })
+            })
+            .collect::<Result<_, _>>()?,
+        Some(name) => {
+            anyhow::ensure!(
+                args.seeds.is_none(),
+                "--order {name} is one order, and --seeds has nothing to choose; write {{seed}} where the seed stands in the files' names, or leave \
+                 out --seeds"
+            );
+            let of = read(name)?;
+            vec![Numbered { seed: None, of }]
+        }
+        None => {
+            let percent = args.tune.unwrap_or(Hundredths(130)).0;
+            let of = |seed| Arrival::Shuffled { seed, percent };
+            let numbered = |seed| Numbered {
+                seed: Some(seed),
+                of: of(seed),
+            };
+            seeds.into_iter().map(numbered).collect()
+        }
+    };
+    Ok(Flow::Fill(orders))
+}
+
+fn bytes(path: &Path) -> anyhow::Result<Vec<u8>> {
+    let cannot = || format!("{} cannot be read", path.display());
+    let mut bytes = Vec::new();
+    let file = fs::File::open(path).with_context(cannot)?;
+    file.take(LARGEST + 1).read_to_end(&mut bytes).with_context(cannot)?;
+    anyhow::ensure!(
+        bytes.len() as u64 <= LARGEST,
+        "{} is larger than 1 GiB; is it a list of nodes or pods?",
+        path.display()
+    );
+    Ok(bytes)
+}
+
+/// Makes all runs, several at a time; they come back in their own order.
+fn all(study: &Study, jobs: Option<usize>) -> Result<Vec<Run>, Error> {
+    let todo = study.jobs();
+    let workers = jobs.unwrap_or_else(|| thread::available_parallelism().map_or(1, NonZeroUsize::get));
+    let next = AtomicUsize::new(0);
+    let (sender, receiver) = mpsc::channel();
+    let mut done: Vec<Option<Result<Run, Error>>> = todo.iter().map(|_| None).collect();
+    thread::scope(|scope| {
+        for _ in 0..workers.min(todo.len()) {
+            let (sender, next, todo) = (sender.clone(), &next, &todo);
+            scope.spawn(move || {
+                while let Some((at, job)) = Some(next.fetch_add(1, Ordering::Relaxed)).and_then(|at| Some((at, todo.get(at)?))) {
+                    let run = study.run(*job);
+                    let failed = run.is_err();
+                    if sender.send((at, run)).is_err() || failed {
+                        break;
+                    }
+                }
+            });
+        }
+        drop(sender);
+        let bar = Bar::new();
+        bar.show(|| format!("0 of {} runs", todo.len()));
+        for (number, (at, run)) in receiver.iter().enumerate() {
+            done[at] = Some(run);
+            bar.show(|| format!("{} of {} runs", number + 1, todo.len()));
+        }
+        bar.clear();
+    });
+    // A run that was not begun comes after one that failed.
+    done.into_iter().flatten().collect()
+}
+
+fn report(study: &Study, runs: &[Run], folder: &Path) -> anyhow::Result<()> {
+    let cannot = || format!("the report cannot be written to {}", folder.display());
+    fs::create_dir_all(folder).with_context(cannot)?;
+    let plots = plots::plots(runs);
+    for plot in &plots {
+        write_whole(&folder.join(format!("{}.svg", plot.name)), &plot.svg, 0o644).with_context(cannot)?;
+    }
+    let page = folder.join("index.html");
+    let command = command(std::env::args());
+    write_whole(&page, &plots::page(study, runs, &plots, &command).html(), 0o644).with_context(cannot)?;
+    Ok(say(&format!("the report is {}", page.display()))?)
+}
+
+/// The command as it can be typed again, without what the answer does not hang on.
+fn command(given: impl Iterator<Item = String>) -> String {
+    let mut words = vec!["divvy".to_owned()];
+    let mut given = given.skip(1);
+    while let Some(word) = given.next() {
+        if word == "--jobs" {
+            given.next();
+        } else if !word.starts_with("--jobs=") {
+            let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_./,:=+@%".contains(&byte);
+            words.push(if !word.is_empty() && word.bytes().all(plain) {
+                word
+            } else {
+                format!("'{}'", word.replace('\'', "'\\''"))
+            });
+        }
+    }
+    words.join(" ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::command;
+
+    #[test]
+    fn the_command_can_be_typed_again_and_does_not_say_what_does_not_matter() {
+        let words = [
+            "/usr/bin/divvy",
+            "simulate",
+            "--order",
+            "a_{seed}.gz",
+            "--jobs",
+            "3",
+            "--jobs=4",
+            "it's",
+        ];
+        assert_eq!(
+            command(words.into_iter().map(str::to_owned)),
+            "divvy simulate --order 'a_{seed}.gz' 'it'\\''s'"
+        );
+    }
+}

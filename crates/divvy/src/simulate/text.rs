@@ -1,0 +1,349 @@
+//! Runs as tables, CSV and JSON.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+
+use divvy_placement::policy::Policy;
+use divvy_simulator::{Inflation, Size, Tally, Turnover};
+use serde::Serialize;
+
+use super::study::{Outcome, Run};
+use crate::printer::columns;
+
+/// A run as it is told.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(untagged)]
+pub enum Told {
+    /// Of pods that only came.
+    Filled(Filled),
+    /// Of pods that ended.
+    TurnedOver(TurnedOver),
+}
+
+/// A run in which pods only came.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Filled {
+    /// The policy.
+    pub policy: &'static str,
+    /// The seed; `null` when an order was read that belongs to none.
+    pub seed: Option<u64>,
+    /// GPU in use in percent while 95 % of the cluster's GPU had been asked for; `null` if it never was.
+    pub at95: Option<f64>,
+    /// The same at 100 %.
+    pub at100: Option<f64>,
+    /// The same at 130 %.
+    pub at130: Option<f64>,
+    /// Thousandths of GPUs in use in the end.
+    pub used_milli: u64,
+    /// The same in percent of the cluster's.
+    pub used: f64,
+    /// Pods that were placed.
+    pub placed: u64,
+    /// Pods that fitted nowhere.
+    pub failed: u64,
+    /// How much had been asked for, in percent, when the first pod failed.
+    pub first_failure: Option<f64>,
+    /// By size.
+    pub sizes: Vec<OfSize>,
+}
+
+/// A run in which pods ended.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct TurnedOver {
+    /// The policy.
+    pub policy: &'static str,
+    /// The load; `null` when pods came when the list said.
+    pub load: Option<f64>,
+    /// The seed.
+    pub seed: Option<u64>,
+    /// GPU in use in percent, over the counted time.
+    pub used: f64,
+    /// GPU that was asked for and fitted nowhere, in percent.
+    pub lost: f64,
+    /// Pods with 8 GPUs and more that fitted nowhere, in percent of them.
+    pub large_lost: f64,
+    /// Pods that were placed.
+    pub placed: u64,
+    /// Pods that fitted nowhere.
+    pub failed: u64,
+    /// By size.
+    pub sizes: Vec<OfSize>,
+}
+
+/// Pods of one size.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct OfSize {
+    /// `part of a GPU`, `1 GPU`
+    pub size: String,
+    /// How many came.
+    pub asked: u64,
+    /// How many of them fitted nowhere.
+    pub failed: u64,
+}
+
+/// All runs.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Answer {
+    /// In the order of policies, loads and seeds.
+    pub runs: Vec<Told>,
+    /// Thousandths of GPUs that the cluster has.
+    pub capacity_milli: u64,
+}
+
+/// Columns with their names, and rows.
+pub type Table = (Vec<String>, Vec<Vec<String>>);
+
+fn of_sizes(by_size: &BTreeMap<Size, Tally>) -> Vec<OfSize> {
+    let of = by_size.iter().map(|(size, tally)| OfSize {
+        size: size.to_string(),
+        asked: tally.asked,
+        failed: tally.failed,
+    });
+    of.collect()
+}
+
+fn filled(run: &Run, of: &Inflation, capacity_milli: u64) -> Filled {
+    Filled {
+        policy: run.job.policy.name(),
+        seed: run.job.seed,
+        at95: of.at(95),
+        at100: of.at(100),
+        at130: of.at(130),
+        used_milli: of.used_milli,
+        used: 100.0 * of.used_milli as f64 / capacity_milli.max(1) as f64,
+        placed: of.placed,
+        failed: of.failed,
+        first_failure: of
+            .first_failure_milli
+            .map(|milli| 100.0 * milli as f64 / capacity_milli.max(1) as f64),
+        sizes: of_sizes(&of.by_size),
+    }
+}
+
+fn turned_over(run: &Run, of: &Turnover) -> TurnedOver {
+    let pods = of.pods();
+    TurnedOver {
+        policy: run.job.policy.name(),
+        load: run.job.load.map(|percent| f64::from(percent) / 100.0),
+        seed: run.job.seed,
+        used: of.used_percent(),
+        lost: of.lost_percent(),
+        large_lost: of.large().failed_percent(),
+        placed: pods.asked - pods.failed,
+        failed: pods.failed,
+        sizes: of_sizes(&of.by_size),
+    }
+}
+
+/// What `-o json` prints.
+pub fn answer(runs: &[Run], capacity_milli: u64) -> Answer {
+    let told = runs.iter().map(|run| match &run.outcome {
+        Outcome::Filled(of) => Told::Filled(filled(run, of, capacity_milli)),
+        Outcome::TurnedOver(of) => Told::TurnedOver(turned_over(run, of)),
+    });
+    Answer {
+        runs: told.collect(),
+        capacity_milli,
+    }
+}
+
+/// What `-o csv` prints: a line for each run, percentages with two decimals.
+pub fn csv(answer: &Answer) -> String {
+    let mut text = String::new();
+    let optional = |value: Option<f64>| value.map_or_else(String::new, |value| format!("{value:.2}"));
+    let seed = |seed: Option<u64>| seed.map_or_else(String::new, |seed| seed.to_string());
+    for (number, run) in answer.runs.iter().enumerate() {
+        // Writing to a String does not fail.
+        let _ = match run {
+            Told::Filled(run) => {
+                if number == 0 {
+                    text.push_str("policy,seed,at95,at100,at130,used_milli,placed,failed,first_failure\n");
+                }
+                writeln!(
+                    text,
+                    "{},{},{},{},{},{},{},{},{}",
+                    run.policy,
+                    seed(run.seed),
+                    optional(run.at95),
+                    optional(run.at100),
+                    optional(run.at130),
+                    run.used_milli,
+                    run.placed,
+                    run.failed,
+                    optional(run.first_failure)
+                )
+            }
+            Told::TurnedOver(run) => {
+                if number == 0 {
+                    text.push_str("policy,load,seed,used,lost,large_lost,placed,failed\n");
+                }
+                writeln!(
+                    text,
+                    "{},{},{},{:.2},{:.2},{:.2},{},{}",
+                    run.policy,
+                    optional(run.load),
+                    seed(run.seed),
+                    run.used,
+                    run.lost,
+                    run.large_lost,
+                    run.placed,
+                    run.failed
+                )
+            }
+        };
+    }
+    text
+}
+
+/// A line for each policy, and load: mean and sample standard deviation over the runs.
+pub fn table(answer: &Answer) -> Table {
+    let mut groups: Vec<Vec<&Told>> = Vec::new();
+    for run in &answer.runs {
+        match groups.last_mut() {
+            Some(group) if key(group[0]) == key(run) => group.push(run),
+            _ => groups.push(vec![run]),
+        }
+    }
+    let names = match answer.runs.first() {
+        Some(Told::TurnedOver(run)) if run.load.is_none() => {
+            &["POLICY", "IN USE %", "LOST %", "PODS OF 8 GPUS LOST %", "PLACED", "FAILED"][..]
+        }
+        Some(Told::TurnedOver(_)) => &[
+            "POLICY",
+            "LOAD",
+            "IN USE %",
+            "LOST %",
+            "PODS OF 8 GPUS LOST %",
+            "PLACED",
+            "FAILED",
+        ],
+        _ => &[
+            "POLICY",
+            "AT 95 %",
+            "AT 100 %",
+            "AT 130 %",
+            "AT THE END %",
+            "PLACED",
+            "FAILED",
+            "FIRST FAILURE AT %",
+        ],
+    };
+    let rows = groups.iter().map(|group| row(group)).collect();
+    (names.iter().map(|name| (*name).to_owned()).collect(), rows)
+}
+
+fn key(run: &Told) -> (&'static str, Option<u64>) {
+    match run {
+        Told::Filled(run) => (run.policy, None),
+        Told::TurnedOver(run) => (run.policy, run.load.map(f64::to_bits)),
+    }
+}
+
+fn row(group: &[&Told]) -> Vec<String> {
+    let filled: Vec<&Filled> = group
+        .iter()
+        .filter_map(|run| match run {
+            Told::Filled(run) => Some(run),
+            Told::TurnedOver(_) => None,
+        })
+        .collect();
+    let turned: Vec<&TurnedOver> = group
+        .iter()
+        .filter_map(|run| match run {
+            Told::TurnedOver(run) => Some(run),
+            Told::Filled(_) => None,
+        })
+        .collect();
+    let (policy, _) = key(group[0]);
+    let mut cells = vec![policy.to_owned()];
+    if let Some(load) = turned.first().and_then(|run| run.load) {
+        cells.push(format!("{load:.2}"));
+    }
+    let of_filled: [fn(&Filled) -> Option<f64>; 7] = [
+        |run| run.at95,
+        |run| run.at100,
+        |run| run.at130,
+        |run| Some(run.used),
+        |run| Some(run.placed as f64),
+        |run| Some(run.failed as f64),
+        |run| run.first_failure,
+    ];
+    let of_turned: [fn(&TurnedOver) -> Option<f64>; 5] = [
+        |run| Some(run.used),
+        |run| Some(run.lost),
+        |run| Some(run.large_lost),
+        |run| Some(run.placed as f64),
+        |run| Some(run.failed as f64),
+    ];
+    if filled.is_empty() {
+        cells.extend(of_turned.iter().enumerate().map(|(at, get)| {
+            let decimals = if at < 3 { 2 } else { 0 };
+            mean_and_spread(turned.iter().map(|run| get(run)), decimals)
+        }));
+    } else {
+        cells.extend(of_filled.iter().enumerate().map(|(at, get)| {
+            let decimals = if at == 4 || at == 5 { 0 } else { 2 };
+            mean_and_spread(filled.iter().map(|run| get(run)), decimals)
+        }));
+    }
+    cells
+}
+
+/// `95.01 ± 0.03`; the spread only with two values or more, `-` without any.
+fn mean_and_spread(values: impl Iterator<Item = Option<f64>>, decimals: usize) -> String {
+    let values: Vec<f64> = values.flatten().collect();
+    match mean_and_deviation(&values) {
+        None => "-".to_owned(),
+        Some((mean, None)) => format!("{mean:.decimals$}"),
+        Some((mean, Some(deviation))) => format!("{mean:.decimals$} ± {deviation:.decimals$}"),
+    }
+}
+
+/// The mean, and the sample standard deviation where there are two values or more.
+pub fn mean_and_deviation(values: &[f64]) -> Option<(f64, Option<f64>)> {
+    if values.is_empty() {
+        return None;
+    }
+    let count = values.len() as f64;
+    let mean = values.iter().sum::<f64>() / count;
+    let squares = values.iter().map(|value| (value - mean).powi(2)).sum::<f64>();
+    Some((mean, (values.len() > 1).then(|| (squares / (count - 1.0)).sqrt())))
+}
+
+/// How many runs a line of the table stands for.
+pub fn note(runs: &[Run]) -> String {
+    let policies: Vec<Policy> = runs.iter().fold(Vec::new(), |mut found, run| {
+        if !found.contains(&run.job.policy) {
+            found.push(run.job.policy);
+        }
+        found
+    });
+    let first = runs.iter().filter(|run| {
+        let first = &runs[0].job;
+        (run.job.policy, run.job.load) == (first.policy, first.load)
+    });
+    let seeds: Vec<String> = first
+        .clone()
+        .filter_map(|run| run.job.seed)
+        .map(|seed| seed.to_string())
+        .collect();
+    let of = if policies.len() == 1 { "" } else { " of each policy" };
+    match (first.count(), seeds.is_empty()) {
+        (0 | 1, true) => format!("One run{of}."),
+        (1, false) => format!("One run{of}, with seed {}.", seeds.join(", ")),
+        (count, _) => format!(
+            "{count} runs{of}, with seeds {}: mean ± sample standard deviation.",
+            seeds.join(", ")
+        ),
+    }
+}
+
+/// The table as text.
+pub fn print((names, rows): &Table, note: &str) -> String {
+    let mut cells = names.join("\t") + "\n";
+    for row in rows {
+        cells.push_str(&row.join("\t"));
+        cells.push('\n');
+    }
+    format!("{}\n{note}\n", columns(&cells))
+}
