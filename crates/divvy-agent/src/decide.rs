@@ -172,6 +172,7 @@ pub struct Core {
     guess: Option<(BTreeSet<String>, Key)>,
     held: BTreeMap<String, MiB>,
     leaving: bool,
+    registered: bool,
     /// Events said already, by class and pod.
     reported: BTreeSet<(Class, String)>,
 }
@@ -192,6 +193,7 @@ impl Core {
             guess: None,
             held: BTreeMap::new(),
             leaving: false,
+            registered: false,
             reported: BTreeSet::new(),
         }
     }

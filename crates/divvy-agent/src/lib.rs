@@ -23,6 +23,7 @@ mod http;
 mod metrics;
 mod plugin;
 mod ready;
+mod registered;
 mod run;
 mod store;
 

@@ -4,7 +4,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use divvy_cluster::client::{Choice, connect};
-use divvy_kubelet::plugin::{PluginServer, Settings as PluginSettings, Status};
+use divvy_kubelet::checkpoint::Writing;
+use divvy_kubelet::plugin::{Plugin as _, PluginServer, Settings as PluginSettings, Status};
 use divvy_model::names;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
@@ -15,6 +16,7 @@ use crate::agent::{After, Agent, Parts};
 use crate::config::DeviceListStrategy;
 use crate::decide::{Core, Resource, Settings};
 use crate::plugin::AgentPlugin;
+use crate::registered::{self, Registration};
 use crate::store::{Store, boot_id};
 use crate::{Config, Error, cluster, hardware, http};
 
@@ -223,6 +225,7 @@ async fn serve(
         () = stop.cancelled() => return Ok(()),
     }
     let mut servers = JoinSet::new();
+    let (mut plugins, mut registrations) = (Vec::new(), Vec::new());
     for (resource, prefix) in [(Resource::Memory, "divvy-gpu-mem"), (Resource::Count, "divvy-gpu-count")] {
         let name = agent.core().resource_name(resource).to_owned();
         let plugin = AgentPlugin {
@@ -233,6 +236,21 @@ async fn serve(
         let settings = PluginSettings::new(config.device_plugin_dir(), prefix);
         let status = watch::Sender::new(Status::default());
         tokio::spawn(follow_status(agent.clone(), resource, name, status.subscribe()));
+        registrations.push(Registration {
+            devices: plugin.devices(),
+            name: plugin.name.clone(),
+            status: status.subscribe(),
+        });
+        plugins.push((plugin, settings, status));
+    }
+    let before = Writing::of(&config.device_plugin_dir());
+    tokio::spawn(registered::follow(
+        agent.clone(),
+        config.device_plugin_dir(),
+        before,
+        registrations,
+    ));
+    for (plugin, settings, status) in plugins {
         servers.spawn(PluginServer::run(Arc::new(plugin), settings, stop.clone(), status));
     }
     loop {

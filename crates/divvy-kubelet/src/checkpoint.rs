@@ -17,7 +17,7 @@ mod json;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read as _};
-use std::os::unix::fs::OpenOptionsExt as _;
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::Path;
 use std::time::Duration;
 
@@ -33,6 +33,25 @@ pub const SIZE_LIMIT: u64 = 16 << 20;
 /// The file is replaced by rename, so that half of one should never be seen; if it is, the next moment it is whole.
 const READS: u32 = 3;
 const BETWEEN_READS: Duration = Duration::from_millis(5);
+
+/// Tells one writing of the file from the next.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Writing {
+    inode: u64,
+    /// Seconds and nanoseconds.
+    modified: (i64, i64),
+}
+
+impl Writing {
+    /// The one that is there; `None` if none can be seen.
+    pub fn of(directory: &Path) -> Option<Writing> {
+        let metadata = std::fs::symlink_metadata(directory.join(FILE_NAME)).ok()?;
+        Some(Writing {
+            inode: metadata.ino(),
+            modified: (metadata.mtime(), metadata.mtime_nsec()),
+        })
+    }
+}
 
 /// The kubelet's record at one moment.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

@@ -18,9 +18,10 @@ pub struct Inventory {
     /// MiB in one unit of gpu-mem.
     #[serde(rename = "unitMiB")]
     pub unit: MemoryUnit,
-    /// The agent ends: nothing more is to be bound here until the next one has written its own. In the format only while it is so.
+    /// Nothing more is to be bound here for now: the kubelet does not have the agent's devices yet, or soon will not have them any more,
+    /// and would refuse for good what comes. In the format only while it is so.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub leaving: bool,
+    pub unschedulable: bool,
     /// The GPUs, those that failed or were lost among them.
     pub gpus: Vec<Gpu>,
 }

@@ -78,8 +78,8 @@ pub enum Unusable {
         /// The node's capacity of gpu-mem.
         capacity: u64,
     },
-    /// The agent ends, or is being replaced: its kubelet would refuse what comes now.
-    Leaving,
+    /// The agent starts or ends, or the kubelet does: the kubelet would refuse what comes now.
+    Unschedulable,
     /// The inventory cannot be read.
     Unreadable(Error),
     /// No inventory, and the capacity cannot be divided evenly among the GPUs that the node says it has.
@@ -105,9 +105,9 @@ impl fmt::Display for Unusable {
                 "its inventory lists {inventory} units of gpu-mem but the node's capacity is {capacity}; \
                  this passes when the kubelet has caught up with the agent, else another device plugin advertises gpu-mem there"
             ),
-            Unusable::Leaving => {
-                f.write_str("its agent is being stopped or replaced; this passes when an agent has registered there again")
-            }
+            Unusable::Unschedulable => f.write_str(
+                "its agent or its kubelet is starting or stopping; this passes when the agent has registered with the kubelet",
+            ),
             Unusable::Unreadable(error) => write!(f, "{error}"),
             Unusable::Uneven { units, gpus } => write!(
                 f,
@@ -219,8 +219,8 @@ fn read_inventory(node: &Node, inventory: &Inventory, unit: MemoryUnit) -> (Sour
     let inventory_units = inventory.total_units();
     let source = if node.capacity_units == 0 {
         Source::Unusable(Unusable::NotShared)
-    } else if inventory.leaving {
-        Source::Unusable(Unusable::Leaving)
+    } else if inventory.unschedulable {
+        Source::Unusable(Unusable::Unschedulable)
     } else if inventory.unit != unit {
         Source::Unusable(Unusable::OtherUnit {
             node: inventory.unit,

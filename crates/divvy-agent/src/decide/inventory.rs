@@ -16,7 +16,7 @@ impl Core {
             agent: self.settings.agent_version.clone(),
             driver: self.driver.clone(),
             unit: self.settings.unit,
-            leaving: self.leaving,
+            unschedulable: self.leaving || !self.registered,
             gpus,
         }
     }
@@ -25,6 +25,11 @@ impl Core {
     /// refuse for good ("no healthy devices present").
     pub fn leave(&mut self) {
         self.leaving = true;
+    }
+
+    /// Whether the kubelet has our devices. While it has not, which is so at first, the inventory says so, for the same reason.
+    pub fn set_registered(&mut self, registered: bool) {
+        self.registered = registered;
     }
 
     /// How many pods were bound here, to one of our GPUs, and have not come to a start yet: the kubelet still has to ask us for their devices.

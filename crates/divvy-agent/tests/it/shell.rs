@@ -388,6 +388,30 @@ async fn a_pod_bound_without_the_extender_is_told_so_in_an_event() {
     bed.stop_agent().await;
 }
 
+/// The kubelet refuses for good what comes when it has no devices; that it took the registration does not mean that it has them.
+#[tokio::test]
+async fn a_node_is_unschedulable_whenever_its_kubelet_does_not_have_the_devices() {
+    let mut bed = Bed::with(&[4096], |spec| spec.timings.dial = Duration::from_millis(200)).await;
+    for round in 0..3 {
+        bed.inventory(|inventory| !inventory.unschedulable).await;
+        let view = bed.node.device_manager();
+        assert_eq!(view.resources.get(names::GPU_MEM), Some(&(4, 4)), "round {round}");
+        match round {
+            0 => {
+                bed.node.stop_kubelet(true).await;
+                bed.inventory(|inventory| inventory.unschedulable).await;
+                bed.node.start_kubelet().await.expect("started");
+            }
+            _ => {
+                bed.stop_agent().await;
+                bed.inventory(|inventory| inventory.unschedulable).await;
+                bed.start_agent();
+            }
+        }
+    }
+    bed.stop_agent().await;
+}
+
 /// The kubelet refuses for good what comes when no plugin is there.
 #[tokio::test]
 async fn an_agent_that_is_stopped_says_so_first_and_serves_the_pods_that_are_on_their_way() {
@@ -400,9 +424,9 @@ async fn an_agent_that_is_stopped_says_so_first_and_serves_the_pods_that_are_on_
     bed.stop_agent().await;
     bed.api.faults().remove(rule);
     bed.running("p").await;
-    bed.inventory(|inventory| inventory.leaving).await;
+    bed.inventory(|inventory| inventory.unschedulable).await;
     bed.start_agent();
-    bed.inventory(|inventory| !inventory.leaving).await;
+    bed.inventory(|inventory| !inventory.unschedulable).await;
     bed.memory_is(4, 4).await;
     bed.stop_agent().await;
 }
@@ -416,7 +440,7 @@ async fn an_agent_that_is_stopped_asks_for_the_pods_that_its_watch_did_not_tell_
     let deaf = Match::any().client("agent").verb("watch").resource("pods");
     let deaf = bed.api.faults().add(Rule::new(deaf, Effect::Latency(LIMIT)));
     bed.start_agent();
-    bed.inventory(|inventory| !inventory.leaving).await;
+    bed.inventory(|inventory| !inventory.unschedulable).await;
     bed.memory_is(4, 4).await;
     bed.eventually("its watch, which hangs", || (bed.api.faults().fired(deaf) > 0).then_some(()))
         .await;

@@ -51,7 +51,7 @@ pub(crate) fn node(name: &str, sizes: &[u64]) -> Node {
             agent: String::new(),
             driver: String::new(),
             unit: MemoryUnit::GIB,
-            leaving: false,
+            unschedulable: false,
             gpus,
         })),
         ..Node::default()

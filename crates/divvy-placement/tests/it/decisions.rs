@@ -197,14 +197,14 @@ fn an_inventory_counts_only_while_it_adds_up() {
         "node n is not offered: its agent counts memory in MiB, the cluster in GiB; give both the same --memory-unit"
     );
 
-    let mut leaving = divvy_node("n", &[16]);
-    if let Some(Ok(inventory)) = &mut leaving.inventory {
-        inventory.leaving = true;
+    let mut starting = divvy_node("n", &[16]);
+    if let Some(Ok(inventory)) = &mut starting.inventory {
+        inventory.unschedulable = true;
     }
-    let (_, _, answer) = read(&leaving);
+    let (_, _, answer) = read(&starting);
     assert_eq!(
         answer,
-        "node n is not offered: its agent is being stopped or replaced; this passes when an agent has registered there again"
+        "node n is not offered: its agent or its kubelet is starting or stopping; this passes when the agent has registered with the kubelet"
     );
 
     let mut broken = divvy_node("n", &[16]);

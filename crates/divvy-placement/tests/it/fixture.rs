@@ -31,7 +31,7 @@ pub(crate) fn divvy_node(name: &str, sizes: &[u64]) -> Node {
             agent: "0.1.0".to_owned(),
             driver: "550.54.15".to_owned(),
             unit: GIB,
-            leaving: false,
+            unschedulable: false,
             gpus,
         })),
         ..gpushare_node(name, sizes.iter().sum(), sizes.len() as u64)
