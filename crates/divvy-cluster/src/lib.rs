@@ -7,6 +7,7 @@
 //! - [`watch`]: a list and its changes, for ever
 //! - [`index`]: pods and nodes to the ledger; no I/O
 //! - [`history`]: what was watched, as text, and back; no I/O
+//! - [`dump`]: one look at the cluster, as kubectl wrote it down; no I/O
 //! - [`events`]: what users see in `kubectl describe`
 //!
 //! No other crate names a Kubernetes type of its own.
@@ -15,6 +16,7 @@
 
 pub mod client;
 pub mod convert;
+pub mod dump;
 mod error;
 pub mod events;
 pub mod history;

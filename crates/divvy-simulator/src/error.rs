@@ -56,4 +56,18 @@ pub enum Error {
     /// There is nothing to place on.
     #[error("no node of the list has a GPU; expected are rows with gpu above 0")]
     NoGpuNode,
+    /// A cluster in which nothing is shared.
+    #[error(
+        "no node of the cluster offers aliyun.com/gpu-mem, so there is nothing to place; does the Divvy agent (or gpushare's plugin) run on the GPU nodes? \
+         `kubectl get nodes -o custom-columns=NAME:.metadata.name,GPU:.status.capacity.aliyun\\.com/gpu-mem` shows it"
+    )]
+    NoGpuMemory,
+    /// More nodes are to be like one that is not there.
+    #[error("there is no node {name} that more could be like; nodes with GPUs are {names}")]
+    NoSuchNode {
+        /// The name that was given.
+        name: String,
+        /// Some that there are.
+        names: String,
+    },
 }

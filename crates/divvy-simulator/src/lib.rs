@@ -4,6 +4,7 @@
 //! - [`Order`]: in which order the pods arrive, and which node comes first of equals
 //! - [`turn_over`], [`replay`]: pods come, run for a while and end: at random, or when the trace says
 //! - [`inflate`]: pods arrive until more is asked for than there is, none leaves; how much is in use on the way
+//! - [`what_if`]: a cluster's own pods, placed anew
 //! - [`report`]: plots and pages of what came of it, as text
 //!
 //! Nothing here opens a file, reads a clock or draws a random number that does not come from a seed.
@@ -20,6 +21,7 @@ mod setting;
 mod size;
 mod text;
 mod trace;
+pub mod what_if;
 
 pub use completions::{Completions, Lifetimes, Turnover, replay, turn_over};
 pub use error::Error;
@@ -27,4 +29,5 @@ pub use inflation::{Inflation, Percent, inflate};
 pub use order::Order;
 pub use setting::Setting;
 pub use size::{Size, Tally};
+pub use text::decompress;
 pub use trace::{Trace, TraceNode, TracePod};

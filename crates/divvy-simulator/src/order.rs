@@ -1,7 +1,7 @@
 use divvy_placement::policy::rank;
 
 use crate::random::Random;
-use crate::text::unpack;
+use crate::text::decompress;
 use crate::{Error, Trace};
 
 /// In which order the pods of a trace arrive, and which node comes first of nodes that are worth the same.
@@ -25,7 +25,7 @@ impl Order {
             what: what.to_owned(),
             why,
         };
-        let text = unpack(what, bytes)?;
+        let text = decompress(what, bytes)?;
         let text = std::str::from_utf8(&text).map_err(|_| wrong("it is not text".to_owned()))?;
         let mut lines = text.lines();
         let mut numbers = |name: &str| -> Result<Vec<u64>, Error> {
@@ -69,17 +69,17 @@ impl Order {
         let most = u128::from(trace.capacity_milli()) * u128::from(percent) / 100;
         let milli = |row: usize| u128::from(trace.pods[row].gpu_milli());
         let mut asked: u128 = arrivals.iter().map(|row| milli(*row)).sum();
+        let enough = asked > most;
         while asked > most {
             let Some(row) = arrivals.pop() else { break };
             asked -= milli(row);
         }
         // A list that asks for no GPU never gets there.
-        if trace.pods.iter().any(|pod| pod.gpu_milli() > 0) {
-            loop {
-                let row = random.below(trace.pods.len());
-                if asked + milli(row) > most {
-                    break;
-                }
+        let mut more = !enough && trace.pods.iter().any(|pod| pod.gpu_milli() > 0);
+        while more {
+            let row = random.below(trace.pods.len());
+            more = asked + milli(row) <= most;
+            if more {
                 asked += milli(row);
                 arrivals.push(row);
             }

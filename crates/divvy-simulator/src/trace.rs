@@ -4,7 +4,7 @@ use divvy_placement::policy::{Demand, MOST_GPUS, Mix, ModelSet, Models, Shape, S
 use serde::Deserialize;
 
 use crate::Error;
-use crate::text::unpack;
+use crate::text::decompress;
 
 /// A node of a trace.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -129,7 +129,7 @@ impl Trace {
 }
 
 fn rows<T: for<'de> Deserialize<'de>>(what: &str, bytes: &[u8], example: &'static str) -> Result<Vec<T>, Error> {
-    let text = unpack(what, bytes)?;
+    let text = decompress(what, bytes)?;
     let mut reader = csv::ReaderBuilder::new().trim(csv::Trim::All).from_reader(&*text);
     let rows: Result<Vec<T>, csv::Error> = reader.deserialize().collect();
     let wrong = |why: String| Error::Table {

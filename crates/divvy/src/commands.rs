@@ -37,7 +37,7 @@ pub async fn run(cli: Cli) -> anyhow::Result<bool> {
         Command::Audit(args) => audit::run(*args).await,
         Command::SchedulerConfig(args) => scheduler_config::run(*args).await,
         Command::Cdi(command) => cdi::run(command).await,
-        Command::Simulate(args) => simulate::run(&args).map(|()| true),
+        Command::Simulate(args) => simulate::run(*args).await.map(|()| true),
         Command::Manifests(args) => manifests::run(&args).map(|()| true),
         #[cfg(feature = "completions")]
         Command::Completions(args) => completions::run(&args).map(|()| true),

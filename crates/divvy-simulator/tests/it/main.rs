@@ -3,3 +3,5 @@
 mod bad_input;
 mod completions;
 mod openb;
+mod properties;
+mod what_if;

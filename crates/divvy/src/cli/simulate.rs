@@ -4,17 +4,23 @@ use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
 
-use clap::{Args, ValueEnum};
+use clap::{ArgGroup, Args, ValueEnum};
+use divvy_model::MemoryUnit;
 use divvy_placement::policy::Policy;
+
+use super::ClusterArgs;
 
 /// Replay pods on nodes under placement policies: how much more the same GPUs would hold
 #[derive(Debug, Args)]
+#[command(group(ArgGroup::new("source").required(true).args(["nodes", "cluster", "cluster_dump"])))]
 #[command(after_help = "\
 Examples:
   divvy simulate --nodes nodes.csv --pods pods.csv.gz --policy fgd,divvy
   divvy simulate --nodes nodes.csv --pods pods.csv --policy all --seeds 1-10 --report ./report
   divvy simulate --nodes nodes.csv --pods pods_default.csv --order 'orders/default_{seed}.txt.gz' --seeds 42-46
   divvy simulate --nodes nodes.csv --pods pods.csv --load 0.90,0.97 --policy best-fit,fgd,divvy
+  divvy simulate --cluster --policy best-fit,divvy
+  kubectl get nodes,pods -A -o json | divvy simulate --cluster-dump - --add-nodes 2 --keep-bound
   divvy simulate --nodes nodes.csv --pods pods.csv -o json | jq '.runs[] | {policy, seed, at100}'
 
 Files are CSV, plain or gzip, with the columns of Alibaba's trace openb (cluster-trace-gpu-v2023); more columns do no harm:
@@ -30,18 +36,49 @@ Pods that end (--load, or --arrivals poisson): pods drawn from the list come at 
 use, of all, if none were lost. Printed is the GPU in use, and what was lost, in percent.
 With --arrivals list --lifetimes trace pods come and end when the list says.
 
+What if (--cluster, --cluster-dump): the pods of a cluster that ask for GPU memory are placed anew, in the order in which they were created, by the
+extender's own ledger: under a policy, in other units, with more nodes. Nothing is changed in the cluster. Looked at are GPUs, CPU, main memory, the number of
+pods, nodeSelectors and cordons; not taints, affinity, quotas or priorities. Pods that are being deleted stay where they are, and so do those on nodes that
+are cordoned or offer no GPU, and pods without GPU memory.
+
 fgd knows the mix of the whole list from the start, as published; divvy learns from what arrives; the others need not know it.
 The same input gives the same output, to the byte, whatever --jobs.")]
 pub struct SimulateArgs {
     /// The nodes
-    #[arg(long, value_name = "FILE", help_heading = "What is replayed")]
-    pub nodes: PathBuf,
+    #[arg(long, value_name = "FILE", requires = "pods", help_heading = "What is replayed")]
+    pub nodes: Option<PathBuf>,
     /// The pods
-    #[arg(long, value_name = "FILE", help_heading = "What is replayed")]
-    pub pods: PathBuf,
+    #[arg(long, value_name = "FILE", requires = "nodes", help_heading = "What is replayed")]
+    pub pods: Option<PathBuf>,
     /// So many clusters of these nodes in one
     #[arg(long, value_name = "K", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1000), help_heading = "What is replayed")]
     pub repeat_nodes: u32,
+    /// Place the pods of the cluster anew: what would change
+    #[arg(long, help_heading = "What if", conflicts_with_all = TRACE_ONLY)]
+    pub cluster: bool,
+    /// The same of a cluster that was saved by `kubectl get nodes,pods -A -o json`, plain or gzip; - is standard input
+    #[arg(long, value_name = "FILE", help_heading = "What if", conflicts_with_all = TRACE_ONLY)]
+    pub cluster_dump: Option<PathBuf>,
+    /// If one unit of aliyun.com/gpu-mem were N MiB: pods ask for the memory that they ask for now
+    #[arg(long, value_name = "N", help_heading = "What if", conflicts_with_all = ["nodes"], value_parser = unit)]
+    pub unit_mib: Option<MemoryUnit>,
+    /// If there were N more nodes like NODE [default: like those that there are most of]
+    #[arg(long, value_name = "N[:NODE]", help_heading = "What if", conflicts_with_all = ["nodes"], value_parser = more)]
+    pub add_nodes: Option<More>,
+    /// Pods that are on a node stay there; only those that wait are placed
+    #[arg(long, help_heading = "What if", conflicts_with_all = ["nodes"])]
+    pub keep_bound: bool,
+    /// One unit of aliyun.com/gpu-mem as it is, for clusters whose agents publish none
+    #[arg(
+        long,
+        env = "DIVVY_MEMORY_UNIT",
+        value_name = "UNIT",
+        default_value = "GiB",
+        help_heading = "What if"
+    )]
+    pub memory_unit: MemoryUnit,
+    #[command(flatten)]
+    pub access: ClusterArgs,
     /// Policies, with commas; all of them: all
     #[arg(long, value_name = "NAME", default_value = "divvy", value_parser = policies)]
     pub policy: Policies,
@@ -84,6 +121,51 @@ pub struct SimulateArgs {
     /// Write a page with plots to this folder, to be read offline: index.html, and the plots as SVG
     #[arg(long, value_name = "DIR")]
     pub report: Option<PathBuf>,
+}
+
+/// What has no meaning for a cluster's own pods.
+const TRACE_ONLY: [&str; 14] = [
+    "pods",
+    "repeat_nodes",
+    "seeds",
+    "order",
+    "tune",
+    "arrivals",
+    "lifetimes",
+    "load",
+    "warm_up",
+    "count",
+    "history",
+    "node_order",
+    "jobs",
+    "report",
+];
+
+/// More nodes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct More {
+    /// How many.
+    pub count: u32,
+    /// Like which.
+    pub like: Option<String>,
+}
+
+fn more(text: &str) -> Result<More, String> {
+    let (count, like) = match text.split_once(':') {
+        Some((count, like)) => (count, Some(like.to_owned())),
+        None => (text, None),
+    };
+    match count.parse() {
+        Ok(count @ 1..=100_000) if like.as_deref() != Some("") => Ok(More { count, like }),
+        _ => Err(format!(
+            "{text:?} is not a number of nodes from 1 to 100000, with a node's name if you like; write 2, or 2:gpu-7"
+        )),
+    }
+}
+
+fn unit(text: &str) -> Result<MemoryUnit, String> {
+    let unit = text.parse().ok().and_then(MemoryUnit::new);
+    unit.ok_or_else(|| format!("{text:?} is not a size in MiB above 0; write 256, or 1024 for a GiB"))
 }
 
 /// Forms of the answer.

@@ -1,5 +1,7 @@
 //! `divvy simulate`.
 
+mod cluster;
+
 use std::fs;
 use std::io::Read as _;
 use std::num::NonZeroUsize;
@@ -24,9 +26,18 @@ const LARGEST: u64 = 1 << 30;
 /// Seeds of the published runs, of which the orders are known.
 const SEEDS: std::ops::RangeInclusive<u64> = 42..=46;
 
+/// Replays a trace, or places a cluster's pods anew.
+pub async fn run(args: SimulateArgs) -> anyhow::Result<()> {
+    match (&args.nodes, &args.pods) {
+        (Some(nodes), Some(pods)) => trace(&args, nodes, pods),
+        // The grammar asks for one or the other.
+        _ => cluster::run(&args).await,
+    }
+}
+
 /// Reads a trace, replays it, prints what came of it.
-pub fn run(args: &SimulateArgs) -> anyhow::Result<()> {
-    let mut trace = Trace::read(&bytes(&args.nodes)?, &bytes(&args.pods)?)?;
+fn trace(args: &SimulateArgs, nodes: &Path, pods: &Path) -> anyhow::Result<()> {
+    let mut trace = Trace::read(&bytes(nodes)?, &bytes(pods)?)?;
     trace.repeat_nodes(args.repeat_nodes as usize);
     let study = Study {
         flow: flow(args, &trace)?,

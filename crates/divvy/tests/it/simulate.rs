@@ -3,7 +3,10 @@
 use std::fmt::Write as _;
 use std::fs;
 
-use crate::cli::{divvy, stderr, stdout};
+use divvy_testbed::api::{ApiServer, Listening, Options};
+use serde_json::{Value, json};
+
+use crate::cli::{beside, divvy, stderr, stdout};
 
 /// A folder with a list of nodes and a list of pods, and commands on them.
 struct Files(tempfile::TempDir);
@@ -122,12 +125,13 @@ fn the_same_input_gives_the_same_output_to_the_byte_whatever_the_number_of_jobs(
         }
         text
     };
-    for form in ["table", "json"] {
-        for more in [&[][..], &["--load", "0.6,1.1", "--warm-up", "50", "--count", "100"]] {
-            let one = page("1", form, more);
-            assert!(one.contains("<svg") && one.contains("gpu-clustering"));
-            assert_eq!(one, page("5", form, more), "{form} {more:?}");
-        }
+    for (form, more) in [
+        ("json", &["--tune", "0.9"][..]),
+        ("table", &["--load", "0.6,1.1", "--warm-up", "20", "--count", "60"]),
+    ] {
+        let one = page("1", form, more);
+        assert!(one.contains("<svg") && one.contains("gpu-clustering"));
+        assert_eq!(one, page("5", form, more), "{form} {more:?}");
     }
 }
 
@@ -275,4 +279,124 @@ fn what_is_wrong_is_said_so_that_it_can_be_mended() {
     files.write("pods.csv", "name,cpu_milli,memory_mib,num_gpu,gpu_milli\na,1,1,1,500\n");
     let found = files.refused(&["--lifetimes", "trace"]);
     assert!(found.contains("pod a has no times"), "{found}");
+}
+
+/// Nodes and pods of a small cluster that gpushare serves: two cards that are half full, one pod that waits for a whole one.
+fn cluster() -> Vec<(&'static str, Value)> {
+    let node = |name: &str| {
+        let has = json!({"aliyun.com/gpu-mem": "16", "aliyun.com/gpu-count": "1", "cpu": "8", "memory": "32Gi", "pods": "110"});
+        json!({"kind": "Node", "apiVersion": "v1", "metadata": {"name": name}, "spec": {}, "status": {"capacity": has, "allocatable": has}})
+    };
+    let pod = |name: &str, units: u32, node: Option<&str>, created: u32| {
+        let mut annotations = serde_json::Map::new();
+        if node.is_some() {
+            for (key, value) in [("IDX", "0"), ("POD", &units.to_string()), ("DEV", "16"), ("ASSUME_TIME", "1")] {
+                annotations.insert(format!("ALIYUN_COM_GPU_MEM_{key}"), json!(value));
+            }
+            annotations.insert("ALIYUN_COM_GPU_MEM_ASSIGNED".to_owned(), json!("true"));
+        }
+        let container =
+            json!({"name": "main", "image": "i", "resources": {"limits": {"aliyun.com/gpu-mem": units.to_string(), "cpu": "1"}}});
+        json!({
+            "kind": "Pod", "apiVersion": "v1",
+            "metadata": {"name": name, "namespace": "default", "annotations": annotations, "creationTimestamp": format!("2026-01-0{created}T00:00:00Z")},
+            "spec": {"nodeName": node, "containers": [container]},
+            "status": {"phase": if node.is_some() { "Running" } else { "Pending" }}
+        })
+    };
+    vec![
+        ("nodes", node("gpu-1")),
+        ("nodes", node("gpu-2")),
+        ("pods", pod("serve", 8, Some("gpu-1"), 1)),
+        ("pods", pod("notebook", 8, Some("gpu-2"), 2)),
+        ("pods", pod("train", 16, None, 3)),
+    ]
+}
+
+async fn served(objects: &[(&'static str, Value)], folder: &std::path::Path) -> (ApiServer, Listening, String) {
+    let api = ApiServer::new(Options::default());
+    for (kind, object) in objects {
+        api.create(kind, object.clone()).expect("taken");
+    }
+    let listening = api.listen(([127, 0, 0, 1], 0).into()).await.expect("a port");
+    let path = folder.join("kubeconfig");
+    fs::write(&path, api.kubeconfig(listening.addr())).expect("written");
+    (api, listening, path.display().to_string())
+}
+
+/// With a UID each, as an API server gives them.
+fn dump(objects: &[(&'static str, Value)]) -> String {
+    let items = objects.iter().enumerate().map(|(number, (_, object))| {
+        let mut object = object.clone();
+        object["metadata"]["uid"] = json!(format!("uid-{number}"));
+        object
+    });
+    json!({"kind": "List", "apiVersion": "v1", "items": items.collect::<Vec<_>>()}).to_string()
+}
+
+#[test]
+fn what_if_says_what_would_change_in_a_saved_cluster() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("cluster.json");
+    fs::write(&path, dump(&cluster())).expect("written");
+    let path = path.display().to_string();
+    let simulate = |args: &[&str]| {
+        let output = divvy(&[&["simulate", "--cluster-dump", &path], args].concat(), &[]);
+        assert!(output.status.success(), "{}", stderr(&output));
+        stdout(&output)
+    };
+    insta::assert_snapshot!("anew", simulate(&["--policy", "best-fit,divvy"]));
+    insta::assert_snapshot!("one_more_node", simulate(&["--keep-bound", "--add-nodes", "1"]));
+    insta::assert_snapshot!("large_units", simulate(&["--unit-mib", "10000"]));
+    insta::assert_snapshot!("as_json", simulate(&["-o", "json"]));
+    for (args, expected) in [
+        (
+            &["--add-nodes", "1:gpu-9"][..],
+            "there is no node gpu-9 that more could be like; nodes with GPUs are gpu-1, gpu-2",
+        ),
+        (&["--add-nodes", "none"], "write 2, or 2:gpu-7"),
+        (&["--unit-mib", "0"], "write 256, or 1024 for a GiB"),
+        (&["--seeds", "1"], "cannot be used with"),
+        (&["-o", "csv"], "of a cluster there are a table and -o json"),
+        (&["--cluster-dump", "/nowhere"], "cannot be used"),
+    ] {
+        let output = divvy(&[&["simulate", "--cluster-dump", &path], args].concat(), &[]);
+        assert!(
+            !output.status.success() && stderr(&output).contains(expected),
+            "{args:?}: {}",
+            stderr(&output)
+        );
+    }
+    fs::write(&path, "{\"kind\": \"PodList\", \"items\": []}").expect("written");
+    let output = divvy(&["simulate", "--cluster-dump", &path], &[]);
+    assert!(
+        stderr(&output).contains("it has neither nodes nor pods; make it by: kubectl get nodes,pods -A -o json"),
+        "{}",
+        stderr(&output)
+    );
+    let output = divvy(&["simulate"], &[]);
+    assert!(stderr(&output).contains("--cluster-dump"), "{}", stderr(&output));
+}
+
+#[tokio::test]
+async fn what_if_reads_the_cluster_itself_as_well() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let objects = cluster();
+    let (_api, _listening, kubeconfig) = served(&objects, folder.path()).await;
+    let path = folder.path().join("cluster.json");
+    fs::write(&path, dump(&objects)).expect("written");
+    let args = ["--policy", "all", "-o", "json"];
+    let saved = divvy(
+        &[&["simulate", "--cluster-dump", &path.display().to_string()], &args[..]].concat(),
+        &[],
+    );
+    let live = beside(
+        &[&["simulate", "--cluster", "--kubeconfig", &kubeconfig], &args[..]].concat(),
+        &[],
+    )
+    .await;
+    assert!(live.status.success(), "{}", stderr(&live));
+    let read = |output| serde_json::from_str::<Value>(&stdout(output)).expect("JSON");
+    assert_eq!(read(&live), read(&saved));
+    assert_eq!(read(&live)["then"][1]["would_fit"], json!(["default/train"]));
 }

@@ -1,0 +1,42 @@
+//! Makes lists of pods that are harder than the one they are made of, for `divvy simulate`:
+//!
+//! `cargo run --release -p divvy-simulator --example variants -- NODES.csv[.gz] PODS.csv[.gz] FOLDER`
+
+#![allow(clippy::print_stdout)]
+
+mod lists;
+
+use std::fs;
+use std::io::Read as _;
+use std::path::Path;
+
+use lists::{List, choosy, large};
+
+fn main() {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let [nodes, pods, folder] = &arguments[..] else {
+        panic!("expected are a list of nodes, a list of pods and a folder");
+    };
+    let read = |name: &String| {
+        let bytes = fs::read(name).unwrap_or_else(|error| panic!("{name}: {error}"));
+        let mut text = Vec::new();
+        match flate2::read::MultiGzDecoder::new(&*bytes).read_to_end(&mut text) {
+            Ok(_) => List::read(&text),
+            Err(_) => List::read(&bytes),
+        }
+    };
+    let (nodes, pods) = (read(nodes), read(pods));
+    for percent in [10, 20, 33, 50] {
+        write(folder, &format!("choosy{percent}"), &choosy(&nodes, &pods, percent));
+    }
+    for percent in [20, 30, 50] {
+        write(folder, &format!("large{percent}"), &large(&pods, percent));
+    }
+    write(folder, "choosy33-large30", &choosy(&nodes, &large(&pods, 30), 33));
+}
+
+fn write(folder: &str, name: &str, list: &List) {
+    let path = Path::new(folder).join(format!("{name}.csv"));
+    fs::write(&path, list.text()).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+    println!("{}", path.display());
+}

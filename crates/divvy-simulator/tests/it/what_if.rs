@@ -1,0 +1,320 @@
+//! A cluster's pods, placed anew.
+
+use std::collections::BTreeMap;
+
+use divvy_model::{
+    Allocation, ContainerKind, ContainerRequest, GpuShare, Health, Held, Inventory, MemoryUnit, MiB, Node, Phase, Pod, PodRequest,
+};
+use divvy_placement::policy::Policy;
+use divvy_simulator::what_if::{Change, Cluster, ClusterNode, ClusterPod, Outcome, asking, now, what_if};
+use proptest::prelude::*;
+
+/// A node whose GPUs have so many MiB each, of the products with these names.
+fn node(name: &str, gpus: &[(&str, u64)]) -> ClusterNode {
+    let gpu = |(index, (model, mib)): (u32, &(&str, u64))| divvy_model::Gpu {
+        uuid: format!("GPU-{name}-{index}"),
+        kind: "gpu".to_owned(),
+        parent: None,
+        index,
+        minor: index,
+        pci: String::new(),
+        model: (*model).to_owned(),
+        cc: String::new(),
+        sms: 0,
+        clock_mhz: 0,
+        total: MiB(*mib),
+        reserve: MiB::ZERO,
+        units: mib / 1024,
+        held: MiB::ZERO,
+        numa: None,
+        health: Health::Ok,
+        reason: None,
+        links: Vec::new(),
+    };
+    let inventory = Inventory {
+        v: 1,
+        agent: "test".to_owned(),
+        driver: "1".to_owned(),
+        unit: MemoryUnit::GIB,
+        unschedulable: false,
+        gpus: (0..).zip(gpus).map(gpu).collect(),
+    };
+    ClusterNode {
+        node: Node {
+            uid: name.to_owned(),
+            name: name.to_owned(),
+            capacity_units: inventory.total_units(),
+            capacity_gpus: gpus.len() as u64,
+            cpu_milli: 16_000,
+            memory_bytes: 1 << 36,
+            pods: 110,
+            inventory: Some(Ok(inventory)),
+            ..Node::default()
+        },
+        labels: BTreeMap::new(),
+    }
+}
+
+/// A pod that asks for so many units; created in the order of the names.
+fn pod(name: &str, units: u64) -> ClusterPod {
+    ClusterPod {
+        pod: Pod {
+            uid: format!("uid-{name}"),
+            namespace: "ns".to_owned(),
+            name: name.to_owned(),
+            cpu_milli: 1000,
+            request: PodRequest {
+                containers: vec![ContainerRequest {
+                    name: "main".to_owned(),
+                    kind: ContainerKind::App,
+                    units,
+                    gpu_count: 0,
+                }],
+            },
+            ..Pod::default()
+        },
+        ..ClusterPod::default()
+    }
+}
+
+/// The same, running on this GPU of this node.
+fn on(node: &str, index: u32, pod: ClusterPod) -> ClusterPod {
+    let share = GpuShare {
+        uuid: format!("GPU-{node}-{index}"),
+        memory: MiB(1024 * pod.pod.request.containers[0].units),
+        cores: 0,
+        whole: false,
+    };
+    ClusterPod {
+        pod: Pod {
+            node: Some(node.to_owned()),
+            phase: Phase::Running,
+            container_running: true,
+            held: Held::Allocation(Allocation {
+                v: 1,
+                gpus: vec![share],
+                containers: BTreeMap::new(),
+            }),
+            ..pod.pod
+        },
+        ..pod
+    }
+}
+
+fn cluster(nodes: Vec<ClusterNode>, pods: Vec<ClusterPod>) -> Cluster {
+    Cluster {
+        unit: MemoryUnit::GIB,
+        nodes,
+        pods,
+    }
+}
+
+/// Two half-full GPUs, and a pod that wants a whole one.
+fn scattered() -> Cluster {
+    let nodes = vec![node("n1", &[("T4", 16_384)]), node("n2", &[("T4", 16_384)])];
+    cluster(nodes, vec![on("n1", 0, pod("a", 8)), on("n2", 0, pod("b", 8)), pod("c", 16)])
+}
+
+const AS_IT_IS: Change = Change {
+    policy: Policy::BestFit,
+    unit: None,
+    add: None,
+    keep_bound: false,
+};
+
+fn names(keys: &[divvy_model::PodKey]) -> Vec<&str> {
+    keys.iter().map(|key| key.name.as_str()).collect()
+}
+
+fn fits(outcome: &Outcome) -> (Vec<&str>, Vec<&str>, Vec<&str>) {
+    (
+        names(&outcome.would_fit),
+        names(&outcome.would_wait),
+        names(&outcome.would_not_fit),
+    )
+}
+
+#[test]
+fn pods_that_wait_for_scattered_room_fit_when_all_are_placed_anew() {
+    let cluster = scattered();
+    assert_eq!(asking(&cluster), (2, 1));
+    let before = now(&cluster);
+    assert_eq!((before.placed, before.used, before.idle_gpus), (2, MiB(16_384), 0));
+    let outcome = what_if(&cluster, &AS_IT_IS).expect("a cluster");
+    assert_eq!(fits(&outcome), (vec!["c"], vec![], vec![]));
+    assert_eq!((outcome.replayed, outcome.moved, outcome.then.used), (3, 1, MiB(32_768)));
+}
+
+#[test]
+fn pods_that_stay_leave_the_room_scattered_and_another_node_helps() {
+    let keep = Change {
+        keep_bound: true,
+        ..AS_IT_IS
+    };
+    let outcome = what_if(&scattered(), &keep).expect("a cluster");
+    assert_eq!(fits(&outcome), (vec![], vec!["c"], vec![]));
+    assert_eq!((outcome.replayed, outcome.moved), (1, 0));
+    for like in [None, Some("n2".to_owned())] {
+        let more = Change {
+            add: Some((1, like)),
+            ..keep.clone()
+        };
+        let outcome = what_if(&scattered(), &more).expect("a cluster");
+        assert_eq!(fits(&outcome), (vec!["c"], vec![], vec![]));
+        assert_eq!((outcome.then.nodes, outcome.then.memory), (3, MiB(3 * 16_384)));
+    }
+    let error = what_if(
+        &scattered(),
+        &Change {
+            add: Some((1, Some("n9".to_owned()))),
+            ..AS_IT_IS
+        },
+    );
+    let error = error.expect_err("no such node").to_string();
+    assert_eq!(
+        error,
+        "there is no node n9 that more could be like; nodes with GPUs are n1, n2"
+    );
+}
+
+#[test]
+fn in_other_units_pods_ask_for_the_same_memory_rounded_up_and_gpus_offer_theirs_rounded_down() {
+    // 15.9 GiB: 15 units of 1 GiB, 63 of 256 MiB, 3 of 4 GiB.
+    let nodes = vec![node("n1", &[("T4", 16_300)])];
+    let pods = || (0..4).map(|number| pod(&format!("p{number}"), 4)).collect();
+    let with = |unit: Option<u64>| {
+        let change = Change {
+            unit: unit.and_then(MemoryUnit::new),
+            ..AS_IT_IS
+        };
+        what_if(&cluster(nodes.clone(), pods()), &change).expect("a cluster")
+    };
+    let (now, small, large) = (with(None), with(Some(256)), with(Some(4096)));
+    assert_eq!([&now, &small, &large].map(|of| of.would_fit.len()), [3, 3, 3]);
+    assert_eq!(
+        [&now, &small, &large].map(|of| of.then.memory),
+        [MiB(15_360), MiB(16_128), MiB(12_288)]
+    );
+    let rounded = what_if(
+        &cluster(nodes.clone(), vec![pod("a", 5), pod("b", 5)]),
+        &Change {
+            unit: MemoryUnit::new(4096),
+            ..AS_IT_IS
+        },
+    );
+    let rounded = rounded.expect("a cluster");
+    assert_eq!(
+        (rounded.would_fit.len(), rounded.then.used),
+        (1, MiB(8192)),
+        "5 GiB are two units of 4"
+    );
+}
+
+#[test]
+fn what_keeps_pods_from_nodes_keeps_them_from_nodes_here() {
+    let two = |edit: &dyn Fn(&mut ClusterNode)| {
+        let mut nodes = vec![node("n1", &[("T4", 16_384)]), node("n2", &[("T4", 16_384)])];
+        edit(&mut nodes[0]);
+        nodes
+    };
+    let pods = || vec![pod("a", 12), pod("b", 12)];
+    let of = |nodes, pods| what_if(&cluster(nodes, pods), &AS_IT_IS).expect("a cluster");
+    assert_eq!(of(two(&|_| {}), pods()).would_fit.len(), 2);
+    for (what, edit) in [
+        (
+            "cordoned",
+            &(|node: &mut ClusterNode| node.node.unschedulable = true) as &dyn Fn(&mut ClusterNode),
+        ),
+        ("CPU", &|node: &mut ClusterNode| node.node.cpu_milli = 500),
+        ("main memory", &|node: &mut ClusterNode| node.node.memory_bytes = 0),
+        ("GPU", &|node: &mut ClusterNode| {
+            if let Some(Ok(inventory)) = &mut node.node.inventory {
+                inventory.gpus[0].health = Health::Failed;
+            }
+        }),
+    ] {
+        let needs_memory = pods().into_iter().map(|pod| ClusterPod {
+            pod: Pod {
+                memory_bytes: 1 << 20,
+                ..pod.pod
+            },
+            ..pod
+        });
+        assert_eq!(of(two(edit), needs_memory.collect()).would_fit.len(), 1, "{what}");
+    }
+    let one_pod = |node: &mut ClusterNode| node.node.pods = 1;
+    let small = vec![pod("a", 1), pod("b", 1), pod("c", 1)];
+    assert_eq!(of(two(&one_pod)[..1].to_vec(), small).would_fit.len(), 1, "pods");
+    let mut selective = pods();
+    for pod in &mut selective {
+        pod.selector = BTreeMap::from([("disk".to_owned(), "ssd".to_owned())]);
+    }
+    let labelled = |node: &mut ClusterNode| node.labels = BTreeMap::from([("disk".to_owned(), "ssd".to_owned())]);
+    assert_eq!(names(&of(two(&labelled), selective).would_fit), ["a"]);
+}
+
+#[test]
+fn gpus_of_different_products_on_one_node_share_its_cpu() {
+    let mut mixed = node("n1", &[("T4", 16_384), ("A10", 24_576)]);
+    mixed.node.cpu_milli = 1500;
+    let outcome = what_if(&cluster(vec![mixed], vec![pod("a", 4), pod("b", 4)]), &AS_IT_IS).expect("a cluster");
+    assert_eq!(fits(&outcome), (vec!["a"], vec!["b"], vec![]));
+}
+
+#[test]
+fn who_is_leaving_or_on_a_cordoned_node_stays_and_keeps_its_memory() {
+    let mut cluster = scattered();
+    cluster.pods[0].pod.deleting = true;
+    cluster.nodes[1].node.unschedulable = true;
+    let outcome = what_if(&cluster, &AS_IT_IS).expect("a cluster");
+    assert_eq!(fits(&outcome), (vec![], vec!["c"], vec![]));
+    assert_eq!((outcome.stayed, outcome.moved, outcome.then.placed), (2, 0, 2));
+}
+
+#[test]
+fn a_cluster_without_gpu_memory_is_refused_with_what_to_look_at() {
+    let error = what_if(&cluster(vec![], vec![pod("a", 1)]), &AS_IT_IS)
+        .expect_err("nothing")
+        .to_string();
+    assert!(
+        error.contains("no node of the cluster offers aliyun.com/gpu-mem") && error.contains("kubectl get nodes"),
+        "{error}"
+    );
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
+
+    #[test]
+    fn nothing_is_promised_twice_every_pod_is_told_once_and_the_order_of_lists_does_not_matter(
+        nodes in prop::collection::vec((1..4_usize, 0..2_usize, any::<bool>()), 1..6),
+        pods in prop::collection::vec((0..20_u64, 0..4_u64), 0..24),
+        unit in prop::option::of(prop::sample::select(vec![256_u64, 1024, 3000])),
+        keep_bound: bool,
+    ) {
+        let nodes: Vec<ClusterNode> = nodes.iter().enumerate().map(|(number, (gpus, model, cordoned))| {
+            let gpu = [("T4", 16_000), ("A100", 40_000)][*model];
+            let mut node = node(&format!("n{number}"), &vec![gpu; *gpus]);
+            node.node.unschedulable = *cordoned && number > 0;
+            node
+        }).collect();
+        let pods: Vec<ClusterPod> = pods.iter().enumerate().map(|(number, (units, created))| ClusterPod {
+            created: *created as i64,
+            ..pod(&format!("p{number}"), *units)
+        }).collect();
+        let cluster = cluster(nodes, pods);
+        let mut reversed = cluster.clone();
+        reversed.nodes.reverse();
+        reversed.pods.reverse();
+        for policy in Policy::ALL {
+            let change = Change { policy, unit: unit.and_then(MemoryUnit::new), add: None, keep_bound };
+            let outcome = what_if(&cluster, &change).expect("a cluster");
+            prop_assert!(outcome.then.used <= outcome.then.memory);
+            let (_, waiting) = asking(&cluster);
+            prop_assert_eq!(outcome.replayed, waiting);
+            prop_assert_eq!(outcome.would_fit.len() as u64, outcome.then.placed);
+            prop_assert_eq!((outcome.would_fit.len() + outcome.would_wait.len()) as u64, waiting);
+            prop_assert_eq!(outcome, what_if(&reversed, &change).expect("a cluster"), "{}", policy);
+        }
+    }
+}
