@@ -32,6 +32,7 @@ pub fn pod(object: &PodObject) -> Result<Pod, divvy_model::Error> {
         container_running: running,
         cpu_milli: effective(&request, &cpu).saturating_add(overhead(object, "cpu", quantity_milli)?),
         memory_bytes: effective(&request, &memory).saturating_add(overhead(object, "memory", quantity_value)?),
+        priority: object.spec.priority.unwrap_or(0),
         held: meta.annotations.as_ref().map(Held::from_annotations).unwrap_or_default(),
         own_visible: own_visible(object, &request),
         request,

@@ -193,6 +193,11 @@ pub struct ReadPod {
 }
 
 impl ReadPod {
+    /// The pod.
+    pub fn pod(&self) -> &Pod {
+        &self.pod
+    }
+
     /// The pod, and what could not be read of what it asks for.
     pub fn into_parts(self) -> (Pod, Option<Error>) {
         (self.pod, self.trouble)

@@ -40,6 +40,9 @@ pub struct PodSpec {
     /// Which scheduler is to bind it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub scheduler_name: Option<String>,
+    /// What its PriorityClass says.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub priority: Option<i32>,
     /// Labels that its node must have.
     #[serde(deserialize_with = "null_is_default", skip_serializing_if = "BTreeMap::is_empty")]
     pub node_selector: BTreeMap<String, String>,

@@ -15,6 +15,8 @@
 mod bind;
 mod binding;
 mod filter;
+mod preempt;
+mod prioritize;
 mod sweep;
 mod twice;
 
@@ -24,9 +26,11 @@ use divvy_cluster::convert::UnhealthyGpus;
 use divvy_cluster::index::{Index, ReadPod};
 use divvy_cluster::watch::Change;
 use divvy_model::{Held, MemoryUnit, Node, Pod, PodKey};
+use divvy_placement::policy::{Fleet, Limits, Policy};
 
 pub use binding::BindingRequest;
 pub use filter::{FilterAnswer, SCHEDULER_CHECK, check_refusal};
+pub use preempt::Eviction;
 
 /// Points in time of one call, in nanoseconds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -71,6 +75,25 @@ impl Default for Timing {
             departed_ns: 10_000 * MS,
         }
     }
+}
+
+/// Who chooses the node among those that fit.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum DecideIn {
+    /// kube-scheduler, by the scores that prioritize gives and by its own.
+    #[default]
+    Prioritize,
+    /// The extender: filter lets one node through.
+    Filter,
+}
+
+/// By what the extender chooses.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Placement {
+    /// Which node and which GPU is best.
+    pub policy: Policy,
+    /// Who has the last word on the node.
+    pub decide_in: DecideIn,
 }
 
 /// kube-scheduler's `ExtenderBindingArgs`.
@@ -217,6 +240,9 @@ enum Lead {
 #[derive(Debug)]
 pub struct Core {
     index: Index,
+    /// The ledger's nodes under the policy. Behind the ledger until it is asked, or until the watch has told a change.
+    fleet: Fleet,
+    decide_in: DecideIn,
     timing: Timing,
     ops: BTreeMap<OpId, Op>,
     waiting: BTreeSet<OpId>,
@@ -278,10 +304,17 @@ impl Stage {
 }
 
 impl Core {
-    /// Knows nothing yet, leads alone, and answers nothing before pods and nodes were listed.
+    /// Knows nothing yet, leads alone, chooses by the default policy, and answers nothing before pods and nodes were listed.
     pub fn new(unit: MemoryUnit, timing: Timing) -> Core {
+        Core::choosing(unit, timing, Placement::default())
+    }
+
+    /// As [`Core::new`], and chooses in this way.
+    pub fn choosing(unit: MemoryUnit, timing: Timing, placement: Placement) -> Core {
         Core {
             index: Index::new(unit),
+            fleet: Fleet::new(placement.policy, Limits::SMALL),
+            decide_in: placement.decide_in,
             timing,
             ops: BTreeMap::new(),
             waiting: BTreeSet::new(),
@@ -314,8 +347,11 @@ impl Core {
         if matches!(change, Change::Interrupted(_)) {
             self.interrupted_ns = Some(now.monotonic_ns);
         }
+        let first = listed && self.index.pods().lists == 0;
+        let newcomers = if first { Vec::new() } else { self.newcomers(&change) };
         self.index.read_pod_change(change);
         self.age_departed(now);
+        self.learn(first, &newcomers);
         let mut actions = if listed { self.pods_listed(now) } else { Vec::new() };
         actions.extend(self.promised_twice());
         actions
@@ -328,6 +364,7 @@ impl Core {
         }
         self.index.read_node_change(change);
         self.age_departed(now);
+        self.fleet.follow(self.index.ledger());
         self.promised_twice()
     }
 
@@ -335,6 +372,30 @@ impl Core {
     /// inventory, and they are an addition to it.
     pub fn unhealthy_change(&mut self, change: Change<UnhealthyGpus>) {
         self.index.unhealthy_change(change);
+        self.fleet.follow(self.index.ledger());
+    }
+
+    /// Pods of a change that were not known before it, by UID.
+    fn newcomers(&self, change: &Change<ReadPod>) -> Vec<String> {
+        let pods = match change {
+            Change::Apply(read) => std::slice::from_ref(read),
+            Change::Reset(all) => all.as_slice(),
+            Change::Delete(_) | Change::Interrupted(_) => &[],
+        };
+        let uids = pods.iter().map(|read| &read.pod().uid);
+        uids.filter(|uid| self.index.ledger().pod(uid).is_none()).cloned().collect()
+    }
+
+    /// What pods ask for is learnt from each that comes, once: it comes when its UID is seen for the first time.
+    fn learn(&mut self, first: bool, newcomers: &[String]) {
+        let ledger = self.index.ledger();
+        if first {
+            self.fleet.learn(ledger);
+        }
+        for pod in newcomers.iter().filter_map(|uid| ledger.pod(uid)) {
+            self.fleet.arrived(pod, ledger);
+        }
+        self.fleet.follow(ledger);
     }
 
     /// All pods were listed: at the start, or after a watch that could not be resumed. Nothing is promised for a moment, and

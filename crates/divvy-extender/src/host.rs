@@ -19,7 +19,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use crate::core::{Action, BindArgs, BindingRequest, Core, Got, Now, Posted, Ticket, Timing};
+use crate::core::{Action, BindArgs, BindingRequest, Core, Got, Now, Placement, Posted, Ticket, Timing};
 use crate::forward::Forward;
 use crate::lease;
 use crate::metrics::Metrics;
@@ -31,6 +31,8 @@ use crate::tls::Current;
 pub struct Settings {
     /// The cluster's unit of gpu-mem.
     pub unit: MemoryUnit,
+    /// How nodes and GPUs are chosen.
+    pub placement: Placement,
     /// How long things may take.
     pub timing: Timing,
     /// How long the API server may take.
@@ -53,6 +55,7 @@ impl Settings {
     pub fn new(unit: MemoryUnit) -> Settings {
         Settings {
             unit,
+            placement: Placement::default(),
             timing: Timing::default(),
             limits: Limits {
                 post: Duration::from_millis(2_500),
@@ -164,7 +167,7 @@ pub(crate) fn serve_with(
     leadership: Option<Leadership>,
     stop: CancellationToken,
 ) -> Served {
-    let mut core = Core::new(settings.unit, settings.timing);
+    let mut core = Core::choosing(settings.unit, settings.timing, settings.placement);
     if leadership.is_some() {
         core.stand_by();
     }

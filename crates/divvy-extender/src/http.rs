@@ -23,12 +23,13 @@ use divvy_cluster::index::Feed;
 use serde::Serialize;
 
 use crate::admission;
+use crate::core::Eviction;
 use crate::forward::FORWARDED;
 use crate::host::{Leadership, Shared};
 use crate::lease;
 use crate::metrics::{Refused, Seen};
 use crate::tls::listener::Peer;
-use wire::{BindResult, FilterResult};
+use wire::{BindResult, FilterResult, PreemptionResult, Priorities};
 
 /// What gpushare's extender answers to `/version`, to the byte: tools compare it.
 const GPUSHARE_VERSION: &str = "0.1.0";
@@ -42,6 +43,8 @@ const LARGEST_REVIEW: usize = 4 << 20;
 pub(crate) fn router(shared: Arc<Shared>) -> Router {
     Router::new()
         .route("/gpushare-scheduler/filter", post(filter))
+        .route("/gpushare-scheduler/prioritize", post(prioritize))
+        .route("/gpushare-scheduler/preempt", post(preempt))
         .route("/gpushare-scheduler/bind", post(bind))
         .route("/gpushare-scheduler/inspect", get(inspect_all))
         .route("/gpushare-scheduler/inspect/{node}", get(inspect_one))
@@ -57,12 +60,12 @@ pub(crate) fn router(shared: Arc<Shared>) -> Router {
         .route("/readyz", get(ready))
         .route("/metrics", get(metrics))
         .method_not_allowed_fallback(|| async {
-            problem(StatusCode::METHOD_NOT_ALLOWED, "filter, bind and mutate are POST, the rest is GET")
+            problem(StatusCode::METHOD_NOT_ALLOWED, "filter, prioritize, preempt, bind and mutate are POST, the rest is GET")
         })
         .fallback(|| async {
             problem(
                 StatusCode::NOT_FOUND,
-                "there is no such path; filter, bind and inspect are under /gpushare-scheduler/, the webhook is /mutate/ and a scheduler's name",
+                "there is no such path; filter, prioritize, preempt, bind and inspect are under /gpushare-scheduler/, the webhook is /mutate/ and a scheduler's name",
             )
         })
         .layer(DefaultBodyLimit::max(LARGEST_BODY))
@@ -124,6 +127,67 @@ async fn filter_answer(shared: &Shared, body: &[u8]) -> Response {
         Ok(found) => answer(&FilterResult::new(&args.nodes, &found)),
         Err(text) => answer(&FilterResult::error(text)),
     }
+}
+
+/// There is no place for an error in the answer; kube-scheduler goes on without our scores, and says so in its log only.
+async fn prioritize(State(shared): State<Arc<Shared>>, body: Result<Bytes, BytesRejection>) -> Response {
+    without_error_field(&shared, "prioritize", body, prioritized)
+}
+
+/// Nor is there one here; kube-scheduler evicts nobody then, and tries the pod again.
+async fn preempt(State(shared): State<Arc<Shared>>, body: Result<Bytes, BytesRejection>) -> Response {
+    without_error_field(&shared, "preempt", body, preempted)
+}
+
+/// Why a call has no answer.
+type Trouble = (StatusCode, String);
+
+/// Errors are told by the status.
+fn without_error_field(
+    shared: &Shared,
+    verb: &'static str,
+    body: Result<Bytes, BytesRejection>,
+    answer: impl FnOnce(&Shared, &[u8]) -> Result<Response, Trouble>,
+) -> Response {
+    let began = Instant::now();
+    let body = match body {
+        Ok(body) => body,
+        Err(rejection) => return too_large(&rejection, |text| Json(serde_json::json!({ "error": text })).into_response()),
+    };
+    let response = answer(shared, &body).unwrap_or_else(|(status, text)| {
+        tracing::warn!(%verb, %text, "no answer");
+        problem(status, &text)
+    });
+    shared.metrics.answered(verb, began.elapsed());
+    response
+}
+
+fn unreadable(text: impl ToString) -> Trouble {
+    (StatusCode::BAD_REQUEST, text.to_string())
+}
+
+fn unavailable(text: String) -> Trouble {
+    (StatusCode::SERVICE_UNAVAILABLE, text)
+}
+
+fn preempted(shared: &Shared, body: &[u8]) -> Result<Response, Trouble> {
+    let (pod, proposed) = wire::preemption_args(body).map_err(unreadable)?;
+    let pod = convert::pod(&pod).map_err(unreadable)?;
+    let evictions = shared.core().preempt(&pod, proposed).map_err(unavailable)?;
+    for Eviction { node, victims, .. } in &evictions {
+        tracing::debug!(pod = %pod.key(), %node, ?victims, "kube-scheduler may evict these");
+    }
+    Ok(answer(&PreemptionResult::new(evictions)))
+}
+
+fn prioritized(shared: &Shared, body: &[u8]) -> Result<Response, Trouble> {
+    let args = wire::filter_args(body).map_err(unreadable)?;
+    let pod = convert::pod(&args.pod).map_err(unreadable)?;
+    let scores = shared.core().prioritize(&pod, args.nodes.names()).map_err(unavailable)?;
+    Ok(answer(&Priorities {
+        nodes: &args.nodes,
+        scores: &scores,
+    }))
 }
 
 async fn bind(State(shared): State<Arc<Shared>>, headers: HeaderMap, body: Result<Bytes, BytesRejection>) -> Response {

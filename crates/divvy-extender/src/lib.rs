@@ -36,7 +36,7 @@ use forward::Forward;
 use host::Leadership;
 use tls::listener::{Peer, TlsListener};
 
-pub use crate::core::{SCHEDULER_CHECK, Timing, check_refusal};
+pub use crate::core::{DecideIn, Placement, SCHEDULER_CHECK, Timing, check_refusal};
 pub use crate::lease::Candidate;
 pub use error::Error;
 pub use host::{Limits, Served, Settings, serve};
@@ -52,6 +52,8 @@ pub struct Config {
     pub listen: SocketAddr,
     /// `--memory-unit`: what one unit of `aliyun.com/gpu-mem` is, in the whole cluster.
     pub memory_unit: MemoryUnit,
+    /// `--policy`, `--decide-in`
+    pub placement: Placement,
     /// `--tls-…`: none is plain HTTP.
     pub tls: Option<tls::Source>,
     /// `--leader-elect`: with several replicas.
@@ -83,7 +85,10 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
         tls: config.tls,
         lease: config.lease,
     };
-    let settings = Settings::new(config.memory_unit);
+    let settings = Settings {
+        placement: config.placement,
+        ..Settings::new(config.memory_unit)
+    };
     run_with(listener, connection.client, settings, surroundings, stop).await
 }
 
@@ -108,7 +113,10 @@ pub async fn run_with(
     let Surroundings { tls, lease } = surroundings;
     let protocol = if tls.is_some() { "https" } else { "http" };
     match listener.local_addr() {
-        Ok(address) => tracing::info!(%address, protocol, unit = %settings.unit, "the extender listens"),
+        Ok(address) => {
+            let policy = settings.placement.policy;
+            tracing::info!(%address, protocol, unit = %settings.unit, %policy, "the extender listens");
+        }
         Err(error) => tracing::info!(%error, protocol, "the extender listens"),
     }
     let server_name = tls.as_ref().map(|source| source.server_name().to_owned());

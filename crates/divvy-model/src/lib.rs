@@ -23,6 +23,7 @@ mod pod;
 mod quantity;
 mod request;
 pub mod runtime;
+pub mod scores;
 
 pub use allocation::{Allocation, ContainerShare, GpuShare};
 pub use device_id::DeviceId;

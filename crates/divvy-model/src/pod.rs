@@ -58,6 +58,8 @@ pub struct Pod {
     pub cpu_milli: u64,
     /// Its effective memory request in bytes.
     pub memory_bytes: u64,
+    /// spec.priority: pods with a lower one may be evicted for it.
+    pub priority: i32,
     /// What it holds, by its annotations.
     pub held: Held,
     /// A container that asks for GPU memory and sets `NVIDIA_VISIBLE_DEVICES` itself, and to what. It has no effect.

@@ -134,18 +134,18 @@ impl Ledger {
     pub fn choose(&self, node: &str, ask: &Ask) -> Result<Choice, Refusal> {
         let view = self.known(node)?;
         let (position, memory) = best_fit(&view, ask)?;
-        let gpu = view
-            .state()
-            .and_then(|state| state.gpus.get(position))
-            .ok_or(Refusal::NoGpuFits)?;
-        Ok(Choice {
-            node: node.to_owned(),
-            uuid: gpu.uuid.clone(),
-            index: gpu.index,
-            gpu_units: gpu.units,
-            units: ask.units,
-            memory,
-        })
+        chosen(&view, position, ask, memory)
+    }
+
+    /// As [`Ledger::choose`], but the GPU at this position of [`NodeState::gpus`], if it has room and is well.
+    pub fn choose_at(&self, node: &str, position: usize, ask: &Ask) -> Result<Choice, Refusal> {
+        let view = self.known(node)?;
+        let (state, memory) = offered(&view, ask)?;
+        let well = state.gpus.get(position).is_some_and(|gpu| gpu.health == Health::Ok);
+        if !well || view.free(position) < memory {
+            return Err(Refusal::NoGpuFits);
+        }
+        chosen(&view, position, ask, memory)
     }
 
     fn known<'a>(&'a self, node: &str) -> Result<NodeView<'a>, Refusal> {
@@ -210,6 +210,21 @@ fn best_fit(view: &NodeView<'_>, ask: &Ask) -> Result<(usize, MiB), Refusal> {
         .min()
         .map(|(_, _, position)| (position, memory))
         .ok_or(Refusal::NoGpuFits)
+}
+
+fn chosen(view: &NodeView<'_>, position: usize, ask: &Ask, memory: MiB) -> Result<Choice, Refusal> {
+    let gpu = view
+        .state()
+        .and_then(|state| state.gpus.get(position))
+        .ok_or(Refusal::NoGpuFits)?;
+    Ok(Choice {
+        node: view.name().to_owned(),
+        uuid: gpu.uuid.clone(),
+        index: gpu.index,
+        gpu_units: gpu.units,
+        units: ask.units,
+        memory,
+    })
 }
 
 impl Choice {

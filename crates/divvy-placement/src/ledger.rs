@@ -32,7 +32,11 @@ pub struct Ledger {
     pub(crate) dirty: BTreeSet<String>,
     /// (version, name) of nodes with a GPU of which more is booked than it has, so that each is looked at once per change.
     overbooked: BTreeSet<(u64, String)>,
+    /// Version → name, so that what has changed since some version can be gone through.
+    versions: BTreeMap<u64, String>,
     last_version: u64,
+    /// The version at which a node was last forgotten.
+    last_gone: u64,
     last_arrival: u64,
 }
 
@@ -181,7 +185,9 @@ impl Ledger {
             buried: Buried::default(),
             dirty: BTreeSet::new(),
             overbooked: BTreeSet::new(),
+            versions: BTreeMap::new(),
             last_version: 0,
+            last_gone: 0,
             last_arrival: 0,
         }
     }
@@ -428,6 +434,11 @@ impl Ledger {
         self.reservations.get(uid)
     }
 
+    /// Whether something is promised to this pod on any node, or it has one.
+    pub fn is_promised(&self, uid: &str) -> bool {
+        self.reservations.contains_key(uid) || self.bound_to(uid).is_some()
+    }
+
     /// The node to which this pod is known to be bound, by its own event or by an answer that came before that.
     pub fn bound_to(&self, uid: &str) -> Option<&str> {
         if let Some(node) = self.pods.get(uid).and_then(|pod| pod.node.as_deref()) {
@@ -534,8 +545,11 @@ impl Ledger {
                 continue;
             };
             self.overbooked.remove(&(entry.version, name.clone()));
+            self.versions.remove(&entry.version);
             if entry.state.is_none() && entry.pods.is_empty() && entry.reserved.is_empty() && entry.departed.is_empty() {
                 self.nodes.remove(&name);
+                self.last_version += 1;
+                self.last_gone = self.last_version;
                 continue;
             }
             let usage = self.count(&name, entry);
@@ -547,8 +561,9 @@ impl Ledger {
                 entry.usage.most_free = entry.most_free();
                 let gpus = entry.state.iter().flat_map(|state| &state.gpus);
                 if gpus.zip(&entry.usage.gpus).any(|(gpu, used)| *used > gpu.capacity) {
-                    self.overbooked.insert((version, name));
+                    self.overbooked.insert((version, name.clone()));
                 }
+                self.versions.insert(version, name);
             }
         }
     }
@@ -557,6 +572,17 @@ impl Ledger {
     pub(crate) fn overbooked_nodes(&self, since: u64) -> impl Iterator<Item = NodeView<'_>> {
         let changed = self.overbooked.range((since.saturating_add(1), String::new())..);
         changed.filter_map(|(_, name)| self.node(name))
+    }
+
+    /// Nodes that changed after the one with this version, in the order of their versions.
+    pub fn changed_since(&self, version: u64) -> impl Iterator<Item = NodeView<'_>> {
+        let changed = self.versions.range(version.saturating_add(1)..);
+        changed.filter_map(|(_, name)| self.node(name))
+    }
+
+    /// The version at which a node was last forgotten, which no node has.
+    pub(crate) fn last_gone(&self) -> u64 {
+        self.last_gone
     }
 
     /// The version of the last change of any node.

@@ -6,6 +6,7 @@
 //! - [`NodeReport`]: a refusal in full, for `divvy why`, events and error messages
 //! - [`Anomaly`]: what in the ledger should not be; [`Overbooked`]: a GPU that was promised twice, and to whom
 //! - [`Departed`]: a pod that vanished while its container ran, whose memory is not given again at once
+//! - [`Victims`]: who would have to go so that one GPU has room
 //! - [`Totals`]: numbers of the whole ledger, for metrics
 //! - [`policy`]: which node is best, and which of its GPUs: the policies, for the extender and the simulator
 //! - [`audit`]: whether a history kept to all of this
@@ -25,6 +26,7 @@ mod node;
 mod overbooked;
 pub mod policy;
 mod totals;
+mod victims;
 mod view;
 
 pub use anomaly::Anomaly;
@@ -35,4 +37,5 @@ pub use ledger::{Ledger, Reservation, Standing};
 pub use node::{GpuState, NodeState, Source, Unusable};
 pub use overbooked::{Overbooked, Promise};
 pub use totals::Totals;
+pub use victims::Victims;
 pub use view::NodeView;

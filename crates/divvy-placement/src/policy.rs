@@ -7,11 +7,13 @@
 //! - [`Demand`]: what a pod asks for; [`Mix`]: how often which is asked for
 //! - [`Policy`]: the policies by name
 //! - [`Placer`]: nodes under a policy; decides, and keeps what it found out
+//! - [`Fleet`]: a ledger's nodes in a placer, kept up to date
 
 mod baselines;
 mod demand;
 mod divvy;
 mod fgd;
+mod fleet;
 mod fragmentation;
 mod fragments;
 mod hash;
@@ -20,20 +22,49 @@ mod mix;
 mod placer;
 mod rule;
 mod slots;
+mod spread;
 mod state;
 
 use std::fmt;
 use std::str::FromStr;
 
 pub use demand::{Demand, Model, ModelSet, Models, Share};
+pub use fleet::{Fleet, Ranking};
 pub use fragmentation::Fragmentation;
 pub use hash::rank;
 pub use mapping::{GpuGroup, demand_of, from_ledger};
 pub use mix::Mix;
-pub use placer::{Decision, NodeId, Placer};
+pub use placer::{Cost, Decision, NodeId, Placer};
 use rule::Rule;
 use state::State;
 pub use state::{Free, GpuSet, MOST_GPUS, Shape};
+
+/// How much a [`Placer`] remembers. What it forgets it finds out again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Limits {
+    /// Costs of nodes for classes of pods, of about 60 bytes each.
+    pub costs: usize,
+    /// What is stranded on a node in some state, of about 200 bytes each.
+    pub states: usize,
+}
+
+impl Default for Limits {
+    /// For a program that does nothing else: at most about 300 MiB.
+    fn default() -> Limits {
+        Limits {
+            costs: 1 << 20,
+            states: 1 << 20,
+        }
+    }
+}
+
+impl Limits {
+    /// For a server of 5,000 nodes that is to stay small: at most about 40 MiB.
+    pub const SMALL: Limits = Limits {
+        costs: 1 << 18,
+        states: 1 << 16,
+    };
+}
 
 /// A policy for placement.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -46,6 +77,8 @@ pub enum Policy {
     DotProduct,
     /// GPUs in use, then free GPUs of nodes in use, then free nodes (MLaaS, NSDI 2022).
     GpuPacking,
+    /// The emptiest GPU, of equals the one on the node with the most GPU left: for those who would rather share with nobody.
+    Spread,
     /// Pods of one size beside pods of the same size (Gandiva, OSDI 2018).
     GpuClustering,
     /// Fragmentation Gradient Descent (USENIX ATC 2023), to the last rounding.
@@ -57,9 +90,10 @@ pub enum Policy {
 
 impl Policy {
     /// All of them.
-    pub const ALL: [Policy; 7] = [
+    pub const ALL: [Policy; 8] = [
         Policy::Random,
         Policy::BestFit,
+        Policy::Spread,
         Policy::DotProduct,
         Policy::GpuPacking,
         Policy::GpuClustering,
@@ -72,6 +106,7 @@ impl Policy {
         match self {
             Policy::Random => "random",
             Policy::BestFit => "best-fit",
+            Policy::Spread => "spread",
             Policy::DotProduct => "dot-prod",
             Policy::GpuPacking => "gpu-packing",
             Policy::GpuClustering => "gpu-clustering",
@@ -80,15 +115,16 @@ impl Policy {
         }
     }
 
-    fn rule(self) -> Box<dyn Rule> {
+    fn rule(self, limits: Limits) -> Box<dyn Rule> {
         match self {
             // Random does not ask it.
             Policy::Random | Policy::BestFit => Box::new(baselines::BestFit),
+            Policy::Spread => Box::new(spread::Spread),
             Policy::DotProduct => Box::new(baselines::DotProduct),
             Policy::GpuPacking => Box::new(baselines::GpuPacking),
             Policy::GpuClustering => Box::new(baselines::GpuClustering),
             Policy::Fgd => Box::new(fgd::Fgd::new()),
-            Policy::Divvy => Box::new(divvy::Divvy::new()),
+            Policy::Divvy => Box::new(divvy::Divvy::new(limits.states)),
         }
     }
 }

@@ -537,6 +537,8 @@ impl Cluster for Embedded {
 fn start_scheduler(settings: &Settings, client: kube::Client, extender: SocketAddr) -> Scheduler {
     let config = SchedulerConfig {
         extender_url: Some(format!("http://{extender}/gpushare-scheduler")),
+        prioritize_verb: Some("prioritize".to_owned()),
+        weight: divvy_model::scores::WEIGHT,
         seed: settings.seed,
         ..SchedulerConfig::default()
     };

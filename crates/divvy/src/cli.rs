@@ -8,6 +8,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use divvy_model::{MemoryUnit, MiB};
+use divvy_placement::policy::Policy;
 
 use crate::scheduler_config::distribution::Distribution;
 use crate::scheduler_config::second::Version;
@@ -161,10 +162,18 @@ makes a certificate authority, its own certificate and one for kube-scheduler, k
 first), and renews its own by itself. With files it reads them again when they change. In both cases filter, bind and inspect are answered only to
 clients with a certificate of that authority; /healthz, /readyz and /metrics to everybody.
 
+Policies (--policy), by which it ranks nodes and chooses GPUs:
+  divvy           what leaves the most room for the pods that usually come; learnt from those that came
+  best-fit        the node and the GPU with the least left that is enough, as gpushare within a node
+  spread          the emptiest GPU of the emptiest node: no sharing while it can be avoided
+  fgd, gpu-packing, gpu-clustering, dot-prod, random   from the literature, to compare with
+With --decide-in prioritize (the default) kube-scheduler adds its own scores; with filter the extender lets the best node through alone, for
+schedulers whose configuration has no prioritizeVerb, and preferences of pods for nodes count for nothing.
+
 With --leader-elect several of them can run: one holds a Lease and binds, the others filter and hand binds on to it. Without, there must be one only.
 
 kube-scheduler reaches it through its configuration (KubeSchedulerConfiguration, extenders):
-  urlPrefix: http://ADDR:PORT/gpushare-scheduler   filterVerb: filter   bindVerb: bind
+  urlPrefix: http://ADDR:PORT/gpushare-scheduler   filterVerb: filter   prioritizeVerb: prioritize   weight: 25   bindVerb: bind
   nodeCacheCapable: true   ignorable: false
   managedResources: [{name: aliyun.com/gpu-mem, ignoredByScheduler: false}, {name: aliyun.com/gpu-count, ignoredByScheduler: false}]
 `divvy scheduler-config` prints the whole file, and where it goes.")]
@@ -177,6 +186,12 @@ pub struct ExtenderArgs {
     /// One unit of aliyun.com/gpu-mem: GiB, MiB, or a chunk such as 256MiB; the same on every agent
     #[arg(long, env = "DIVVY_MEMORY_UNIT", value_name = "UNIT", default_value = "GiB")]
     pub memory_unit: MemoryUnit,
+    /// By what the node and the GPU of a pod are chosen
+    #[arg(long, env = "DIVVY_POLICY", value_name = "NAME", default_value = "divvy")]
+    pub policy: Policy,
+    /// Who has the last word on the node: prioritize (kube-scheduler, by the extender's scores) or filter (the extender)
+    #[arg(long, env = "DIVVY_DECIDE_IN", value_name = "VERB", default_value = "prioritize")]
+    pub decide_in: Decide,
     #[command(flatten)]
     pub tls: ExtenderTls,
     #[command(flatten)]
@@ -184,6 +199,15 @@ pub struct ExtenderArgs {
     /// End when standard input is closed, so that nothing outlives whoever started it.
     #[arg(long, hide = true)]
     pub exit_with_stdin: bool,
+}
+
+/// Who chooses the node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Decide {
+    /// kube-scheduler, by the extender's scores and its own
+    Prioritize,
+    /// The extender: one node fits
+    Filter,
 }
 
 /// How the extender gets its certificates.

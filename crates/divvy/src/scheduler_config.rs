@@ -29,6 +29,7 @@ pub const DEFAULT_PROFILE: &str = "default-scheduler";
 const HTTP_TIMEOUT_SECONDS: u64 = 5;
 
 pub use divvy_extender::admission::MANAGED;
+use divvy_model::scores::WEIGHT;
 
 /// What cannot be done with what was given. Every text says what was found, why it matters, and what to do.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -167,6 +168,8 @@ impl Tls {
 pub struct Stanza {
     url: String,
     tls: Tls,
+    /// Of its scores.
+    weight: i64,
 }
 
 impl Stanza {
@@ -201,6 +204,7 @@ impl Stanza {
         Ok(Stanza {
             url: url.to_owned(),
             tls,
+            weight: WEIGHT,
         })
     }
 
@@ -237,6 +241,7 @@ impl Stanza {
         Stanza {
             url: url.to_owned(),
             tls: self.tls.clone(),
+            weight: self.weight,
         }
     }
 
@@ -268,10 +273,12 @@ impl Stanza {
 # Divvy. Every profile asks it about pods that want one of managedResources, and about no others.
 - urlPrefix: {url}
   filterVerb: filter
+  # Which of the nodes that fit is best. 25: the best stays the best whatever the scheduler's own scores are, which all together are 1,200 at most,
+  # with the default weights of its plugins. With 11 what a pod itself prefers can win, with 1 the extender gives a hint.
+  prioritizeVerb: prioritize
+  weight: {weight}
   # The extender binds: the pod's GPU is written in the very request that binds it. Only one extender can have a bindVerb.
   bindVerb: bind
-  # Only counts once there is a prioritizeVerb; kube-scheduler wants it positive then.
-  weight: 1
 {tls}  # Longer than the extender takes at worst (4.5 s), so that no answer is lost.
   httpTimeout: {HTTP_TIMEOUT_SECONDS}s
   # Names of nodes are sent, not whole nodes: the extender watches the nodes itself.
@@ -282,6 +289,7 @@ impl Stanza {
   managedResources:
 {managed}",
             url = quoted(&self.url),
+            weight = self.weight,
         )
     }
 }
@@ -385,7 +393,10 @@ mod tests {
         assert_eq!(extender["nodeCacheCapable"], true);
         assert_eq!(extender["managedResources"][0]["name"], "aliyun.com/gpu-mem");
         assert_eq!(extender["managedResources"][0]["ignoredByScheduler"], false);
-        assert_eq!(extender.get("prioritizeVerb"), None, "the extender has none");
+        assert_eq!(
+            (&extender["prioritizeVerb"], &extender["weight"]),
+            (&"prioritize".into(), &25.into())
+        );
     }
 
     #[test]

@@ -288,12 +288,12 @@ impl Core {
                 return self.read_pod(id, 0);
             }
             let chosen = again.or_else(|| {
-                let held = ledger.choose(&args.node, &ask).ok()?.held(&pod.request, unit);
+                let held = self.choose(&pod, &args.node, &ask)?.held(&pod.request, unit);
                 let text = text_of(&held)?;
                 Some((held, text))
             });
             let Some((held, text)) = chosen else {
-                let report = ledger.explain(&args.node, &ask);
+                let report = self.index.ledger().explain(&args.node, &ask);
                 return self.refuse(id, format!("pod {}: {report}", args.key()));
             };
             possible.retain(|other| *other != held);

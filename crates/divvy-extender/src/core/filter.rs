@@ -3,7 +3,7 @@ use std::collections::BTreeSet;
 use divvy_model::{Pod, PodKey};
 use divvy_placement::{Ask, KeptFor, NodeReport, Refusal};
 
-use super::{Core, Now};
+use super::{Core, DecideIn, Now};
 
 /// A broken watch is tried again within 30 s (kube-rs' longest back-off, with jitter). One that works again without anything
 /// to tell does not show, so this ends by time.
@@ -55,7 +55,10 @@ impl Core {
         I: IntoIterator<Item = &'a str> + Clone,
     {
         self.age_departed(now);
-        let answer = self.filter(pod, nodes.clone())?;
+        let mut answer = self.filter(pod, nodes.clone())?;
+        if self.decide_in == DecideIn::Filter && answer.passed.len() > 1 {
+            self.keep_the_best(pod, nodes.clone(), &mut answer);
+        }
         let Some((position, refusal)) = answer.failed.first().filter(|_| answer.passed.is_empty()) else {
             return Ok(answer);
         };
@@ -78,6 +81,23 @@ impl Core {
                 self.timing.departed_ns / 1_000_000_000
             )),
         }
+    }
+
+    /// Nodes that fit and are not chosen are in neither list: they did not fail, and kube-scheduler's text says nothing of them.
+    fn keep_the_best<'a, I>(&mut self, pod: &Pod, nodes: I, answer: &mut FilterAnswer)
+    where
+        I: IntoIterator<Item = &'a str>,
+    {
+        let mut passed = answer.passed.iter().peekable();
+        let fitting = nodes
+            .into_iter()
+            .enumerate()
+            .filter(|(position, _)| passed.next_if(|next| *next == position).is_some());
+        let names: Vec<&str> = fitting.map(|(_, name)| name).collect();
+        // Without an opinion the first by name: the order of the question is kube-scheduler's, and any.
+        let best = self.ranking(pod, names.iter().copied()).best;
+        let best = best.or_else(|| (0..names.len()).min_by_key(|position| names.get(*position)));
+        answer.passed = best.and_then(|best| answer.passed.get(best)).copied().into_iter().collect();
     }
 
     /// Where there would be room if nothing were kept for pods that departed.

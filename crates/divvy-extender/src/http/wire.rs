@@ -6,7 +6,7 @@ use divvy_placement::Refusal;
 use serde::{Deserialize, Serialize, Serializer};
 use serde_json::value::RawValue;
 
-use crate::core::{BindArgs, FilterAnswer};
+use crate::core::{BindArgs, Eviction, FilterAnswer};
 
 /// The fields of a JSON object by lower-cased name, unread: kube-scheduler sends Go's field names, up to 1.16 it sent others,
 /// and Go's decoder takes any case. What is inside (pods, nodes) is ordinary Kubernetes JSON and keeps its case.
@@ -108,6 +108,80 @@ pub(super) fn filter_args(body: &[u8]) -> Result<FilterArgs<'_>, String> {
     Ok(FilterArgs { pod, nodes })
 }
 
+/// `ExtenderPreemptionArgs`: the pod, and by node who is to go for it. As UIDs (`nodeCacheCapable: true`) or as whole pods.
+pub(super) fn preemption_args(body: &[u8]) -> Result<(PodObject, Vec<Eviction>), String> {
+    #[derive(Deserialize)]
+    struct Victims<P> {
+        #[serde(rename = "Pods")]
+        pods: Option<Vec<P>>,
+        #[serde(rename = "NumPDBViolations", default)]
+        pdb_violations: i64,
+    }
+    #[derive(Deserialize)]
+    struct Uid {
+        #[serde(rename = "UID")]
+        uid: String,
+    }
+    #[derive(Deserialize)]
+    struct Whole {
+        metadata: Meta,
+    }
+    #[derive(Deserialize)]
+    struct Meta {
+        uid: String,
+    }
+    fn evictions<P>(map: BTreeMap<String, Victims<P>>, uid: impl Fn(P) -> String) -> Vec<Eviction> {
+        let eviction = |(node, victims): (String, Victims<P>)| Eviction {
+            node,
+            victims: victims.pods.unwrap_or_default().into_iter().map(&uid).collect(),
+            pdb_violations: victims.pdb_violations,
+        };
+        map.into_iter().map(eviction).collect()
+    }
+    let fields = fields(body)?;
+    let pod = field(&fields, "Pod")?.ok_or("arg or pod is nil")?;
+    if let Some(map) = field(&fields, "NodeNameToMetaVictims")? {
+        return Ok((pod, evictions(map, |Uid { uid }| uid)));
+    }
+    let map = field(&fields, "NodeNameToVictims")?;
+    let map = map.ok_or("there is neither NodeNameToMetaVictims nor NodeNameToVictims in the request")?;
+    Ok((pod, evictions(map, |whole: Whole| whole.metadata.uid)))
+}
+
+/// `ExtenderPreemptionResult`: UIDs whichever form was asked with.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "PascalCase")]
+pub(super) struct PreemptionResult {
+    node_name_to_meta_victims: BTreeMap<String, MetaVictims>,
+}
+
+#[derive(Debug, Serialize)]
+struct MetaVictims {
+    #[serde(rename = "Pods")]
+    pods: Vec<MetaPod>,
+    #[serde(rename = "NumPDBViolations")]
+    pdb_violations: i64,
+}
+
+#[derive(Debug, Serialize)]
+struct MetaPod {
+    #[serde(rename = "UID")]
+    uid: String,
+}
+
+impl PreemptionResult {
+    pub(super) fn new(evictions: Vec<Eviction>) -> PreemptionResult {
+        let victims = |eviction: Eviction| {
+            let pods = eviction.victims.into_iter().map(|uid| MetaPod { uid }).collect();
+            let pdb_violations = eviction.pdb_violations;
+            (eviction.node, MetaVictims { pods, pdb_violations })
+        };
+        PreemptionResult {
+            node_name_to_meta_victims: evictions.into_iter().map(victims).collect(),
+        }
+    }
+}
+
 /// Reads a bind request. Names go into a URL, so only what can be a name is let through.
 pub(super) fn bind_args(body: &[u8]) -> Result<BindArgs, String> {
     let fields = fields(body)?;
@@ -199,6 +273,27 @@ impl<'a> FilterResult<'a> {
             failed_and_unresolvable_nodes: None,
             error: String::new(),
         }
+    }
+}
+
+/// `HostPriorityList`: written without a copy of the names.
+#[derive(Debug)]
+pub(super) struct Priorities<'a> {
+    pub(super) nodes: &'a Nodes<'a>,
+    /// In the order of the nodes.
+    pub(super) scores: &'a [u8],
+}
+
+impl Serialize for Priorities<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        #[derive(Serialize)]
+        #[serde(rename_all = "PascalCase")]
+        struct HostPriority<'a> {
+            host: &'a str,
+            score: u8,
+        }
+        let pairs = self.nodes.names().zip(self.scores);
+        serializer.collect_seq(pairs.map(|(host, score)| HostPriority { host, score: *score }))
     }
 }
 

@@ -224,7 +224,7 @@ async fn other_paths_methods_and_sizes_are_refused_as_http_does() {
     for (method, path, status) in [
         ("GET", FILTER, StatusCode::METHOD_NOT_ALLOWED),
         ("POST", "/gpushare-scheduler/inspect", StatusCode::METHOD_NOT_ALLOWED),
-        ("POST", "/gpushare-scheduler/prioritize", StatusCode::NOT_FOUND),
+        ("POST", "/gpushare-scheduler/score", StatusCode::NOT_FOUND),
         ("GET", "/", StatusCode::NOT_FOUND),
         ("GET", "/debug/pprof/", StatusCode::NOT_FOUND),
     ] {

@@ -59,6 +59,11 @@ impl Cluster {
 
     /// gpushare's fixture (research/gpushare.md section 8).
     pub(crate) async fn fixture() -> Cluster {
+        Cluster::fixture_with(settings()).await
+    }
+
+    /// The same with an extender of these settings.
+    pub(crate) async fn fixture_with(settings: Settings) -> Cluster {
         let api = ApiServer::new(Options {
             seed: Some(1),
             ..Options::default()
@@ -69,7 +74,7 @@ impl Cluster {
         for (name, node, index, units) in [("a", "n1", 0, 10), ("b", "n1", 1, 4), ("c", "n2", 0, 16)] {
             create_placed(&api, name, node, index, units);
         }
-        Cluster::on(api).await
+        Cluster::with(api, settings).await
     }
 
     pub(crate) async fn ask(&self, method: &str, path: &str, body: impl Into<Body>) -> (StatusCode, String) {
@@ -592,6 +597,7 @@ async fn the_program_listens_serves_and_stops() {
         context: None,
         listen: taken.local_addr().expect("bound"),
         memory_unit: MemoryUnit::GIB,
+        placement: divvy_extender::Placement::default(),
         tls: None,
         lease: None,
     };

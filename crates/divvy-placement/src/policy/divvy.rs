@@ -4,7 +4,7 @@
 //! what the GPU's product is worth to those who can use no other ([`mixture::scarcity`]), and which places for large or choosy pods it takes
 //! away ([`pressure`]). All in millionths of a thousandth of a GPU; compared in steps of ten thousandths.
 
-mod mixture;
+pub(super) mod mixture;
 mod pressure;
 mod sequences;
 mod turnover;
@@ -53,6 +53,8 @@ pub(crate) struct Divvy {
     generation: u32,
     /// States that were evaluated.
     work: u64,
+    /// So many are remembered.
+    most_states: usize,
 }
 
 /// What is known of states, by number.
@@ -72,11 +74,8 @@ struct Worth {
     epoch: u32,
 }
 
-/// States that are remembered.
-const MOST_STATES: usize = 1 << 20;
-
 impl Divvy {
-    pub(crate) fn new() -> Divvy {
+    pub(crate) fn new(most_states: usize) -> Divvy {
         Divvy {
             mixture: Mixture::default(),
             classes: Vec::new(),
@@ -96,6 +95,7 @@ impl Divvy {
             epoch: 1,
             generation: 1,
             work: 0,
+            most_states,
         }
     }
 
@@ -281,7 +281,7 @@ impl Rule for Divvy {
             .refresh(self.idle_milli, rise, &self.shapes, states.iter().copied());
         self.until_refresh = (self.nodes / 4).max(16);
         self.epoch += 1;
-        if self.states.states.len() > MOST_STATES {
+        if self.states.states.len() > self.most_states {
             self.forget_states();
         }
     }

@@ -1,3 +1,6 @@
+mod among;
+mod rows;
+
 use std::collections::HashMap;
 use std::hash::BuildHasherDefault;
 
@@ -5,7 +8,9 @@ use super::hash::{Mixer, mix};
 use super::rule::{Kept, Place, Rule};
 use super::slots::Slots;
 use super::state::View;
-use super::{Demand, Free, GpuSet, Mix, Policy, Shape};
+use super::{Demand, Free, GpuSet, Limits, Mix, Policy, Shape};
+pub use among::Cost;
+use rows::Rows;
 
 /// A node of a [`Placer`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -49,30 +54,7 @@ pub struct Placer {
     nodes: Vec<Option<Node>>,
     unused: Vec<u32>,
     slots: Slots,
-    classes: HashMap<Demand, usize, BuildHasherDefault<Mixer>>,
-    rows: Vec<Row>,
-}
-
-/// What one class of pods would cost in each slot.
-#[derive(Debug, Default)]
-struct Row {
-    /// By number of the shape; `None` if it may not go there.
-    amounts: Vec<Option<u32>>,
-    /// Costs that are right; [`NO_FIT`] where that is not known, or where it does not fit.
-    exact: Vec<i64>,
-    /// Costs that are guessed or were right once; [`NO_FIT`] where there is none.
-    guessed: Vec<i64>,
-    kept: Vec<Kept>,
-    /// The slot's version when it was looked at.
-    versions: Vec<u32>,
-    /// How many are guessed.
-    guesses: usize,
-    /// Where to go on with replacing guesses that do not look promising.
-    cursor: usize,
-    /// The rule's when the costs were right.
-    epoch: u32,
-    /// Changes of slots that were taken in.
-    changes: u64,
+    rows: Rows,
 }
 
 /// In a row: the pod does not fit there, or nothing is known.
@@ -86,7 +68,12 @@ const TURN: usize = 32;
 impl Placer {
     /// No node yet, and nothing known of what pods ask for.
     pub fn new(policy: Policy) -> Placer {
-        let rule = policy.rule();
+        Placer::with_limits(policy, Limits::default())
+    }
+
+    /// As [`Placer::new`], and remembers no more than this.
+    pub fn with_limits(policy: Policy, limits: Limits) -> Placer {
+        let rule = policy.rule(limits);
         Placer {
             policy,
             view: rule.view(),
@@ -96,8 +83,7 @@ impl Placer {
             nodes: Vec::new(),
             unused: Vec::new(),
             slots: Slots::default(),
-            classes: HashMap::default(),
-            rows: Vec::new(),
+            rows: Rows::new(limits.costs),
         }
     }
 
@@ -145,6 +131,22 @@ impl Placer {
         if self.slots.get(there.slot as usize).state.as_ref() != Some(&state) {
             self.slots.remove(there.slot, there.rank, node.0);
             there.slot = self.slots.insert(state, there.rank, node.0);
+        }
+    }
+
+    /// As [`Placer::set`], and the difference was taken by pods, or given back by them.
+    pub fn moved(&mut self, node: NodeId, free: Free) {
+        let Some((shape, before)) = self.node(node) else { return };
+        let sum = |free: &Free| free.gpus.iter().map(|left| u64::from(*left)).sum::<u64>();
+        let milli = |amount: u64| amount * 1000 / u64::from(shape.gpu_size.max(1));
+        let (before, after) = (sum(before), sum(&free));
+        let (taken, given_back) = (milli(before.saturating_sub(after)), milli(after.saturating_sub(before)));
+        self.set(node, free);
+        if taken > 0 {
+            self.rule.taken(taken);
+        }
+        if given_back > 0 {
+            self.rule.given_back(given_back);
         }
     }
 
@@ -205,16 +207,21 @@ impl Placer {
         self.rule.states(&mut self.slots.states());
     }
 
+    /// Does now what the next decision would have to wait for: the look at how the nodes stand, if it is due.
+    pub fn prepare(&mut self) {
+        if self.rule.wants_states() {
+            self.refresh();
+        }
+    }
+
     /// The best place for a pod; `None` if it fits nowhere. `pod`: any number of its own; only the policy `random` looks at it.
     pub fn decide(&mut self, demand: &Demand, pod: u64) -> Option<Decision> {
         if self.policy == Policy::Random {
             return self.decide_randomly(demand, pod);
         }
-        if self.rule.wants_states() {
-            self.refresh();
-        }
+        self.prepare();
         let class = demand.class();
-        let row = self.row(&class);
+        let row = self.rows.of(&class, self.slots.len());
         self.catch_up(row, &class);
         self.evaluate(row, &class);
         let node = self.least(row, demand).or_else(|| {
@@ -235,13 +242,6 @@ impl Placer {
         self.shape_numbers.insert(shape, number);
         self.rule.add_shape(&shape);
         number
-    }
-
-    fn row(&mut self, class: &Demand) -> usize {
-        *self.classes.entry(*class).or_insert_with(|| {
-            self.rows.push(Row::default());
-            self.rows.len() - 1
-        })
     }
 
     /// Takes in what has changed since this class was last asked for.
@@ -304,7 +304,6 @@ impl Placer {
         }
         let (promising, in_turn) = self.rule.effort();
         let until = self.rule.work() + promising;
-        let slots = self.rows[number].guessed.len();
         let mut best = self.rows[number].exact.iter().copied().min().unwrap_or(NO_FIT);
         loop {
             let guessed = &self.rows[number].guessed;
@@ -317,7 +316,13 @@ impl Placer {
             };
             best = best.min(self.evaluate_one(number, class, slot));
         }
-        let until = self.rule.work() + in_turn;
+        self.evaluate_in_turn(number, class, in_turn);
+    }
+
+    /// Replaces a few guesses that do not look promising.
+    fn evaluate_in_turn(&mut self, number: usize, class: &Demand, work: u64) {
+        let until = self.rule.work() + work;
+        let slots = self.rows[number].guessed.len();
         for _ in 0..TURN {
             if self.rule.work() >= until {
                 break;
@@ -409,16 +414,20 @@ impl Placer {
             .enumerate()
             .filter_map(|(id, node)| Some((id, node.as_ref()?)));
         let fitting = fitting.filter(|(_, node)| node.free.fits(&self.shapes[node.shape as usize], demand));
-        let (id, node) = fitting.min_by_key(|(_, node)| mix(node.rank ^ mix(pod)))?;
-        let shape = &self.shapes[node.shape as usize];
-        let amount = demand.amount(shape)?;
-        let mut gpus = node.free.gpus_for(demand, amount, None)?;
-        if demand.gpus == 1 {
-            let positions = (0..usize::from(shape.gpus)).filter(|position| node.free.gpus[*position] >= amount);
-            let position = positions.min_by_key(|position| mix(pod ^ mix(*position as u64)))?;
-            gpus = GpuSet(1 << position);
-        }
+        let (id, _) = fitting.min_by_key(|(_, node)| mix(node.rank ^ mix(pod)))?;
         let node = NodeId(u32::try_from(id).ok()?);
+        let gpus = self.random_gpus(node, demand, pod)?;
         Some(Decision { node, gpus })
+    }
+
+    fn random_gpus(&self, node: NodeId, demand: &Demand, pod: u64) -> Option<GpuSet> {
+        let (shape, free) = self.node(node)?;
+        let amount = demand.amount(shape)?;
+        if demand.gpus != 1 {
+            return free.gpus_for(demand, amount, None);
+        }
+        let positions = (0..usize::from(shape.gpus)).filter(|position| free.gpus[*position] >= amount);
+        let position = positions.min_by_key(|position| mix(pod ^ mix(*position as u64)))?;
+        Some(GpuSet(1 << position))
     }
 }

@@ -4,6 +4,8 @@ mod audit;
 mod decisions;
 mod events;
 mod fixture;
+mod fleet;
 mod mapping;
 mod policies;
 mod recount;
+mod victims;

@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use divvy_extender::election::Rules;
 use divvy_extender::tls::{self, Source};
-use divvy_extender::{Candidate, Config};
+use divvy_extender::{Candidate, Config, DecideIn, Placement};
 
-use crate::cli::{ClusterArgs, ExtenderArgs, ExtenderReplicas, ExtenderTls};
+use crate::cli::{ClusterArgs, Decide, ExtenderArgs, ExtenderReplicas, ExtenderTls};
 
 /// Runs the extender until it is told to stop.
 pub async fn run(args: ExtenderArgs) -> anyhow::Result<()> {
@@ -18,6 +18,13 @@ pub async fn run(args: ExtenderArgs) -> anyhow::Result<()> {
         context,
         listen: args.listen,
         memory_unit: args.memory_unit,
+        placement: Placement {
+            policy: args.policy,
+            decide_in: match args.decide_in {
+                Decide::Prioritize => DecideIn::Prioritize,
+                Decide::Filter => DecideIn::Filter,
+            },
+        },
         tls: tls(args.tls),
         lease: candidate(args.replicas, args.listen)?,
     };

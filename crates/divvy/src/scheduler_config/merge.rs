@@ -3,7 +3,7 @@
 use serde_json::{Map, Value, json};
 
 use super::convert::{Converted, to_v1};
-use super::{Error, INLINE_NOTE, Inline, MANAGED, PATH, PERCENTAGE, Stanza, Tls, Whole};
+use super::{Error, INLINE_NOTE, Inline, MANAGED, PATH, PERCENTAGE, Stanza, Tls, WEIGHT, Whole};
 
 /// What is to be in the file afterwards.
 #[derive(Debug, Clone)]
@@ -123,6 +123,7 @@ fn own_comments() -> Vec<String> {
     let stanza = Stanza {
         url: "https://".to_owned(),
         tls,
+        weight: WEIGHT,
     };
     let whole = |kubeconfig, lease| {
         Whole {
@@ -286,6 +287,7 @@ fn extenders(
             if !wanted.url_given {
                 stanza = keep_address(&extender, &url, &stanza);
             }
+            keep_weight(&extender, &mut stanza);
             explain_replaced(&extender, &stanza, &path, &url, notes);
         } else if of_ours > 0 {
             return Err(clash(
@@ -348,6 +350,14 @@ fn keep_address(extender: &Value, url: &str, stanza: &Stanza) -> Stanza {
     kept
 }
 
+/// The weight of the entry that is there, where it has counted for something.
+fn keep_weight(extender: &Value, stanza: &mut Stanza) {
+    let weight = extender.get("weight").and_then(Value::as_i64).filter(|weight| *weight > 0);
+    if let Some(weight) = weight.filter(|_| extender.get("prioritizeVerb").is_some_and(Value::is_string)) {
+        stanza.weight = weight;
+    }
+}
+
 fn explain_replaced(extender: &Value, stanza: &Stanza, path: &str, url: &str, notes: &mut Vec<String>) {
     let Ok(Value::Array(ours)) = serde_saphyr::from_str::<Value>(&stanza.text()) else {
         return;
@@ -367,7 +377,8 @@ fn explain_replaced(extender: &Value, stanza: &Stanza, path: &str, url: &str, no
             "bindVerb" => ": the extender writes the GPU in the request that binds",
             "httpTimeout" => ": longer than the extender takes at worst (4.5 s)",
             "urlPrefix" => ": --extender-url says so",
-            "weight" => ": kube-scheduler wants it positive once there is a prioritizeVerb",
+            "prioritizeVerb" => ": the extender says which node is best",
+            "weight" => ": the scheduler's own scores do not undo the extender's",
             _ => "",
         };
         match old.get(name) {
@@ -378,7 +389,7 @@ fn explain_replaced(extender: &Value, stanza: &Stanza, path: &str, url: &str, no
     }
     for (name, was) in old.iter().filter(|(name, was)| !new.contains_key(*name) && !was.is_null()) {
         let why = match name.as_str() {
-            "prioritizeVerb" | "preemptVerb" => "the extender has no such verb",
+            "preemptVerb" => "the extender has no such verb",
             "enableHTTPS" if *was == Value::Bool(false) => continue,
             "tlsConfig" => "the address is plain HTTP, or the settings are other ones",
             _ => "Divvy's extender does not use it",

@@ -350,3 +350,16 @@ fn strings_that_yaml_would_take_for_something_else_stay_strings() {
     let input = json!({"apiVersion": API_VERSION, "kind": "KubeSchedulerConfiguration", "profiles": profiles});
     assert_eq!(value(&merged(&input.to_string()))["profiles"], input["profiles"]);
 }
+
+#[test]
+fn a_weight_that_counted_is_kept_and_one_that_did_not_becomes_ours() {
+    let with = |more: &str| tutorial("v1").replace("  bindVerb: bind\n", &format!("  bindVerb: bind\n{more}"));
+    for (more, weight) in [
+        ("", 25),
+        ("  weight: 1\n", 25),
+        ("  prioritizeVerb: prioritize\n  weight: 11\n", 11),
+        ("  prioritizeVerb: prioritize\n  weight: 0\n", 25),
+    ] {
+        assert_eq!(value(&merged(&with(more)))["extenders"][0]["weight"], weight, "{more:?}");
+    }
+}

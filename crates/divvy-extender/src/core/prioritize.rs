@@ -1,0 +1,89 @@
+use divvy_model::Pod;
+use divvy_model::scores::{BEST, OTHERS};
+use divvy_placement::policy::{Cost, Ranking};
+use divvy_placement::{Ask, Choice};
+
+use super::Core;
+
+impl Core {
+    /// Scores for these nodes, in their order: [`BEST`] for the best, at most [`OTHERS`] for the others, less the more they would cost.
+    pub fn prioritize<'n, I>(&mut self, pod: &Pod, nodes: I) -> Result<Vec<u8>, String>
+    where
+        I: IntoIterator<Item = &'n str> + Clone,
+    {
+        if let Some(why) = self.not_synced() {
+            return Err(why);
+        }
+        Ok(scores(&self.ranking(pod, nodes)))
+    }
+
+    /// What the pod would cost on these nodes. Where something is promised to it already it goes first: that is booked, and perhaps
+    /// carried out.
+    pub(super) fn ranking<'n, I>(&mut self, pod: &Pod, nodes: I) -> Ranking
+    where
+        I: IntoIterator<Item = &'n str> + Clone,
+    {
+        let ledger = self.index.ledger();
+        self.fleet.follow(ledger);
+        let ask = Ask::of(&pod.request, ledger.unit());
+        let mut ranking = self.fleet.rank(pod, &ask, nodes.clone());
+        let promised = |node: &str| ledger.bound_to(&pod.uid) == Some(node) || ledger.reserved_and_good(&pod.uid, node).is_some();
+        if ledger.is_promised(&pod.uid)
+            && let Some(position) = nodes.into_iter().position(promised)
+        {
+            ranking.best = Some(position);
+        }
+        ranking
+    }
+
+    /// The GPU that the policy chooses on a node, as far as the ledger agrees that it fits; else the one that fits best.
+    pub(super) fn choose(&mut self, pod: &Pod, node: &str, ask: &Ask) -> Option<Choice> {
+        let ledger = self.index.ledger();
+        self.fleet.follow(ledger);
+        let position = self.fleet.gpu(pod, ask, node);
+        let chosen = position.and_then(|position| ledger.choose_at(node, position, ask).ok());
+        chosen.or_else(|| ledger.choose(node, ask).ok())
+    }
+}
+
+fn scores(ranking: &Ranking) -> Vec<u8> {
+    let amounts = || ranking.costs.iter().flatten().map(|cost| cost.amount);
+    let (least, most) = (amounts().min().unwrap_or(0), amounts().max().unwrap_or(0));
+    let range = i128::from(most) - i128::from(least);
+    let score = |cost: &Option<Cost>| {
+        let Some(cost) = cost else { return 0 };
+        let better = i128::from(most) - i128::from(cost.amount);
+        // All are alike: as good as can be.
+        let part = (better * i128::from(OTHERS)).checked_div(range).unwrap_or(i128::from(OTHERS));
+        u8::try_from(part).unwrap_or(OTHERS)
+    };
+    let mut scores: Vec<u8> = ranking.costs.iter().map(score).collect();
+    if let Some(best) = ranking.best.and_then(|best| scores.get_mut(best)) {
+        *best = BEST;
+    }
+    scores
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(costs: &[Option<i64>], best: Option<usize>, expected: &[u8]) {
+        let cost = |cost: &Option<i64>| cost.map(|amount| Cost { amount, exact: true });
+        let costs = costs.iter().map(cost).collect();
+        assert_eq!(scores(&Ranking { costs, best }), expected);
+    }
+
+    #[test]
+    fn the_best_is_alone_at_ten_and_the_others_are_five_or_less_by_their_cost() {
+        check(&[], None, &[]);
+        check(&[Some(7)], Some(0), &[10]);
+        check(&[Some(7), Some(7), Some(7)], Some(1), &[5, 10, 5]);
+        check(&[Some(0), Some(100), Some(50), Some(19)], Some(0), &[10, 0, 2, 4]);
+        check(&[Some(-3), None, Some(-1)], Some(0), &[10, 0, 0]);
+        // What was promised is best whatever it costs; a guess may look better than the best.
+        check(&[Some(0), Some(10), Some(5)], Some(1), &[5, 10, 2]);
+        check(&[None, None], Some(1), &[0, 10]);
+        check(&[Some(i64::MIN), Some(i64::MAX), Some(0)], Some(0), &[10, 0, 2]);
+    }
+}

@@ -1,0 +1,205 @@
+use std::collections::HashMap;
+use std::hash::BuildHasherDefault;
+
+use divvy_model::Pod;
+
+use super::divvy::mixture::Mixture;
+use super::hash::Mixer;
+use super::{Cost, Demand, GpuGroup, Limits, Mix, Models, NodeId, Placer, Policy, Shape, demand_of, from_ledger, rank};
+use crate::{Ask, Ledger, NodeView};
+
+/// A ledger's nodes under a policy. A change of a node costs what that node costs; a node with GPUs of several products is several
+/// nodes of the [`Placer`], of which the best counts.
+///
+/// It has an opinion and no more: whether a pod fits is what the ledger says.
+#[derive(Debug)]
+pub struct Fleet {
+    placer: Placer,
+    models: Models,
+    /// The version of the ledger that was taken in.
+    seen: u64,
+    nodes: HashMap<String, Vec<Group>, BuildHasherDefault<Mixer>>,
+    /// For FGD, which does not learn by itself.
+    history: Mixture,
+}
+
+/// GPUs of a node that are alike.
+#[derive(Debug)]
+struct Group {
+    id: NodeId,
+    shape: Shape,
+    positions: Vec<usize>,
+}
+
+/// What a pod would cost on some nodes.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Ranking {
+    /// In the order of the question; `None` where the policy sees no room.
+    pub costs: Vec<Option<Cost>>,
+    /// The best one's position.
+    pub best: Option<usize>,
+}
+
+impl Fleet {
+    /// No node, and nothing learnt.
+    pub fn new(policy: Policy, limits: Limits) -> Fleet {
+        Fleet {
+            placer: Placer::with_limits(policy, limits),
+            models: Models::default(),
+            seen: 0,
+            nodes: HashMap::default(),
+            history: Mixture::default(),
+        }
+    }
+
+    /// The policy.
+    pub fn policy(&self) -> Policy {
+        self.placer.policy()
+    }
+
+    /// Takes in what has changed in the ledger since the last time; always the same ledger.
+    pub fn follow(&mut self, ledger: &Ledger) {
+        if self.seen == ledger.version() {
+            return;
+        }
+        if ledger.last_gone() > self.seen {
+            let gone = self.nodes.keys().filter(|name| ledger.node(name).is_none());
+            for name in gone.cloned().collect::<Vec<String>>() {
+                self.forget(&name);
+            }
+        }
+        for view in ledger.changed_since(self.seen) {
+            self.take_in(&view);
+        }
+        self.seen = ledger.version();
+        self.placer.prepare();
+    }
+
+    fn forget(&mut self, name: &str) {
+        for group in self.nodes.remove(name).into_iter().flatten() {
+            self.placer.remove(group.id);
+        }
+    }
+
+    fn take_in(&mut self, view: &NodeView<'_>) {
+        let groups = from_ledger(view, &mut self.models);
+        let same = |known: &Group, now: &GpuGroup| known.shape == now.shape && known.positions == now.positions;
+        let known = self.nodes.get(view.name()).map(Vec::as_slice).unwrap_or_default();
+        if known.len() == groups.len() && known.iter().zip(&groups).all(|(known, now)| same(known, now)) {
+            for (known, now) in known.iter().zip(&groups) {
+                self.placer.moved(known.id, now.free);
+            }
+            return;
+        }
+        self.forget(view.name());
+        let name = view.name();
+        let add = |(number, group): (usize, GpuGroup)| Group {
+            id: self.placer.add(group.shape, group.free, group_rank(name, number)),
+            shape: group.shape,
+            positions: group.positions,
+        };
+        let added: Vec<Group> = groups.into_iter().enumerate().map(add).collect();
+        if !added.is_empty() {
+            self.nodes.insert(name.to_owned(), added);
+        }
+    }
+
+    /// A pod came; to be told once of each.
+    pub fn arrived(&mut self, pod: &Pod, ledger: &Ledger) {
+        let Some(demand) = learnt_from(pod, ledger) else { return };
+        match self.policy() {
+            Policy::Fgd => {
+                if self.history.add(&demand) {
+                    self.placer.set_mix(&self.history.fit().into_iter().collect());
+                }
+            }
+            _ => self.placer.arrived(&demand),
+        }
+    }
+
+    /// The pods that the ledger knows are all that is known of what pods ask for.
+    pub fn learn(&mut self, ledger: &Ledger) {
+        let mix: Mix = ledger
+            .pods()
+            .filter_map(|pod| learnt_from(pod, ledger))
+            .map(|demand| (demand, 1))
+            .collect();
+        self.history.set(&mix);
+        self.placer.set_mix(&mix);
+    }
+
+    /// Whether pods end; see [`Placer::say_whether_pods_end`].
+    pub fn say_whether_pods_end(&mut self, said: Option<bool>) {
+        self.placer.say_whether_pods_end(said);
+    }
+
+    /// Looks at how the nodes stand now; see [`Placer::refresh`].
+    pub fn refresh(&mut self) {
+        self.placer.refresh();
+    }
+
+    /// What the pod would cost on these nodes.
+    pub fn rank<'n>(&mut self, pod: &Pod, ask: &Ask, nodes: impl IntoIterator<Item = &'n str>) -> Ranking {
+        let mut ids: Vec<NodeId> = Vec::new();
+        // Position of the node for each id.
+        let mut of: Vec<u32> = Vec::new();
+        let mut count: u32 = 0;
+        for name in nodes {
+            for group in self.nodes.get(name).into_iter().flatten() {
+                ids.push(group.id);
+                of.push(count);
+            }
+            count += 1;
+        }
+        let mut costs = vec![None; count as usize];
+        let Some(demand) = demand_of(pod, ask) else {
+            return Ranking { costs, best: None };
+        };
+        let found = self.placer.costs_among(&demand, rank(&pod.uid), &ids);
+        let best = self
+            .placer
+            .best_of(&ids, &found)
+            .and_then(|at| of.get(at))
+            .map(|at| *at as usize);
+        for (at, cost) in of.iter().zip(found) {
+            let known = &mut costs[*at as usize];
+            *known = lower(*known, cost);
+        }
+        Ranking { costs, best }
+    }
+
+    /// The GPU of a node that is best for a pod, by its position in [`crate::NodeState::gpus`]; `None` if the policy sees no room.
+    pub fn gpu(&mut self, pod: &Pod, ask: &Ask, node: &str) -> Option<usize> {
+        let demand = demand_of(pod, ask)?;
+        let groups = self.nodes.get(node)?;
+        let ids: Vec<NodeId> = groups.iter().map(|group| group.id).collect();
+        let decision = self.placer.decide_among(&demand, rank(&pod.uid), &ids)?;
+        let group = groups.iter().find(|group| group.id == decision.node)?;
+        group.positions.get(decision.gpus.positions().next()?).copied()
+    }
+}
+
+fn group_rank(name: &str, number: usize) -> u64 {
+    match number {
+        0 => rank(name),
+        // No node's name has a slash.
+        number => rank(&format!("{name}/{number}")),
+    }
+}
+
+/// What is exact before what is guessed, then the lower.
+fn lower(one: Option<Cost>, other: Option<Cost>) -> Option<Cost> {
+    let key = |cost: &Cost| (!cost.exact, cost.amount);
+    [one, other].into_iter().flatten().min_by_key(key)
+}
+
+/// What a pod that came says of those to come. Pods without GPU say nothing: they may be daemons of every node, or go elsewhere. CPU is
+/// rounded up to two digits, so that there are few classes whatever people write.
+fn learnt_from(pod: &Pod, ledger: &Ledger) -> Option<Demand> {
+    let ask = Ask::of(&pod.request, ledger.unit());
+    let demand = demand_of(pod, &ask).filter(|demand| demand.gpus > 0)?;
+    let digits = demand.cpu_milli.checked_ilog10().unwrap_or(0);
+    let step = 10_u32.pow(digits.saturating_sub(1));
+    let cpu_milli = demand.cpu_milli.div_ceil(step).saturating_mul(step);
+    Some(Demand { cpu_milli, ..demand })
+}

@@ -1,0 +1,107 @@
+//! The same decisions when only some of the nodes are in question, as kube-scheduler asks: its own filters have left the others out.
+
+use super::super::hash::mix;
+use super::super::{Demand, Policy};
+use super::{Decision, FEW, NO_FIT, NodeId, Placer};
+
+/// What a pod would cost on a node: lower is better. Costs for one pod can be compared with each other, and with no others.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Cost {
+    /// How much, in what the policy counts.
+    pub amount: i64,
+    /// False: it was not worth the time to find out, since others looked better.
+    pub exact: bool,
+}
+
+impl Placer {
+    /// What the pod would cost on each of these nodes, in their order; `None` where it does not fit. At least one that fits has an exact cost,
+    /// if any does. `pod` is as in [`Placer::decide`].
+    pub fn costs_among(&mut self, demand: &Demand, pod: u64, among: &[NodeId]) -> Vec<Option<Cost>> {
+        if self.policy == Policy::Random {
+            return among.iter().map(|id| self.random_cost(*id, demand, pod)).collect();
+        }
+        self.prepare();
+        let class = demand.class();
+        let row = self.rows.of(&class, self.slots.len());
+        self.catch_up(row, &class);
+        self.evaluate_among(row, demand, among);
+        let costs = &self.rows[row];
+        let cost = |id: &NodeId| {
+            let slot = self.slot_with_memory(*id, demand)?;
+            match (costs.exact[slot], costs.guessed[slot]) {
+                (NO_FIT, NO_FIT) => None,
+                (NO_FIT, amount) => Some(Cost { amount, exact: false }),
+                (amount, _) => Some(Cost { amount, exact: true }),
+            }
+        };
+        among.iter().map(cost).collect()
+    }
+
+    /// The best of these nodes by costs that [`Placer::costs_among`] gave for them, as a position in both: the least that is exact, of equals
+    /// the one with the lowest rank.
+    pub fn best_of(&self, among: &[NodeId], costs: &[Option<Cost>]) -> Option<usize> {
+        let known = among.iter().zip(costs).enumerate();
+        let exact = known.filter_map(|(at, (id, cost))| {
+            let rank = self.nodes.get(id.index())?.as_ref()?.rank;
+            let amount = (*cost).filter(|cost| cost.exact)?.amount;
+            Some((amount, rank, at))
+        });
+        exact.min().map(|(_, _, at)| at)
+    }
+
+    /// As [`Placer::decide`], of these nodes only.
+    pub fn decide_among(&mut self, demand: &Demand, pod: u64, among: &[NodeId]) -> Option<Decision> {
+        let costs = self.costs_among(demand, pod, among);
+        let node = *among.get(self.best_of(among, &costs)?)?;
+        let gpus = match self.policy {
+            Policy::Random => self.random_gpus(node, demand, pod),
+            _ => self.gpus(node, &demand.class()),
+        }?;
+        Some(Decision { node, gpus })
+    }
+
+    /// The slot of a node that has main memory enough.
+    fn slot_with_memory(&self, id: NodeId, demand: &Demand) -> Option<usize> {
+        let node = self.nodes.get(id.index())?.as_ref()?;
+        (node.free.memory_mib >= demand.memory_mib).then_some(node.slot as usize)
+    }
+
+    fn random_cost(&self, id: NodeId, demand: &Demand, pod: u64) -> Option<Cost> {
+        let node = self.nodes.get(id.index())?.as_ref()?;
+        let fits = node.free.fits(&self.shapes[node.shape as usize], demand);
+        let amount = i64::try_from(mix(node.rank ^ mix(pod)) >> 1).unwrap_or(i64::MAX);
+        fits.then_some(Cost { amount, exact: true })
+    }
+
+    /// As `evaluate`, of the slots of these nodes.
+    fn evaluate_among(&mut self, number: usize, demand: &Demand, among: &[NodeId]) {
+        if self.rows[number].guesses == 0 {
+            return;
+        }
+        let class = demand.class();
+        let slots = among.iter().filter_map(|id| self.slot_with_memory(*id, demand));
+        let row = &self.rows[number];
+        let mut best = NO_FIT;
+        let mut guesses: Vec<(i64, usize)> = Vec::new();
+        for slot in slots {
+            best = best.min(row.exact[slot]);
+            if row.guessed[slot] != NO_FIT {
+                guesses.push((row.guessed[slot], slot));
+            }
+        }
+        guesses.sort_unstable();
+        guesses.dedup();
+        let all = guesses.len() <= FEW || !self.rule.is_dear();
+        let (promising, in_turn) = self.rule.effort();
+        let until = self.rule.work() + promising;
+        for (guess, slot) in guesses {
+            if !all && (guess > best || (best != NO_FIT && self.rule.work() >= until)) {
+                break;
+            }
+            best = best.min(self.evaluate_one(number, &class, slot));
+        }
+        if !all {
+            self.evaluate_in_turn(number, &class, in_turn);
+        }
+    }
+}

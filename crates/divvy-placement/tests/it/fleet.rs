@@ -1,0 +1,313 @@
+//! A ledger's nodes under a policy: what is kept up to date is what would be found out afresh, and what is chosen fits.
+
+use std::collections::BTreeMap;
+
+use divvy_model::{Health, Node, Phase, Pod};
+use divvy_placement::policy::{Fleet, Limits, Policy, Ranking};
+use divvy_placement::{Ask, Ledger, Reservation, Standing};
+use proptest::prelude::*;
+
+use crate::fixture::*;
+
+const NODES: [&str; 5] = ["n0", "n1", "n2", "n3", "n4"];
+
+/// By number: alike nodes, mixed products, gpushare's, one that offers nothing; with or without a GPU that has failed.
+fn node(at: usize, kind: usize) -> Node {
+    let name = NODES[at];
+    let mut node = match kind % 6 {
+        0 | 1 => divvy_node(name, &[16, 16, 16]),
+        2 => divvy_node(name, &[16, 40, 16]),
+        3 => gpushare_node(name, 32, 2),
+        4 => gpushare_node(name, 0, 0),
+        _ => {
+            let mut node = divvy_node(name, &[16, 16]);
+            edit_gpu(&mut node, 0, |gpu| gpu.health = Health::Failed);
+            node
+        }
+    };
+    (node.cpu_milli, node.memory_bytes, node.pods) = (96_000, 256 << 30, 110);
+    node
+}
+
+fn asking(number: usize, units: u64) -> Pod {
+    Pod {
+        cpu_milli: 500 * (1 + number as u64 % 4),
+        memory_bytes: 1 << 30,
+        ..pending(&format!("p{number}"), units)
+    }
+}
+
+#[derive(Debug, Clone)]
+enum Event {
+    Node(usize, usize),
+    NodeGone(usize),
+    /// A pod comes, and is bound to the best node and GPU; or reserved there only.
+    Arrive(u64, bool),
+    /// A pod appears where somebody else has put it.
+    Appear(usize, usize, u64),
+    End(usize),
+    Gone(usize),
+    Released(usize),
+    /// Listed anew: every second pod is gone.
+    Relist,
+}
+
+fn event() -> impl Strategy<Value = Event> {
+    prop_oneof![
+        2 => (0..NODES.len(), 0_usize..6).prop_map(|(at, kind)| Event::Node(at, kind)),
+        1 => (0..NODES.len()).prop_map(Event::NodeGone),
+        8 => (0_u64..20, any::<bool>()).prop_map(|(units, bound)| Event::Arrive(units, bound)),
+        2 => (0..NODES.len(), 0_usize..3, 1_u64..10).prop_map(|(node, gpu, units)| Event::Appear(node, gpu, units)),
+        2 => any::<usize>().prop_map(Event::End),
+        2 => any::<usize>().prop_map(Event::Gone),
+        1 => any::<usize>().prop_map(Event::Released),
+        1 => Just(Event::Relist),
+    ]
+}
+
+struct World {
+    ledger: Ledger,
+    fleet: Fleet,
+    pods_end: bool,
+    /// All that arrived.
+    history: Vec<Pod>,
+    pods: BTreeMap<String, Pod>,
+    number: usize,
+}
+
+impl World {
+    fn new(policy: Policy, pods_end: bool) -> World {
+        let mut fleet = Fleet::new(policy, Limits::SMALL);
+        fleet.say_whether_pods_end(Some(pods_end));
+        World {
+            ledger: Ledger::new(GIB),
+            fleet,
+            pods_end,
+            history: Vec::new(),
+            pods: BTreeMap::new(),
+            number: 0,
+        }
+    }
+
+    fn afresh(&self) -> Fleet {
+        let mut fleet = Fleet::new(self.fleet.policy(), Limits::SMALL);
+        fleet.say_whether_pods_end(Some(self.pods_end));
+        for pod in &self.history {
+            fleet.arrived(pod, &self.ledger);
+        }
+        fleet.follow(&self.ledger);
+        fleet.refresh();
+        fleet
+    }
+
+    fn put(&mut self, pod: Pod) {
+        self.pods.insert(pod.uid.clone(), pod.clone());
+        self.ledger.apply_pod(pod);
+    }
+
+    /// Where the policy would have the pod, after what it says was checked.
+    fn place(&mut self, pod: &Pod) -> Option<(&'static str, usize)> {
+        let ask = Ask::of(&pod.request, GIB);
+        self.fleet.follow(&self.ledger);
+        // Prices are of the last look at the nodes.
+        self.fleet.refresh();
+        let found = self.fleet.rank(pod, &ask, NODES);
+        let backwards: Vec<&str> = NODES.iter().rev().copied().collect();
+        let mut turned = self.fleet.rank(pod, &ask, backwards);
+        turned.costs.reverse();
+        turned.best = turned.best.map(|best| NODES.len() - 1 - best);
+        assert_eq!(found, turned, "the order of the nodes does not matter");
+        let mut fresh = self.afresh();
+        assert_eq!(found, fresh.rank(pod, &ask, NODES), "{pod:?}");
+        for (name, cost) in NODES.iter().zip(&found.costs).filter(|_| ask.units > 0) {
+            let fits = self.ledger.fits(name, &ask, "somebody").is_ok();
+            assert_eq!(cost.is_some(), fits, "{name} for {ask}");
+            let gpu = self.fleet.gpu(pod, &ask, name);
+            assert_eq!(gpu.is_some(), fits, "{name} for {ask}");
+            assert_eq!(gpu, fresh.gpu(pod, &ask, name), "{name} for {ask}");
+            if let Some(position) = gpu {
+                let choice = self.ledger.choose_at(name, position, &ask).expect("what is chosen fits");
+                assert_eq!(choice.units, ask.units);
+            }
+        }
+        self.alone_is_no_worse(pod, &ask, &found);
+        let best = NODES[found.best?];
+        Some((best, self.fleet.gpu(pod, &ask, best).filter(|_| ask.units > 0)?))
+    }
+
+    /// Asked about without the best, the others keep their order.
+    fn alone_is_no_worse(&mut self, pod: &Pod, ask: &Ask, found: &Ranking) {
+        let Some(best) = found.best else { return };
+        let others: Vec<usize> = (0..NODES.len()).filter(|at| *at != best).collect();
+        let without = self.fleet.rank(pod, ask, others.iter().map(|at| NODES[*at]));
+        let costs: Vec<_> = others.iter().map(|at| found.costs[*at]).collect();
+        assert_eq!(without.costs, costs);
+        let amount = |at: usize| found.costs[at].map(|cost| cost.amount);
+        assert!(
+            others
+                .iter()
+                .filter_map(|at| amount(*at))
+                .all(|other| Some(other) >= amount(best))
+        );
+    }
+
+    fn nth(&self, at: usize) -> Option<Pod> {
+        self.pods.values().nth(at.checked_rem(self.pods.len())?).cloned()
+    }
+
+    fn play(&mut self, event: Event) {
+        match event {
+            Event::Node(at, kind) => {
+                self.ledger.apply_node(&node(at, kind));
+            }
+            Event::NodeGone(at) => {
+                self.ledger.delete_node(NODES[at]);
+            }
+            Event::Arrive(units, bound) => self.arrive(units, bound),
+            Event::Appear(node, gpu, units) => {
+                self.number += 1;
+                self.put(divvy_pod(&format!("p{}", self.number), NODES[node], gpu, units));
+            }
+            Event::End(at) => {
+                if let Some(pod) = self.nth(at) {
+                    self.put(Pod {
+                        phase: Phase::Succeeded,
+                        ..pod
+                    });
+                }
+            }
+            Event::Gone(at) => {
+                if let Some(pod) = self.nth(at) {
+                    self.pods.remove(&pod.uid);
+                    self.ledger.delete_pod(&pod.uid);
+                }
+            }
+            Event::Released(at) => {
+                if let Some(pod) = self.nth(at) {
+                    for node in NODES {
+                        self.ledger.release(&pod.uid, node);
+                    }
+                }
+            }
+            Event::Relist => {
+                let kept: Vec<Pod> = self.pods.values().step_by(2).cloned().collect();
+                self.pods = kept.iter().map(|pod| (pod.uid.clone(), pod.clone())).collect();
+                self.ledger.replace_pods(kept);
+            }
+        }
+    }
+
+    fn arrive(&mut self, units: u64, bound: bool) {
+        self.number += 1;
+        let pod = asking(self.number, units);
+        self.fleet.arrived(&pod, &self.ledger);
+        self.history.push(pod.clone());
+        self.put(pod.clone());
+        let Some((node, position)) = self.place(&pod) else { return };
+        let ask = Ask::of(&pod.request, GIB);
+        let choice = self.ledger.choose_at(node, position, &ask).expect("what is chosen fits");
+        let held = choice.held(&pod.request, GIB);
+        if bound {
+            self.put(Pod {
+                node: Some(node.to_owned()),
+                phase: Phase::Running,
+                held,
+                ..pod
+            });
+        } else {
+            let reservation = Reservation {
+                pod: pod.key(),
+                held,
+                earlier: Vec::new(),
+                standing: Standing::InFlight,
+                since_ns: 0,
+            };
+            self.ledger.reserve(&pod.uid, node, reservation);
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 96, ..ProptestConfig::default() })]
+
+    /// Whatever happened, the answer is that of a fleet that has just seen the ledger for the first time; what it chooses fits, and it has
+    /// a choice wherever the ledger says that there is one.
+    #[test]
+    fn what_is_kept_is_what_would_be_found_afresh(
+        policy in (0..Policy::ALL.len()).prop_map(|at| Policy::ALL[at]),
+        pods_end: bool,
+        events in proptest::collection::vec(event(), 1..40),
+    ) {
+        let mut world = World::new(policy, pods_end);
+        for at in 0..NODES.len() {
+            world.ledger.apply_node(&node(at, at));
+        }
+        events.into_iter().for_each(|event| world.play(event));
+    }
+}
+
+fn choices(policy: Policy, nodes: &[Node], pods: u64) -> Vec<(String, u32)> {
+    let mut ledger = Ledger::new(GIB);
+    for node in nodes {
+        ledger.apply_node(node);
+    }
+    let names: Vec<&str> = nodes.iter().map(|node| node.name.as_str()).collect();
+    let mut fleet = Fleet::new(policy, Limits::SMALL);
+    let mut chosen = Vec::new();
+    for number in 0..pods {
+        let pod = asking(number as usize, 4);
+        let ask = Ask::of(&pod.request, GIB);
+        fleet.follow(&ledger);
+        fleet.arrived(&pod, &ledger);
+        let best = names[fleet.rank(&pod, &ask, names.iter().copied()).best.expect("room")];
+        let position = fleet.gpu(&pod, &ask, best).expect("room");
+        let choice = ledger.choose_at(best, position, &ask).expect("fits");
+        chosen.push((best.to_owned(), choice.index));
+        ledger.apply_pod(Pod {
+            node: Some(best.to_owned()),
+            held: choice.held(&pod.request, GIB),
+            ..pod
+        });
+    }
+    chosen
+}
+
+#[test]
+fn spread_takes_every_gpu_once_before_it_shares_one_and_divvy_fills_one_gpu_first() {
+    let nodes = [node(0, 0), node(1, 0)];
+    let mut spread = choices(Policy::Spread, &nodes, 6);
+    assert_ne!(spread[0].0, spread[1].0, "the emptier node comes next");
+    spread.sort();
+    spread.dedup();
+    assert_eq!(spread.len(), 6, "six GPUs, six pods: {spread:?}");
+    let mut packed = choices(Policy::Divvy, &nodes, 4);
+    packed.dedup();
+    assert_eq!(packed.len(), 1, "four pods of a quarter on one GPU: {packed:?}");
+}
+
+#[test]
+fn costs_that_were_pushed_out_of_memory_are_found_again() {
+    // Room for the costs of eight classes, whatever the limit says.
+    let limits = Limits { costs: 1, states: 1 };
+    let mut ledger = Ledger::new(GIB);
+    for at in 0..NODES.len() {
+        ledger.apply_node(&node(at, 0));
+    }
+    let (mut small, mut large) = (
+        Fleet::new(Policy::Divvy, limits),
+        Fleet::new(Policy::Divvy, Limits::default()),
+    );
+    small.follow(&ledger);
+    large.follow(&ledger);
+    for round in 0..3 {
+        for units in 1..=16 {
+            let pod = asking(1, units);
+            let ask = Ask::of(&pod.request, GIB);
+            assert_eq!(
+                small.rank(&pod, &ask, NODES),
+                large.rank(&pod, &ask, NODES),
+                "round {round}, {units} units"
+            );
+        }
+    }
+}
