@@ -13,6 +13,7 @@ pub fn pod(name: &str) -> PodBuilder {
         restart_policy: None,
         node: None,
         selector: None,
+        priority_class: None,
         annotations: Vec::new(),
     }
 }
@@ -28,6 +29,7 @@ pub struct PodBuilder {
     restart_policy: Option<&'static str>,
     node: Option<String>,
     selector: Option<String>,
+    priority_class: Option<String>,
     annotations: Vec<(String, String)>,
 }
 
@@ -153,6 +155,12 @@ impl PodBuilder {
         self
     }
 
+    /// `spec.priorityClassName`.
+    pub fn priority_class(mut self, name: &str) -> Self {
+        self.priority_class = Some(name.to_owned());
+        self
+    }
+
     /// An annotation.
     pub fn annotation(mut self, key: &str, value: &str) -> Self {
         self.annotations.push((key.to_owned(), value.to_owned()));
@@ -182,6 +190,9 @@ impl PodBuilder {
         }
         if let Some(node) = &self.selector {
             spec["nodeSelector"] = json!({"kubernetes.io/hostname": node});
+        }
+        if let Some(name) = &self.priority_class {
+            spec["priorityClassName"] = name.clone().into();
         }
         if let Some(node) = &self.node {
             spec["nodeName"] = node.clone().into();

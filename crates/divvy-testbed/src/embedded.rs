@@ -538,6 +538,7 @@ fn start_scheduler(settings: &Settings, client: kube::Client, extender: SocketAd
     let config = SchedulerConfig {
         extender_url: Some(format!("http://{extender}/gpushare-scheduler")),
         prioritize_verb: Some("prioritize".to_owned()),
+        preempt_verb: Some("preempt".to_owned()),
         weight: divvy_model::scores::WEIGHT,
         seed: settings.seed,
         ..SchedulerConfig::default()

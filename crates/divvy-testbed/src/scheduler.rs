@@ -5,12 +5,15 @@
 //! assume, bind beside the next cycle, forget on an error; Go field names; only status 200 counts; 5 s for a call; the
 //! extender's answer must name nodes that it was asked about; prioritize is skipped when one node is left.
 //!
-//! What is simpler: scoring is LeastAllocated over cpu and memory; no preemption, volumes, affinity between pods, topology
+//! Preemption is what DefaultPreemption does with those filters ([`preempt`] says where it is simpler), and asks the extender as that does.
+//!
+//! What is simpler: scoring is LeastAllocated over cpu and memory; no volumes, affinity between pods, topology
 //! spread or gang scheduling; of node affinity only `nodeSelector`; one extender. Every node is looked at
 //! (`percentageOfNodesToScore: 100`). Queue order is priority, then creation.
 
 pub mod extender;
 pub mod fit;
+pub mod preempt;
 pub mod queue;
 mod run;
 
@@ -31,6 +34,8 @@ pub struct SchedulerConfig {
     pub extender_url: Option<String>,
     /// The verb that is POSTed for prioritize; none: not asked.
     pub prioritize_verb: Option<String>,
+    /// The verb that is POSTed for preempt; none: victims go as the sums say.
+    pub preempt_verb: Option<String>,
     /// Pods that ask for one of these go to the extender; with none every pod does.
     pub managed_resources: Vec<String>,
     /// For each call to the extender.
@@ -54,6 +59,7 @@ impl Default for SchedulerConfig {
             name: "default-scheduler".to_owned(),
             extender_url: None,
             prioritize_verb: None,
+            preempt_verb: None,
             managed_resources: vec![
                 divvy_model::names::GPU_MEM.to_owned(),
                 divvy_model::names::GPU_COUNT.to_owned(),

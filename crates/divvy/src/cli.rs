@@ -173,7 +173,8 @@ schedulers whose configuration has no prioritizeVerb, and preferences of pods fo
 With --leader-elect several of them can run: one holds a Lease and binds, the others filter and hand binds on to it. Without, there must be one only.
 
 kube-scheduler reaches it through its configuration (KubeSchedulerConfiguration, extenders):
-  urlPrefix: http://ADDR:PORT/gpushare-scheduler   filterVerb: filter   prioritizeVerb: prioritize   weight: 25   bindVerb: bind
+  urlPrefix: http://ADDR:PORT/gpushare-scheduler   filterVerb: filter   prioritizeVerb: prioritize   weight: 25
+  preemptVerb: preempt   bindVerb: bind
   nodeCacheCapable: true   ignorable: false
   managedResources: [{name: aliyun.com/gpu-mem, ignoredByScheduler: false}, {name: aliyun.com/gpu-count, ignoredByScheduler: false}]
 `divvy scheduler-config` prints the whole file, and where it goes.")]

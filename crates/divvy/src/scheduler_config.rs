@@ -277,6 +277,8 @@ impl Stanza {
   # with the default weights of its plugins. With 11 what a pod itself prefers can win, with 1 the extender gives a hint.
   prioritizeVerb: prioritize
   weight: {weight}
+  # Whom a pod of higher priority pushes out: on one GPU, not one here and one there.
+  preemptVerb: preempt
   # The extender binds: the pod's GPU is written in the very request that binds it. Only one extender can have a bindVerb.
   bindVerb: bind
 {tls}  # Longer than the extender takes at worst (4.5 s), so that no answer is lost.

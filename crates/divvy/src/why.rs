@@ -1,5 +1,7 @@
 //! Why a pod waits, or where it runs: [`answer`] makes a value of what the ledger knows, [`text`] prints it.
 
+mod preemption;
+
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
@@ -193,6 +195,9 @@ pub fn answer(ledger: &Ledger, pod: &Pod, object: &PodObject, sites: &BTreeMap<S
         waiting(&mut answer, ledger, &ask, pod, &|node| {
             obstacle(sites.get(node)?, node, &ask, object)
         });
+        answer
+            .hints
+            .splice(0..0, preemption::by_sums_there_is_room(ledger, &ask, pod, sites));
         if let Some(name) = unheard(object, &answer) {
             let hint = format!(
                 "no scheduler has looked at it yet, and its schedulerName is {name:?}: does a scheduler of that name run? \
@@ -703,6 +708,42 @@ mod tests {
         assert!(!told("default-scheduler", json!({})));
         let refused = json!({"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "no"});
         assert!(!told("divvy-scheduler", json!({"conditions": [refused]})));
+    }
+
+    #[test]
+    fn where_the_sum_is_enough_but_no_gpu_has_room_the_pods_in_the_way_are_named_to_a_pod_that_matters_more() {
+        let node = node(|node| {
+            node["status"]["capacity"] = json!({"aliyun.com/gpu-mem": "32", "aliyun.com/gpu-count": "2"});
+            node["status"]["allocatable"] = node["status"]["capacity"].clone();
+        });
+        let low = |name: &'static str, index: &'static str, units: u64| {
+            let object = pod(units, move |pod| {
+                pod["metadata"]["name"] = json!(name);
+                pod["metadata"]["uid"] = json!(format!("u-{name}"));
+                pod["metadata"]["annotations"] = json!({"ALIYUN_COM_GPU_MEM_IDX": index, "ALIYUN_COM_GPU_MEM_POD": units.to_string(), "ALIYUN_COM_GPU_MEM_ASSUME_TIME": "1"});
+                pod["spec"]["nodeName"] = json!("n1");
+            });
+            convert::pod(&object).expect("readable")
+        };
+        let others = [low("a", "0", 10), low("b", "1", 9)];
+        let hints = |priority: i64, units: u64| {
+            let object = pod(units, move |pod| pod["spec"]["priority"] = json!(priority));
+            explained(&node, &object, &others).hints
+        };
+        let found = hints(100, 12);
+        assert!(
+            found[0]
+                .contains("GPU 1 would have 12 GiB free without default/b (priority 0); but kube-scheduler evicts nobody for it")
+                && found[0].ends_with("13 units free already. If it matters that much: kubectl delete pod -n default b"),
+            "{found:?}"
+        );
+        for (priority, units) in [(0, 12), (100, 14), (100, 6), (100, 17)] {
+            let found = hints(priority, units);
+            assert!(
+                !found.iter().any(|hint| hint.contains("evicts nobody")),
+                "{priority}, {units}: {found:?}"
+            );
+        }
     }
 
     #[test]

@@ -55,6 +55,8 @@ pub(crate) struct Divvy {
     work: u64,
     /// So many are remembered.
     most_states: usize,
+    /// Few pods have been seen yet.
+    young: bool,
 }
 
 /// What is known of states, by number.
@@ -96,12 +98,14 @@ impl Divvy {
             generation: 1,
             work: 0,
             most_states,
+            young: true,
         }
     }
 
     /// From now on the mix is as it was learnt to be.
     fn fit(&mut self) {
         self.classes = self.mixture.fit();
+        self.young = self.mixture.is_young();
         // A pod without GPU strands GPU only by its CPU; at half its frequency the sequences foresee best (research/placement.md section 5).
         let weights: Vec<u64> = self
             .classes
@@ -307,9 +311,21 @@ impl Rule for Divvy {
                 kept.count = 1;
             }
         }
-        let candidates = kept.after[..usize::from(kept.count)].iter();
-        let least = candidates.map(|after| self.cost_of(*after)).min().unwrap_or(0);
-        step(least - self.cost_of(kept.before) + self.price(place))
+        let mut least: Option<(i64, usize)> = None;
+        for (at, after) in kept.after[..usize::from(kept.count)].iter().enumerate() {
+            let cost = self.cost_of(*after);
+            // The fullest GPU comes last, and is taken of equals.
+            if least.is_none_or(|(least, _)| cost <= least) {
+                least = Some((cost, at));
+            }
+        }
+        let (least, at) = least.unwrap_or((0, 0));
+        let opens = if self.young || self.turnover.pods_end() {
+            opens(place, at)
+        } else {
+            0
+        };
+        step(least - self.cost_of(kept.before) + self.price(place)) * OPENS + opens
     }
 
     fn is_dear(&self) -> bool {
@@ -324,7 +340,7 @@ impl Rule for Divvy {
             (None, Some(own)) => self.waste[own].growth(place),
             (None, None) => 0,
         };
-        step(guess + self.price(place))
+        step(guess + self.price(place)) * OPENS
     }
 
     fn effort(&self) -> (u64, u64) {
@@ -349,6 +365,18 @@ impl Rule for Divvy {
         best.map(|(_, level)| level)
     }
 }
+
+/// Of places that cost the same the one is taken where a GPU is shared that is shared already, then one on a node in use: what is whole stays
+/// whole for pods of a kind that never came, and for who wants to take the node away. Not while a cluster whose pods are known only fills up: there
+/// all of it is opened in the end. `at`: which of the levels the pod gets.
+fn opens(place: &Place<'_>, at: usize) -> i64 {
+    let empty = place.state.whole(place.shape) == u32::from(place.shape.gpus);
+    let fresh = !place.takes_part() || (at == 0 && place.state.left[0] == place.shape.gpu_size);
+    i64::from(empty) + i64::from(fresh)
+}
+
+/// One more than the most that [`opens`] says.
+const OPENS: i64 = 3;
 
 /// In whole steps, rounded up.
 fn step(cost: i64) -> i64 {

@@ -9,24 +9,48 @@ use serde_json::{Map, Value, json};
 
 use super::error::{ApiError, FieldError};
 
-/// The Priority admission plugin: what a PriorityClass decides a pod may not say itself, unless it says the same.
-/// Simpler than upstream: no class is looked up, every pod has the default priority.
-pub(crate) fn check_priority(pod: &Value) -> Result<(), ApiError> {
-    let name = pod["metadata"]["name"].as_str().unwrap_or_default();
+/// What a PriorityClass says: value and preemption policy.
+pub(crate) type PriorityClass = (i64, String);
+
+const PREEMPTS: &str = "PreemptLowerPriority";
+
+/// The classes that every API server makes.
+pub(crate) fn built_in_class(name: &str) -> Option<PriorityClass> {
+    match name {
+        "system-cluster-critical" => Some((2_000_000_000, PREEMPTS.to_owned())),
+        "system-node-critical" => Some((2_000_001_000, PREEMPTS.to_owned())),
+        _ => None,
+    }
+}
+
+/// The Priority admission plugin: what a PriorityClass decides a pod may not say itself, unless it says the same. Simpler than upstream: no
+/// class is the default of all pods.
+pub(crate) fn admit_priority(pod: &mut Value, class: impl Fn(&str) -> Option<PriorityClass>) -> Result<(), ApiError> {
+    let name = pod["metadata"]["name"].as_str().unwrap_or_default().to_owned();
     let refuse = |what: String| Err(ApiError::new(403, "Forbidden", format!("pods {name:?} is forbidden: {what}")));
     let tail = "from the given PriorityClass name";
-    if let Some(priority) = pod["spec"]["priority"].as_i64().filter(|priority| *priority != 0) {
+    let (value, preempts) = match pod["spec"]["priorityClassName"].as_str().filter(|name| !name.is_empty()) {
+        None => (0, PREEMPTS.to_owned()),
+        Some(named) => match class(named) {
+            Some(class) => class,
+            None => return refuse(format!("no PriorityClass with name {named} was found")),
+        },
+    };
+    if let Some(priority) = pod["spec"]["priority"].as_i64().filter(|priority| *priority != value) {
         return refuse(format!(
-            "the integer value of priority ({priority}) must not be provided in pod spec; priority admission controller computed 0 {tail}"
+            "the integer value of priority ({priority}) must not be provided in pod spec; priority admission controller computed {value} {tail}"
         ));
     }
-    match pod["spec"]["preemptionPolicy"].as_str() {
-        Some(policy) if policy != "PreemptLowerPriority" => refuse(format!(
+    if let Some(policy) = pod["spec"]["preemptionPolicy"].as_str().filter(|policy| *policy != preempts) {
+        return refuse(format!(
             "the string value of PreemptionPolicy ({policy}) must not be provided in pod spec; priority admission controller computed \
-             PreemptLowerPriority {tail}"
-        )),
-        _ => Ok(()),
+             {preempts} {tail}"
+        ));
     }
+    default_to(pod, "spec", json!({}));
+    pod["spec"]["priority"] = value.into();
+    pod["spec"]["preemptionPolicy"] = preempts.into();
+    Ok(())
 }
 
 /// Defaults of a new pod, of the API types and of the built-in admission plugins (ServiceAccount, Priority,
@@ -49,8 +73,6 @@ pub(crate) fn set_defaults(pod: &mut Value) {
         ("serviceAccountName", json!("default")),
         ("serviceAccount", json!("default")),
         ("enableServiceLinks", json!(true)),
-        ("preemptionPolicy", json!("PreemptLowerPriority")),
-        ("priority", json!(0)),
     ] {
         default_to(spec, field, value);
     }

@@ -63,6 +63,15 @@ pub(crate) struct WriteOptions {
 
 const STALE: &str = "the object has been modified; please apply your changes to the latest version and try again";
 
+fn priority_class(inner: &Inner, name: &str) -> Option<pods::PriorityClass> {
+    let key = (String::new(), name.to_owned());
+    let Some(class) = inner.get("priorityclasses.scheduling.k8s.io", &key) else {
+        return pods::built_in_class(name);
+    };
+    let policy = class["preemptionPolicy"].as_str().unwrap_or("PreemptLowerPriority");
+    Some((class["value"].as_i64().unwrap_or(0), policy.to_owned()))
+}
+
 impl Registry {
     pub(crate) fn create(&self, target: &Target, mut body: Value, options: WriteOptions) -> Result<Arc<Value>, ApiError> {
         let resource = &*target.resource;
@@ -112,7 +121,7 @@ impl Registry {
             map.insert("creationTimestamp".into(), self.clock.timestamp().into());
         }
         if resource.is_core("pods") {
-            pods::check_priority(&object)?;
+            pods::admit_priority(&mut object, |name| priority_class(inner, name))?;
             pods::set_defaults(&mut object);
             pods::check_quantities(&object)?;
             let errors = pods::validate(&object);

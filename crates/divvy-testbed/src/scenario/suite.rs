@@ -6,6 +6,7 @@
 mod ends;
 mod libraries;
 mod outages;
+mod placement;
 mod pods;
 mod restarts;
 
@@ -33,6 +34,10 @@ pub enum Scene {
     PastTheScheduler,
     /// Forty at once.
     Many,
+    /// Which node and GPU.
+    Packed,
+    /// A pod of higher priority.
+    Preempted,
     /// SIGTERM ignored.
     Stubborn,
     /// Deleted with a grace period of zero.
@@ -67,7 +72,7 @@ pub enum Scene {
 
 impl Scene {
     /// All of them, in the order in which they are played.
-    pub const ALL: [Scene; 22] = [
+    pub const ALL: [Scene; 24] = [
         Scene::Tour,
         Scene::TooLarge,
         Scene::SeveralContainers,
@@ -75,6 +80,8 @@ impl Scene {
         Scene::Deployment,
         Scene::PastTheScheduler,
         Scene::Many,
+        Scene::Packed,
+        Scene::Preempted,
         Scene::Stubborn,
         Scene::Forced,
         Scene::ForcedWhileOneWaits,
@@ -117,6 +124,14 @@ impl Scene {
                 "a pod names its node itself, and is not started without an allocation",
             ),
             Scene::Many => ("many", "40 pods at once"),
+            Scene::Packed => (
+                "packed",
+                "small pods share one GPU though kube-scheduler alone would spread them",
+            ),
+            Scene::Preempted => (
+                "preempted",
+                "a pod of high priority evicts those that make room on one GPU; `why` when sums say that there is room",
+            ),
             Scene::Stubborn => ("stubborn", "a container ignores SIGTERM; the newcomer waits for its end"),
             Scene::Forced => ("forced", "a pod is deleted by force; its container goes on for a while"),
             Scene::ForcedWhileOneWaits => ("forced-while-one-waits", "the same while another pod waits for the memory"),
@@ -156,7 +171,8 @@ impl Scene {
     pub fn needs(self) -> &'static [Machine] {
         match self {
             Scene::Tour | Scene::TooLarge | Scene::Many | Scene::Stubborn | Scene::Drained => &[Machine::Laptop, Machine::Mixed],
-            Scene::Libraries => &[Machine::Mixed],
+            Scene::Packed => &[Machine::Laptop, Machine::Mixed],
+            Scene::Libraries | Scene::Preempted => &[Machine::Mixed],
             _ => &[Machine::Laptop],
         }
     }
@@ -174,6 +190,8 @@ impl Scene {
             Scene::Deployment => pods::deployment(play).await,
             Scene::PastTheScheduler => pods::past_the_scheduler(play).await,
             Scene::Many => pods::many(play).await,
+            Scene::Packed => placement::packed(play).await,
+            Scene::Preempted => placement::preempted(play).await,
             Scene::Stubborn => ends::stubborn(play).await,
             Scene::Forced => ends::forced(play).await,
             Scene::ForcedWhileOneWaits => ends::forced_while_one_waits(play).await,

@@ -131,6 +131,34 @@ impl Extender {
         Ok(list.iter().filter_map(one).collect())
     }
 
+    /// Asks about victims by node, as UIDs; the nodes that are left, with whom it would have go.
+    pub async fn preempt(
+        &self,
+        verb: &str,
+        pod: &Pod,
+        victims: &BTreeMap<String, Vec<String>>,
+    ) -> Result<BTreeMap<String, Vec<String>>, String> {
+        let meta: serde_json::Map<String, Value> = victims
+            .iter()
+            .map(|(node, uids)| {
+                let pods: Vec<Value> = uids.iter().map(|uid| json!({"UID": uid})).collect();
+                (node.clone(), json!({"Pods": pods, "NumPDBViolations": 0}))
+            })
+            .collect();
+        let body = json!({"Pod": pod, "NodeNameToVictims": null, "NodeNameToMetaVictims": meta});
+        let answer = self.send(verb, &body).await?;
+        let left = field(&answer, "NodeNameToMetaVictims").and_then(Value::as_object);
+        let uids = |(node, of): (&String, &Value)| {
+            let pods = field(of, "Pods").and_then(Value::as_array).into_iter().flatten();
+            let uids: Vec<String> = pods.filter_map(|pod| Some(field(pod, "UID")?.as_str()?.to_owned())).collect();
+            if uids.is_empty() {
+                return Err(format!("expected at least one victim pod on node {node:?}"));
+            }
+            Ok((node.clone(), uids))
+        };
+        left.into_iter().flatten().map(uids).collect()
+    }
+
     /// Asks to bind.
     pub async fn bind(&self, namespace: &str, name: &str, uid: &str, node: &str) -> Result<(), String> {
         let body = json!({"PodName": name, "PodNamespace": namespace, "PodUID": uid, "Node": node});

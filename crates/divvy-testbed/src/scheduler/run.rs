@@ -6,7 +6,7 @@ use std::sync::Arc;
 use futures::{FutureExt as _, StreamExt as _};
 use k8s_openapi::api::core::v1::{Binding, Node, ObjectReference, Pod, PodCondition};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
-use kube::api::{Patch, PatchParams, PostParams};
+use kube::api::{DeleteParams, Patch, PatchParams, PostParams, Preconditions};
 use kube::runtime::watcher;
 use kube::{Api, Client};
 use tokio::sync::mpsc;
@@ -17,6 +17,7 @@ use tokio_util::task::TaskTracker;
 use super::SchedulerConfig;
 use super::extender::Extender;
 use super::fit::{NodeView, PodView, least_allocated, reasons, refusal};
+use super::preempt::{self, Running};
 use super::queue::{Queue, Rank};
 use crate::node::events::{Note, Recorder};
 use crate::node::seed::Seed;
@@ -26,6 +27,11 @@ use crate::node::seed::Seed;
 struct Placed {
     node: String,
     requests: BTreeMap<String, u64>,
+    pod: Arc<Pod>,
+}
+
+fn priority_of(pod: &Pod) -> i32 {
+    pod.spec.as_ref().and_then(|spec| spec.priority).unwrap_or(0)
 }
 
 /// Why a pod was not placed.
@@ -251,7 +257,8 @@ impl Loop {
             self.assumed.remove(&uid);
             self.pending.remove(&uid);
             self.queue.remove(&uid);
-            self.bound.insert(uid, Placed { node, requests });
+            let pod = Arc::new(pod);
+            self.bound.insert(uid, Placed { node, requests, pod });
             return;
         }
         let ours = spec
@@ -345,12 +352,110 @@ impl Loop {
                     Placed {
                         node: node.clone(),
                         requests,
+                        pod: pod.clone(),
                     },
                 );
                 self.bind(pod, node);
             }
-            Err(failure) => self.failed(&pod, failure),
+            Err(failure) => {
+                if matches!(failure, Failure::Unschedulable(_)) {
+                    self.preempt(&pod).await;
+                }
+                self.failed(&pod, failure);
+            }
         }
+    }
+
+    /// Evicts pods of lower priority if that makes room, and promises the room to the pod.
+    async fn preempt(&mut self, pod: &Arc<Pod>) {
+        let spec = pod.spec.as_ref();
+        let priority = priority_of(pod);
+        if spec.and_then(|spec| spec.preemption_policy.as_deref()) == Some("Never") {
+            return;
+        }
+        let nominated = pod.status.as_ref().and_then(|status| status.nominated_node_name.as_deref());
+        let leaves = |placed: &&Placed| placed.pod.metadata.deletion_timestamp.is_some() && priority_of(&placed.pod) < priority;
+        if self
+            .bound
+            .values()
+            .filter(leaves)
+            .any(|placed| Some(placed.node.as_str()) == nominated)
+        {
+            // The room that it made is not free yet.
+            return;
+        }
+        let view = PodView::of(pod);
+        let mut running: BTreeMap<&str, Vec<Running>> = BTreeMap::new();
+        for (uid, placed) in self.bound.iter().chain(&self.assumed) {
+            running.entry(&placed.node).or_default().push(Running {
+                uid: uid.clone(),
+                priority: priority_of(&placed.pod),
+                requests: placed.requests.clone(),
+            });
+        }
+        let found = self.nodes.iter().filter_map(|(name, node)| {
+            let victims = preempt::victims((&view, priority), node, running.get(name.as_str())?)?;
+            Some((name.clone(), victims))
+        });
+        let mut candidates: BTreeMap<String, Vec<String>> = found.collect();
+        let extender = self.extender.clone().filter(|extender| extender.is_interested(pod));
+        if let (Some(extender), Some(verb)) = (extender, &self.config.preempt_verb)
+            && !candidates.is_empty()
+        {
+            candidates = match extender.preempt(verb, pod, &candidates).await {
+                Ok(candidates) => candidates,
+                Err(error) => {
+                    tracing::warn!(error, "preempt failed; nobody is evicted");
+                    return;
+                }
+            };
+        }
+        let known = |uid: &str| self.bound.get(uid).or_else(|| self.assumed.get(uid));
+        let Some(node) = preempt::pick(&candidates, |uid| known(uid).map_or(0, |placed| priority_of(&placed.pod))) else {
+            return;
+        };
+        for victim in candidates.get(node).into_iter().flatten().filter_map(|uid| known(uid)) {
+            self.evict(&victim.pod, pod, node);
+        }
+        self.nominate(pod, node);
+    }
+
+    fn evict(&self, victim: &Pod, preemptor: &Pod, node: &str) {
+        self.note(
+            victim,
+            false,
+            "Preempted",
+            format!("Preempted by pod {} on node {node}", uid_of(preemptor)),
+        );
+        if victim.metadata.deletion_timestamp.is_some() {
+            return;
+        }
+        let api: Api<Pod> = Api::namespaced(self.client.clone(), victim.metadata.namespace.as_deref().unwrap_or("default"));
+        let name = victim.metadata.name.clone().unwrap_or_default();
+        let params = DeleteParams::default().preconditions(Preconditions {
+            uid: victim.metadata.uid.clone(),
+            resource_version: None,
+        });
+        let token = self.token.clone();
+        self.tasks.spawn(async move {
+            if let Some(Err(error)) = token.run_until_cancelled(api.delete(&name, &params)).await {
+                tracing::warn!(%error, name, "a victim was not deleted");
+            }
+        });
+    }
+
+    fn nominate(&self, pod: &Pod, node: &str) {
+        let api: Api<Pod> = Api::namespaced(self.client.clone(), pod.metadata.namespace.as_deref().unwrap_or("default"));
+        let name = pod.metadata.name.clone().unwrap_or_default();
+        let patch = serde_json::json!({"metadata": {"uid": uid_of(pod)}, "status": {"nominatedNodeName": node}});
+        let token = self.token.clone();
+        self.tasks.spawn(async move {
+            let params = PatchParams::default();
+            let patch = Patch::Merge(patch);
+            if let Some(Err(error)) = token.run_until_cancelled(api.patch_status(&name, &params, &patch)).await {
+                tracing::warn!(%error, name, "the node was not nominated");
+            }
+        });
     }
 
     async fn choose(&mut self, pod: &Arc<Pod>) -> Result<String, Failure> {

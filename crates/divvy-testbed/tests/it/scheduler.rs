@@ -21,6 +21,7 @@ struct Stub {
     requests: Vec<(&'static str, Value)>,
     filter: Answer,
     prioritize: Answer,
+    preempt: Answer,
     bind: Option<Answer>,
     bind_delay: Duration,
 }
@@ -44,6 +45,7 @@ impl Extender {
             requests: Vec::new(),
             filter: Box::new(|args| ok(json!({"NodeNames": args["NodeNames"], "FailedNodes": {}, "Error": ""}))),
             prioritize: Box::new(|_| ok(json!([]))),
+            preempt: Box::new(|args| ok(json!({"NodeNameToMetaVictims": args["NodeNameToMetaVictims"]}))),
             bind: None,
             bind_delay: Duration::ZERO,
         };
@@ -55,6 +57,7 @@ impl Extender {
         let router = Router::new()
             .route("/e/filter", post(filter))
             .route("/e/prioritize", post(prioritize))
+            .route("/e/preempt", post(preempt))
             .route("/e/bind", post(bind))
             .with_state(extender.clone());
         tokio::spawn(async move { axum::serve(listener, router).await });
@@ -86,6 +89,13 @@ async fn prioritize(State(extender): State<Extender>, Json(body): Json<Value>) -
     let mut stub = extender.stub.lock().unwrap();
     let (code, answer) = (stub.prioritize)(&body);
     stub.requests.push(("prioritize", body));
+    (code, Json(answer))
+}
+
+async fn preempt(State(extender): State<Extender>, Json(body): Json<Value>) -> (StatusCode, Json<Value>) {
+    let mut stub = extender.stub.lock().unwrap();
+    let (code, answer) = (stub.preempt)(&body);
+    stub.requests.push(("preempt", body));
     (code, Json(answer))
 }
 
@@ -428,4 +438,108 @@ async fn an_extender_that_is_not_there_is_an_error_and_not_the_end() {
         }
     };
     tokio::time::timeout(LIMIT, all_ended).await.expect("a task is left");
+}
+
+/// A pod that may evict others.
+fn urgent(api: &ApiServer, name: &str, units: u64) {
+    let pod = json!({"metadata": {"name": name}, "spec": {"priorityClassName": "system-cluster-critical",
+        "containers": [{"name": "a", "image": "t:1", "resources": {"limits": {MEM: units.to_string()}}}]}});
+    api.create("pods", pod).unwrap();
+}
+
+fn deleted(api: &ApiServer, name: &str) -> bool {
+    api.get("pods", "default", name)
+        .map_or(true, |pod| pod["metadata"]["deletionTimestamp"].is_string())
+}
+
+#[tokio::test]
+async fn a_pod_of_higher_priority_evicts_whom_the_extender_says_of_those_that_the_sums_name() {
+    let api = api();
+    let extender = Extender::start(&api).await;
+    node(&api, "n1", 16);
+    node(&api, "n2", 16);
+    let config = SchedulerConfig {
+        preempt_verb: Some("preempt".to_owned()),
+        ..config(&extender)
+    };
+    let _scheduler = Scheduler::start(api.client(), config);
+    let mut nodes = std::collections::BTreeMap::new();
+    for name in ["a", "b", "c", "d"] {
+        pod(&api, name, 8);
+        let bound = bound(&api, name).await;
+        nodes.insert(name, bound["spec"]["nodeName"].as_str().unwrap().to_owned());
+    }
+    // Of two candidates only n2 is left, with both of its pods though the sums name one.
+    let on_n2: Vec<&str> = nodes
+        .iter()
+        .filter(|(_, node)| *node == "n2")
+        .map(|(name, _)| *name)
+        .collect();
+    let uids: Vec<Value> = on_n2
+        .iter()
+        .map(|name| json!({"UID": api.get("pods", "default", name).unwrap()["metadata"]["uid"]}))
+        .collect();
+    extender.change(|stub| {
+        stub.preempt = Box::new(move |_| ok(json!({"NodeNameToMetaVictims": {"n2": {"Pods": uids, "NumPDBViolations": 0}}})));
+    });
+    urgent(&api, "urgent", 6);
+    let nominated = pod_until(&api, "urgent", |pod| pod["status"]["nominatedNodeName"].is_string()).await;
+    assert_eq!(nominated["status"]["nominatedNodeName"], "n2");
+    let asked = &extender.requests("preempt")[0];
+    let proposed = asked["NodeNameToMetaVictims"].as_object().unwrap();
+    assert_eq!(proposed.len(), 2, "{asked}");
+    assert!(
+        proposed
+            .values()
+            .all(|victims| victims["Pods"].as_array().unwrap().len() == 1),
+        "{asked}"
+    );
+    for name in &on_n2 {
+        let uid = nominated["metadata"]["uid"].as_str().unwrap();
+        assert_eq!(
+            event(&api, name, "Preempted").await,
+            format!("Preempted by pod {uid} on node n2")
+        );
+    }
+    for name in on_n2 {
+        pod_until(&api, name, |pod| pod["metadata"]["deletionTimestamp"].is_string()).await;
+        delete(&api, name);
+    }
+    assert_eq!(bound(&api, "urgent").await["spec"]["nodeName"], "n2");
+    assert!(
+        nodes
+            .iter()
+            .filter(|(_, node)| *node == "n1")
+            .all(|(name, _)| !deleted(&api, name))
+    );
+}
+
+#[tokio::test]
+async fn nobody_is_evicted_when_the_extender_leaves_no_node_or_fails_or_when_the_sum_is_enough() {
+    let api = api();
+    let extender = Extender::start(&api).await;
+    node(&api, "n1", 16);
+    let config = SchedulerConfig {
+        preempt_verb: Some("preempt".to_owned()),
+        ..config(&extender)
+    };
+    let _scheduler = Scheduler::start(api.client(), config);
+    pod(&api, "a", 12);
+    bound(&api, "a").await;
+    extender.change(|stub| stub.preempt = Box::new(|_| ok(json!({"NodeNameToMetaVictims": {}}))));
+    urgent(&api, "left-out", 6);
+    refused(&api, "left-out", "Unschedulable").await;
+    extender.change(|stub| stub.preempt = Box::new(|_| (StatusCode::SERVICE_UNAVAILABLE, json!({}))));
+    urgent(&api, "fails", 6);
+    refused(&api, "fails", "Unschedulable").await;
+    let before = extender.requests("preempt").len();
+    assert_eq!(before, 2);
+    extender.change(|stub| {
+        stub.filter =
+            Box::new(|args| ok(json!({"NodeNames": [], "FailedNodes": {"n1": "no single GPU"}, "Error": args["Error"]})));
+    });
+    urgent(&api, "sum-is-enough", 4);
+    refused(&api, "sum-is-enough", "Unschedulable").await;
+    assert_eq!(extender.requests("preempt").len(), before, "it is not asked");
+    assert!(!deleted(&api, "a"));
 }

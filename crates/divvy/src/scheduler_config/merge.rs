@@ -378,6 +378,7 @@ fn explain_replaced(extender: &Value, stanza: &Stanza, path: &str, url: &str, no
             "httpTimeout" => ": longer than the extender takes at worst (4.5 s)",
             "urlPrefix" => ": --extender-url says so",
             "prioritizeVerb" => ": the extender says which node is best",
+            "preemptVerb" => ": else pods are evicted in vain, whose memory is on several GPUs",
             "weight" => ": the scheduler's own scores do not undo the extender's",
             _ => "",
         };
@@ -389,7 +390,6 @@ fn explain_replaced(extender: &Value, stanza: &Stanza, path: &str, url: &str, no
     }
     for (name, was) in old.iter().filter(|(name, was)| !new.contains_key(*name) && !was.is_null()) {
         let why = match name.as_str() {
-            "preemptVerb" => "the extender has no such verb",
             "enableHTTPS" if *was == Value::Bool(false) => continue,
             "tlsConfig" => "the address is plain HTTP, or the settings are other ones",
             _ => "Divvy's extender does not use it",

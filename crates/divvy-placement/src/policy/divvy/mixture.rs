@@ -37,6 +37,11 @@ impl Mixture {
         self.arrivals > self.fit_at
     }
 
+    /// Whether too few came to say much of those to come.
+    pub(crate) fn is_young(&self) -> bool {
+        self.arrivals <= 64
+    }
+
     /// As if these had come, and nothing before.
     pub(crate) fn set(&mut self, mix: &Mix) {
         *self = Mixture::default();

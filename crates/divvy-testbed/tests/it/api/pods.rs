@@ -362,6 +362,35 @@ async fn fields_that_pods_do_not_have_are_dropped_or_refused() {
     );
 }
 
+#[tokio::test]
+async fn a_pods_priority_is_that_of_its_class() {
+    let api = ApiServer::new(Options::default());
+    let class = json!({"metadata": {"name": "urgent"}, "value": 1000, "preemptionPolicy": "Never"});
+    api.create("priorityclasses.scheduling.k8s.io", class).unwrap();
+    for (class, priority, policy) in [
+        ("urgent", 1000, "Never"),
+        ("system-cluster-critical", 2_000_000_000, "PreemptLowerPriority"),
+        ("", 0, "PreemptLowerPriority"),
+    ] {
+        let mut manifest = pod(&format!("p{priority}"));
+        manifest["spec"]["priorityClassName"] = json!(class);
+        let made = pods(&api).create(&PostParams::default(), &typed(manifest)).await.unwrap();
+        let spec = made.spec.unwrap();
+        assert_eq!(
+            (spec.priority, spec.preemption_policy.as_deref()),
+            (Some(priority), Some(policy)),
+            "{class:?}"
+        );
+    }
+    let mut manifest = pod("lost");
+    manifest["spec"]["priorityClassName"] = json!("lost");
+    let (code, _, message) = refusal(pods(&api).create(&PostParams::default(), &typed(manifest)).await);
+    assert_eq!(
+        (code, message.as_str()),
+        (403, "pods \"lost\" is forbidden: no PriorityClass with name lost was found")
+    );
+}
+
 /// As a real API server's Priority admission; DESIGN does not say so, and a pod of ours was refused there.
 #[tokio::test]
 async fn a_pod_does_not_choose_its_own_priority_or_preemption() {

@@ -1,0 +1,120 @@
+//! Which node, which GPU, and who has to go for a pod that matters more.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use divvy_cluster::objects::PodObject;
+use divvy_model::names;
+
+use crate::builders::pod;
+use crate::scenario::{Cluster, Machine, Play, Report, Stop};
+
+const PACKED: usize = 4;
+
+pub(super) async fn packed<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), Stop> {
+    play.scene("Small pods that could go anywhere share one GPU, and leave the others whole")
+        .await?;
+    for machine in [Machine::Laptop, Machine::Mixed] {
+        play.ready(machine).await?;
+    }
+    let mut on: BTreeSet<(String, String)> = BTreeSet::new();
+    for number in 0..PACKED {
+        let name = format!("packed-{number}");
+        // By CPU kube-scheduler alone would have them in turns: it prefers the node with the most left.
+        let manifest = pod(&name).gpu_mem(3).limit("cpu", "200m");
+        play.create(&manifest, "asks for 3 GiB and 200m CPU, and names no node")
+            .await?;
+        let (object, reports) = play.started("default", &name).await?;
+        on.insert((object.spec.node_name.unwrap_or_default(), index(&reports)));
+    }
+    play.run("kubectl inspect gpushare", &["inspect", "gpushare"]).await?;
+    play.check(on.len() == 1, &format!("all {PACKED} are on one GPU"), || format!("{on:?}"))?;
+    Ok(())
+}
+
+fn index(reports: &[Report]) -> String {
+    let index = reports.first().and_then(|report| report.env.get(names::ALIYUN_IDX));
+    index.cloned().unwrap_or_default()
+}
+
+/// A class of every cluster, whose pods may evict ordinary ones.
+const URGENT: &str = "system-cluster-critical";
+
+pub(super) async fn preempted<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), Stop> {
+    play.scene("A pod of high priority needs one GPU: exactly those go that make room on one")
+        .await?;
+    let node = play.ready(Machine::Mixed).await?;
+    let mut on: BTreeMap<String, (String, PodObject, Vec<Report>)> = BTreeMap::new();
+    for (name, units) in [("low-0", 20), ("low-1", 20), ("low-2", 20), ("low-3", 20), ("low-4", 15)] {
+        play.create(
+            &pod(name).gpu_mem(units).grace_seconds(1).select(&node),
+            &format!("asks for {units} GiB"),
+        )
+        .await?;
+        let (object, reports) = play.started("default", name).await?;
+        on.insert(name.to_owned(), (index(&reports), object, reports));
+    }
+    play.used(&node, Machine::Mixed.units()).await?;
+    let text = format!("asks for 30 GiB, with priorityClassName: {URGENT}");
+    play.create(&pod("urgent").gpu_mem(30).select(&node).priority_class(URGENT), &text)
+        .await?;
+    let (_, reports) = play.started("default", "urgent").await?;
+    let gpu = index(&reports);
+    let left: BTreeMap<String, PodObject> = play
+        .all_pods()
+        .await?
+        .into_iter()
+        .filter(|pod| pod.metadata.deletion_timestamp.is_none())
+        .map(|pod| (pod.metadata.name.clone().unwrap_or_default(), pod))
+        .collect();
+    for (name, (index, before, reports)) in &on {
+        let uid = before.metadata.uid.clone().unwrap_or_default();
+        let stays = left.get(name).is_some_and(|pod| pod.metadata.uid.as_ref() == Some(&uid));
+        let expected = *index != gpu;
+        let what = if expected { "is left alone" } else { "was evicted" };
+        play.check(
+            stays == expected,
+            &format!("{name} on GPU {index} {what}; urgent is on GPU {gpu}"),
+            || format!("{:?}", left.keys()),
+        )?;
+        if expected {
+            let now = play.cluster.report(&uid, "main").await?;
+            let same = now.as_ref().map(|report| &report.id) == reports.first().map(|report| &report.id);
+            play.check(same, &format!("{name}'s container has run on all the time"), || {
+                format!("{now:?}")
+            })?;
+        }
+    }
+    play.clear().await?;
+    by_sums_there_is_room(play, &node).await
+}
+
+/// kube-scheduler's preemption finds nobody to evict where the sum is enough: `why` says so, and who is in the way.
+async fn by_sums_there_is_room<C: Cluster>(play: &mut Play<'_, C>, node: &str) -> Result<(), Stop> {
+    for name in ["low-0", "low-1"] {
+        let manifest = pod(name).gpu_mem(25).grace_seconds(1).select(node);
+        play.create(&manifest, "asks for 25 GiB").await?;
+        play.started("default", name).await?;
+    }
+    let text = format!("asks for 30 GiB, with priorityClassName: {URGENT}; 45 are free in all");
+    play.create(&pod("urgent").gpu_mem(30).select(node).priority_class(URGENT), &text)
+        .await?;
+    play.refused("urgent", "Insufficient GPU Memory in one device").await?;
+    play.why(
+        "urgent",
+        &[
+            "kube-scheduler evicts nobody",
+            "45 units",
+            "kubectl delete pod -n default low-",
+        ],
+    )
+    .await?;
+    for name in ["low-0", "low-1"] {
+        let deleted = play.get("default", name).await?.metadata.deletion_timestamp.is_some();
+        play.check(!deleted, &format!("{name} is left alone"), || {
+            "it is being deleted".to_owned()
+        })?;
+    }
+    play.delete("default", "low-0", "as `why` says").await?;
+    play.started("default", "urgent").await?;
+    Ok(())
+}
