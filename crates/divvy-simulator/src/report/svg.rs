@@ -10,9 +10,10 @@ pub(super) const TOP: f64 = 64.0;
 pub(super) const BOTTOM: f64 = HEIGHT - 52.0;
 
 /// Colours that people who see fewer tell apart (Okabe and Ito), and dashes beside them.
-const COLOURS: [(&str, &str); 7] = [
+const COLOURS: [(&str, &str); 8] = [
     ("#999999", "2 3"),
     ("#56b4e9", "6 3"),
+    ("#009e73", "5 2 1 2"),
     ("#cc79a7", "8 3 2 3"),
     ("#e69f00", "4 2"),
     ("#b8860b", "1 2"),
