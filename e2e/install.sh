@@ -117,6 +117,7 @@ check_all() {
   . "$CLUSTER_ROOT/second.sh"
   two_pods
   forged
+  wanted
   other_nodes
   tls
   replicas
@@ -160,6 +161,22 @@ forged() {
   check "another than the extender binds with an allocation" refused_with "only Divvy's extender (system:serviceaccount:$NAMESPACE:divvy-extender) writes it" \
     bind '{"divvy.dev/allocation":"x"}'
   kube delete pod waits --wait > /dev/null
+}
+
+would_create() { pod wants 1 | annotated "$1" | kube create --dry-run=server -f -; }
+wanted() {
+  scene "A pod says which GPUs it takes; what cannot be read is refused, in words"
+  check "a key that means nothing" refused_with "divvy.dev/gpu-modell means nothing to this version of Divvy; a pod may have divvy.dev/gpu-model, " \
+    would_create 'divvy.dev/gpu-modell: T4'
+  check "products" refused_with 'divvy.dev/gpu-model: "A100*,,T4" was found; patterns of products are separated by commas' \
+    would_create 'divvy.dev/gpu-model: "A100*,,T4"'
+  check "memory" refused_with 'divvy.dev/gpu-memory: "40Gi" was found; how much memory a GPU must have in all is >= and a quantity, such as ">=40Gi"' \
+    would_create 'divvy.dev/gpu-memory: 40Gi'
+  check "a preference" refused_with 'divvy.dev/gpu-prefer: "best" was found; which GPUs come first is fastest, most-memory or least-memory' \
+    would_create 'divvy.dev/gpu-prefer: best'
+  check "names" refused_with 'divvy.dev/gpu-uuid: "GPU-1," was found; GPUs are named by their UUIDs' would_create 'divvy.dev/gpu-uuid: "GPU-1,"'
+  check "what is right is taken" would_create \
+    'divvy.dev/gpu-model: "A100*, !A100-PCIE*", divvy.dev/gpu-memory: ">=40Gi", divvy.dev/gpu-prefer: fastest, divvy.dev/gpu-uuid: "GPU-1, GPU-2"'
 }
 
 token() { # [of the running agent's pod]

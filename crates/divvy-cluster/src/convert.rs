@@ -1,9 +1,11 @@
 //! Slim Kubernetes objects to values of the model.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use divvy_model::{
-    ContainerKind, ContainerRequest, Held, Inventory, Node, Phase, Pod, PodRequest, legacy, names, quantity_milli, quantity_value,
+    ContainerKind, ContainerRequest, GpuRules, Held, Inventory, Node, Phase, Pod, PodRequest, legacy, names, quantity_milli,
+    quantity_value,
 };
 use k8s_openapi::api::core::v1::ConfigMap;
 
@@ -92,7 +94,16 @@ pub fn request(object: &PodObject) -> Result<PodRequest, divvy_model::Error> {
             gpu_count,
         })
         .collect();
-    Ok(PodRequest { containers })
+    Ok(PodRequest {
+        containers,
+        rules: rules(object),
+    })
+}
+
+/// Which GPUs it takes.
+fn rules(object: &PodObject) -> Option<Arc<Result<GpuRules, divvy_model::Error>>> {
+    let annotations = object.metadata.annotations.as_ref()?;
+    GpuRules::from_annotations(annotations).transpose().map(Arc::new)
 }
 
 /// The first container that asks for GPU memory and chooses GPUs by itself as well.
@@ -162,7 +173,12 @@ fn effective(request: &PodRequest, amounts: &[u64]) -> u64 {
             ..container.clone()
         })
         .collect();
-    PodRequest { containers }.effective_units().unwrap_or(u64::MAX)
+    PodRequest {
+        containers,
+        ..PodRequest::default()
+    }
+    .effective_units()
+    .unwrap_or(u64::MAX)
 }
 
 fn phase(text: Option<&str>) -> Phase {

@@ -22,6 +22,7 @@ mod node;
 mod pod;
 mod quantity;
 mod request;
+mod rules;
 pub mod runtime;
 pub mod scores;
 
@@ -35,6 +36,7 @@ pub use node::Node;
 pub use pod::{Held, Phase, Pod, PodKey};
 pub use quantity::{parse_quantity, quantity_milli, quantity_value};
 pub use request::{ContainerKind, ContainerRequest, PodRequest};
+pub use rules::{GpuRules, ModelRule, Prefer};
 
 /// Parses one of our JSON formats: checks `"v":1` before anything else is looked at.
 fn parse_versioned<T: serde::de::DeserializeOwned>(what: &'static str, text: &str) -> Result<T, Error> {

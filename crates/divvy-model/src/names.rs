@@ -12,6 +12,26 @@ pub const INVENTORY: &str = "divvy.dev/inventory";
 /// Pod annotation, carried by the Binding: what the extender decided ([`crate::Allocation`]).
 pub const ALLOCATION: &str = "divvy.dev/allocation";
 
+/// What all annotations of ours begin with.
+pub const PREFIX: &str = "divvy.dev/";
+/// Pod annotation: over how many GPUs its memory is spread evenly. Reserved.
+pub const GPUS: &str = "divvy.dev/gpus";
+/// Pod annotation: products of GPUs that it takes or does not take.
+pub const GPU_MODEL: &str = "divvy.dev/gpu-model";
+/// Pod annotation: how much memory a GPU must have in all.
+pub const GPU_MEMORY: &str = "divvy.dev/gpu-memory";
+/// Pod annotation: which of the GPUs that fit come first.
+pub const GPU_PREFER: &str = "divvy.dev/gpu-prefer";
+/// Pod annotation: GPUs by name.
+pub const GPU_UUID: &str = "divvy.dev/gpu-uuid";
+/// Pod annotation: share of compute. Reserved.
+pub const GPU_CORES: &str = "divvy.dev/gpu-cores";
+/// What of ours a user may write on a pod.
+pub const POD_KEYS: [&str; 4] = [GPU_MODEL, GPU_MEMORY, GPU_PREFER, GPU_UUID];
+/// Annotation of a pod that only asks whether the scheduler calls the extender (`divvy scheduler-config --check`). Its value is a word
+/// that comes back in the refusal.
+pub const SCHEDULER_CHECK: &str = "divvy.dev/scheduler-check";
+
 /// gpushare: decimal index of the pod's GPU. Annotation and container variable.
 pub const ALIYUN_IDX: &str = "ALIYUN_COM_GPU_MEM_IDX";
 /// gpushare: units of one GPU. Annotation and container variable.

@@ -1,4 +1,8 @@
+use std::sync::Arc;
+
 use serde::{Deserialize, Serialize};
+
+use crate::{Error, GpuRules};
 
 /// When a container of a pod runs, as far as its requests go.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -31,6 +35,8 @@ pub struct ContainerRequest {
 pub struct PodRequest {
     /// All containers, those that ask for nothing among them.
     pub containers: Vec<ContainerRequest>,
+    /// Which GPUs it takes, by its annotations; `None`: any. An error is a pod that goes nowhere.
+    pub rules: Option<Arc<Result<GpuRules, Error>>>,
 }
 
 impl PodRequest {
@@ -88,7 +94,10 @@ mod tests {
                 gpu_count: 0,
             })
             .collect();
-        let request = PodRequest { containers };
+        let request = PodRequest {
+            containers,
+            ..PodRequest::default()
+        };
         assert_eq!(request.effective_units(), expected, "{request:?}");
     }
 

@@ -1,19 +1,23 @@
 use std::borrow::Cow;
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::fmt;
+use std::sync::Arc;
 
 use divvy_model::legacy::LegacyAllocation;
-use divvy_model::{Allocation, ContainerShare, GpuShare, Health, Held, MemoryUnit, MiB, PodRequest};
+use divvy_model::{Allocation, ContainerShare, Error, GpuRules, GpuShare, Health, Held, MemoryUnit, MiB, PodRequest};
 
-use crate::{Ledger, NodeState, NodeView, Reservation, Source, Unusable};
+use crate::{GpuState, Ledger, NodeState, NodeView, Reservation, Source, Unusable};
 
 /// What a pod asks for, as far as placement goes: memory on one GPU.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Ask {
     /// Units of gpu-mem, by Kubernetes' effective formula.
     pub units: u64,
     /// The same in MiB; `None` if that is more than can be counted.
     pub memory: Option<MiB>,
+    /// Which GPUs it takes; `None`: any.
+    pub rules: Option<Arc<Result<GpuRules, Error>>>,
 }
 
 impl Ask {
@@ -22,22 +26,54 @@ impl Ask {
         Ask {
             units,
             memory: unit.memory(units),
+            rules: None,
         }
     }
 
     /// What a pod asks for. More than can be counted is `u64::MAX` units, which fit nowhere.
     pub fn of(request: &PodRequest, unit: MemoryUnit) -> Ask {
-        Ask::new(request.effective_units().unwrap_or(u64::MAX), unit)
+        Ask {
+            rules: request.rules.clone(),
+            ..Ask::new(request.effective_units().unwrap_or(u64::MAX), unit)
+        }
+    }
+
+    /// Its rules, if it has any that can be read.
+    pub fn rules(&self) -> Option<&GpuRules> {
+        self.rules.as_deref()?.as_ref().ok()
+    }
+
+    /// Whether it takes this GPU, whatever is free on it.
+    pub fn takes(&self, gpu: &GpuState) -> bool {
+        match self.rules.as_deref() {
+            None => true,
+            Some(Ok(rules)) => rules.allow(&gpu.model, gpu.total, gpu.uuid.as_deref()),
+            Some(Err(_)) => false,
+        }
+    }
+
+    /// How much: `3 units (3072 MiB)`.
+    pub fn amount(&self) -> String {
+        let s = if self.units == 1 { "" } else { "s" };
+        match self.memory {
+            Some(memory) => format!("{} unit{s} ({memory})", self.units),
+            None => format!("{} unit{s} (more memory than can be counted)", self.units),
+        }
+    }
+
+    /// The rules in words, to be read after "a GPU"; `None` if any is taken.
+    pub fn wanted(&self) -> Option<String> {
+        self.rules().map(GpuRules::to_string).filter(|text| !text.is_empty())
     }
 }
 
 impl fmt::Display for Ask {
-    /// `3 units (3072 MiB)`
+    /// `3 units (3072 MiB)`, `3 units (3072 MiB) on a GPU of a product like a100*`
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let s = if self.units == 1 { "" } else { "s" };
-        match self.memory {
-            Some(memory) => write!(f, "{} unit{s} ({memory})", self.units),
-            None => write!(f, "{} unit{s} (more memory than can be counted)", self.units),
+        f.write_str(&self.amount())?;
+        match self.wanted() {
+            Some(rules) => write!(f, " on a GPU {rules}"),
+            None => Ok(()),
         }
     }
 }
@@ -66,8 +102,12 @@ pub enum Refusal {
     UnknownNode,
     /// The node's GPUs are offered to nobody.
     Unusable(Unusable),
-    /// No single GPU has that much left.
+    /// No single GPU that it takes has that much left.
     NoGpuFits,
+    /// It takes none of the node's GPUs, whatever is free there.
+    NoGpuTaken(Ask),
+    /// Which GPUs it takes cannot be read.
+    Unreadable(Error),
     /// The request is larger than any number of MiB that can be written.
     Uncountable(Ask),
 }
@@ -87,6 +127,9 @@ impl Refusal {
             Refusal::Unusable(Unusable::NotShared) => format!("The node {node} is not for GPU share, need skip"),
             Refusal::Unusable(why) => format!("node {node} is not offered: {why}"),
             Refusal::Uncountable(ask) => format!("the pod asks for {ask}"),
+            // The same for all nodes: kube-scheduler counts them.
+            Refusal::NoGpuTaken(ask) => format!("no GPU {}", ask.wanted().unwrap_or_default()),
+            Refusal::Unreadable(error) => format!("the pod's annotations: {error}"),
         })
     }
 }
@@ -105,7 +148,7 @@ impl Ledger {
 
     /// [`Question::fits`] of one node.
     pub fn fits(&self, node: &str, ask: &Ask, uid: &str) -> Result<(), Refusal> {
-        self.question(*ask, uid).fits(node)
+        self.question(ask.clone(), uid).fits(node)
     }
 
     /// What is reserved for a pod on a node, the last first, if it could be given to the pod now: its GPUs are there, are well, and
@@ -141,8 +184,11 @@ impl Ledger {
     pub fn choose_at(&self, node: &str, position: usize, ask: &Ask) -> Result<Choice, Refusal> {
         let view = self.known(node)?;
         let (state, memory) = offered(&view, ask)?;
-        let well = state.gpus.get(position).is_some_and(|gpu| gpu.health == Health::Ok);
-        if !well || view.free(position) < memory {
+        let good = state
+            .gpus
+            .get(position)
+            .is_some_and(|gpu| gpu.health == Health::Ok && ask.takes(gpu));
+        if !good || view.free(position) < memory {
             return Err(Refusal::NoGpuFits);
         }
         chosen(&view, position, ask, memory)
@@ -156,7 +202,7 @@ impl Ledger {
 }
 
 /// A pod that looks for a node: what is known of it is looked up once.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub struct Question<'a> {
     ledger: &'a Ledger,
     ask: Ask,
@@ -181,10 +227,12 @@ impl Question<'_> {
             return Ok(());
         }
         let (_, memory) = offered(&view, &self.ask)?;
-        if view.most_free() >= memory {
-            Ok(())
-        } else {
-            Err(Refusal::NoGpuFits)
+        if view.most_free() < memory {
+            return Err(Refusal::NoGpuFits);
+        }
+        match self.ask.rules {
+            None => Ok(()),
+            Some(_) => best_fit(&view, &self.ask).map(drop),
         }
     }
 }
@@ -195,20 +243,28 @@ fn offered<'a>(view: &NodeView<'a>, ask: &Ask) -> Result<(&'a NodeState, MiB), R
     if let Source::Unusable(why) = &state.source {
         return Err(Refusal::Unusable(why.clone()));
     }
-    Ok((state, ask.memory.ok_or(Refusal::Uncountable(*ask))?))
+    if let Some(Err(error)) = ask.rules.as_deref() {
+        return Err(Refusal::Unreadable(error.clone()));
+    }
+    if ask.rules.is_some() && !state.gpus.iter().any(|gpu| ask.takes(gpu)) {
+        return Err(Refusal::NoGpuTaken(ask.clone()));
+    }
+    Ok((state, ask.memory.ok_or_else(|| Refusal::Uncountable(ask.clone()))?))
 }
 
+/// Of the GPUs with room those that are preferred, of these the one with the least left, of equals the lowest index.
 fn best_fit(view: &NodeView<'_>, ask: &Ask) -> Result<(usize, MiB), Refusal> {
     let (state, memory) = offered(view, ask)?;
+    let prefer = ask.rules().and_then(|rules| rules.prefer);
     state
         .gpus
         .iter()
         .enumerate()
-        .filter(|(_, gpu)| gpu.health == Health::Ok)
-        .map(|(position, gpu)| (view.free(position), gpu.index, position))
-        .filter(|(free, _, _)| *free >= memory)
+        .filter(|(_, gpu)| gpu.health == Health::Ok && ask.takes(gpu))
+        .map(|(position, gpu)| (Reverse(gpu.preference(prefer)), view.free(position), gpu.index, position))
+        .filter(|(_, free, _, _)| *free >= memory)
         .min()
-        .map(|(_, _, position)| (position, memory))
+        .map(|(_, _, _, position)| (position, memory))
         .ok_or(Refusal::NoGpuFits)
 }
 

@@ -34,6 +34,8 @@ pub struct GpuReport {
     pub model: String,
     /// What it offers in all.
     pub capacity: MiB,
+    /// What it has in all.
+    pub total: MiB,
     /// What is left, whatever its health.
     pub free: MiB,
     /// Held by containers whose pod object is gone.
@@ -42,6 +44,8 @@ pub struct GpuReport {
     pub health: Health,
     /// Why not, `XID 79`.
     pub reason: Option<String>,
+    /// Whether the pod takes it, whatever is free: by the rules of its annotations.
+    pub taken: bool,
     /// Whether the request fits here.
     pub fits: bool,
     /// Who holds the rest, largest share first, then by name.
@@ -193,6 +197,18 @@ fn unwell(health: Health, reason: Option<&str>) -> String {
 impl fmt::Display for GpuReport {
     /// `GPU 1 has 4096 of 16384 MiB free`, `GPU 2 failed (XID 79)`; with what is kept for pods that are gone.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if !self.taken {
+            let product = if self.model.is_empty() {
+                "of an unknown product"
+            } else {
+                &self.model
+            };
+            return write!(
+                f,
+                "GPU {} ({product}, {} in all) is not what it wants",
+                self.index, self.total
+            );
+        }
         if self.health == Health::Ok {
             write!(f, "GPU {} has {} of {} free", self.index, self.free.0, self.capacity)?;
             for (i, departed) in self.departed.iter().enumerate() {
@@ -227,8 +243,12 @@ impl fmt::Display for NodeReport {
             Err(Refusal::UnknownNode) => write!(f, "node {node} is not known"),
             Err(Refusal::Unusable(why)) => write!(f, "node {node} is not offered: {why}"),
             Err(Refusal::Uncountable(ask)) => write!(f, "{ask} is not a request that any GPU could meet"),
-            Err(Refusal::NoGpuFits) => {
-                write!(f, "node {node} has no GPU with {} free: ", self.ask)?;
+            Err(Refusal::Unreadable(error)) => write!(f, "the pod's annotations: {error}"),
+            Err(Refusal::NoGpuFits | Refusal::NoGpuTaken(_)) => {
+                match self.ask.wanted() {
+                    Some(rules) => write!(f, "node {node} has no GPU {rules} that has {} free: ", self.ask.amount())?,
+                    None => write!(f, "node {node} has no GPU with {} free: ", self.ask)?,
+                }
                 for (i, gpu) in self.gpus.iter().enumerate() {
                     write!(f, "{}{gpu}", if i == 0 { "" } else { ", " })?;
                 }
@@ -257,23 +277,23 @@ impl GpuReport {
 }
 
 impl NodeReport {
-    /// The most that is free on one GPU that is offered.
+    /// The most that is free on one GPU that is offered and that the pod takes.
     pub fn largest_free(&self) -> MiB {
         let offered = !matches!(self.source, None | Some(Source::Unusable(_)));
         self.gpus
             .iter()
-            .filter(|gpu| offered && gpu.health == Health::Ok)
+            .filter(|gpu| offered && gpu.taken && gpu.health == Health::Ok)
             .map(|gpu| gpu.free)
             .max()
             .unwrap_or(MiB::ZERO)
     }
 
-    /// What is free on all GPUs that are offered: the sum by which kube-scheduler itself judges.
+    /// What is free on all GPUs that are offered and that the pod takes.
     pub fn sum_free(&self) -> MiB {
         let offered = !matches!(self.source, None | Some(Source::Unusable(_)));
         self.gpus
             .iter()
-            .filter(|gpu| offered && gpu.health == Health::Ok)
+            .filter(|gpu| offered && gpu.taken && gpu.health == Health::Ok)
             .fold(MiB::ZERO, |sum, gpu| sum.saturating_add(gpu.free))
     }
 }
@@ -314,7 +334,7 @@ impl Ledger {
         };
         NodeReport {
             node: node.to_owned(),
-            ask: *ask,
+            ask: ask.clone(),
             verdict,
             source: view.and_then(|view| view.state()).map(|state| state.source.clone()),
             unit: self.unit(),
@@ -404,11 +424,13 @@ fn reports(view: &NodeView<'_>, ask: &Ask) -> Vec<GpuReport> {
                 index: gpu.index,
                 model: gpu.model.clone(),
                 capacity: gpu.capacity,
+                total: gpu.total,
                 free,
                 held: gpu.held,
                 health: gpu.health,
                 reason: gpu.reason.clone(),
-                fits: gpu.health == Health::Ok && ask.memory.is_some_and(|memory| free >= memory),
+                taken: ask.takes(gpu),
+                fits: gpu.health == Health::Ok && ask.takes(gpu) && ask.memory.is_some_and(|memory| free >= memory),
                 holders: view.holders(position),
                 departed: view
                     .departed(position)
@@ -425,7 +447,8 @@ fn hints(gpus: &[GpuReport], ask: &Ask, unit: MemoryUnit) -> Vec<Hint> {
         return Vec::new();
     };
     let mut hints = Vec::new();
-    let well = || gpus.iter().filter(|gpu| gpu.health == Health::Ok);
+    let gpus = || gpus.iter().filter(|gpu| gpu.taken);
+    let well = || gpus().filter(|gpu| gpu.health == Health::Ok);
     for gpu in well() {
         if let Some(holder) = gpu
             .holders
@@ -447,7 +470,7 @@ fn hints(gpus: &[GpuReport], ask: &Ask, unit: MemoryUnit) -> Vec<Hint> {
             });
         }
     }
-    for gpu in gpus.iter().filter(|gpu| gpu.health != Health::Ok && gpu.free >= memory) {
+    for gpu in gpus().filter(|gpu| gpu.health != Health::Ok && gpu.free >= memory) {
         hints.push(Hint::Recovery {
             index: gpu.index,
             health: gpu.health,
@@ -466,7 +489,7 @@ fn hints(gpus: &[GpuReport], ask: &Ask, unit: MemoryUnit) -> Vec<Hint> {
             memory: holder.memory,
         });
     }
-    let largest = gpus.iter().map(|gpu| gpu.capacity).max().unwrap_or(MiB::ZERO);
+    let largest = gpus().map(|gpu| gpu.capacity).max().unwrap_or(MiB::ZERO);
     if largest < memory {
         hints.push(Hint::TooLarge {
             units: unit.units_in(largest),

@@ -1,7 +1,7 @@
 use std::collections::BTreeSet;
 use std::fmt;
 
-use divvy_model::{Error, Health, Inventory, MemoryUnit, MiB, Node, legacy};
+use divvy_model::{Error, Gpu, Health, Inventory, MemoryUnit, MiB, Node, Prefer, legacy};
 
 /// What is known of one node: its GPUs, and whether and from what they may be offered.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -37,6 +37,10 @@ pub struct GpuState {
     pub units: u64,
     /// Memory that it offers in all: the units' worth.
     pub capacity: MiB,
+    /// Memory that it has in all; where that is not known, what it offers.
+    pub total: MiB,
+    /// Compute capability (major, minor), streaming multiprocessors, highest clock in MHz; zeros where that is not known.
+    pub speed: (u16, u16, u32, u32),
     /// Held by containers whose pod object is gone; not to be given again yet.
     pub held: MiB,
     /// Whether work may be placed on it.
@@ -45,6 +49,28 @@ pub struct GpuState {
     pub reason: Option<String>,
     /// It is well by all else, and only somebody's word keeps work off it ([`crate::Ledger::name_unhealthy`]).
     pub(crate) only_named: bool,
+}
+
+impl GpuState {
+    /// The higher, the more a pod with this preference likes it; all are alike without one.
+    pub fn preference(&self, prefer: Option<Prefer>) -> u64 {
+        let (major, minor, sms, clock_mhz) = self.speed;
+        match prefer {
+            None => 0,
+            Some(Prefer::MostMemory) => self.total.0,
+            Some(Prefer::LeastMemory) => u64::MAX - self.total.0,
+            // Compute capabilities have two digits, GPUs some hundred multiprocessors, clocks a few thousand MHz.
+            Some(Prefer::Fastest) => {
+                let capability = (u64::from(major.min(255)) << 8 | u64::from(minor.min(255))) << 48;
+                capability | u64::from(sms.min(0xff_ffff)) << 24 | u64::from(clock_mhz.min(0xff_ffff))
+            }
+        }
+    }
+}
+
+fn speed(gpu: &Gpu) -> (u16, u16, u32, u32) {
+    let (major, minor) = gpu.cc.split_once('.').unwrap_or((&gpu.cc, ""));
+    (major.parse().unwrap_or(0), minor.parse().unwrap_or(0), gpu.sms, gpu.clock_mhz)
 }
 
 /// Where a node's GPUs were read from.
@@ -187,6 +213,8 @@ fn read_division(node: &Node, unit: MemoryUnit) -> (Source, Vec<GpuState>) {
                     model: String::new(),
                     units: each,
                     capacity: unit.memory(each).unwrap_or(MiB::ZERO),
+                    total: unit.memory(each).unwrap_or(MiB::ZERO),
+                    speed: (0, 0, 0, 0),
                     held: MiB::ZERO,
                     health: Health::Ok,
                     reason: None,
@@ -209,6 +237,8 @@ fn read_inventory(node: &Node, inventory: &Inventory, unit: MemoryUnit) -> (Sour
             model: gpu.model.clone(),
             units: gpu.units,
             capacity: inventory.unit.memory(gpu.units).unwrap_or(MiB::ZERO),
+            total: gpu.total,
+            speed: speed(gpu),
             held: gpu.held,
             health: gpu.health,
             reason: gpu.reason.clone(),

@@ -65,7 +65,11 @@ impl Ledger {
     fn fewest<'a>(&self, view: &NodeView<'a>, ask: &Ask, candidates: &[&'a Pod]) -> Option<Victims<'a>> {
         let state = view.state().filter(|state| !matches!(state.source, Source::Unusable(_)))?;
         let memory = ask.memory?;
-        let well = state.gpus.iter().enumerate().filter(|(_, gpu)| gpu.health == Health::Ok);
+        let well = state
+            .gpus
+            .iter()
+            .enumerate()
+            .filter(|(_, gpu)| gpu.health == Health::Ok && ask.takes(gpu));
         let priced = well.filter_map(|(position, gpu)| {
             let (price, pods) = self.fewest_of(view, position, memory, candidates)?;
             Some((price, gpu.index, pods))

@@ -167,7 +167,7 @@ pub fn what_if(cluster: &Cluster, change: &Change) -> Result<Outcome, Error> {
     let mut sites = Sites::new(change.policy, &mix, &ledger, &changed.nodes);
     for (number, (pod, ask)) in (0..).zip(&asked) {
         outcome.replayed += 1;
-        let placed = demand_of(&pod.pod, ask).and_then(|demand| place(&mut sites, &mut ledger, pod, *ask, &demand, number));
+        let placed = demand_of(&pod.pod, ask).and_then(|demand| place(&mut sites, &mut ledger, pod, ask, &demand, number));
         let list = match (&pod.pod.node, placed) {
             (Some(before), Some(node)) => {
                 outcome.moved += u64::from(*before != node);
@@ -191,17 +191,12 @@ fn offered(ledger: &Ledger, node: &str) -> bool {
 }
 
 /// The node on which the pod is now.
-fn place(sites: &mut Sites, ledger: &mut Ledger, pod: &ClusterPod, ask: Ask, demand: &Demand, number: u64) -> Option<String> {
-    let (node, position, decision) = sites.decide(&pod.selector, demand, number)?;
-    let gpu = ledger.node(&node)?.state()?.gpus.get(position)?.clone();
-    let choice = Choice {
-        node: node.clone(),
-        uuid: gpu.uuid,
-        index: gpu.index,
-        gpu_units: gpu.units,
-        units: ask.units,
-        memory: ask.memory?,
-    };
+fn place(sites: &mut Sites, ledger: &mut Ledger, pod: &ClusterPod, ask: &Ask, demand: &Demand, number: u64) -> Option<String> {
+    let (node, position, decision) = sites.decide(ledger, &pod.selector, ask, demand, number)?;
+    let choice: Choice = ledger
+        .choose_at(&node, position, ask)
+        .or_else(|_| ledger.choose(&node, ask))
+        .ok()?;
     let there = Pod {
         node: Some(node.clone()),
         phase: Phase::Running,
@@ -209,7 +204,7 @@ fn place(sites: &mut Sites, ledger: &mut Ledger, pod: &ClusterPod, ask: Ask, dem
         ..pod.pod.clone()
     };
     ledger.apply_pod(there);
-    sites.took(&pod.selector, demand, decision);
+    sites.took(demand, decision);
     sites.update(ledger, &node);
     Some(node)
 }

@@ -69,6 +69,7 @@ mod tests {
             node: node.map(str::to_owned),
             request: PodRequest {
                 containers: vec![container],
+                ..PodRequest::default()
             },
             ..Pod::default()
         }

@@ -328,15 +328,17 @@ fn waiting(answer: &mut Answer, ledger: &Ledger, ask: &Ask, pod: &Pod, obstacle:
         .filter(|report| matches!(report.verdict, Ok(Some(_))))
         .map(|report| (report, obstacle(&report.node)))
         .partition(|(_, obstacle)| obstacle.is_none());
-    let size = asked(ask);
-    answer.summary = if let Some((report, _)) = room.first() {
+    let (size, place) = (asked(ask), where_asked(ask));
+    answer.summary = if let Some(Err(error)) = ask.rules.as_deref() {
+        format!("waits; it goes nowhere: {error}")
+    } else if let Some((report, _)) = room.first() {
         format!(
-            "waits; it asks for {size} on one GPU, and node {} has room for that now",
+            "waits; it asks for {size} on {place}, and node {} has room for that now",
             report.node
         )
     } else if let Some((report, Some((reason, _)))) = closed.first() {
         format!(
-            "waits; it asks for {size} on one GPU. Node {} has a GPU with that much free, but {reason}",
+            "waits; it asks for {size} on {place}. Node {} has a GPU with that much free, but {reason}",
             report.node
         )
     } else if let Some(report) = reports
@@ -345,13 +347,15 @@ fn waiting(answer: &mut Answer, ledger: &Ledger, ask: &Ask, pod: &Pod, obstacle:
         .max_by_key(|report| report.largest_free())
     {
         format!(
-            "waits; it asks for {size} on one GPU. Node {} has {} free in all, but at most {} on one GPU",
+            "waits; it asks for {size} on {place}. Node {} has {} free in all, but at most {} on one GPU",
             report.node,
             amount(report.sum_free()),
             amount(report.largest_free())
         )
+    } else if !reports.iter().flat_map(|report| &report.gpus).any(|gpu| gpu.taken) {
+        format!("waits; it asks for {size} on {place}, and the cluster has none")
     } else {
-        format!("waits; it asks for {size} on one GPU, and no GPU has that much free")
+        format!("waits; it asks for {size} on {place}, and none has that much free")
     };
     if pod.deleting {
         answer.summary.push_str(" (it is being deleted)");
@@ -470,8 +474,14 @@ fn named(index: u32, model: &str) -> String {
 fn asked(ask: &Ask) -> String {
     match ask.memory {
         Some(memory) => amount(memory),
-        None => ask.to_string(),
+        None => ask.amount(),
     }
+}
+
+/// `one GPU`, `a GPU of a product like a100*`
+fn where_asked(ask: &Ask) -> String {
+    ask.wanted()
+        .map_or_else(|| "one GPU".to_owned(), |rules| format!("a GPU {rules}"))
 }
 
 /// `20 GiB`, or `1500 MiB` where that is no whole number of GiB.

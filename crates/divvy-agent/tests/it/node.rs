@@ -60,6 +60,7 @@ pub(crate) fn pod(uid: &str, gpu: u32, containers: &[(&str, ContainerKind, u64)]
                 gpu_count: 0,
             })
             .collect(),
+        ..PodRequest::default()
     };
     let uuid = format!("GPU-{gpu}");
     let allocation = Allocation {

@@ -18,9 +18,7 @@ pub struct FilterAnswer {
     pub failed: Vec<(usize, Refusal)>,
 }
 
-/// Annotation of a pod that only asks whether the scheduler calls the extender (`divvy scheduler-config --check`). Its value is a word
-/// that comes back in the refusal.
-pub const SCHEDULER_CHECK: &str = "divvy.dev/scheduler-check";
+pub use divvy_model::names::SCHEDULER_CHECK;
 
 /// What filter answers to a pod with [`SCHEDULER_CHECK`], whatever the nodes: an error of the whole call, so that no pod is
 /// pushed out for it. `None`: the word is none of ours, and the pod is one like any other.

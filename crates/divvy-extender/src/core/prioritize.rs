@@ -26,7 +26,7 @@ impl Core {
         let ledger = self.index.ledger();
         self.fleet.follow(ledger);
         let ask = Ask::of(&pod.request, ledger.unit());
-        let mut ranking = self.fleet.rank(pod, &ask, nodes.clone());
+        let mut ranking = self.fleet.rank(pod, &ask, nodes.clone(), ledger);
         let promised = |node: &str| ledger.bound_to(&pod.uid) == Some(node) || ledger.reserved_and_good(&pod.uid, node).is_some();
         if ledger.is_promised(&pod.uid)
             && let Some(position) = nodes.into_iter().position(promised)
@@ -40,7 +40,9 @@ impl Core {
     pub(super) fn choose(&mut self, pod: &Pod, node: &str, ask: &Ask) -> Option<Choice> {
         let ledger = self.index.ledger();
         self.fleet.follow(ledger);
-        let position = self.fleet.gpu(pod, ask, node);
+        // Among GPUs that are not alike to the pod the ledger chooses, which knows how it likes each.
+        let prefers = ask.rules().is_some_and(|rules| rules.prefer.is_some());
+        let position = if prefers { None } else { self.fleet.gpu(pod, ask, node) };
         let chosen = position.and_then(|position| ledger.choose_at(node, position, ask).ok());
         chosen.or_else(|| ledger.choose(node, ask).ok())
     }

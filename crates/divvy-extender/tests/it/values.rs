@@ -79,6 +79,7 @@ pub(crate) fn pod(name: &str, units: u64) -> Pod {
                 units,
                 gpu_count: 0,
             }],
+            ..PodRequest::default()
         },
         ..Pod::default()
     }

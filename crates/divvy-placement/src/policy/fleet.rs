@@ -1,7 +1,7 @@
 use std::collections::HashMap;
 use std::hash::BuildHasherDefault;
 
-use divvy_model::Pod;
+use divvy_model::{Health, Pod};
 
 use super::divvy::mixture::Mixture;
 use super::hash::Mixer;
@@ -139,15 +139,28 @@ impl Fleet {
     }
 
     /// What the pod would cost on these nodes.
-    pub fn rank<'n>(&mut self, pod: &Pod, ask: &Ask, nodes: impl IntoIterator<Item = &'n str>) -> Ranking {
+    ///
+    /// Of a pod with rules only GPUs count that it takes, and where it prefers some, only nodes with room on the best of these; the others have no
+    /// cost.
+    pub fn rank<'n, I>(&mut self, pod: &Pod, ask: &Ask, nodes: I, ledger: &Ledger) -> Ranking
+    where
+        I: IntoIterator<Item = &'n str> + Clone,
+    {
         let mut ids: Vec<NodeId> = Vec::new();
         // Position of the node for each id.
         let mut of: Vec<u32> = Vec::new();
         let mut count: u32 = 0;
+        let liked = |name: &str| ledger.node(name).and_then(|view| most_liked(&view, ask));
+        let most = ask
+            .rules
+            .as_ref()
+            .and_then(|_| nodes.clone().into_iter().filter_map(liked).max());
         for name in nodes {
-            for group in self.nodes.get(name).into_iter().flatten() {
-                ids.push(group.id);
-                of.push(count);
+            if ask.rules.is_none() || liked(name).is_some_and(|liking| Some(liking) == most) {
+                for group in self.nodes.get(name).into_iter().flatten() {
+                    ids.push(group.id);
+                    of.push(count);
+                }
             }
             count += 1;
         }
@@ -177,6 +190,16 @@ impl Fleet {
         let group = groups.iter().find(|group| group.id == decision.node)?;
         group.positions.get(decision.gpus.positions().next()?).copied()
     }
+}
+
+/// How much a pod likes the best GPU of a node that it takes and that has room; `None` if there is none.
+fn most_liked(view: &NodeView<'_>, ask: &Ask) -> Option<u64> {
+    let prefer = ask.rules().and_then(|rules| rules.prefer);
+    let gpus = view.state()?.gpus.iter().enumerate();
+    let good = gpus.filter(|(position, gpu)| {
+        gpu.health == Health::Ok && ask.takes(gpu) && ask.memory.is_some_and(|memory| view.free(*position) >= memory)
+    });
+    good.map(|(_, gpu)| gpu.preference(prefer)).max()
 }
 
 fn group_rank(name: &str, number: usize) -> u64 {

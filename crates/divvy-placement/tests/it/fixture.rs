@@ -83,6 +83,7 @@ pub(crate) fn request(units: &[u64]) -> PodRequest {
                 gpu_count: 0,
             })
             .collect(),
+        ..PodRequest::default()
     }
 }
 

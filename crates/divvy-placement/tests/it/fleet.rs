@@ -111,14 +111,14 @@ impl World {
         self.fleet.follow(&self.ledger);
         // Prices are of the last look at the nodes.
         self.fleet.refresh();
-        let found = self.fleet.rank(pod, &ask, NODES);
+        let found = self.fleet.rank(pod, &ask, NODES, &self.ledger);
         let backwards: Vec<&str> = NODES.iter().rev().copied().collect();
-        let mut turned = self.fleet.rank(pod, &ask, backwards);
+        let mut turned = self.fleet.rank(pod, &ask, backwards, &self.ledger);
         turned.costs.reverse();
         turned.best = turned.best.map(|best| NODES.len() - 1 - best);
         assert_eq!(found, turned, "the order of the nodes does not matter");
         let mut fresh = self.afresh();
-        assert_eq!(found, fresh.rank(pod, &ask, NODES), "{pod:?}");
+        assert_eq!(found, fresh.rank(pod, &ask, NODES, &self.ledger), "{pod:?}");
         for (name, cost) in NODES.iter().zip(&found.costs).filter(|_| ask.units > 0) {
             let fits = self.ledger.fits(name, &ask, "somebody").is_ok();
             assert_eq!(cost.is_some(), fits, "{name} for {ask}");
@@ -139,7 +139,7 @@ impl World {
     fn alone_is_no_worse(&mut self, pod: &Pod, ask: &Ask, found: &Ranking) {
         let Some(best) = found.best else { return };
         let others: Vec<usize> = (0..NODES.len()).filter(|at| *at != best).collect();
-        let without = self.fleet.rank(pod, ask, others.iter().map(|at| NODES[*at]));
+        let without = self.fleet.rank(pod, ask, others.iter().map(|at| NODES[*at]), &self.ledger);
         let costs: Vec<_> = others.iter().map(|at| found.costs[*at]).collect();
         assert_eq!(without.costs, costs);
         let amount = |at: usize| found.costs[at].map(|cost| cost.amount);
@@ -259,7 +259,7 @@ fn choices(policy: Policy, nodes: &[Node], pods: u64) -> Vec<(String, u32)> {
         let ask = Ask::of(&pod.request, GIB);
         fleet.follow(&ledger);
         fleet.arrived(&pod, &ledger);
-        let best = names[fleet.rank(&pod, &ask, names.iter().copied()).best.expect("room")];
+        let best = names[fleet.rank(&pod, &ask, names.iter().copied(), &ledger).best.expect("room")];
         let position = fleet.gpu(&pod, &ask, best).expect("room");
         let choice = ledger.choose_at(best, position, &ask).expect("fits");
         chosen.push((best.to_owned(), choice.index));
@@ -304,8 +304,8 @@ fn costs_that_were_pushed_out_of_memory_are_found_again() {
             let pod = asking(1, units);
             let ask = Ask::of(&pod.request, GIB);
             assert_eq!(
-                small.rank(&pod, &ask, NODES),
-                large.rank(&pod, &ask, NODES),
+                small.rank(&pod, &ask, NODES, &ledger),
+                large.rank(&pod, &ask, NODES, &ledger),
                 "round {round}, {units} units"
             );
         }

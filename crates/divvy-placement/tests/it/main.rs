@@ -8,4 +8,5 @@ mod fleet;
 mod mapping;
 mod policies;
 mod recount;
+mod rules;
 mod victims;

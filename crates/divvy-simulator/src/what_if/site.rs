@@ -3,21 +3,37 @@ use std::collections::{BTreeMap, HashMap};
 use divvy_placement::policy::{
     Decision, Demand, Free, GpuGroup, MOST_GPUS, Mix, Models, NodeId, Placer, Policy, from_ledger, rank,
 };
-use divvy_placement::{Ledger, NodeView};
+use divvy_placement::{Ask, Ledger, NodeView};
 
 use super::{ClusterNode, Placed};
 
 /// Labels that a node must have.
 type Selector = BTreeMap<String, String>;
 
-/// The ledger's nodes as policies see them: for each nodeSelector a placer that knows the nodes that have its labels.
+/// Which nodes, and which of their GPUs, a pod takes: its nodeSelector, and its rules as text.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+struct Kind {
+    selector: Selector,
+    rules: Option<String>,
+}
+
+impl Kind {
+    fn of(selector: &Selector, ask: &Ask) -> Kind {
+        Kind {
+            selector: selector.clone(),
+            rules: ask.wanted(),
+        }
+    }
+}
+
+/// The ledger's nodes as policies see them: for each kind of pods a placer that knows the nodes and GPUs that they take.
 pub(super) struct Sites {
     policy: Policy,
     mix: Mix,
     models: Models,
     nodes: Vec<Site>,
     numbers: HashMap<String, usize>,
-    selectors: BTreeMap<Selector, usize>,
+    kinds: BTreeMap<Kind, usize>,
     placers: Vec<Known>,
 }
 
@@ -61,14 +77,21 @@ impl Sites {
             models,
             numbers: numbers.collect(),
             nodes: sites,
-            selectors: BTreeMap::new(),
+            kinds: BTreeMap::new(),
             placers: Vec::new(),
         }
     }
 
-    /// The best place for a pod with this nodeSelector; it is also learnt that it came.
-    pub(super) fn decide(&mut self, selector: &Selector, demand: &Demand, number: u64) -> Option<Placed> {
-        let which = self.placer(selector);
+    /// The best place for a pod with this nodeSelector; it is also learnt that it came. What it prefers is not looked at.
+    pub(super) fn decide(
+        &mut self,
+        ledger: &Ledger,
+        selector: &Selector,
+        ask: &Ask,
+        demand: &Demand,
+        number: u64,
+    ) -> Option<Placed> {
+        let which = self.placer(ledger, Kind::of(selector, ask), ask);
         let Known { placer, places } = &mut self.placers[which];
         placer.arrived(demand);
         let decision = placer.decide(demand, number)?;
@@ -80,8 +103,7 @@ impl Sites {
     }
 
     /// A pod is there from now on: policies that watch how much is taken hear of it.
-    pub(super) fn took(&mut self, selector: &Selector, demand: &Demand, (which, decision): (usize, Decision)) {
-        debug_assert_eq!(self.selectors.get(selector), Some(&which));
+    pub(super) fn took(&mut self, demand: &Demand, (which, decision): (usize, Decision)) {
         self.placers[which].placer.take(demand, decision);
     }
 
@@ -99,8 +121,8 @@ impl Sites {
         }
     }
 
-    fn placer(&mut self, selector: &Selector) -> usize {
-        if let Some(known) = self.selectors.get(selector) {
+    fn placer(&mut self, ledger: &Ledger, kind: Kind, ask: &Ask) -> usize {
+        if let Some(known) = self.kinds.get(&kind) {
             return *known;
         }
         let which = self.placers.len();
@@ -109,10 +131,16 @@ impl Sites {
             places: HashMap::new(),
         };
         for (number, site) in self.nodes.iter_mut().enumerate() {
-            if !selector.iter().all(|(key, value)| site.labels.get(key) == Some(value)) {
+            if !kind.selector.iter().all(|(key, value)| site.labels.get(key) == Some(value)) {
                 continue;
             }
+            let view = ledger.node(&site.name);
+            let all = view.as_ref().and_then(NodeView::state).map_or(&[][..], |state| &state.gpus);
             for (group, gpus) in site.groups.iter().enumerate() {
+                let mut own = gpus.positions.iter().filter_map(|position| all.get(*position));
+                if !own.any(|gpu| ask.takes(gpu)) {
+                    continue;
+                }
                 let rank = match group {
                     0 => rank(&site.name),
                     _ => rank(&format!("{}#{group}", site.name)),
@@ -125,7 +153,7 @@ impl Sites {
         if self.policy == Policy::Fgd {
             known.placer.set_mix(&self.mix);
         }
-        self.selectors.insert(selector.clone(), which);
+        self.kinds.insert(kind, which);
         self.placers.push(known);
         which
     }

@@ -70,6 +70,7 @@ fn pod(name: &str, units: u64) -> ClusterPod {
                     units,
                     gpu_count: 0,
                 }],
+                ..PodRequest::default()
             },
             ..Pod::default()
         },

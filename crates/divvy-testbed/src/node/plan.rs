@@ -135,6 +135,7 @@ pub(crate) fn effective_requests(pod: &Pod) -> BTreeMap<String, u64> {
         });
         let request = divvy_model::PodRequest {
             containers: containers.collect(),
+            ..divvy_model::PodRequest::default()
         };
         requests.insert(name, request.effective_units().unwrap_or(u64::MAX));
     }

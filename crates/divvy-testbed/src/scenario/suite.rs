@@ -36,6 +36,8 @@ pub enum Scene {
     Many,
     /// Which node and GPU.
     Packed,
+    /// A pod does not take any GPU.
+    Wanted,
     /// A pod of higher priority.
     Preempted,
     /// SIGTERM ignored.
@@ -72,7 +74,7 @@ pub enum Scene {
 
 impl Scene {
     /// All of them, in the order in which they are played.
-    pub const ALL: [Scene; 24] = [
+    pub const ALL: [Scene; 25] = [
         Scene::Tour,
         Scene::TooLarge,
         Scene::SeveralContainers,
@@ -81,6 +83,7 @@ impl Scene {
         Scene::PastTheScheduler,
         Scene::Many,
         Scene::Packed,
+        Scene::Wanted,
         Scene::Preempted,
         Scene::Stubborn,
         Scene::Forced,
@@ -128,6 +131,7 @@ impl Scene {
                 "packed",
                 "small pods share one GPU though kube-scheduler alone would spread them",
             ),
+            Scene::Wanted => ("wanted", "pods say which product they take, how large, and which they prefer"),
             Scene::Preempted => (
                 "preempted",
                 "a pod of high priority evicts those that make room on one GPU; `why` when sums say that there is room",
@@ -171,7 +175,7 @@ impl Scene {
     pub fn needs(self) -> &'static [Machine] {
         match self {
             Scene::Tour | Scene::TooLarge | Scene::Many | Scene::Stubborn | Scene::Drained => &[Machine::Laptop, Machine::Mixed],
-            Scene::Packed => &[Machine::Laptop, Machine::Mixed],
+            Scene::Packed | Scene::Wanted => &[Machine::Laptop, Machine::Mixed],
             Scene::Libraries | Scene::Preempted => &[Machine::Mixed],
             _ => &[Machine::Laptop],
         }
@@ -191,6 +195,7 @@ impl Scene {
             Scene::PastTheScheduler => pods::past_the_scheduler(play).await,
             Scene::Many => pods::many(play).await,
             Scene::Packed => placement::packed(play).await,
+            Scene::Wanted => placement::wanted(play).await,
             Scene::Preempted => placement::preempted(play).await,
             Scene::Stubborn => ends::stubborn(play).await,
             Scene::Forced => ends::forced(play).await,

@@ -213,6 +213,7 @@ mod tests {
             held,
             request: PodRequest {
                 containers: vec![container],
+                ..PodRequest::default()
             },
             ..Pod::default()
         }

@@ -160,7 +160,7 @@ fn every_document_is_an_object_of_its_own() {
         };
         assert_eq!(field("/metadata/namespace"), expected, "{document}");
     }
-    assert_eq!(seen.len(), 25);
+    assert_eq!(seen.len(), 27);
 }
 
 #[test]

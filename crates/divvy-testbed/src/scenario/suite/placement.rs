@@ -36,6 +36,43 @@ fn index(reports: &[Report]) -> String {
     index.cloned().unwrap_or_default()
 }
 
+/// The node of two A100 and a T4; the laptop has a GeForce of 16 GiB.
+pub(super) async fn wanted<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), Stop> {
+    play.scene("Pods say which GPU they take, by product and by size, and which they prefer")
+        .await?;
+    play.ready(Machine::Laptop).await?;
+    let mixed = play.ready(Machine::Mixed).await?;
+    for (name, key, value, gpus) in [
+        ("product", names::GPU_MODEL, "T4", &["2"][..]),
+        ("no-product", names::GPU_MODEL, "!*GeForce*, !A100*", &["2"]),
+        ("size", names::GPU_MEMORY, ">=40Gi", &["0", "1"]),
+        ("most", names::GPU_PREFER, "most-memory", &["0", "1"]),
+        ("least", names::GPU_PREFER, "least-memory", &["2"]),
+    ] {
+        let manifest = pod(name).gpu_mem(2).annotation(key, value);
+        play.create(&manifest, &format!("asks for 2 GiB, with {key}: {value:?}"))
+            .await?;
+        let (object, reports) = play.started("default", name).await?;
+        let (node, gpu) = (object.spec.node_name.unwrap_or_default(), index(&reports));
+        play.check(
+            node == mixed && gpus.contains(&gpu.as_str()),
+            &format!("{name} is on GPU {} of {mixed}", gpus.join(" or ")),
+            || format!("on GPU {gpu} of {node}"),
+        )?;
+    }
+    play.create(
+        &pod("nowhere").gpu_mem(2).annotation(names::GPU_MODEL, "H100*"),
+        &format!("asks for 2 GiB, with {}: \"H100*\"", names::GPU_MODEL),
+    )
+    .await?;
+    play.refused("nowhere", "2 no GPU of a product like h100*").await?;
+    play.why(
+        "nowhere",
+        &["asks for 2 GiB on a GPU of a product like h100*, and the cluster has none"],
+    )
+    .await
+}
+
 /// A class of every cluster, whose pods may evict ordinary ones.
 const URGENT: &str = "system-cluster-critical";
 

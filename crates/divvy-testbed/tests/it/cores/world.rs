@@ -42,6 +42,7 @@ pub(crate) fn request(containers: &[(&str, ContainerKind, u64)]) -> PodRequest {
                 gpu_count: 0,
             })
             .collect(),
+        ..PodRequest::default()
     }
 }
 

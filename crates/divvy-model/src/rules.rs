@@ -1,0 +1,328 @@
+//! Which GPUs a pod wants, by its annotations (DESIGN.md section 5): beside how much of one, which is in its containers' limits.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use crate::{Error, MiB, names, quantity_value};
+
+/// What a pod's annotations say of the GPUs that it takes. The default takes any.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct GpuRules {
+    /// Products.
+    pub models: ModelRule,
+    /// Only GPUs with at least this much memory in all.
+    pub least_memory: MiB,
+    /// Only these GPUs, by UUID; empty: any.
+    pub uuids: Vec<String>,
+    /// Of those that fit, which first.
+    pub prefer: Option<Prefer>,
+}
+
+/// A preference among GPUs that fit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Prefer {
+    /// The highest compute capability, then the most streaming multiprocessors, then the highest clock.
+    Fastest,
+    /// The most memory in all.
+    MostMemory,
+    /// The least memory in all.
+    LeastMemory,
+}
+
+impl Prefer {
+    /// All of them.
+    pub const ALL: [Prefer; 3] = [Prefer::Fastest, Prefer::MostMemory, Prefer::LeastMemory];
+
+    /// As users write it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Prefer::Fastest => "fastest",
+            Prefer::MostMemory => "most-memory",
+            Prefer::LeastMemory => "least-memory",
+        }
+    }
+}
+
+/// Products that are allowed and denied, by patterns.
+///
+/// A pattern is compared with the end of a product's name, from the start of any of its words on: `A100*` and `NVIDIA A100*` match
+/// `NVIDIA A100-SXM4-40GB`, `T4` matches `Tesla T4`, `RTX 3080` does not match `NVIDIA GeForce RTX 3080 Ti`. `*` stands for any text; upper and
+/// lower case are the same, and so are a space and a dash, as feature discovery writes it in labels.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct ModelRule {
+    /// One of these must match, if there are any.
+    allow: Vec<String>,
+    /// None of these may.
+    deny: Vec<String>,
+}
+
+impl ModelRule {
+    /// Whether GPUs of this product may be taken. Of one that is not known nobody can say so, and it may not.
+    pub fn allows(&self, product: &str) -> bool {
+        if self.allow.is_empty() && self.deny.is_empty() {
+            return true;
+        }
+        if product.is_empty() {
+            return false;
+        }
+        let name = normal(product);
+        let matches = |pattern: &String| is_match(pattern, &name);
+        (self.allow.is_empty() || self.allow.iter().any(matches)) && !self.deny.iter().any(matches)
+    }
+
+    fn parse(text: &str) -> Result<ModelRule, String> {
+        let mut rule = ModelRule::default();
+        for part in text.split(',').map(str::trim) {
+            let (pattern, list) = match part.strip_prefix('!') {
+                Some(pattern) => (pattern.trim(), &mut rule.deny),
+                None => (part, &mut rule.allow),
+            };
+            if pattern.is_empty() || pattern.contains('!') {
+                return Err(format!("{part:?} is no pattern"));
+            }
+            list.push(normal(pattern));
+        }
+        Ok(rule)
+    }
+}
+
+impl fmt::Display for ModelRule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let denied = self.deny.iter().map(|pattern| format!("!{pattern}"));
+        let parts: Vec<String> = self.allow.iter().cloned().chain(denied).collect();
+        f.write_str(&parts.join(","))
+    }
+}
+
+fn normal(name: &str) -> String {
+    let name = name.trim().to_lowercase();
+    name.chars().map(|char| if char == ' ' { '-' } else { char }).collect()
+}
+
+fn is_match(pattern: &str, name: &str) -> bool {
+    let starts = name.match_indices('-').map(|(at, dash)| at + dash.len());
+    std::iter::once(0)
+        .chain(starts)
+        .any(|start| is_whole_match(pattern, &name[start..]))
+}
+
+/// `*` stands for any text.
+fn is_whole_match(pattern: &str, name: &str) -> bool {
+    let mut parts = pattern.split('*');
+    let first = parts.next().unwrap_or_default();
+    let Some(mut rest) = name.strip_prefix(first) else {
+        return false;
+    };
+    let mut parts: Vec<&str> = parts.collect();
+    let Some(last) = parts.pop() else {
+        return rest.is_empty();
+    };
+    for part in parts {
+        match rest.find(part) {
+            Some(at) => rest = &rest[at + part.len()..],
+            None => return false,
+        }
+    }
+    rest.ends_with(last)
+}
+
+impl GpuRules {
+    /// Reads a pod's annotations. `None`: it has none of these.
+    ///
+    /// # Errors
+    /// A value that cannot be read, and a key of ours that means nothing for pods: the sentence says what was found, what is allowed, and
+    /// has an example.
+    pub fn from_annotations(annotations: &BTreeMap<String, String>) -> Result<Option<GpuRules>, Error> {
+        let ours = annotations
+            .range(names::PREFIX.to_owned()..)
+            .take_while(|(key, _)| key.starts_with(names::PREFIX));
+        let mut rules: Option<GpuRules> = None;
+        for (key, value) in ours {
+            let value = value.trim();
+            let wrong = |what: &'static str, allowed: &str| Err(Error::invalid(what, format!("{value:?} was found; {allowed}")));
+            match key.as_str() {
+                names::ALLOCATION | names::SCHEDULER_CHECK => {}
+                names::GPUS => {
+                    return wrong(
+                        names::GPUS,
+                        "this version of Divvy gives a pod memory on one GPU; take the annotation away",
+                    );
+                }
+                names::GPU_MODEL => match ModelRule::parse(value) {
+                    Ok(models) => rules.get_or_insert_default().models = models,
+                    Err(why) => {
+                        return wrong(
+                            names::GPU_MODEL,
+                            &format!(
+                                "{why}; patterns of products are separated by commas, those with ! are denied: \"A100*,H100*\", \"!T4\""
+                            ),
+                        );
+                    }
+                },
+                names::GPU_MEMORY => match least_memory(value) {
+                    Some(memory) => rules.get_or_insert_default().least_memory = memory,
+                    None => {
+                        return wrong(
+                            names::GPU_MEMORY,
+                            "how much memory a GPU must have in all is >= and a quantity above 0, such as \">=40Gi\"",
+                        );
+                    }
+                },
+                names::GPU_PREFER => match Prefer::ALL.into_iter().find(|prefer| prefer.name() == value) {
+                    Some(prefer) => rules.get_or_insert_default().prefer = Some(prefer),
+                    None => {
+                        return wrong(
+                            names::GPU_PREFER,
+                            "which GPUs come first is fastest, most-memory or least-memory",
+                        );
+                    }
+                },
+                names::GPU_UUID => {
+                    let uuids: Vec<String> = value.split(',').map(|uuid| uuid.trim().to_owned()).collect();
+                    if uuids.iter().any(String::is_empty) {
+                        return wrong(
+                            names::GPU_UUID,
+                            "GPUs are named by their UUIDs, separated by commas, as kubectl inspect gpushare -o json shows them: \"GPU-…\"",
+                        );
+                    }
+                    rules.get_or_insert_default().uuids = uuids;
+                }
+                names::GPU_CORES => {
+                    return wrong(
+                        names::GPU_CORES,
+                        "shares of compute are not limited by this version of Divvy; take the annotation away, or use a whole GPU",
+                    );
+                }
+                _ => {
+                    return Err(Error::invalid(
+                        "an annotation of the pod",
+                        format!("{key} means nothing to Divvy; a pod may have {}", names::POD_KEYS.join(", ")),
+                    ));
+                }
+            }
+        }
+        Ok(rules)
+    }
+
+    /// Whether a GPU may be taken, whatever is free on it.
+    pub fn allow(&self, product: &str, total: MiB, uuid: Option<&str>) -> bool {
+        self.models.allows(product)
+            && total >= self.least_memory
+            && (self.uuids.is_empty() || uuid.is_some_and(|uuid| self.uuids.iter().any(|wanted| wanted == uuid)))
+    }
+}
+
+/// Rounded up to MiB: at least so much.
+fn least_memory(text: &str) -> Option<MiB> {
+    let quantity = text.strip_prefix(">=")?.trim();
+    let bytes = quantity_value(quantity).ok()?;
+    (bytes > 0).then(|| MiB(bytes.div_ceil(1 << 20)))
+}
+
+impl fmt::Display for GpuRules {
+    /// To be read after "a GPU": `of a product like a100* and with at least 40960 MiB in all`; nothing where any GPU is taken.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut parts = Vec::new();
+        if self.models != ModelRule::default() {
+            parts.push(format!("of a product like {}", self.models));
+        }
+        if self.least_memory > MiB::ZERO {
+            parts.push(format!("with at least {} in all", self.least_memory));
+        }
+        if !self.uuids.is_empty() {
+            parts.push(format!("named {}", self.uuids.join(" or ")));
+        }
+        f.write_str(&parts.join(" and "))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(annotations: &[(&str, &str)]) -> Result<Option<GpuRules>, String> {
+        let annotations = annotations
+            .iter()
+            .map(|(key, value)| ((*key).to_owned(), (*value).to_owned()));
+        GpuRules::from_annotations(&annotations.collect()).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn patterns_match_from_a_word_to_the_end_of_the_name() {
+        let a100 = "NVIDIA A100-SXM4-40GB";
+        let check = |rule: &str, product: &str, expected: bool| {
+            let rule = ModelRule::parse(rule).expect("a rule");
+            assert_eq!(rule.allows(product), expected, "{rule} {product}");
+        };
+        check("A100*", a100, true);
+        check("a100-sxm4-40gb", a100, true);
+        check("NVIDIA-A100-SXM4-40GB", a100, true);
+        check("NVIDIA A100*", a100, true);
+        check("A100", a100, false);
+        check("*40GB", a100, true);
+        check("*", a100, true);
+        check("A*SXM*40*", a100, true);
+        check("A*PCIe*", a100, false);
+        check("T4", "Tesla T4", true);
+        check("T4", "NVIDIA T4", true);
+        check("T4", "NVIDIA T400", false);
+        check("RTX 3080", "NVIDIA GeForce RTX 3080 Ti", false);
+        check("RTX 3080*", "NVIDIA GeForce RTX 3080 Ti", true);
+        check("A100*,H100*", "NVIDIA H100 PCIe", true);
+        check("A100*,H100*", "NVIDIA H200", false);
+        check("!T4", "Tesla T4", false);
+        check("!T4", a100, true);
+        check("A*, !A100*", a100, false);
+        check("A*, !A100*", "NVIDIA A30", true);
+        check("40GB*", "", false);
+        check("aa*aa", "aaa", false);
+    }
+
+    #[test]
+    fn annotations_are_read_or_refused_with_what_was_found_what_is_allowed_and_an_example() {
+        assert_eq!(read(&[]), Ok(None));
+        assert_eq!(
+            read(&[("divvy.dev/allocation", "{}"), ("example.com/divvy.dev/gpus", "x")]),
+            Ok(None)
+        );
+        let rules = read(&[
+            ("divvy.dev/gpu-model", "A100*"),
+            ("divvy.dev/gpu-memory", ">= 40Gi"),
+            ("divvy.dev/gpu-prefer", "fastest"),
+            ("divvy.dev/gpu-uuid", "GPU-1, GPU-2"),
+        ]);
+        let rules = rules.expect("they are right").expect("some");
+        assert_eq!((rules.least_memory, rules.prefer), (MiB(40 * 1024), Some(Prefer::Fastest)));
+        assert_eq!(
+            rules.to_string(),
+            "of a product like a100* and with at least 40960 MiB in all and named GPU-1 or GPU-2"
+        );
+        assert!(rules.allow("NVIDIA A100-SXM4-40GB", MiB(40960), Some("GPU-2")));
+        assert!(!rules.allow("NVIDIA A100-SXM4-40GB", MiB(40959), Some("GPU-2")));
+        assert!(!rules.allow("NVIDIA A100-SXM4-40GB", MiB(40960), Some("GPU-3")));
+        assert!(!rules.allow("NVIDIA A100-SXM4-40GB", MiB(40960), None));
+        for (key, value, parts) in [
+            ("divvy.dev/gpus", "2", &["divvy.dev/gpus: \"2\" was found", "on one GPU"][..]),
+            ("divvy.dev/gpu-model", "A100*,,T4", &["\"\" is no pattern", "\"!T4\""]),
+            ("divvy.dev/gpu-model", "!!T4", &["\"!!T4\" is no pattern"]),
+            ("divvy.dev/gpu-memory", "40Gi", &["\"40Gi\" was found", "\">=40Gi\""]),
+            ("divvy.dev/gpu-memory", ">=much", &["\">=40Gi\""]),
+            ("divvy.dev/gpu-memory", ">=0", &["above 0"]),
+            (
+                "divvy.dev/gpu-prefer",
+                "best",
+                &["\"best\" was found", "fastest, most-memory or least-memory"],
+            ),
+            ("divvy.dev/gpu-uuid", "GPU-1,", &["\"GPU-1,\" was found"]),
+            ("divvy.dev/gpu-cores", "30", &["not limited by this version"]),
+            (
+                "divvy.dev/gpu-modell",
+                "T4",
+                &["divvy.dev/gpu-modell means nothing", "divvy.dev/gpu-model,"],
+            ),
+        ] {
+            let error = read(&[(key, value)]).expect_err(key);
+            assert!(parts.iter().all(|part| error.contains(part)), "{error}");
+        }
+    }
+}
