@@ -1,9 +1,10 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
 
-use divvy_placement::policy::{Decision, Placer};
+use divvy_placement::policy::Decision;
 
 use crate::random::Random;
+use crate::setting::Nodes;
 use crate::size::count;
 use crate::{Error, Setting, Size, Tally, Trace};
 
@@ -93,8 +94,7 @@ impl Turnover {
 /// A cluster in which pods come and end.
 struct Clock<'a> {
     trace: &'a Trace,
-    setting: Setting,
-    placer: Placer,
+    nodes: Nodes,
     capacity: u128,
     /// When each ends, its number, its row, where it is.
     running: BinaryHeap<Reverse<(u128, u64, usize, Decision)>>,
@@ -109,8 +109,7 @@ impl<'a> Clock<'a> {
     fn new(trace: &'a Trace, ranks: &[u64], setting: Setting) -> Clock<'a> {
         Clock {
             trace,
-            setting,
-            placer: setting.placer(trace, ranks),
+            nodes: Nodes::new(setting, trace, ranks),
             capacity: u128::from(trace.capacity_milli()),
             running: BinaryHeap::new(),
             now: 0,
@@ -128,7 +127,7 @@ impl<'a> Clock<'a> {
             self.running.pop();
             self.idle(end);
             let pod = &self.trace.pods[row];
-            self.placer.give_back(&pod.demand, decision);
+            self.nodes.placer.give_back(&pod.demand, decision);
             self.used_milli -= pod.gpu_milli();
         }
         self.idle(until);
@@ -150,7 +149,7 @@ impl<'a> Clock<'a> {
         let pod = &self.trace.pods[row];
         let number = self.arrivals;
         self.arrivals += 1;
-        let placed = self.setting.offer(&mut self.placer, &pod.demand, number);
+        let placed = self.nodes.offer(&pod.demand, number);
         if let Some(decision) = placed {
             self.used_milli += pod.gpu_milli();
             self.outcome.had += runs * u128::from(pod.gpu_milli());

@@ -1,7 +1,8 @@
 use std::collections::BTreeMap;
 
-use divvy_placement::policy::{Fragmentation, Placer};
+use divvy_placement::policy::Fragmentation;
 
+use crate::setting::Nodes;
 use crate::size::count;
 use crate::{Order, Setting, Size, Tally, Trace};
 
@@ -70,7 +71,7 @@ impl Inflation {
 /// FGD knows the mix of the whole list from the start, as published; the others know what has arrived.
 pub fn inflate(trace: &Trace, order: &Order, setting: impl Into<Setting>) -> Inflation {
     let setting = setting.into();
-    let mut placer = setting.placer(trace, &order.ranks);
+    let mut nodes = Nodes::new(setting, trace, &order.ranks);
     let mut fragmentation = setting.fragments.then(|| Fragmentation::of(trace.mix().typical()));
     let capacity = trace.capacity_milli().max(1);
     let mut outcome = Inflation::default();
@@ -78,7 +79,7 @@ pub fn inflate(trace: &Trace, order: &Order, setting: impl Into<Setting>) -> Inf
     for (number, row) in (0..).zip(&order.arrivals) {
         let pod = &trace.pods[*row];
         arrived += pod.gpu_milli();
-        let placed = setting.offer(&mut placer, &pod.demand, number).is_some();
+        let placed = nodes.offer(&pod.demand, number).is_some();
         count(&mut outcome.by_size, &pod.demand, placed);
         if placed {
             outcome.placed += 1;
@@ -95,12 +96,8 @@ pub fn inflate(trace: &Trace, order: &Order, setting: impl Into<Setting>) -> Inf
         outcome.used[percent].add(outcome.used_milli, capacity);
         if let Some(fragmentation) = fragmentation.as_mut().filter(|_| first) {
             outcome.fragments.resize(percent + 1, Percent::default());
-            outcome.fragments[percent].add(fragments(fragmentation, &placer), capacity);
+            outcome.fragments[percent].add(fragmentation.milli(nodes.placer.nodes()), capacity);
         }
     }
     outcome
-}
-
-fn fragments(fragmentation: &mut Fragmentation, placer: &Placer) -> u64 {
-    fragmentation.milli(placer.nodes())
 }

@@ -27,7 +27,7 @@ pub use completions::{Completions, Lifetimes, Turnover, replay, turn_over};
 pub use error::Error;
 pub use inflation::{Inflation, Percent, inflate};
 pub use order::Order;
-pub use setting::Setting;
+pub use setting::{Choice, Setting};
 pub use size::{Size, Tally};
 pub use text::decompress;
 pub use trace::{Trace, TraceNode, TracePod};

@@ -5,3 +5,6 @@ mod completions;
 mod openb;
 mod properties;
 mod what_if;
+
+#[path = "../../examples/variants/lists.rs"]
+mod lists;

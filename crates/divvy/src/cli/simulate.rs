@@ -112,6 +112,9 @@ pub struct SimulateArgs {
     /// Ranks of the nodes, which break ties [default: those of the order]
     #[arg(long, value_name = "HOW", help_heading = "What makes it harder")]
     pub node_order: Option<NodeOrder>,
+    /// How a policy's opinion becomes a node
+    #[arg(long, value_name = "HOW", default_value = "best", help_heading = "What makes it harder")]
+    pub choice: ChoiceOf,
     /// Runs at the same time [default: the machine's processors]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub jobs: Option<u32>,
@@ -124,7 +127,8 @@ pub struct SimulateArgs {
 }
 
 /// What has no meaning for a cluster's own pods.
-const TRACE_ONLY: [&str; 14] = [
+const TRACE_ONLY: [&str; 15] = [
+    "choice",
     "pods",
     "repeat_nodes",
     "seeds",
@@ -195,6 +199,17 @@ pub enum Lifetimes {
     Exp,
     /// From creation_time to deletion_time; with --arrivals poisson in proportion to that
     Trace,
+}
+
+/// How a policy's opinion becomes a node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum ChoiceOf {
+    /// The best, of equals the first in the nodes' order
+    Best,
+    /// Of those that cost the least one by lot, as kube-scheduler draws among equal scores
+    Lot,
+    /// Costs are rounded to scores from 0 to 10; of those with 10 one by lot
+    Scores,
 }
 
 /// Ranks of nodes.

@@ -11,11 +11,11 @@ use std::sync::mpsc;
 use std::thread;
 
 use anyhow::Context as _;
-use divvy_simulator::{Error, Lifetimes, Order, Trace};
+use divvy_simulator::{Choice, Error, Lifetimes, Order, Trace};
 
 use super::progress::Bar;
 use super::{say, write_whole};
-use crate::cli::simulate::{Arrivals, Hundredths, Lifetimes as Lives, NodeOrder, SimulateArgs, SimulateOutput};
+use crate::cli::simulate::{Arrivals, ChoiceOf, Hundredths, Lifetimes as Lives, NodeOrder, SimulateArgs, SimulateOutput};
 use crate::printer;
 use crate::simulate::study::{Arrival, Flow, Numbered, Run, Study};
 use crate::simulate::{plots, text};
@@ -48,6 +48,11 @@ fn trace(args: &SimulateArgs, nodes: &Path, pods: &Path) -> anyhow::Result<()> {
         policies: args.policy.0.clone(),
         history: args.history,
         fragments: args.report.is_some(),
+        choice: match args.choice {
+            ChoiceOf::Best => Choice::Best,
+            ChoiceOf::Lot => Choice::Lot,
+            ChoiceOf::Scores => Choice::Scores,
+        },
         trace,
     };
     study.check()?;

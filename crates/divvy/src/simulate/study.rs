@@ -1,7 +1,9 @@
 //! Which runs there are, and one of them.
 
 use divvy_placement::policy::Policy;
-use divvy_simulator::{Completions, Error, Inflation, Lifetimes, Order, Setting, Trace, Turnover, inflate, replay, turn_over};
+use divvy_simulator::{
+    Choice, Completions, Error, Inflation, Lifetimes, Order, Setting, Trace, Turnover, inflate, replay, turn_over,
+};
 
 /// How pods come and go.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -63,6 +65,8 @@ pub struct Study {
     pub history: Option<u64>,
     /// Whether fragmentation is measured.
     pub fragments: bool,
+    /// How a policy's opinion becomes a node.
+    pub choice: Choice,
 }
 
 /// One run to be made.
@@ -145,6 +149,7 @@ impl Study {
         let setting = Setting {
             learn_from: self.history,
             fragments: self.fragments,
+            choice: self.choice,
             ..Setting::from(job.policy)
         };
         let ranks = || self.ranks.clone().unwrap_or_else(|| Order::ranks_by_name(&self.trace));
