@@ -4,16 +4,16 @@
 //! main memory and the number of pods go; taints, affinity, quotas and priorities are not.
 
 mod change;
-mod site;
+mod place;
 
 use std::collections::BTreeMap;
 
-use divvy_model::{Health, MemoryUnit, MiB, Node, Phase, Pod, PodKey};
-use divvy_placement::policy::{Decision, Demand, Mix, Policy, demand_of};
-use divvy_placement::{Ask, Choice, Ledger, NodeView, Source};
+use divvy_model::{Health, MemoryUnit, MiB, Node, Pod, PodKey};
+use divvy_placement::policy::Policy;
+use divvy_placement::{Ledger, NodeView, Source};
 
 use crate::Error;
-use site::Sites;
+use place::Placing;
 
 /// A node with what pods select it by.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -121,7 +121,7 @@ pub fn asking(cluster: &Cluster) -> (u64, u64) {
 /// Places the pods that ask for GPU memory anew, in the order in which they were created. Those that do not ask for any stay where they
 /// are, and so do those whose place is not up to a scheduler any more.
 ///
-/// FGD knows the mix of these pods from the start; the others know what has been placed.
+/// As in the extender a policy knows the pods that came before.
 ///
 /// # Errors
 ///
@@ -159,15 +159,10 @@ pub fn what_if(cluster: &Cluster, change: &Change) -> Result<Outcome, Error> {
         }
     }
     anew.sort_by(|a, b| (a.created, &a.pod.namespace, &a.pod.name).cmp(&(b.created, &b.pod.namespace, &b.pod.name)));
-    let asked: Vec<(&ClusterPod, Ask)> = anew.into_iter().map(|pod| (pod, Ask::of(&pod.pod.request, unit))).collect();
-    let mix: Mix = asked
-        .iter()
-        .filter_map(|(pod, ask)| Some((demand_of(&pod.pod, ask)?, 1)))
-        .collect();
-    let mut sites = Sites::new(change.policy, &mix, &ledger, &changed.nodes);
-    for (number, (pod, ask)) in (0..).zip(&asked) {
+    let mut placing = Placing::new(change.policy, ledger, &changed.nodes);
+    for pod in anew {
         outcome.replayed += 1;
-        let placed = demand_of(&pod.pod, ask).and_then(|demand| place(&mut sites, &mut ledger, pod, ask, &demand, number));
+        let placed = placing.place(pod);
         let list = match (&pod.pod.node, placed) {
             (Some(before), Some(node)) => {
                 outcome.moved += u64::from(*before != node);
@@ -179,7 +174,7 @@ pub fn what_if(cluster: &Cluster, change: &Change) -> Result<Outcome, Error> {
         };
         list.push(pod.pod.key());
     }
-    outcome.then = used(&ledger);
+    outcome.then = used(placing.ledger());
     Ok(outcome)
 }
 
@@ -188,25 +183,6 @@ fn offered(ledger: &Ledger, node: &str) -> bool {
     let view = ledger.node(node);
     let state = view.as_ref().and_then(NodeView::state);
     state.is_some_and(|state| !state.unschedulable && !matches!(state.source, Source::Unusable(_)))
-}
-
-/// The node on which the pod is now.
-fn place(sites: &mut Sites, ledger: &mut Ledger, pod: &ClusterPod, ask: &Ask, demand: &Demand, number: u64) -> Option<String> {
-    let (node, position, decision) = sites.decide(ledger, &pod.selector, ask, demand, number)?;
-    let choice: Choice = ledger
-        .choose_at(&node, position, ask)
-        .or_else(|_| ledger.choose(&node, ask))
-        .ok()?;
-    let there = Pod {
-        node: Some(node.clone()),
-        phase: Phase::Running,
-        held: choice.held(&pod.pod.request, ledger.unit()),
-        ..pod.pod.clone()
-    };
-    ledger.apply_pod(there);
-    sites.took(demand, decision);
-    sites.update(ledger, &node);
-    Some(node)
 }
 
 fn used(ledger: &Ledger) -> Use {
@@ -245,6 +221,3 @@ impl std::fmt::Display for Use {
         )
     }
 }
-
-/// A decision of [`Sites`].
-type Placed = (String, usize, (usize, Decision));

@@ -36,15 +36,11 @@ impl Core {
         ranking
     }
 
-    /// The GPU that the policy chooses on a node, as far as the ledger agrees that it fits; else the one that fits best.
+    /// The GPU that a pod gets on a node.
     pub(super) fn choose(&mut self, pod: &Pod, node: &str, ask: &Ask) -> Option<Choice> {
         let ledger = self.index.ledger();
         self.fleet.follow(ledger);
-        // Among GPUs that are not alike to the pod the ledger chooses, which knows how it likes each.
-        let prefers = ask.rules().is_some_and(|rules| rules.prefer.is_some());
-        let position = if prefers { None } else { self.fleet.gpu(pod, ask, node) };
-        let chosen = position.and_then(|position| ledger.choose_at(node, position, ask).ok());
-        chosen.or_else(|| ledger.choose(node, ask).ok())
+        self.fleet.choose(pod, ask, node, ledger)
     }
 }
 

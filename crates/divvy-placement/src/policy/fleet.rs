@@ -6,7 +6,7 @@ use divvy_model::{Health, Pod};
 use super::divvy::mixture::Mixture;
 use super::hash::Mixer;
 use super::{Cost, Demand, GpuGroup, Limits, Mix, Models, NodeId, Placer, Policy, Shape, demand_of, from_ledger, rank};
-use crate::{Ask, Ledger, NodeView};
+use crate::{Ask, Choice, Ledger, NodeView};
 
 /// A ledger's nodes under a policy. A change of a node costs what that node costs; a node with GPUs of several products is several
 /// nodes of the [`Placer`], of which the best counts.
@@ -179,6 +179,16 @@ impl Fleet {
             *known = lower(*known, cost);
         }
         Ranking { costs, best }
+    }
+
+    /// The GPU that a pod gets on a node: the policy's, as far as the ledger agrees that the pod takes it and that it has room; else the one that
+    /// fits best. `None` if none has room.
+    pub fn choose(&mut self, pod: &Pod, ask: &Ask, node: &str, ledger: &Ledger) -> Option<Choice> {
+        // Among GPUs that are not alike to the pod the ledger chooses, which knows how it likes each.
+        let prefers = ask.rules().is_some_and(|rules| rules.prefer.is_some());
+        let position = if prefers { None } else { self.gpu(pod, ask, node) };
+        let chosen = position.and_then(|position| ledger.choose_at(node, position, ask).ok());
+        chosen.or_else(|| ledger.choose(node, ask).ok())
     }
 
     /// The GPU of a node that is best for a pod, by its position in [`crate::NodeState::gpus`]; `None` if the policy sees no room.

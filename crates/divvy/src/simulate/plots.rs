@@ -94,7 +94,13 @@ fn of_filling(policies: &[Policy], runs: &[Run]) -> Vec<Plot> {
     if end > 90.0 {
         plots.push(Plot {
             name: "allocation-end",
-            svg: lines("GPU in use while pods arrive, where the cluster gets full", "GPU in use, in %", (85.0, end), used).svg(),
+            svg: lines(
+                "GPU in use while pods arrive, where the cluster gets full",
+                "GPU in use, in %",
+                (85.0, end),
+                used,
+            )
+            .svg(),
             caption: "The end of the plot above, at another scale.".to_owned(),
         });
     }
