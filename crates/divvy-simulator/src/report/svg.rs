@@ -6,7 +6,7 @@ pub(super) const HEIGHT: f64 = 380.0;
 /// Where the plot itself lies.
 pub(super) const LEFT: f64 = 64.0;
 pub(super) const RIGHT: f64 = WIDTH - 20.0;
-pub(super) const TOP: f64 = 64.0;
+pub(super) const TOP: f64 = 78.0;
 pub(super) const BOTTOM: f64 = HEIGHT - 52.0;
 
 /// Colours that people who see fewer tell apart (Okabe and Ito), and dashes beside them.
@@ -92,25 +92,32 @@ impl Drawing {
 
     /// Names and colours, below the title.
     pub(super) fn legend<'a>(&mut self, names: impl Iterator<Item = (&'a str, usize)>, filled: bool) {
-        let mut x = LEFT;
+        let (mut x, mut y) = (LEFT, 41.0);
         for (name, of) in names {
             let colour = colour(of);
+            // No font is known here: so much is enough for the widest.
+            let wide = 29.0 + 7.5 * name.chars().count() as f64;
+            if x > LEFT && x + wide > RIGHT {
+                (x, y) = (LEFT, y + 18.0);
+            }
             if filled {
                 self.put(&format!(
-                    "<rect x=\"{}\" y=\"36\" width=\"14\" height=\"10\" fill=\"{colour}\"/>",
-                    number(x + 5.0)
+                    "<rect x=\"{}\" y=\"{}\" width=\"14\" height=\"10\" fill=\"{colour}\"/>",
+                    number(x + 5.0),
+                    number(y - 5.0)
                 ));
             } else {
                 self.put(&format!(
-                    "<line x1=\"{}\" y1=\"41\" x2=\"{}\" y2=\"41\" stroke=\"{colour}\" stroke-width=\"2.5\" stroke-dasharray=\"{}\"/>",
+                    "<line x1=\"{}\" y1=\"{}\" x2=\"{}\" y2=\"{}\" stroke=\"{colour}\" stroke-width=\"2.5\" stroke-dasharray=\"{}\"/>",
                     number(x),
+                    number(y),
                     number(x + 24.0),
+                    number(y),
                     dashes(of)
                 ));
             }
-            self.text(x + 29.0, 45.0, "start", 12, name);
-            // No font is known here: so much is enough for the widest.
-            x += 29.0 + 7.5 * name.chars().count() as f64 + 14.0;
+            self.text(x + 29.0, y + 4.0, "start", 12, name);
+            x += wide + 14.0;
         }
     }
 
