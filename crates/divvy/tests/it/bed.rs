@@ -256,6 +256,17 @@ impl Bed {
         .await
     }
 
+    /// The kubelet stops, and the agent's word that nothing is to be bound there hangs until this rule is removed: what is bound then was on its way.
+    pub(crate) async fn kubelet_stops_unsaid(&self, node: &str) -> RuleId {
+        let patches = Match::any()
+            .verb("patch")
+            .resource("nodes")
+            .client(&format!("agent-{node}"));
+        let unsaid = self.api().faults().add(Rule::new(patches, Effect::Hang));
+        self.node(node).stop_kubelet(true).await;
+        unsaid
+    }
+
     /// Waits until the extender binds without a look at the pod first: it promises nothing in the moment after it has listed the pods,
     /// and what it says then is about that moment.
     pub(crate) async fn settled(&self) {

@@ -109,9 +109,10 @@ async fn invariant_2_a_container_starts_on_the_gpu_of_its_pod_or_does_not_start_
         .await;
     bed.event("past", "NoAllocation", "schedulerName").await;
     // Bound, and its GPU fails before it starts.
-    bed.node("n1").stop_kubelet(true).await;
     let late = bed.create_by_hand(&pod("late").gpu_mem(4));
-    assert_eq!(bed.bind("late", &late, "n1").await, "");
+    let unsaid = bed.kubelet_stops_unsaid("n1").await;
+    assert_eq!(bed.bind_known("late", &late, "n1").await, "");
+    bed.api().faults().remove(unsaid);
     let index = bed.gpu_of("late");
     let gpu = u32::try_from(index).expect("few");
     bed.cluster
@@ -162,9 +163,10 @@ async fn invariant_3_every_allocation_ends_however_its_pod_does() {
                 bed.phase("p", "Failed").await;
             }
             "deleted before it started" => {
-                bed.node("n1").stop_kubelet(true).await;
+                let unsaid = bed.kubelet_stops_unsaid("n1").await;
                 bed.create(&whole());
                 bed.bound("p").await;
+                bed.api().faults().remove(unsaid);
                 bed.delete("p");
                 bed.node("n1").start_kubelet().await.expect("started");
                 bed.gone("p").await;
