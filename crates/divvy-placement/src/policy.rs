@@ -29,7 +29,7 @@ use std::fmt;
 use std::str::FromStr;
 
 pub use demand::{Demand, Model, ModelSet, Models, Share};
-pub use fleet::{Fleet, Ranking};
+pub use fleet::{Fleet, Offer, Ranking};
 pub use fragmentation::Fragmentation;
 pub use hash::rank;
 pub use mapping::{GpuGroup, demand_of, from_ledger};
@@ -38,6 +38,15 @@ pub use placer::{Cost, Decision, NodeId, Placer};
 use rule::Rule;
 use state::State;
 pub use state::{Free, GpuSet, MOST_GPUS, Shape};
+
+/// A part of what a place costs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Term {
+    /// What it is.
+    pub name: &'static str,
+    /// How much, in thousandths of a GPU; less than nothing is good.
+    pub milli: i64,
+}
 
 /// How much a [`Placer`] remembers. What it forgets it finds out again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

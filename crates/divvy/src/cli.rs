@@ -341,6 +341,7 @@ pub enum InspectOutput {
 Examples:
   divvy why my-pod                  in the context's namespace
   kubectl divvy why -n ml train-0
+  divvy why my-pod --placement      which node and GPU the policy prefers for it, and what the others would cost
   divvy why -A                      every pod that waits for GPU memory
   divvy why my-pod -o json")]
 pub struct WhyArgs {
@@ -352,6 +353,12 @@ pub struct WhyArgs {
     /// Look in all namespaces
     #[arg(short = 'A', long, conflicts_with_all = ["namespace", "pod"])]
     pub all_namespaces: bool,
+    /// Say what the policy thinks of each node for this pod, as if it were not placed yet: the best one and those after it
+    #[arg(long, requires = "pod")]
+    pub placement: bool,
+    /// With --placement: the policy, as the extender was given it
+    #[arg(long, value_name = "NAME", default_value = "divvy", requires = "placement")]
+    pub policy: Policy,
     /// Another form
     #[arg(short, long, value_name = "FORMAT")]
     pub output: Option<WhyOutput>,

@@ -1,5 +1,6 @@
 //! Why a pod waits, or where it runs: [`answer`] makes a value of what the ledger knows, [`text`] prints it.
 
+mod placement;
 mod preemption;
 
 use std::collections::BTreeMap;
@@ -9,6 +10,8 @@ use divvy_cluster::objects::{NodeObject, PodObject, PodStatus};
 use divvy_model::{Health, Held, MiB, Node, Pod, runtime};
 use divvy_placement::{Ask, GpuReport, HolderKind, Ledger, NodeReport, Refusal};
 use serde::Serialize;
+
+pub use placement::{Placement, placement, placement_text};
 
 use crate::printer::columns;
 use crate::sums::{Sum, sums};
@@ -585,6 +588,7 @@ pub fn text(answer: &Answer) -> String {
 mod tests {
     use divvy_cluster::convert;
     use divvy_model::MemoryUnit;
+    use divvy_placement::policy::Policy;
     use serde_json::{Value, json};
 
     use super::*;
@@ -754,6 +758,49 @@ mod tests {
                 "{priority}, {units}: {found:?}"
             );
         }
+    }
+
+    #[test]
+    fn what_the_policy_thinks_of_each_node_is_shown_with_its_terms() {
+        let named = |name: &'static str, units: &'static str, gpus: &'static str| {
+            convert::node(&node(move |node| {
+                node["metadata"]["name"] = json!(name);
+                node["status"]["capacity"] = json!({"aliyun.com/gpu-mem": units, "aliyun.com/gpu-count": gpus});
+                node["status"]["allocatable"] = json!({"aliyun.com/gpu-mem": units, "cpu": "8", "memory": "64Gi", "pods": "110"});
+            }))
+        };
+        let mut ledger = Ledger::new(MemoryUnit::GIB);
+        ledger.replace_nodes(&[
+            named("n1", "32", "2"),
+            named("n2", "32", "2"),
+            named("n3", "8", "1"),
+            named("n4", "3", "1"),
+        ]);
+        let other = |number: u64, index: &'static str, units: u64| {
+            let object = pod(units, move |pod| {
+                pod["metadata"]["name"] = json!(format!("p{number}"));
+                pod["metadata"]["uid"] = json!(format!("u-p{number}"));
+                pod["metadata"]["annotations"] = json!({"ALIYUN_COM_GPU_MEM_IDX": index, "ALIYUN_COM_GPU_MEM_POD": units.to_string(), "ALIYUN_COM_GPU_MEM_ASSUME_TIME": "1"});
+                pod["spec"]["nodeName"] = json!("n1");
+            });
+            convert::pod(&object).expect("readable")
+        };
+        let bound = other(1, "0", 10);
+        ledger.replace_pods([bound.clone(), other(2, "1", 6), other(3, "1", 6)]);
+        let asking = convert::pod(&pod(6, |_| ())).expect("readable");
+        ledger.apply_pod(asking.clone());
+        let found = placement(&ledger, &asking, Policy::Divvy);
+        insta::assert_snapshot!(placement_text(&found));
+        assert_eq!(found.nodes, 3, "n4 is too small");
+        let json = serde_json::to_value(&found).expect("JSON");
+        assert_eq!(json["best"][0]["terms"][0]["name"], "stranding");
+        assert!(json["best"][0]["terms"][0]["milliGPU"].is_i64());
+        // One that is bound is asked about as if it were not.
+        let found = placement(&ledger, &bound, Policy::BestFit);
+        assert_eq!((found.node.as_deref(), found.best.len()), (Some("n1"), 2));
+        insta::assert_snapshot!(placement_text(&found));
+        let large = convert::pod(&pod(17, |_| ())).expect("readable");
+        assert!(placement_text(&placement(&ledger, &large, Policy::Divvy)).contains("sees no node with room"));
     }
 
     #[test]

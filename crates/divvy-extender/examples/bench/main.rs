@@ -178,6 +178,11 @@ fn measure(cluster: &Cluster, requests: usize, flags: &[String]) -> Outcome<()> 
 
     let asks = cluster.asks();
     let names = cluster.shuffled_names();
+    let ask = |units: u64| json!({"Pod": cluster::pod_that_asks(units), "Nodes": null, "NodeNames": names}).to_string();
+    for verb in VERBS {
+        let first = timed(1, || connection.post(verb.1, &ask(asks.everywhere)).map(drop))?;
+        row(&format!("{} over HTTP, the first after the start", verb.0), &first, "5 ms");
+    }
     for (what, units) in [("everywhere", asks.everywhere), ("on half of the nodes", asks.half)] {
         let body = json!({"Pod": cluster::pod_that_asks(units), "Nodes": null, "NodeNames": names}).to_string();
         let (mut times, mut size) = (Vec::new(), 0);
@@ -199,6 +204,21 @@ fn measure(cluster: &Cluster, requests: usize, flags: &[String]) -> Outcome<()> 
             each.as_secs_f64() * 1_000.0
         );
     }
+    // Pods of sixteen sizes in turn, and one size alone.
+    for (what, sizes) in [("one size", 4..=4), ("16 sizes in turn", 1..=16)] {
+        let bodies: Vec<String> = sizes.map(|units| ask(units)).collect();
+        let mut turns = bodies.iter().cycle();
+        let before = extender.worked()?;
+        let times = timed(requests, || {
+            let body = turns.next().ok_or("no body")?;
+            let (status, text) = connection.post(VERBS[1].1, body)?;
+            if status == 200 { Ok(()) } else { Err(text.into()) }
+        })?;
+        row(&format!("prioritize over HTTP, {what}"), &times, "p99 5 ms");
+        let each = extender.worked()?.saturating_sub(before) / u32::try_from(requests.max(1))?;
+        let ms = each.as_secs_f64() * 1_000.0;
+        println!("{:<58} {ms:>6.2} ms", "  of that, the extender on a processor");
+    }
     // Nothing changes, so that a second look waits for its whole moment.
     let body = json!({"Pod": cluster::pod_that_asks(asks.nowhere), "Nodes": null, "NodeNames": names}).to_string();
     let mut times = Vec::new();
@@ -218,6 +238,11 @@ fn measure(cluster: &Cluster, requests: usize, flags: &[String]) -> Outcome<()> 
     row("metrics over HTTP", &times, "");
     decisions(cluster, requests, &names)?;
     binds(cluster, &listens)?;
+    for verb in VERBS {
+        let first = timed(1, || connection.post(verb.1, &ask(asks.everywhere)).map(drop))?;
+        let what = format!("{} over HTTP, the first after {} binds", verb.0, cluster.waiting);
+        row(&what, &first, "5 ms");
+    }
     let (now, most) = extender.resident()?;
     println!(
         "{:<58} {now:>6.0} MiB now, {most:.0} MiB at most     (budget 200 MiB)",
@@ -226,6 +251,11 @@ fn measure(cluster: &Cluster, requests: usize, flags: &[String]) -> Outcome<()> 
     drop(api);
     Ok(())
 }
+
+const VERBS: [(&str, &str); 2] = [
+    ("filter", "/gpushare-scheduler/filter"),
+    ("prioritize", "/gpushare-scheduler/prioritize"),
+];
 
 fn timed(times: usize, mut what: impl FnMut() -> Outcome<()>) -> Outcome<Vec<Duration>> {
     (0..times)
@@ -248,8 +278,30 @@ fn decisions(cluster: &Cluster, requests: usize, names: &[String]) -> Outcome<()
     let pods = (0..cluster.pods + cluster.waiting).map(|i| serde_json::from_str(&cluster.pod(i)));
     let nodes = nodes.map(|object| object.map(|object| convert::node(&object)));
     let pods = pods.map(|object| object.map(|object: PodObject| ReadPod::from(object)));
-    core.node_change(Change::Reset(nodes.collect::<Result<_, serde_json::Error>>()?), at(0));
-    core.pod_change(Change::Reset(pods.collect::<Result<_, serde_json::Error>>()?), at(0));
+    let nodes: Vec<_> = nodes.collect::<Result<_, serde_json::Error>>()?;
+    let pods: Vec<ReadPod> = pods.collect::<Result<_, serde_json::Error>>()?;
+    // Every tenth pod is gone, so that most nodes have changed.
+    let most = pods.iter().enumerate().filter(|(position, _)| position % 10 != 0);
+    let fewer: Vec<ReadPod> = most.map(|(_, pod)| pod.clone()).collect();
+    let sized = |units: u64| -> Outcome<_> {
+        Ok(convert::pod(&serde_json::from_str(
+            &cluster::pod_that_asks(units).to_string(),
+        )?)?)
+    };
+    let some = sized(4)?;
+    for (what, pods) in [
+        ("the first lists", pods.clone()),
+        ("lists without a change", pods.clone()),
+        ("a list without every tenth pod", fewer),
+        ("a list with all of them again", pods),
+    ] {
+        let (nodes, began) = (nodes.clone(), Instant::now());
+        core.node_change(Change::Reset(nodes), at(0));
+        core.pod_change(Change::Reset(pods), at(0));
+        row(&format!("the core is held: {what}"), &[began.elapsed()], "");
+        let first = timed(1, || Ok(drop(core.prioritize(&some, names.iter().map(String::as_str))?)))?;
+        row("  prioritize alone, the first after that", &first, "5 ms");
+    }
     let asks = cluster.asks();
     for (what, units) in [
         ("everywhere", asks.everywhere),

@@ -16,7 +16,7 @@ use std::hash::BuildHasherDefault;
 use super::hash::Mixer;
 use super::rule::{Kept, Place, Rule};
 use super::state::State;
-use super::{Demand, Mix, Shape};
+use super::{Demand, Mix, Shape, Term};
 use mixture::Mixture;
 use pressure::{MICRO, Pressure, Rise};
 use sequences::{Draw, SEQUENCES, Sequences};
@@ -350,6 +350,24 @@ impl Rule for Divvy {
 
     fn work(&self) -> u64 {
         self.work
+    }
+
+    fn terms(&mut self, place: &Place<'_>) -> Vec<Term> {
+        let level = if place.takes_part() { self.level(place) } else { None };
+        let (before, after) = (self.know(place.state), self.candidate(place, level));
+        let changes = self.cost_of(after) - self.cost_of(before);
+        let idle = |number: u32| self.states.states[number as usize].idle;
+        let stranding = idle(after) - idle(before);
+        let milli = |micro: i64| (micro + MICRO / 2).div_euclid(MICRO);
+        let term = |name, micro| Term {
+            name,
+            milli: milli(micro),
+        };
+        vec![
+            term("stranding", stranding),
+            term("scarcity", self.price(place)),
+            term("slot pressure", changes - stranding),
+        ]
     }
 
     fn level(&mut self, place: &Place<'_>) -> Option<u32> {

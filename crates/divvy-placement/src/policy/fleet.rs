@@ -1,3 +1,4 @@
+use std::cmp::Reverse;
 use std::collections::HashMap;
 use std::hash::BuildHasherDefault;
 
@@ -5,7 +6,7 @@ use divvy_model::{Health, Pod};
 
 use super::divvy::mixture::Mixture;
 use super::hash::Mixer;
-use super::{Cost, Demand, GpuGroup, Limits, Mix, Models, NodeId, Placer, Policy, Shape, demand_of, from_ledger, rank};
+use super::{Cost, Demand, GpuGroup, Limits, Mix, Models, NodeId, Placer, Policy, Shape, Term, demand_of, from_ledger, rank};
 use crate::{Ask, Choice, Ledger, NodeView};
 
 /// A ledger's nodes under a policy. A change of a node costs what that node costs; a node with GPUs of several products is several
@@ -38,6 +39,19 @@ pub struct Ranking {
     pub costs: Vec<Option<Cost>>,
     /// The best one's position.
     pub best: Option<usize>,
+}
+
+/// What a pod would cost on a node, in full.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Offer {
+    /// The node.
+    pub node: String,
+    /// The GPU, by its position in [`crate::NodeState::gpus`].
+    pub gpu: usize,
+    /// In what the policy counts: lower is better.
+    pub cost: i64,
+    /// What that is made of.
+    pub terms: Vec<Term>,
 }
 
 impl Fleet {
@@ -150,7 +164,7 @@ impl Fleet {
         // Position of the node for each id.
         let mut of: Vec<u32> = Vec::new();
         let mut count: u32 = 0;
-        let liked = |name: &str| ledger.node(name).and_then(|view| most_liked(&view, ask));
+        let liked = |name: &str| Some(most_liked(&ledger.node(name)?, ask)?.0);
         let most = ask
             .rules
             .as_ref()
@@ -202,14 +216,55 @@ impl Fleet {
     }
 }
 
-/// How much a pod likes the best GPU of a node that it takes and that has room; `None` if there is none.
-fn most_liked(view: &NodeView<'_>, ask: &Ask) -> Option<u64> {
+impl Fleet {
+    /// All nodes that the policy sees room on, on a GPU that the pod takes, the best first: what it prefers, then what costs least. Each is looked at by
+    /// itself, so that this takes its time.
+    pub fn offers(&mut self, pod: &Pod, ask: &Ask, ledger: &Ledger) -> Vec<Offer> {
+        let Some(demand) = demand_of(pod, ask) else {
+            return Vec::new();
+        };
+        let pod_number = rank(&pod.uid);
+        let mut offers: Vec<(Reverse<u64>, u64, Offer)> = Vec::new();
+        for (name, groups) in &self.nodes {
+            let view = ledger.node(name);
+            let Some((liking, liked)) = view.and_then(|view| most_liked(&view, ask)) else {
+                continue;
+            };
+            let ids: Vec<NodeId> = groups.iter().map(|group| group.id).collect();
+            let costs = self.placer.costs_among(&demand, pod_number, &ids);
+            let best = self.placer.best_of(&ids, &costs);
+            let cost = best.and_then(|at| costs.get(at).copied().flatten());
+            let decision = self.placer.decide_among(&demand, pod_number, &ids);
+            let (Some(cost), Some(decision)) = (cost, decision) else {
+                continue;
+            };
+            let group = groups.iter().find(|group| group.id == decision.node);
+            let position = decision.gpus.positions().next();
+            let gpu = group.and_then(|group| group.positions.get(position?)).copied();
+            let gpu = if ask.rules.is_some() { Some(liked) } else { gpu };
+            let offer = Offer {
+                node: name.clone(),
+                gpu: gpu.unwrap_or_default(),
+                cost: cost.amount,
+                terms: self.placer.terms(&demand, decision.node),
+            };
+            offers.push((Reverse(liking), rank(name), offer));
+        }
+        offers.sort_by(|one, other| (one.0, one.2.cost, one.1, &one.2.node).cmp(&(other.0, other.2.cost, other.1, &other.2.node)));
+        offers.into_iter().map(|(.., offer)| offer).collect()
+    }
+}
+
+/// How much a pod likes the best GPU of a node that it takes and that has room, and its position: of equals the one with the least left. `None` if
+/// there is none.
+fn most_liked(view: &NodeView<'_>, ask: &Ask) -> Option<(u64, usize)> {
     let prefer = ask.rules().and_then(|rules| rules.prefer);
     let gpus = view.state()?.gpus.iter().enumerate();
     let good = gpus.filter(|(position, gpu)| {
         gpu.health == Health::Ok && ask.takes(gpu) && ask.memory.is_some_and(|memory| view.free(*position) >= memory)
     });
-    good.map(|(_, gpu)| gpu.preference(prefer)).max()
+    let order = good.map(|(position, gpu)| (Reverse(gpu.preference(prefer)), view.free(position), gpu.index, position));
+    order.min().map(|(Reverse(liking), .., position)| (liking, position))
 }
 
 fn group_rank(name: &str, number: usize) -> u64 {

@@ -1,7 +1,7 @@
 use std::fmt;
 
 use super::state::{State, View};
-use super::{Demand, Mix, Shape};
+use super::{Demand, Mix, Shape, Term};
 
 /// A pod that would fit on a node in some state.
 #[derive(Debug, Clone, Copy)]
@@ -89,6 +89,11 @@ pub(crate) trait Rule: fmt::Debug + Send {
     /// Rises with what is dear.
     fn work(&self) -> u64 {
         0
+    }
+
+    /// What the cost is made of, for people. Empty: it is one number.
+    fn terms(&mut self, _place: &Place<'_>) -> Vec<Term> {
+        Vec::new()
     }
 
     /// For a pod that takes a part of a GPU: how much must be left of the GPU that it gets. `None`: the least that is enough.

@@ -68,6 +68,15 @@ pub async fn run(args: WhyArgs) -> anyhow::Result<()> {
             }
         }
     }
+    if let Some(object) = asked.first().filter(|_| args.placement) {
+        let placement = why::placement(&ledger, &convert::pod(object)?, args.policy);
+        match args.output {
+            Some(WhyOutput::Json) => printer::json(&placement)?,
+            Some(WhyOutput::Yaml) => printer::yaml(&placement)?,
+            None => printer::print(&why::placement_text(&placement))?,
+        }
+        return Ok(());
+    }
     let mut answers = Vec::new();
     for object in &asked {
         answers.push(why::answer(&ledger, &convert::pod(object)?, object, &sites));

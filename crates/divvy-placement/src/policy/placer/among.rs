@@ -1,7 +1,8 @@
 //! The same decisions when only some of the nodes are in question, as kube-scheduler asks: its own filters have left the others out.
 
 use super::super::hash::mix;
-use super::super::{Demand, Policy};
+use super::super::rule::Place;
+use super::super::{Demand, Policy, Term};
 use super::{Decision, FEW, NO_FIT, NodeId, Placer};
 
 /// What a pod would cost on a node: lower is better. Costs for one pod can be compared with each other, and with no others.
@@ -58,6 +59,28 @@ impl Placer {
             _ => self.gpus(node, &demand.class()),
         }?;
         Some(Decision { node, gpus })
+    }
+
+    /// What the pod's cost on a node is made of; empty where the policy has one number only, or the pod does not fit.
+    pub fn terms(&mut self, demand: &Demand, node: NodeId) -> Vec<Term> {
+        let class = demand.class();
+        let Some(there) = self.nodes.get(node.index()).and_then(Option::as_ref) else {
+            return Vec::new();
+        };
+        let shape = &self.shapes[there.shape as usize];
+        let state = self.slots.get(there.slot as usize).state.as_ref();
+        let (Some(amount), Some(state)) = (class.amount(shape), state) else {
+            return Vec::new();
+        };
+        if !there.free.fits(shape, demand) {
+            return Vec::new();
+        }
+        self.rule.terms(&Place {
+            demand: &class,
+            amount,
+            shape,
+            state,
+        })
     }
 
     /// The slot of a node that has main memory enough.

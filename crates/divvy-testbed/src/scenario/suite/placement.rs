@@ -27,6 +27,14 @@ pub(super) async fn packed<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), Sto
         on.insert((object.spec.node_name.unwrap_or_default(), index(&reports)));
     }
     play.run("kubectl inspect gpushare", &["inspect", "gpushare"]).await?;
+    let args = ["why", "packed-0", "--placement"];
+    let said = play.run("kubectl divvy why packed-0 --placement", &args).await?;
+    let prefers = said.contains("Policy divvy prefers node") && said.contains("SLOT PRESSURE");
+    play.check(
+        prefers,
+        "`why --placement` says which node the policy prefers, and the terms",
+        || said.clone(),
+    )?;
     play.check(on.len() == 1, &format!("all {PACKED} are on one GPU"), || format!("{on:?}"))?;
     Ok(())
 }
