@@ -206,7 +206,7 @@ fn measure(cluster: &Cluster, requests: usize, flags: &[String]) -> Outcome<()> 
     }
     // Pods of sixteen sizes in turn, and one size alone.
     for (what, sizes) in [("one size", 4..=4), ("16 sizes in turn", 1..=16)] {
-        let bodies: Vec<String> = sizes.map(|units| ask(units)).collect();
+        let bodies: Vec<String> = sizes.map(ask).collect();
         let mut turns = bodies.iter().cycle();
         let before = extender.worked()?;
         let times = timed(requests, || {
@@ -299,7 +299,10 @@ fn decisions(cluster: &Cluster, requests: usize, names: &[String]) -> Outcome<()
         core.node_change(Change::Reset(nodes), at(0));
         core.pod_change(Change::Reset(pods), at(0));
         row(&format!("the core is held: {what}"), &[began.elapsed()], "");
-        let first = timed(1, || Ok(drop(core.prioritize(&some, names.iter().map(String::as_str))?)))?;
+        let first = timed(1, || {
+            core.prioritize(&some, names.iter().map(String::as_str))?;
+            Ok(())
+        })?;
         row("  prioritize alone, the first after that", &first, "5 ms");
     }
     let asks = cluster.asks();
