@@ -55,6 +55,8 @@ pub struct Limits {
     pub costs: usize,
     /// What is stranded on a node in some state, of about 200 bytes each.
     pub states: usize,
+    /// Somebody waits for each answer: a decision looks at few states that it does not know, also while a cluster fills up.
+    pub hurry: bool,
 }
 
 impl Default for Limits {
@@ -63,6 +65,7 @@ impl Default for Limits {
         Limits {
             costs: 1 << 20,
             states: 1 << 20,
+            hurry: false,
         }
     }
 }
@@ -72,6 +75,7 @@ impl Limits {
     pub const SMALL: Limits = Limits {
         costs: 1 << 18,
         states: 1 << 16,
+        hurry: true,
     };
 }
 
@@ -133,7 +137,7 @@ impl Policy {
             Policy::GpuPacking => Box::new(baselines::GpuPacking),
             Policy::GpuClustering => Box::new(baselines::GpuClustering),
             Policy::Fgd => Box::new(fgd::Fgd::new()),
-            Policy::Divvy => Box::new(divvy::Divvy::new(limits.states)),
+            Policy::Divvy => Box::new(divvy::Divvy::new(limits)),
         }
     }
 }

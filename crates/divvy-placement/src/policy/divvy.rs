@@ -16,7 +16,7 @@ use std::hash::BuildHasherDefault;
 use super::hash::Mixer;
 use super::rule::{Kept, Place, Rule};
 use super::state::State;
-use super::{Demand, Mix, Shape, Term};
+use super::{Demand, Limits, Mix, Shape, Term};
 use mixture::Mixture;
 use pressure::{MICRO, Pressure, Rise};
 use sequences::{Draw, SEQUENCES, Sequences};
@@ -53,8 +53,7 @@ pub(crate) struct Divvy {
     generation: u32,
     /// States that were evaluated.
     work: u64,
-    /// So many are remembered.
-    most_states: usize,
+    limits: Limits,
     /// Few pods have been seen yet.
     young: bool,
 }
@@ -77,7 +76,7 @@ struct Worth {
 }
 
 impl Divvy {
-    pub(crate) fn new(most_states: usize) -> Divvy {
+    pub(crate) fn new(limits: Limits) -> Divvy {
         Divvy {
             mixture: Mixture::default(),
             classes: Vec::new(),
@@ -97,7 +96,7 @@ impl Divvy {
             epoch: 1,
             generation: 1,
             work: 0,
-            most_states,
+            limits,
             young: true,
         }
     }
@@ -285,7 +284,7 @@ impl Rule for Divvy {
             .refresh(self.idle_milli, rise, &self.shapes, states.iter().copied());
         self.until_refresh = (self.nodes / 4).max(16);
         self.epoch += 1;
-        if self.states.states.len() > self.most_states {
+        if self.states.states.len() > self.limits.states {
             self.forget_states();
         }
     }
@@ -345,7 +344,11 @@ impl Rule for Divvy {
 
     fn effort(&self) -> (u64, u64) {
         // While a cluster fills up each mistake stays; when pods end it is gone soon, and somebody waits for the answer.
-        if self.turnover.pods_end() { (16, 6) } else { (48, 1000) }
+        if self.limits.hurry || self.turnover.pods_end() {
+            (16, 6)
+        } else {
+            (48, 1000)
+        }
     }
 
     fn work(&self) -> u64 {

@@ -288,7 +288,11 @@ fn spread_takes_every_gpu_once_before_it_shares_one_and_divvy_fills_one_gpu_firs
 #[test]
 fn costs_that_were_pushed_out_of_memory_are_found_again() {
     // Room for the costs of eight classes, whatever the limit says.
-    let limits = Limits { costs: 1, states: 1 };
+    let limits = Limits {
+        costs: 1,
+        states: 1,
+        hurry: true,
+    };
     let mut ledger = Ledger::new(GIB);
     for at in 0..NODES.len() {
         ledger.apply_node(&node(at, 0));
