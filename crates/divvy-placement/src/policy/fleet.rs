@@ -250,7 +250,8 @@ impl Fleet {
             };
             offers.push((Reverse(liking), rank(name), offer));
         }
-        offers.sort_by(|one, other| (one.0, one.2.cost, one.1, &one.2.node).cmp(&(other.0, other.2.cost, other.1, &other.2.node)));
+        offers
+            .sort_by(|one, other| (one.0, one.2.cost, one.1, &one.2.node).cmp(&(other.0, other.2.cost, other.1, &other.2.node)));
         offers.into_iter().map(|(.., offer)| offer).collect()
     }
 }

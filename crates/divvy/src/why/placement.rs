@@ -69,7 +69,7 @@ pub fn placement(ledger: &Ledger, pod: &Pod, policy: Policy) -> Placement {
     });
     fleet.follow(&without);
     let ask = Ask::of(&pod.request, ledger.unit());
-    let offers = fleet.offers(pod, &ask);
+    let offers = fleet.offers(pod, &ask, &without);
     let candidate = |offer: &Offer| {
         let view = without.node(&offer.node);
         let gpu = view.and_then(|view| view.state()).and_then(|state| state.gpus.get(offer.gpu));

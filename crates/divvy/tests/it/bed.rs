@@ -257,13 +257,10 @@ impl Bed {
     }
 
     /// The kubelet stops, and the agent's word that nothing is to be bound there hangs until this rule is removed: what is bound then was on its way.
-    pub(crate) async fn kubelet_stops_unsaid(&self, node: &str) -> RuleId {
-        let patches = Match::any()
-            .verb("patch")
-            .resource("nodes")
-            .client(&format!("agent-{node}"));
+    pub(crate) async fn kubelet_stops_unsaid(&self, node: &str, hard: bool) -> RuleId {
+        let patches = Match::any().verb("patch").resource("nodes").client(&format!("agent-{node}"));
         let unsaid = self.api().faults().add(Rule::new(patches, Effect::Hang));
-        self.node(node).stop_kubelet(true).await;
+        self.node(node).stop_kubelet(hard).await;
         unsaid
     }
 

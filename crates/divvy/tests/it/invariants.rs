@@ -110,7 +110,7 @@ async fn invariant_2_a_container_starts_on_the_gpu_of_its_pod_or_does_not_start_
     bed.event("past", "NoAllocation", "schedulerName").await;
     // Bound, and its GPU fails before it starts.
     let late = bed.create_by_hand(&pod("late").gpu_mem(4));
-    let unsaid = bed.kubelet_stops_unsaid("n1").await;
+    let unsaid = bed.kubelet_stops_unsaid("n1", true).await;
     assert_eq!(bed.bind_known("late", &late, "n1").await, "");
     bed.api().faults().remove(unsaid);
     let index = bed.gpu_of("late");
@@ -163,7 +163,7 @@ async fn invariant_3_every_allocation_ends_however_its_pod_does() {
                 bed.phase("p", "Failed").await;
             }
             "deleted before it started" => {
-                let unsaid = bed.kubelet_stops_unsaid("n1").await;
+                let unsaid = bed.kubelet_stops_unsaid("n1", true).await;
                 bed.create(&whole());
                 bed.bound("p").await;
                 bed.api().faults().remove(unsaid);

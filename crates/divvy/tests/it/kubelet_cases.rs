@@ -6,7 +6,6 @@ use std::time::Duration;
 
 use divvy_kubelet::checkpoint::Checkpoint;
 use divvy_model::names;
-use divvy_testbed::api::{Effect, Match, Rule};
 use divvy_testbed::builders::pod;
 use divvy_testbed::node::ContainerView;
 use divvy_testbed::scenario::{Cluster as _, Fault};
@@ -270,9 +269,7 @@ async fn k15_a_pod_that_waits_is_not_bound_in_place_of_one_that_is_force_deleted
     bed.running("old").await;
     bed.create(&pod("new").gpu_mem(3));
     bed.unschedulable("new", "").await;
-    bed.node("n1").stop_kubelet(false).await;
-    let patches = Match::any().verb("patch").resource("nodes").client("agent-n1");
-    let unsaid = bed.api().faults().add(Rule::new(patches, Effect::Hang));
+    let unsaid = bed.kubelet_stops_unsaid("n1", false).await;
     bed.force_delete("old");
     bed.event(
         "new",
