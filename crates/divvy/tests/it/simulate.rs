@@ -385,8 +385,7 @@ async fn what_if_reads_the_cluster_itself_as_well() {
     let (_api, _listening, kubeconfig) = served(&objects, folder.path()).await;
     let path = folder.path().join("cluster.json");
     fs::write(&path, dump(&objects)).expect("written");
-    // Policies for which it does not matter in which order pods of one age come: by UID, and the API server gives others.
-    // Without random: it goes by UIDs, which are others here.
+    // Policies that do not go by UIDs, as random does: the API server gives others.
     let args = ["--policy", "best-fit,fgd,divvy", "-o", "json"];
     let saved = divvy(
         &[&["simulate", "--cluster-dump", &path.display().to_string()], &args[..]].concat(),
