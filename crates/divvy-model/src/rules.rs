@@ -62,11 +62,10 @@ impl ModelRule {
         if self.allow.is_empty() && self.deny.is_empty() {
             return true;
         }
-        if product.is_empty() {
+        if product.trim().is_empty() {
             return false;
         }
-        let name = normal(product);
-        let matches = |pattern: &String| is_match(pattern, &name);
+        let matches = |pattern: &String| is_match(pattern, product);
         (self.allow.is_empty() || self.allow.iter().any(matches)) && !self.deny.iter().any(matches)
     }
 
@@ -94,36 +93,47 @@ impl fmt::Display for ModelRule {
     }
 }
 
-fn normal(name: &str) -> String {
-    let name = name.trim().to_lowercase();
-    name.chars().map(|char| if char == ' ' { '-' } else { char }).collect()
+fn normal(pattern: &str) -> String {
+    pattern.to_ascii_lowercase().replace(' ', "-")
 }
 
+/// Names are compared as feature discovery writes them, but for upper and lower case.
+fn fold(byte: u8) -> u8 {
+    if byte == b' ' { b'-' } else { byte.to_ascii_lowercase() }
+}
+
+/// Asked of every GPU of a cluster, so nothing is allocated.
 fn is_match(pattern: &str, name: &str) -> bool {
-    let starts = name.match_indices('-').map(|(at, dash)| at + dash.len());
-    std::iter::once(0)
-        .chain(starts)
-        .any(|start| is_whole_match(pattern, &name[start..]))
+    let name = name.trim().as_bytes();
+    let mut starts = (0..name.len()).filter(|at| *at == 0 || fold(name[at - 1]) == b'-');
+    starts.any(|start| is_whole_match(pattern.as_bytes(), &name[start..]))
 }
 
-/// `*` stands for any text.
-fn is_whole_match(pattern: &str, name: &str) -> bool {
-    let mut parts = pattern.split('*');
-    let first = parts.next().unwrap_or_default();
-    let Some(mut rest) = name.strip_prefix(first) else {
-        return false;
-    };
-    let mut parts: Vec<&str> = parts.collect();
-    let Some(last) = parts.pop() else {
-        return rest.is_empty();
-    };
-    for part in parts {
-        match rest.find(part) {
-            Some(at) => rest = &rest[at + part.len()..],
-            None => return false,
+/// `*` stands for any text: the last one that was met takes one byte more whenever what follows it does not match.
+fn is_whole_match(pattern: &[u8], name: &[u8]) -> bool {
+    let (mut at, mut in_name) = (0, 0);
+    let mut star: Option<(usize, usize)> = None;
+    while in_name < name.len() {
+        match pattern.get(at) {
+            Some(b'*') => {
+                star = Some((at, in_name));
+                at += 1;
+            }
+            Some(byte) if *byte == fold(name[in_name]) => {
+                at += 1;
+                in_name += 1;
+            }
+            _ => {
+                let Some((star_at, taken)) = star else {
+                    return false;
+                };
+                star = Some((star_at, taken + 1));
+                at = star_at + 1;
+                in_name = taken + 1;
+            }
         }
     }
-    rest.ends_with(last)
+    pattern[at..].iter().all(|byte| *byte == b'*')
 }
 
 impl GpuRules {
@@ -276,6 +286,9 @@ mod tests {
         check("A*, !A100*", "NVIDIA A30", true);
         check("40GB*", "", false);
         check("aa*aa", "aaa", false);
+        check("A*40*B", "NVIDIA A100-40GB-40GC-B", true);
+        check("größe*", "Die GRößE 4", true);
+        check("*", " ", false);
     }
 
     #[test]

@@ -183,14 +183,8 @@ impl Ledger {
     /// As [`Ledger::choose`], but the GPU at this position of [`NodeState::gpus`], if it has room and is well.
     pub fn choose_at(&self, node: &str, position: usize, ask: &Ask) -> Result<Choice, Refusal> {
         let view = self.known(node)?;
-        let (state, memory) = offered(&view, ask)?;
-        let good = state
-            .gpus
-            .get(position)
-            .is_some_and(|gpu| gpu.health == Health::Ok && ask.takes(gpu));
-        if !good || view.free(position) < memory {
-            return Err(Refusal::NoGpuFits);
-        }
+        let (_, memory) = offered(&view, ask)?;
+        view.liking(position, ask).ok_or(Refusal::NoGpuFits)?;
         chosen(&view, position, ask, memory)
     }
 
@@ -253,19 +247,28 @@ fn offered<'a>(view: &NodeView<'a>, ask: &Ask) -> Result<(&'a NodeState, MiB), R
 }
 
 /// Of the GPUs with room those that are preferred, of these the one with the least left, of equals the lowest index.
-fn best_fit(view: &NodeView<'_>, ask: &Ask) -> Result<(usize, MiB), Refusal> {
+pub(crate) fn best_fit(view: &NodeView<'_>, ask: &Ask) -> Result<(usize, MiB), Refusal> {
     let (state, memory) = offered(view, ask)?;
-    let prefer = ask.rules().and_then(|rules| rules.prefer);
     state
         .gpus
         .iter()
         .enumerate()
-        .filter(|(_, gpu)| gpu.health == Health::Ok && ask.takes(gpu))
-        .map(|(position, gpu)| (Reverse(gpu.preference(prefer)), view.free(position), gpu.index, position))
-        .filter(|(_, free, _, _)| *free >= memory)
+        .filter_map(|(position, gpu)| {
+            let liking = view.liking(position, ask)?;
+            Some((Reverse(liking), view.free(position), gpu.index, position))
+        })
         .min()
         .map(|(_, _, _, position)| (position, memory))
         .ok_or(Refusal::NoGpuFits)
+}
+
+impl NodeView<'_> {
+    /// How much a pod likes the GPU at this position, the higher the more; `None` if it does not take it, or finds no room there.
+    pub(crate) fn liking(&self, position: usize, ask: &Ask) -> Option<u64> {
+        let gpu = self.state()?.gpus.get(position)?;
+        let good = gpu.health == Health::Ok && ask.takes(gpu) && self.free(position) >= ask.memory?;
+        good.then(|| gpu.preference(ask.rules().and_then(|rules| rules.prefer)))
+    }
 }
 
 fn chosen(view: &NodeView<'_>, position: usize, ask: &Ask, memory: MiB) -> Result<Choice, Refusal> {

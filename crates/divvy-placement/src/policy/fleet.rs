@@ -2,11 +2,14 @@ use std::cmp::Reverse;
 use std::collections::HashMap;
 use std::hash::BuildHasherDefault;
 
-use divvy_model::{Health, Pod};
+use divvy_model::Pod;
 
 use super::divvy::mixture::Mixture;
 use super::hash::Mixer;
-use super::{Cost, Demand, GpuGroup, Limits, Mix, Models, NodeId, Placer, Policy, Shape, Term, demand_of, from_ledger, rank};
+use super::{
+    Cost, Decision, Demand, GpuGroup, Limits, Mix, Models, NodeId, Placer, Policy, Shape, Term, demand_of, from_ledger, rank,
+};
+use crate::choose::best_fit;
 use crate::{Ask, Choice, Ledger, NodeView};
 
 /// A ledger's nodes under a policy. A change of a node costs what that node costs; a node with GPUs of several products is several
@@ -164,18 +167,21 @@ impl Fleet {
         // Position of the node for each id.
         let mut of: Vec<u32> = Vec::new();
         let mut count: u32 = 0;
-        let liked = |name: &str| Some(most_liked(&ledger.node(name)?, ask)?.0);
-        let most = ask
-            .rules
-            .as_ref()
-            .and_then(|_| nodes.clone().into_iter().filter_map(liked).max());
+        let mut most = 0;
         for name in nodes {
-            if ask.rules.is_none() || liked(name).is_some_and(|liking| Some(liking) == most) {
-                for group in self.nodes.get(name).into_iter().flatten() {
-                    ids.push(group.id);
-                    of.push(count);
+            if ask.rules.is_none() {
+                ids.extend(self.nodes.get(name).into_iter().flatten().map(|group| group.id));
+            } else if let Some((liking, groups)) = ledger.node(name).and_then(|view| self.liked(&view, ask)) {
+                if liking > most {
+                    ids.clear();
+                    of.clear();
+                    most = liking;
+                }
+                if liking == most {
+                    ids.extend(groups);
                 }
             }
+            of.resize(ids.len(), count);
             count += 1;
         }
         let mut costs = vec![None; count as usize];
@@ -198,74 +204,81 @@ impl Fleet {
     /// The GPU that a pod gets on a node: the policy's, as far as the ledger agrees that the pod takes it and that it has room; else the one that
     /// fits best. `None` if none has room.
     pub fn choose(&mut self, pod: &Pod, ask: &Ask, node: &str, ledger: &Ledger) -> Option<Choice> {
-        // Among GPUs that are not alike to the pod the ledger chooses, which knows how it likes each.
-        let prefers = ask.rules().is_some_and(|rules| rules.prefer.is_some());
-        let position = if prefers { None } else { self.gpu(pod, ask, node) };
+        let position = self.gpu(pod, ask, node, ledger);
         let chosen = position.and_then(|position| ledger.choose_at(node, position, ask).ok());
         chosen.or_else(|| ledger.choose(node, ask).ok())
     }
 
     /// The GPU of a node that is best for a pod, by its position in [`crate::NodeState::gpus`]; `None` if the policy sees no room.
-    pub fn gpu(&mut self, pod: &Pod, ask: &Ask, node: &str) -> Option<usize> {
+    pub fn gpu(&mut self, pod: &Pod, ask: &Ask, node: &str, ledger: &Ledger) -> Option<usize> {
         let demand = demand_of(pod, ask)?;
-        let groups = self.nodes.get(node)?;
-        let ids: Vec<NodeId> = groups.iter().map(|group| group.id).collect();
+        let view = ledger.node(node)?;
+        let (_, ids) = self.liked(&view, ask)?;
         let decision = self.placer.decide_among(&demand, rank(&pod.uid), &ids)?;
-        let group = groups.iter().find(|group| group.id == decision.node)?;
-        group.positions.get(decision.gpus.positions().next()?).copied()
+        self.position(&view, ask, decision)
     }
-}
 
-impl Fleet {
     /// All nodes that the policy sees room on, on a GPU that the pod takes, the best first: what it prefers, then what costs least. Each is looked at by
     /// itself, so that this takes its time.
     pub fn offers(&mut self, pod: &Pod, ask: &Ask, ledger: &Ledger) -> Vec<Offer> {
         let Some(demand) = demand_of(pod, ask) else {
             return Vec::new();
         };
-        let pod_number = rank(&pod.uid);
-        let mut offers: Vec<(Reverse<u64>, u64, Offer)> = Vec::new();
-        for (name, groups) in &self.nodes {
-            let view = ledger.node(name);
-            let Some((liking, liked)) = view.and_then(|view| most_liked(&view, ask)) else {
+        let mut offers: Vec<(Reverse<u64>, i64, u64, Offer)> = Vec::new();
+        for view in ledger.nodes() {
+            let Some((liking, ids)) = self.liked(&view, ask) else {
                 continue;
             };
-            let ids: Vec<NodeId> = groups.iter().map(|group| group.id).collect();
-            let costs = self.placer.costs_among(&demand, pod_number, &ids);
+            let costs = self.placer.costs_among(&demand, rank(&pod.uid), &ids);
             let best = self.placer.best_of(&ids, &costs);
             let cost = best.and_then(|at| costs.get(at).copied().flatten());
-            let decision = self.placer.decide_among(&demand, pod_number, &ids);
+            let decision = self.placer.decide_among(&demand, rank(&pod.uid), &ids);
             let (Some(cost), Some(decision)) = (cost, decision) else {
                 continue;
             };
-            let group = groups.iter().find(|group| group.id == decision.node);
-            let position = decision.gpus.positions().next();
-            let gpu = group.and_then(|group| group.positions.get(position?)).copied();
-            let gpu = if ask.rules.is_some() { Some(liked) } else { gpu };
+            let Some(gpu) = self.position(&view, ask, decision) else {
+                continue;
+            };
             let offer = Offer {
-                node: name.clone(),
-                gpu: gpu.unwrap_or_default(),
+                node: view.name().to_owned(),
+                gpu,
                 cost: cost.amount,
                 terms: self.placer.terms(&demand, decision.node),
             };
-            offers.push((Reverse(liking), rank(name), offer));
+            offers.push((Reverse(liking), cost.amount, rank(view.name()), offer));
         }
-        offers
-            .sort_by(|one, other| (one.0, one.2.cost, one.1, &one.2.node).cmp(&(other.0, other.2.cost, other.1, &other.2.node)));
+        // Of equals the first by name, as the ledger has them.
+        offers.sort_by_key(|(liking, cost, rank, _)| (*liking, *cost, *rank));
         offers.into_iter().map(|(.., offer)| offer).collect()
+    }
+
+    /// How much a pod likes the GPUs with room that it likes best on a node, and the groups that they are in; `None` if there are none.
+    fn liked(&self, view: &NodeView<'_>, ask: &Ask) -> Option<(u64, Vec<NodeId>)> {
+        let groups = self.nodes.get(view.name())?;
+        let likings = groups.iter().filter_map(|group| Some((group.liking(view, ask)?, group.id)));
+        let likings: Vec<(u64, NodeId)> = likings.collect();
+        let most = likings.iter().map(|(liking, _)| *liking).max()?;
+        let ids = likings.into_iter().filter(|(liking, _)| *liking == most).map(|(_, id)| id);
+        Some((most, ids.collect()))
+    }
+
+    /// The GPU of a decision. Those of a group are alike to the policy, not always to the pod: where it likes another one better, that.
+    fn position(&self, view: &NodeView<'_>, ask: &Ask, decision: Decision) -> Option<usize> {
+        let mut groups = self.nodes.get(view.name())?.iter();
+        let group = groups.find(|group| group.id == decision.node)?;
+        let position = group.positions.get(decision.gpus.positions().next()?).copied()?;
+        if ask.rules.is_none() || view.liking(position, ask) == group.liking(view, ask) {
+            return Some(position);
+        }
+        best_fit(view, ask).ok().map(|(position, _)| position)
     }
 }
 
-/// How much a pod likes the best GPU of a node that it takes and that has room, and its position: of equals the one with the least left. `None` if
-/// there is none.
-fn most_liked(view: &NodeView<'_>, ask: &Ask) -> Option<(u64, usize)> {
-    let prefer = ask.rules().and_then(|rules| rules.prefer);
-    let gpus = view.state()?.gpus.iter().enumerate();
-    let good = gpus.filter(|(position, gpu)| {
-        gpu.health == Health::Ok && ask.takes(gpu) && ask.memory.is_some_and(|memory| view.free(*position) >= memory)
-    });
-    let order = good.map(|(position, gpu)| (Reverse(gpu.preference(prefer)), view.free(position), gpu.index, position));
-    order.min().map(|(Reverse(liking), .., position)| (liking, position))
+impl Group {
+    /// How much a pod likes the best of its GPUs that it takes and that has room; `None` if there is none.
+    fn liking(&self, view: &NodeView<'_>, ask: &Ask) -> Option<u64> {
+        self.positions.iter().filter_map(|position| view.liking(*position, ask)).max()
+    }
 }
 
 fn group_rank(name: &str, number: usize) -> u64 {

@@ -122,9 +122,9 @@ impl World {
         for (name, cost) in NODES.iter().zip(&found.costs).filter(|_| ask.units > 0) {
             let fits = self.ledger.fits(name, &ask, "somebody").is_ok();
             assert_eq!(cost.is_some(), fits, "{name} for {ask}");
-            let gpu = self.fleet.gpu(pod, &ask, name);
+            let gpu = self.fleet.gpu(pod, &ask, name, &self.ledger);
             assert_eq!(gpu.is_some(), fits, "{name} for {ask}");
-            assert_eq!(gpu, fresh.gpu(pod, &ask, name), "{name} for {ask}");
+            assert_eq!(gpu, fresh.gpu(pod, &ask, name, &self.ledger), "{name} for {ask}");
             if let Some(position) = gpu {
                 let choice = self.ledger.choose_at(name, position, &ask).expect("what is chosen fits");
                 assert_eq!(choice.units, ask.units);
@@ -132,7 +132,7 @@ impl World {
         }
         self.alone_is_no_worse(pod, &ask, &found);
         let best = NODES[found.best?];
-        Some((best, self.fleet.gpu(pod, &ask, best).filter(|_| ask.units > 0)?))
+        Some((best, self.fleet.gpu(pod, &ask, best, &self.ledger).filter(|_| ask.units > 0)?))
     }
 
     /// Asked about without the best, the others keep their order.
@@ -260,7 +260,7 @@ fn choices(policy: Policy, nodes: &[Node], pods: u64) -> Vec<(String, u32)> {
         fleet.follow(&ledger);
         fleet.arrived(&pod, &ledger);
         let best = names[fleet.rank(&pod, &ask, names.iter().copied(), &ledger).best.expect("room")];
-        let position = fleet.gpu(&pod, &ask, best).expect("room");
+        let position = fleet.gpu(&pod, &ask, best, &ledger).expect("room");
         let choice = ledger.choose_at(best, position, &ask).expect("fits");
         chosen.push((best.to_owned(), choice.index));
         ledger.apply_pod(Pod {

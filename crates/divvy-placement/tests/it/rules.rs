@@ -128,6 +128,35 @@ fn nodes_without_a_gpu_that_the_pod_takes_are_not_ranked() {
     assert_eq!(ranked, [true, false, true, false]);
 }
 
+/// What the other GPUs of a mixed node would cost has no part in it.
+#[test]
+fn a_node_costs_what_the_gpus_cost_that_the_pod_takes() {
+    let wants = asking(3, &[("gpu-model", "A100*")]);
+    let ask = Ask::of(&wants.request, GIB);
+    let mut alone = divvy_node("mixed", &[40]);
+    product(&mut alone, 0, "NVIDIA A100-SXM4-40GB", "8.0", 108);
+    let mut only = Ledger::new(GIB);
+    only.apply_node(&alone);
+    for policy in [Policy::BestFit, Policy::Spread] {
+        let cost = |ledger: &Ledger| {
+            let mut fleet = Fleet::new(policy, Limits::SMALL);
+            fleet.follow(ledger);
+            let offered: Vec<(String, usize, i64)> = fleet
+                .offers(&wants, &ask, ledger)
+                .into_iter()
+                .map(|offer| (offer.node, offer.gpu, offer.cost))
+                .filter(|(node, ..)| node == "mixed")
+                .collect();
+            let choice = fleet.choose(&wants, &ask, "mixed", ledger).expect("room");
+            (fleet.rank(&wants, &ask, ["mixed"], ledger).costs, offered, choice.index)
+        };
+        let (costs, offered, index) = cost(&ledger());
+        assert_eq!(costs, cost(&only).0, "{policy}");
+        let amount = costs[0].expect("room").amount;
+        assert_eq!((offered, index), (vec![("mixed".to_owned(), 1, amount)], 1), "{policy}");
+    }
+}
+
 #[test]
 fn a_pod_whose_rules_cannot_be_read_goes_nowhere_and_is_told_why() {
     let ledger = ledger();
