@@ -5,4 +5,5 @@
 #![forbid(unsafe_code)]
 
 pub mod cdi;
+pub mod engines;
 pub mod runtime;

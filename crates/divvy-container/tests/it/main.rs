@@ -2,6 +2,7 @@
 
 mod bundle;
 mod documents;
+mod engines;
 mod generated;
 mod ldcache;
 #[expect(dead_code, reason = "some of it only the tests of divvy use")]
