@@ -3,6 +3,7 @@
 //! - [`NodeState`]: one node's GPUs as its inventory or its capacity describes them
 //! - [`Ledger`]: nodes, pods and allocations in flight, updated event by event; what each GPU has left
 //! - [`Ask`], [`Choice`], [`Refusal`]: does it fit, on which GPU, and why not
+//! - [`Topology`]: how a node's GPUs are connected, and which of them work best together
 //! - [`NodeReport`]: a refusal in full, for `divvy why`, events and error messages
 //! - [`Anomaly`]: what in the ledger should not be; [`Overbooked`]: a GPU that was promised twice, and to whom
 //! - [`Departed`]: a pod that vanished while its container ran, whose memory is not given again at once
@@ -25,6 +26,7 @@ mod ledger;
 mod node;
 mod overbooked;
 pub mod policy;
+mod topology;
 mod totals;
 mod victims;
 mod view;
@@ -36,6 +38,7 @@ pub use explain::{DepartedHolder, GpuReport, Hint, Holder, HolderKind, NodeRepor
 pub use ledger::{Ledger, Reservation, Standing};
 pub use node::{GpuState, NodeState, Source, Unusable};
 pub use overbooked::{Overbooked, Promise};
+pub use topology::{Candidate, Topology};
 pub use totals::Totals;
 pub use victims::Victims;
 pub use view::NodeView;

@@ -9,4 +9,5 @@ mod mapping;
 mod policies;
 mod recount;
 mod rules;
+mod topology;
 mod victims;

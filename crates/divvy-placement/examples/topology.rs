@@ -1,0 +1,97 @@
+//! How long it takes to choose several of 16 GPUs: the worst that was found for each number of GPUs, over machines with many sets that are worth
+//! the same, which are the hard ones.
+//!
+//! `cargo run --release -p divvy-placement --example topology`
+
+#![allow(clippy::print_stdout)]
+
+use divvy_model::{Link, MiB};
+use divvy_placement::{Candidate, Topology};
+use rustix::time::{ClockId, clock_gettime};
+
+const GPUS: usize = 16;
+
+/// What this thread has used of a processor, in microseconds.
+fn now() -> f64 {
+    let time = clock_gettime(ClockId::ThreadCPUTime);
+    time.tv_sec as f64 * 1e6 + time.tv_nsec as f64 / 1e3
+}
+
+fn machine(nvlinks: impl Fn(usize, usize) -> u32) -> Topology {
+    let uuids: Vec<String> = (0..GPUS).map(|at| format!("GPU-{at}")).collect();
+    let links: Vec<Vec<Link>> = (0..GPUS)
+        .map(|a| {
+            let others = (0..GPUS).filter(|b| *b != a);
+            others
+                .flat_map(|b| {
+                    let bus = if a / 8 == b / 8 { "node" } else { "system" };
+                    let (low, high) = (a.min(b), a.max(b));
+                    [("nvlink", nvlinks(low, high)), (bus, 0)].map(|(kind, count)| Link(uuids[b].clone(), kind.to_owned(), count))
+                })
+                .collect()
+        })
+        .collect();
+    let gpus: Vec<(&str, &[Link])> = uuids
+        .iter()
+        .map(String::as_str)
+        .zip(links.iter().map(Vec::as_slice))
+        .collect();
+    Topology::new(&gpus)
+}
+
+fn main() {
+    let mut machines: Vec<(String, Topology)> = vec![
+        ("no NVLink".to_owned(), machine(|_, _| 0)),
+        ("all alike".to_owned(), machine(|_, _| 6)),
+        ("pairs".to_owned(), machine(|a, b| if a / 2 == b / 2 { 4 } else { 0 })),
+        ("all but pairs".to_owned(), machine(|a, b| u32::from(a / 2 != b / 2))),
+        ("fours".to_owned(), machine(|a, b| u32::from(a / 4 == b / 4))),
+        ("all but fours".to_owned(), machine(|a, b| u32::from(a / 4 != b / 4))),
+        ("ring".to_owned(), machine(|a, b| u32::from(b - a == 1 || b - a == 15))),
+        (
+            "all but a ring".to_owned(),
+            machine(|a, b| u32::from(b - a != 1 && b - a != 15)),
+        ),
+        ("cube".to_owned(), machine(|a, b| u32::from((a ^ b).count_ones() == 1))),
+        (
+            "all but a cube".to_owned(),
+            machine(|a, b| u32::from((a ^ b).count_ones() != 1)),
+        ),
+        ("grid".to_owned(), machine(|a, b| u32::from(a / 4 == b / 4 || a % 4 == b % 4))),
+    ];
+    // A generator of its own (SplitMix64): the same machines every time.
+    let mut state = 0_u64;
+    let mut random = move || {
+        state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let z = (state ^ state >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ z >> 31
+    };
+    for number in 0..60 {
+        let most = 2 + number % 3;
+        let links: Vec<u32> = (0..GPUS * GPUS).map(|_| (random() % most) as u32).collect();
+        machines.push((format!("random {number}, below {most}"), machine(|a, b| links[a * GPUS + b])));
+    }
+    let candidates: Vec<Candidate> = (0..GPUS)
+        .map(|position| Candidate {
+            position,
+            free: MiB(random() % 4),
+            must: false,
+        })
+        .collect();
+    println!("{:>5} {:>10}  (microseconds)", "GPUs", "most");
+    for count in 1..=GPUS {
+        let worst = machines.iter().map(|(name, topology)| {
+            // The least of three: what else the machine does is not meant.
+            let micros = (0..3).map(|_| {
+                let started = now();
+                std::hint::black_box(topology.choose(&candidates, count));
+                now() - started
+            });
+            (micros.fold(f64::MAX, f64::min), name)
+        });
+        if let Some((micros, name)) = worst.max_by(|a, b| a.0.total_cmp(&b.0)) {
+            println!("{count:>5} {micros:>10.1}  {name}");
+        }
+    }
+}

@@ -1,0 +1,137 @@
+//! How the GPUs of a node are connected, and which of them work best together.
+//!
+//! The scale is that of NVIDIA's own device plugin (research: its aligned allocation policy): a pair of GPUs is worth 100 for each NVLink between
+//! them, and 10 to 60 by how near they are on the PCI bus. A set is worth the sum of its pairs.
+
+mod exact;
+mod greedy;
+
+use divvy_model::{Link, MiB};
+
+/// What each pair of a node's GPUs is worth, by their positions in [`crate::NodeState::gpus`].
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Topology {
+    gpus: usize,
+    /// Row by row; empty where nothing is known of any pair.
+    pairs: Vec<u32>,
+}
+
+/// A GPU that could be chosen.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Candidate {
+    /// Its position.
+    pub position: usize,
+    /// What is left there.
+    pub free: MiB,
+    /// It has to be among the chosen.
+    pub must: bool,
+}
+
+/// More between two GPUs than any machine has: the number comes from an annotation.
+const MOST_NVLINKS: u32 = 1000;
+
+/// What one connection of a pair is worth; nothing if its kind is not known.
+fn worth(Link(_, kind, count): &Link) -> u32 {
+    match kind.as_str() {
+        "nvlink" => 100 * (*count).min(MOST_NVLINKS),
+        "same-board" => 60,
+        "single-switch" => 50,
+        "multi-switch" => 40,
+        "host-bridge" => 30,
+        "node" => 20,
+        "system" => 10,
+        _ => 0,
+    }
+}
+
+/// What a GPU says of its connection to another one: its NVLinks, and the nearest place on the PCI bus that both share.
+fn said(links: &[Link], peer: &str) -> (u32, u32) {
+    let worth_of = |nvlink: bool| {
+        let links = links.iter().filter(|link| link.0 == peer && (link.1 == "nvlink") == nvlink);
+        links.map(worth).max().unwrap_or(0)
+    };
+    (worth_of(true), worth_of(false))
+}
+
+impl Topology {
+    /// Of GPUs by UUID with their links. It is enough that one of a pair names the other.
+    pub fn new(gpus: &[(&str, &[Link])]) -> Topology {
+        let mut topology = Topology::default();
+        if gpus.iter().all(|(_, links)| links.is_empty()) {
+            return topology;
+        }
+        topology.gpus = gpus.len();
+        topology.pairs = vec![0; gpus.len() * gpus.len()];
+        for (a, (uuid, links)) in gpus.iter().enumerate() {
+            for (b, (peer, theirs)) in gpus.iter().enumerate().filter(|(b, _)| *b != a) {
+                let (one, other) = (said(links, peer), said(theirs, uuid));
+                topology.pairs[a * gpus.len() + b] = one.0.max(other.0) + one.1.max(other.1);
+            }
+        }
+        topology
+    }
+
+    /// What this pair is worth; zero where nothing is known.
+    pub fn pair(&self, a: usize, b: usize) -> u32 {
+        match a < self.gpus && b < self.gpus {
+            true => self.pairs.get(a * self.gpus + b).copied().unwrap_or(0),
+            false => 0,
+        }
+    }
+
+    /// What these GPUs are worth together: the sum over their pairs.
+    pub fn worth(&self, gpus: &[usize]) -> u32 {
+        let pairs = gpus
+            .iter()
+            .enumerate()
+            .flat_map(|(at, a)| gpus[..at].iter().map(move |b| (*a, *b)));
+        pairs.fold(0, |sum, (a, b)| sum.saturating_add(self.pair(a, b)))
+    }
+
+    /// So many of the candidates, in ascending order of position: those that are worth most together; of equals those after which the other
+    /// candidates can be divided into the best sets of this size (one of them smaller, if they do not divide evenly); of equals those with the least
+    /// left; of equals the lowest positions. `None` if there are not as many, or more that have to be chosen.
+    ///
+    /// Exact up to 16 candidates; of more it takes a good set, by what can be reached by exchanging one GPU at a time, and does not look at how the
+    /// others can be divided but at what ties them to the chosen.
+    pub fn choose(&self, candidates: &[Candidate], count: usize) -> Option<Vec<usize>> {
+        let mut candidates = candidates.to_vec();
+        candidates.sort_unstable_by_key(|candidate| candidate.position);
+        let musts = candidates.iter().filter(|candidate| candidate.must).count();
+        if count == 0 || candidates.len() < count || musts > count {
+            return None;
+        }
+        let chosen = match candidates.len() {
+            _ if count == 1 || self.is_even(&candidates) => least_left(&candidates, count),
+            ..=exact::MOST => exact::choose(self, &candidates, count),
+            _ => greedy::choose(self, &candidates, count),
+        };
+        Some(chosen.into_iter().map(|at| candidates[at].position).collect())
+    }
+
+    /// Whether all pairs of the candidates are worth the same.
+    fn is_even(&self, candidates: &[Candidate]) -> bool {
+        if self.pairs.is_empty() {
+            return true;
+        }
+        let mut positions = candidates.iter().map(|candidate| candidate.position);
+        let (Some(a), Some(b)) = (positions.next(), positions.next()) else {
+            return true;
+        };
+        let first = self.pair(a, b);
+        let pairs = candidates
+            .iter()
+            .enumerate()
+            .flat_map(|(at, a)| candidates[..at].iter().map(|b| self.pair(a.position, b.position)));
+        pairs.into_iter().all(|pair| pair == first)
+    }
+}
+
+/// By what is left alone, as places in the list, in ascending order.
+fn least_left(candidates: &[Candidate], count: usize) -> Vec<usize> {
+    let mut order: Vec<usize> = (0..candidates.len()).collect();
+    order.sort_unstable_by_key(|at| (!candidates[*at].must, candidates[*at].free, *at));
+    order.truncate(count);
+    order.sort_unstable();
+    order
+}

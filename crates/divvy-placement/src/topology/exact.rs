@@ -1,0 +1,269 @@
+//! Sets of GPUs as bits of a number, up to 16.
+//!
+//! NVIDIA's search goes through all divisions of the GPUs into sets, of which 16 GPUs have millions. How what is left after a choice is divided best
+//! does not depend on the choice, so here each set of leftovers is looked at once, only where it can still be the best, and GPUs that are connected
+//! to all others alike are not told apart. What remains hard, machines without any order, is bounded.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BinaryHeap};
+
+use super::{Candidate, Topology};
+
+/// The most candidates.
+pub(super) const MOST: usize = 16;
+/// After so many parts of leftovers no other choice is tried; far more than machines that are built need. Up to eight GPUs never have as many.
+const LOOKS: u32 = 6_000;
+
+/// GPUs by their places in [`Search::order`].
+type Set = u32;
+
+/// A sum over the GPUs of a set, looked up by its lower and its upper half.
+struct Sums<T>([[T; 256]; 2]);
+
+#[derive(Clone, Copy)]
+enum Known {
+    Is(u32),
+    AtMost(u32),
+}
+
+struct Search {
+    count: u32,
+    /// What each GPU is worth to a set.
+    worth: Vec<Sums<u32>>,
+    /// At most so much are the best partners worth to the GPUs of a set.
+    partners: Sums<u32>,
+    /// The most that a set of `count` is worth, and one of as many as are over when the leftovers are divided.
+    most: u32,
+    most_over: u32,
+    /// For each GPU those that are connected as it is, itself among them; they stand side by side.
+    alike: Vec<Set>,
+    /// What a set is worth when it is divided in its best way.
+    divided: BTreeMap<Set, Known>,
+    /// Parts of leftovers that were looked at.
+    looks: u32,
+}
+
+/// Places in the list, which is sorted by position, in ascending order. There are at least `count` candidates, and at most [`MOST`].
+pub(super) fn choose(topology: &Topology, candidates: &[Candidate], count: usize) -> Vec<usize> {
+    let order = alike_side_by_side(topology, candidates);
+    let mut search = Search::new(topology, candidates, &order, count);
+    let all: Set = (1 << order.len()) - 1;
+    let must = bits(order.iter().map(|at| candidates[*at].must));
+    let left = Sums::new(order.len(), |at| candidates[order[at]].free.0);
+    // The lower a GPU's place in the list, the higher its bit.
+    let places = Sums::new(order.len(), |at| 1_u64 << (MOST - 1 - order[at]));
+    let mut best: Vec<Set> = Vec::new();
+    let mut most = 0;
+    let mut most_of_all = 0;
+    search.each_set(all, search.count, &mut |set, worth| {
+        most_of_all = most_of_all.max(worth);
+        if set & must != must || worth < most {
+            return;
+        }
+        if worth > most {
+            best.clear();
+            most = worth;
+        }
+        best.push(set);
+    });
+    search.look_at_leftovers(all, most_of_all);
+    let ordered = best
+        .into_iter()
+        .map(|set| Reverse((left.of(set), Reverse(places.of(set)), set)));
+    let mut ordered: BinaryHeap<_> = ordered.collect();
+    // The first of those that leave the most, so one that leaves no more need not be looked at, and after one that leaves the most that any could: none.
+    let highest = i64::from(search.bound_by_size(all.count_ones() - search.count));
+    let (mut chosen, mut leaves) = (0, -1);
+    while let Some(Reverse((.., set))) = ordered.pop() {
+        let rest = all & !set;
+        if i64::from(search.bound(rest)) > leaves {
+            let value = search.divide(rest, leaves);
+            if value > leaves {
+                (chosen, leaves) = (set, value);
+            }
+        }
+        if leaves == highest || search.looks > LOOKS {
+            break;
+        }
+    }
+    let mut chosen: Vec<usize> = (0..order.len())
+        .filter(|at| chosen >> at & 1 == 1)
+        .map(|at| order[at])
+        .collect();
+    chosen.sort_unstable();
+    chosen
+}
+
+/// Places in the list in an order in which GPUs that are connected to all others alike follow each other.
+fn alike_side_by_side(topology: &Topology, candidates: &[Candidate]) -> Vec<usize> {
+    let pair = |a: usize, b: usize| topology.pair(candidates[a].position, candidates[b].position);
+    let alike = |a: usize, b: usize| (0..candidates.len()).all(|c| c == a || c == b || pair(a, c) == pair(b, c));
+    let mut order: Vec<usize> = Vec::new();
+    for at in 0..candidates.len() {
+        if !order.contains(&at) {
+            order.push(at);
+            order.extend((at + 1..candidates.len()).filter(|other| alike(at, *other)));
+        }
+    }
+    order
+}
+
+fn bits(flags: impl Iterator<Item = bool>) -> Set {
+    flags.enumerate().fold(0, |set, (at, flag)| set | Set::from(flag) << at)
+}
+
+impl<T: Copy + Default + std::ops::Add<Output = T>> Sums<T> {
+    fn new(gpus: usize, of: impl Fn(usize) -> T) -> Sums<T> {
+        let mut halves = [[T::default(); 256]; 2];
+        for (half, sums) in halves.iter_mut().enumerate() {
+            let first = 8 * half;
+            for set in 1..1_usize << gpus.saturating_sub(first).min(8) {
+                sums[set] = sums[set & (set - 1)] + of(first + set.trailing_zeros() as usize);
+            }
+        }
+        Sums(halves)
+    }
+
+    fn of(&self, set: Set) -> T {
+        self.0[0][set as usize & 255] + self.0[1][set as usize >> 8 & 255]
+    }
+}
+
+impl Search {
+    fn new(topology: &Topology, candidates: &[Candidate], order: &[usize], count: usize) -> Search {
+        let gpus = order.len();
+        let pair = |a: usize, b: usize| topology.pair(candidates[order[a]].position, candidates[order[b]].position);
+        // No GPU is worth anything to itself.
+        let worth: Vec<_> = (0..gpus)
+            .map(|a| Sums::new(gpus, |b| if a == b { 0 } else { pair(a, b) }))
+            .collect();
+        let partners = (0..gpus).map(|a| {
+            let mut pairs: Vec<u32> = (0..gpus).filter(|b| *b != a).map(|b| pair(a, b)).collect();
+            pairs.sort_unstable_by(|a, b| b.cmp(a));
+            pairs.into_iter().take(count - 1).sum()
+        });
+        let partners: Vec<u32> = partners.collect();
+        let alike = |a: usize, b: usize| (0..gpus).all(|c| c == a || c == b || pair(a, c) == pair(b, c));
+        Search {
+            count: u32::try_from(count).unwrap_or(u32::MAX),
+            worth,
+            partners: Sums::new(gpus, |at| partners[at]),
+            most: 0,
+            most_over: 0,
+            alike: (0..gpus).map(|a| bits((0..gpus).map(|b| a == b || alike(a, b)))).collect(),
+            divided: BTreeMap::new(),
+            looks: 0,
+        }
+    }
+
+    /// How good the parts of the leftovers can be at most.
+    fn look_at_leftovers(&mut self, all: Set, most: u32) {
+        self.most = most;
+        let over = (all.count_ones() - self.count) % self.count;
+        let mut most_over = 0;
+        self.each_kind(all, over, &mut |_, worth| most_over = most_over.max(worth));
+        self.most_over = most_over;
+    }
+
+    /// All sets of so many of these, with what they are worth.
+    fn each_set(&self, of: Set, count: u32, each: &mut impl FnMut(Set, u32)) {
+        self.more((0, 0), of, count, false, each);
+    }
+
+    /// As [`Search::each_set`], of sets that are alike only one.
+    fn each_kind(&self, of: Set, count: u32, each: &mut impl FnMut(Set, u32)) {
+        self.more((0, 0), of, count, true, each);
+    }
+
+    fn more(&self, (set, worth): (Set, u32), mut of: Set, missing: u32, kinds: bool, each: &mut impl FnMut(Set, u32)) {
+        if missing == 0 {
+            return each(set, worth);
+        }
+        while of.count_ones() >= missing {
+            let at = of.trailing_zeros();
+            let next = 1 << at;
+            of &= !next;
+            let with = (set | next, worth + self.worth[at as usize].of(set));
+            self.more(with, of, missing - 1, kinds, each);
+            if kinds {
+                of &= !self.alike[at as usize];
+            }
+        }
+    }
+
+    /// At most so much are so many GPUs worth when they are divided.
+    fn bound_by_size(&self, size: u32) -> u32 {
+        let over = if size.is_multiple_of(self.count) { 0 } else { self.most_over };
+        size / self.count * self.most + over
+    }
+
+    /// As [`Search::bound_by_size`], by what each GPU of the set could have for partners, too.
+    fn bound(&self, set: Set) -> u32 {
+        self.bound_by_size(set.count_ones()).min(self.partners.of(set) / 2)
+    }
+
+    /// The first of the sets that are alike.
+    fn kind_of(&self, set: Set) -> Set {
+        let mut kind = 0;
+        let mut at = 0;
+        while let Some(alike) = self.alike.get(at) {
+            let first = (1 << (set & alike).count_ones()) - 1;
+            kind |= first << at;
+            at += alike.count_ones() as usize;
+        }
+        kind
+    }
+
+    fn worth_of(&self, set: Set) -> u32 {
+        let gpus = (0..self.worth.len()).filter(|at| set >> at & 1 == 1);
+        gpus.map(|at| self.worth[at].of(set)).sum::<u32>() / 2
+    }
+
+    /// What a set is worth when it is divided in its best way into sets of `count`, and a smaller one of what is over, if that is more than `beat`;
+    /// else anything that is not. After [`LOOKS`] looks it is what the first way is worth, by what is best at each step.
+    fn divide(&mut self, set: Set, beat: i64) -> i64 {
+        let size = set.count_ones();
+        if size <= self.count {
+            return i64::from(self.worth_of(set));
+        }
+        let set = self.kind_of(set);
+        let at_most = match self.divided.get(&set) {
+            Some(Known::Is(value)) => return i64::from(*value),
+            Some(Known::AtMost(value)) => i64::from(*value),
+            None => i64::from(self.bound(set)),
+        };
+        if at_most <= beat {
+            return at_most;
+        }
+        // The lowest is in some part: one of full size, or the smaller one.
+        let at = set.trailing_zeros();
+        let rest = set & !(1 << at);
+        let mut parts: Vec<(u32, Set)> = Vec::new();
+        for part in [self.count, size % self.count] {
+            if part > 0 {
+                self.more((1 << at, 0), rest, part - 1, true, &mut |part, worth| {
+                    parts.push((worth, part))
+                });
+            }
+        }
+        parts.sort_unstable_by_key(|(worth, part)| (Reverse(*worth), *part));
+        self.looks = self.looks.saturating_add(u32::try_from(parts.len()).unwrap_or(u32::MAX));
+        if self.looks > LOOKS {
+            let (worth, part) = parts[0];
+            return i64::from(worth) + self.divide(set & !part, -1);
+        }
+        let mut best = beat;
+        for (worth, part) in parts {
+            let (others, worth) = (set & !part, i64::from(worth));
+            if best < at_most && worth + i64::from(self.bound(others)) > best {
+                best = best.max(worth + self.divide(others, best - worth));
+            }
+        }
+        if self.looks <= LOOKS {
+            let value = u32::try_from(best.max(0)).unwrap_or(u32::MAX);
+            let known = if best > beat { Known::Is(value) } else { Known::AtMost(value) };
+            self.divided.insert(set, known);
+        }
+        best
+    }
+}

@@ -1,0 +1,237 @@
+//! Which GPUs of a node work best together.
+
+use divvy_model::{Link, MiB};
+use divvy_placement::{Candidate, Topology};
+use proptest::prelude::*;
+
+/// The other GPU's position, the kind, how many.
+type Connection = (usize, usize, &'static str, u32);
+
+fn topology(gpus: usize, connections: &[Connection]) -> Topology {
+    let uuid = |at: usize| format!("GPU-{at}");
+    let mut links: Vec<(String, Vec<Link>)> = (0..gpus).map(|at| (uuid(at), Vec::new())).collect();
+    for (a, b, kind, count) in connections {
+        // One of the two says so.
+        links[*a].1.push(Link(uuid(*b), (*kind).to_owned(), *count));
+    }
+    let gpus: Vec<(&str, &[Link])> = links.iter().map(|(uuid, links)| (uuid.as_str(), links.as_slice())).collect();
+    Topology::new(&gpus)
+}
+
+/// NVLinks between pairs, and on the PCI bus one kind within a socket and another one across; `per_socket` GPUs in each.
+fn machine(gpus: usize, per_socket: usize, nvlinks: &[(usize, usize, u32)]) -> Topology {
+    let mut connections: Vec<Connection> = nvlinks.iter().map(|(a, b, count)| (*a, *b, "nvlink", *count)).collect();
+    for a in 0..gpus {
+        for b in 0..a {
+            let kind = if a / per_socket == b / per_socket { "node" } else { "system" };
+            connections.push((a, b, kind, 0));
+        }
+    }
+    topology(gpus, &connections)
+}
+
+/// NVIDIA's DGX-1 with eight V100: a cube of NVLinks, some of them double.
+fn dgx1() -> Topology {
+    let within = |first: usize| {
+        let pairs = [(0, 1, 1), (0, 2, 1), (0, 3, 2), (1, 2, 2), (1, 3, 1), (2, 3, 2)];
+        pairs.map(|(a, b, count)| (first + a, first + b, count))
+    };
+    let other = [(4, 5, 1), (4, 6, 1), (4, 7, 2), (5, 6, 2), (5, 7, 1), (6, 7, 2)];
+    let across = [(0, 4, 2), (1, 5, 2), (2, 6, 1), (3, 7, 1)];
+    let nvlinks: Vec<_> = within(0).into_iter().chain(other).chain(across).collect();
+    machine(8, 4, &nvlinks)
+}
+
+fn candidates(available: impl IntoIterator<Item = usize>, must: &[usize]) -> Vec<Candidate> {
+    let candidate = |position| Candidate {
+        position,
+        free: MiB(1024),
+        must: must.contains(&position),
+    };
+    available.into_iter().map(candidate).collect()
+}
+
+#[test]
+fn what_nvidias_device_plugin_answers_where_it_is_right_is_answered_here() {
+    let dgx1 = dgx1();
+    let pairs = machine(8, 4, &[(0, 2, 12), (1, 3, 12), (4, 5, 12), (6, 7, 12)]);
+    let close = |a, b| (a, b, "single-switch", 0);
+    let far = |a, b| (a, b, "system", 0);
+    let bus = topology(4, &[close(0, 1), close(2, 3), far(0, 2), far(0, 3), far(1, 2), far(1, 3)]);
+    // Here NVIDIA's takes 0 and 1 (its best division is overwritten).
+    let one_pair = machine(14, 7, &[(12, 13, 1)]);
+    let seven_pairs: Vec<_> = (0..7).map(|pair| (2 * pair, 2 * pair + 1, 4)).collect();
+    let seven_pairs = machine(14, 7, &seven_pairs);
+    let check = |topology: &Topology, available: std::ops::Range<usize>, must: &[usize], count: usize, expected: &[usize]| {
+        let chosen = topology.choose(&candidates(available.clone(), must), count);
+        assert_eq!(chosen.as_deref(), Some(expected), "{count} of {available:?} with {must:?}");
+    };
+    check(&dgx1, 0..8, &[], 1, &[0]);
+    check(&dgx1, 0..8, &[], 2, &[0, 3]);
+    check(&dgx1, 0..8, &[], 3, &[0, 2, 3]);
+    check(&dgx1, 0..8, &[], 4, &[0, 1, 2, 3]);
+    check(&dgx1, 0..8, &[], 5, &[0, 1, 2, 3, 4]);
+    check(&dgx1, 0..8, &[], 6, &[0, 1, 2, 3, 4, 5]);
+    check(&dgx1, 0..8, &[], 7, &[0, 1, 2, 3, 4, 5, 6]);
+    check(&dgx1, 0..8, &[], 8, &[0, 1, 2, 3, 4, 5, 6, 7]);
+    check(&dgx1, 1..8, &[], 2, &[1, 2]);
+    check(&dgx1, 0..8, &[5], 2, &[5, 6]);
+    check(&dgx1, 0..8, &[0, 7], 4, &[0, 4, 6, 7]);
+    check(&pairs, 0..8, &[], 2, &[0, 2]);
+    check(&pairs, 1..8, &[], 2, &[1, 3]);
+    check(&pairs, 0..8, &[5], 2, &[4, 5]);
+    check(&pairs, 0..8, &[], 3, &[0, 1, 2]);
+    check(&pairs, 0..8, &[0, 7], 4, &[0, 2, 6, 7]);
+    check(&bus, 0..4, &[], 2, &[0, 1]);
+    check(&bus, 1..4, &[], 2, &[2, 3]);
+    check(&one_pair, 0..14, &[], 2, &[12, 13]);
+    check(&seven_pairs, 0..14, &[10], 2, &[10, 11]);
+}
+
+#[test]
+fn there_is_no_answer_where_there_are_not_as_many() {
+    let none = |available: std::ops::Range<usize>, must: &[usize], count| {
+        assert_eq!(dgx1().choose(&candidates(available, must), count), None);
+    };
+    none(0..8, &[], 9);
+    none(0..8, &[], 0);
+    none(0..0, &[], 1);
+    none(0..8, &[1, 2, 3], 2);
+}
+
+#[test]
+fn a_pair_is_worth_what_either_of_the_two_says_and_nothing_where_nothing_is_known() {
+    let topology = topology(
+        3,
+        &[
+            (0, 1, "nvlink", 4),
+            (1, 0, "host-bridge", 0),
+            (1, 0, "nvlink", 3),
+            (0, 2, "telepathy", 9),
+        ],
+    );
+    assert_eq!((topology.pair(0, 1), topology.pair(1, 0)), (430, 430));
+    assert_eq!((topology.pair(0, 2), topology.pair(2, 1), topology.pair(7, 0)), (0, 0, 0));
+    assert_eq!(topology.worth(&[2, 0, 1]), 430);
+}
+
+#[test]
+fn of_sets_that_are_worth_the_same_the_one_with_the_least_left_is_taken_if_as_much_can_be_made_of_the_others() {
+    let mut four = candidates(0..4, &[]);
+    four[3].free = MiB(10);
+    // Nothing is known of any pair.
+    assert_eq!(Topology::default().choose(&four, 2), Some(vec![0, 3]));
+    let close = |a, b| (a, b, "single-switch", 0);
+    // A ring of four: with 0 and 1 the others are a pair, too. 1 and 2 have as much worth, and less left.
+    let ring = topology(4, &[close(0, 1), close(1, 2), close(2, 3), close(3, 0)]);
+    four[1].free = MiB(100);
+    four[2].free = MiB(100);
+    four[3].free = MiB(1024);
+    assert_eq!(ring.choose(&four, 2), Some(vec![1, 2]));
+    // A path: who takes the middle leaves the ends alone.
+    let path = topology(4, &[close(0, 1), close(1, 2), close(2, 3)]);
+    assert_eq!(path.choose(&four, 2), Some(vec![0, 1]));
+}
+
+#[test]
+fn of_more_gpus_than_can_be_searched_through_the_well_connected_are_found() {
+    let groups: Vec<_> = (0..32)
+        .flat_map(|a| (0..a).filter(move |b| a / 4 == b / 4).map(move |b| (a, b, 6)))
+        .collect();
+    let machine = machine(32, 16, &groups);
+    assert_eq!(machine.choose(&candidates(0..32, &[]), 4), Some(vec![0, 1, 2, 3]));
+    assert_eq!(machine.choose(&candidates(0..32, &[17]), 4), Some(vec![16, 17, 18, 19]));
+    // Of the first group one is not to be had: whole groups are better.
+    let chosen = machine.choose(&candidates(1..32, &[]), 8).expect("enough");
+    assert_eq!(machine.worth(&chosen), 2 * 6 * 620 + 16 * 20);
+    let mut one = candidates(0..32, &[]);
+    one[20].free = MiB(3);
+    assert_eq!(machine.choose(&one, 1), Some(vec![20]));
+}
+
+/// All sets of so many of these.
+fn sets(of: &[usize], count: usize) -> Vec<Vec<usize>> {
+    match of.split_first() {
+        _ if count == 0 => vec![Vec::new()],
+        None => Vec::new(),
+        Some((first, rest)) => {
+            let with = sets(rest, count - 1).into_iter().map(|set| [vec![*first], set].concat());
+            with.chain(sets(rest, count)).collect()
+        }
+    }
+}
+
+fn without(all: &[usize], set: &[usize]) -> Vec<usize> {
+    all.iter().copied().filter(|at| !set.contains(at)).collect()
+}
+
+/// The most that these are worth when all are divided into sets of `count`, the last one smaller: by all orders of taking sets away.
+fn divided(topology: &Topology, rest: &[usize], count: usize, small: usize) -> u32 {
+    if rest.is_empty() {
+        return 0;
+    }
+    let of_size = |size: usize| {
+        let parts = sets(rest, size).into_iter().filter(|part| part.contains(&rest[0]));
+        let small = if size == count { small } else { 0 };
+        parts.map(move |part| topology.worth(&part) + divided(topology, &without(rest, &part), count, small))
+    };
+    let full = (rest.len() >= count + small).then(|| of_size(count)).into_iter().flatten();
+    let smaller = (small > 0).then(|| of_size(small)).into_iter().flatten();
+    full.chain(smaller).max().unwrap_or(0)
+}
+
+proptest! {
+    /// Few different worths, so that there are many equals.
+    #[test]
+    fn no_set_is_better_by_all_that_counts(
+        gpus in 2_usize..9,
+        count in 1_usize..9,
+        nvlinks in proptest::collection::vec((0_usize..8, 0_usize..8, 0_u32..3), 0..20),
+        left in proptest::collection::vec(0_u64..3, 8),
+        must in 0_usize..16,
+    ) {
+        let nvlinks: Vec<_> = nvlinks.into_iter().filter(|(a, b, _)| a != b && *a.max(b) < gpus).collect();
+        let topology = machine(gpus, 4, &nvlinks);
+        let mut candidates = candidates(0..gpus, &[must]);
+        candidates.iter_mut().for_each(|candidate| candidate.free = MiB(left[candidate.position]));
+        let chosen = topology.choose(&candidates, count);
+        let all: Vec<usize> = (0..gpus).collect();
+        let best = sets(&all, count)
+            .into_iter()
+            .filter(|set| must >= gpus || set.contains(&must))
+            .min_by_key(|set| {
+                let rest = without(&all, set);
+                let others = divided(&topology, &rest, count, rest.len() % count);
+                let free: u64 = set.iter().map(|at| left[*at]).sum();
+                (std::cmp::Reverse(topology.worth(set)), std::cmp::Reverse(others), free, set.clone())
+            });
+        prop_assert_eq!(&chosen, &best);
+        // In whatever order they are named.
+        candidates.reverse();
+        prop_assert_eq!(topology.choose(&candidates, count), chosen);
+    }
+
+    #[test]
+    fn a_large_machine_gets_as_many_as_it_asks_for_and_those_that_it_must_have(
+        count in 1_usize..16,
+        nvlinks in proptest::collection::vec((0_usize..20, 0_usize..20, 0_u32..5), 0..60),
+        must in 0_usize..40,
+    ) {
+        let nvlinks: Vec<_> = nvlinks.into_iter().filter(|(a, b, _)| a != b).collect();
+        let topology = machine(20, 10, &nvlinks);
+        let mut all = candidates(0..20, &[must]);
+        let chosen = topology.choose(&all, count).expect("there are enough");
+        prop_assert_eq!(chosen.len(), count);
+        prop_assert!(chosen.is_sorted_by(|a, b| a < b), "{:?}", chosen);
+        prop_assert!(must >= 20 || chosen.contains(&must));
+        // No exchange of one makes it better.
+        for out in chosen.iter().filter(|out| **out != must) {
+            for other in without(&(0..20).collect::<Vec<_>>(), &chosen) {
+                let set: Vec<usize> = chosen.iter().map(|at| if at == out { other } else { *at }).collect();
+                prop_assert!(topology.worth(&set) <= topology.worth(&chosen));
+            }
+        }
+        all.reverse();
+        prop_assert_eq!(topology.choose(&all, count), Some(chosen));
+    }
+}
