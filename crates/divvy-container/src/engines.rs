@@ -3,13 +3,21 @@
 //!
 //! - [`docker`], [`containerd`], [`crio`]: for each engine `read`, what its files say together, read as the engine reads them
 //! - [`Configuration`]: the answer, the same for all three
+//! - [`configure`]: from a [`Wish`] to a [`Plan`]: the texts that change, and a [`Record`] of what was there; [`undo`]: back again
 //! - [`Files`]: where the texts come from: a map, or a machine's tree below a [`Root`]
 
 pub mod containerd;
 pub mod crio;
 pub mod docker;
 mod glob;
+mod json;
+mod plan;
+mod revert;
+mod template;
 mod text;
+mod toml_text;
+
+pub use plan::{Edit, Plan, Record, Recorded, Target, Wish, configure, undo};
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -82,6 +90,9 @@ pub struct Configuration {
     /// The runtime of who asks for none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub default_runtime: Option<String>,
+    /// The file that says so.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub default_runtime_file: Option<String>,
     /// The runtimes, by name (containerd's and CRI-O's handlers).
     pub runtimes: BTreeMap<String, Runtime>,
     /// containerd's `enable_cdi`, Docker's `features.cdi`.
@@ -167,6 +178,42 @@ pub enum Error {
         wanted: &'static str,
         /// Whose file.
         engine: &'static str,
+    },
+    /// Another file has the last word.
+    #[error(
+        "{what} cannot be set from {path}: {winner} is read after it and wins, so the engine would not see it. Take that out of {winner}, or write there \
+         with --drop-in {winner}; nothing was changed"
+    )]
+    Overruled {
+        /// Where it would be written.
+        path: String,
+        /// What would have no effect.
+        what: String,
+        /// The file that wins.
+        winner: String,
+    },
+    /// A template that says something of the runtime itself.
+    #[error(
+        "{path} already has a table for the runtime {name}, written by hand: a second one would stop containerd. Take it out, or choose another name with --runtime-name; nothing was changed"
+    )]
+    InTemplate {
+        /// The template.
+        path: String,
+        /// The runtime.
+        name: String,
+    },
+    /// What k3s found itself.
+    #[error(
+        "{path}: the distribution has found and registered a runtime {name} by itself ({program}); a second table of that name would stop containerd. \
+         Use that one, or choose another name, such as --runtime-name divvy; nothing was changed"
+    )]
+    FoundByItself {
+        /// What was generated.
+        path: String,
+        /// The runtime.
+        name: String,
+        /// Its program.
+        program: String,
     },
     /// containerd's files import more files than anybody has.
     #[error(

@@ -1,10 +1,14 @@
 //! containerd's `config.toml`, versions 1 to 4, with what it imports (`cmd/containerd/server/config`; what is said of versions of containerd was
 //! seen with 1.6.20 and 2.3.7).
 
+mod edit;
+
 use std::collections::VecDeque;
 
 use super::text::{Values, text};
 use super::{Configuration, Error, Files, glob};
+
+pub(super) use edit::{Where, configure, without};
 
 /// The file that containerd reads when it is told of no other.
 pub const CONFIG: &str = "/etc/containerd/config.toml";
@@ -154,6 +158,7 @@ pub fn read(files: &dyn Files, main: &str, merge: Merge) -> Result<Configuration
         if merge == Merge::Sections && values.table(section)?.is_some() {
             all.runtimes.clear();
             all.default_runtime = None;
+            all.default_runtime_file = None;
             all.cdi = None;
             all.cdi_spec_dirs.clear();
         }
@@ -182,6 +187,7 @@ fn add(all: &mut Configuration, values: &Values<'_>, section: &[&str]) -> Result
     }
     if let Some(name) = values.text(&keys(&at(&["containerd", "default_runtime_name"])))? {
         all.default_runtime = (!name.is_empty()).then(|| name.to_owned());
+        all.default_runtime_file = Some(values.path.to_owned());
     }
     let of_runtimes = at(&["containerd", "runtimes"]);
     let names: Vec<String> = values

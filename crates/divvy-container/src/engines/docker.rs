@@ -2,8 +2,9 @@
 
 use serde_json::{Map, Value};
 
+use super::plan::{Wish, Write};
 use super::text::{place, text};
-use super::{Configuration, Error, Files, Runtime};
+use super::{Configuration, Error, Files, Runtime, json};
 
 /// The file that dockerd reads when it is told of no other.
 pub const CONFIG: &str = "/etc/docker/daemon.json";
@@ -17,7 +18,9 @@ pub fn read(files: &dyn Files, path: &str) -> Result<Configuration, Error> {
     let Some(text) = text(files, path)? else {
         return Ok(Configuration::default());
     };
-    let object = parse(path, &text)?;
+    let mut object = parse(path, &text)?;
+    // dockerd takes null for nothing.
+    object.retain(|_, value| !value.is_null());
     let at = |keys: &[&str], found: &Value, wanted| wrong(path, &text, keys, found, wanted);
     let mut all = Configuration {
         files: vec![path.to_owned()],
@@ -26,6 +29,7 @@ pub fn read(files: &dyn Files, path: &str) -> Result<Configuration, Error> {
     if let Some(name) = object.get("default-runtime") {
         let name = name.as_str().ok_or_else(|| at(&["default-runtime"], name, "a text"))?;
         all.default_runtime = (!name.is_empty()).then(|| name.to_owned());
+        all.default_runtime_file = Some(path.to_owned());
     }
     if let Some(features) = object.get("features") {
         let features = features.as_object().ok_or_else(|| at(&["features"], features, "an object"))?;
@@ -161,4 +165,48 @@ fn offset(text: &str, keys: &[&str]) -> usize {
         value = Some(property.value);
     }
     at
+}
+
+/// The new text of a `daemon.json`.
+pub(super) fn configure(files: &dyn Files, path: &str, wish: &Wish) -> Result<Vec<Write>, Error> {
+    let now = read(files, path)?;
+    let text = text(files, path)?.unwrap_or_default();
+    let document = json::Document::parse(path, &text)?;
+    let root = document.root();
+    let runtime = root.object_or_new("runtimes").object_or_new(&wish.name);
+    runtime.set("path", &Value::from(wish.path.as_str()));
+    match wish.set_default {
+        Some(true) => root.set("default-runtime", &Value::from(wish.name.as_str())),
+        Some(false) if now.default_runtime.as_deref() == Some(&wish.name) => root.set("default-runtime", &Value::from(STOCK)),
+        _ => {}
+    }
+    if let Some(cdi) = wish.cdi {
+        root.object_or_new("features").set("cdi", &Value::Bool(cdi));
+    }
+    let text = document.text();
+    Ok(vec![Write {
+        path: path.to_owned(),
+        text,
+        like: None,
+    }])
+}
+
+/// Docker's own runtime.
+const STOCK: &str = "runc";
+
+/// The text without a runtime: a default that names it becomes Docker's own, and no empty list of runtimes stays behind.
+pub(super) fn without(path: &str, text: &str, name: &str) -> Result<String, Error> {
+    let object = parse(path, text)?;
+    let document = json::Document::parse(path, text)?;
+    let root = document.root();
+    if object.get("default-runtime").and_then(Value::as_str) == Some(name) {
+        root.set("default-runtime", &Value::from(STOCK));
+    }
+    if let Some(runtimes) = root.object("runtimes") {
+        runtimes.remove(name);
+        if runtimes.is_empty() {
+            root.remove("runtimes");
+        }
+    }
+    Ok(document.text())
 }

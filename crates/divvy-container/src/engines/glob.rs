@@ -2,6 +2,12 @@
 
 use super::Files;
 
+/// Whether a path matches a pattern.
+pub(super) fn matches(pattern: &str, path: &str) -> bool {
+    let (pattern, path): (Vec<&str>, Vec<&str>) = (pattern.split('/').collect(), path.split('/').collect());
+    pattern.len() == path.len() && pattern.iter().zip(&path).all(|(pattern, part)| part_matches(pattern, part))
+}
+
 fn part_matches(pattern: &str, part: &str) -> bool {
     let (pattern, part): (Vec<char>, Vec<char>) = (pattern.chars().collect(), part.chars().collect());
     // As in every matcher with one kind of star: on a mismatch the last star takes one more.

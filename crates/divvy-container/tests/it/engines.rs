@@ -1,6 +1,9 @@
 //! What engines' files say, and what is written into them.
 
+mod editing;
+mod properties;
 mod reading;
+mod replay;
 
 use std::collections::BTreeMap;
 

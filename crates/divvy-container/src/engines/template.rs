@@ -1,0 +1,91 @@
+//! The template from which k3s and rke2 make containerd's configuration at each start (`pkg/agent/templates` in k3s): Go's language for templates
+//! with TOML in it, so it is edited as text, between two marks.
+
+use super::plan::{Wish, Write};
+use super::text::text;
+use super::{Error, Files, containerd};
+
+const BEGIN: &str = "# BEGIN divvy: `divvy configure --undo` takes this out";
+const END: &str = "# END divvy";
+/// All that the distribution writes itself (k3s and rke2 from September 2023 on).
+const BASE: &str = "{{ template \"base\" . }}\n";
+
+/// The template's new text.
+pub(super) fn configure(
+    files: &dyn Files,
+    path: &str,
+    generated: &str,
+    version: i64,
+    wish: &Wish,
+    notes: &mut Vec<String>,
+) -> Result<Vec<Write>, Error> {
+    let now = text(files, path)?;
+    let old = now.as_deref().map_or_else(|| BASE.to_owned(), without);
+    let head = format!(
+        "[plugins.'{}'.containerd.runtimes.'{}'",
+        containerd::section(version),
+        wish.name
+    );
+    let same = |line: &str| {
+        line.trim()
+            .replace('"', "'")
+            .replace(&format!(".{}", wish.name), &format!(".'{}'", wish.name))
+            .starts_with(&head)
+    };
+    if old.lines().any(same) {
+        return Err(Error::InTemplate {
+            path: path.to_owned(),
+            name: wish.name.clone(),
+        });
+    }
+    let running = containerd::read(files, generated, containerd::Merge::Keys)?;
+    if now.as_deref().is_none_or(|now| !now.contains(BEGIN))
+        && let Some(found) = running.runtimes.get(&wish.name)
+    {
+        return Err(Error::FoundByItself {
+            path: generated.to_owned(),
+            name: wish.name.clone(),
+            program: found.path.clone().unwrap_or_default(),
+        });
+    }
+    let systemd = match wish.systemd_cgroup {
+        Some(systemd) => systemd.to_string(),
+        // As the distribution does for runc.
+        None => "{{ .SystemdCgroup }}".to_owned(),
+    };
+    let block = format!(
+        "{BEGIN}\n{head}]\n  runtime_type = \"io.containerd.runc.v2\"\n{head}.options]\n  BinaryName = \"{}\"\n  SystemdCgroup = {systemd}\n{END}\n",
+        wish.path
+    );
+    if wish.set_default == Some(true) {
+        notes.push(format!(
+            "the default runtime is not set by a template: write `default-runtime: {}` into the distribution's config.yaml",
+            wish.name
+        ));
+    }
+    if wish.cdi == Some(false) {
+        notes.push("CDI stays switched on: the distribution's own part of the template has the say".to_owned());
+    }
+    let mut text = old;
+    if !text.is_empty() && !text.ends_with('\n') {
+        text.push('\n');
+    }
+    Ok(vec![Write {
+        path: path.to_owned(),
+        text: text + &block,
+        like: None,
+    }])
+}
+
+/// The text without what is between our marks.
+pub(super) fn without(text: &str) -> String {
+    let mut inside = false;
+    text.split_inclusive('\n')
+        .filter(|line| {
+            let line = line.trim_end();
+            let ours = inside || line == BEGIN;
+            inside = ours && line != END;
+            !ours
+        })
+        .collect()
+}
