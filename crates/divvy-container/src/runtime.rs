@@ -4,7 +4,9 @@
 //! - [`call`]: the command line as runc and crun read it
 //! - [`settings`]: NVIDIA's `config.toml`, read unchanged
 //! - [`request`]: which devices a container asks for, by annotation, mount or environment
-//! - [`plan`]: the CDI devices that it gets
+//! - [`plan`]: what decides about its devices, and the edits of its configuration
+//! - [`live`]: CDI specs that are made when a container is created
+//! - [`legacy`]: what `nvidia-container-cli` is called with
 //! - [`bundle`]: a `config.json` that is edited in place: what is not touched stays as it was, to the byte
 //!
 //! Sources: research of NVIDIA's Container Toolkit 1.20.0 and of the CDI specification 1.1.0; the differences that are meant are named where
@@ -12,6 +14,8 @@
 
 pub mod bundle;
 pub mod call;
+pub mod legacy;
+pub mod live;
 pub mod plan;
 pub mod request;
 pub mod settings;

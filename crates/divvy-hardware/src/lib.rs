@@ -14,14 +14,13 @@ pub mod backend;
 pub mod client;
 mod error;
 mod facts;
-mod files;
 pub mod health;
 pub mod nvidia;
 pub mod probe;
 pub mod protocol;
 mod xid;
 
+pub use divvy_files::Files;
 pub use error::{Code, Error, Failure};
 pub use facts::{GpuFacts, GpuProcesses, Known, Process, Snapshot, Unreadable};
-pub use files::Files;
 pub use xid::xid_is_fatal;

@@ -2,13 +2,17 @@
 
 use std::path::Path;
 
+use divvy_container::cdi::{Edits, Hook, Registry};
 use divvy_container::runtime::bundle::Bundle;
 use divvy_container::runtime::call::Call;
-use divvy_container::runtime::plan::{self, Asked, Plan};
+use divvy_container::runtime::plan::{self, Asked, Decides, Plan};
+use divvy_container::runtime::request::{Container, Wanted};
 use divvy_container::runtime::settings::Settings;
+use divvy_container::runtime::{legacy, live};
+use divvy_files::Files;
 
 use crate::error::{Error, say};
-use crate::files;
+use crate::{files, low_level, probe};
 
 /// Puts into its configuration what the container is to have. One that asks for nothing stays as it is, to the byte.
 pub(crate) fn prepare(call: &Call, settings: &Settings) -> Result<(), Error> {
@@ -23,20 +27,78 @@ pub(crate) fn prepare(call: &Call, settings: &Settings) -> Result<(), Error> {
     };
     let text = files::read(&path).map_err(file("read"))?;
     let mut bundle = Bundle::parse(&text).map_err(of_bundle)?;
-    let asked = Asked::of(&bundle.container().map_err(of_bundle)?, settings)?;
-    for sentence in &asked.ignored {
+    let container = bundle.container().map_err(of_bundle)?;
+    let Asked { decides, ignored } = Asked::of(&container, settings)?;
+    for sentence in &ignored {
         say(Some(call), "warning", sentence);
     }
-    if asked.leaves_alone() {
-        return Ok(());
-    }
-    let registry = files::specs(&settings.spec_dirs)?;
-    let plan = asked.plan(&registry)?;
-    if plan == Plan::LeaveAlone {
-        return Ok(());
-    }
-    let edits = plan::edits(&plan, &registry)?;
+    let specs = || files::specs(&settings.spec_dirs);
+    let edits = match decides {
+        Decides::Nobody => return Ok(()),
+        Decides::Specs(plan) => plan::edits(&plan, &specs()?)?,
+        Decides::Live(plan) => plan::edits(&plan, &live(call, settings)?)?,
+        Decides::Legacy(wanted) => legacy_hook(&container, &wanted, settings)?,
+        Decides::Allocation { uid, container } => {
+            let registry = specs()?;
+            match plan::allocation(&uid, &container, &registry)? {
+                Plan::LeaveAlone => return Ok(()),
+                plan => plan::edits(&plan, &registry)?,
+            }
+        }
+    };
     bundle.remove_legacy_hooks().map_err(of_bundle)?;
     bundle.apply(&edits, files::device).map_err(of_bundle)?;
     files::replace(&path, &bundle.text()).map_err(file("written"))
+}
+
+/// The GPUs of this moment.
+fn live(call: &Call, settings: &Settings) -> Result<Registry, Error> {
+    let said = probe::ask(settings)?;
+    let machine = Files::below("/");
+    let root = settings.cli.root.as_deref().filter(|root| !root.is_empty()).unwrap_or("/");
+    let (registry, notes) = live::registry(&machine, &said, root)?;
+    for note in notes.iter().chain(&machine.troubles()) {
+        say(Some(call), "warning", note);
+    }
+    Ok(match settings.no_additional_groups {
+        true => without_groups(registry),
+        false => registry,
+    })
+}
+
+fn without_groups(registry: Registry) -> Registry {
+    let mut files = registry.files().to_vec();
+    for spec in files.iter_mut().filter_map(|file| file.spec.as_mut().ok()) {
+        spec.container_edits.additional_gids.clear();
+        for device in &mut spec.devices {
+            device.container_edits.additional_gids.clear();
+        }
+    }
+    Registry::new(files)
+}
+
+/// The hook that calls `nvidia-container-cli` once the container has a process and a root.
+fn legacy_hook(container: &Container, wanted: &Wanted, settings: &Settings) -> Result<Edits, Error> {
+    // Where Debian's ldconfig is a script, this is the program behind it.
+    let ldconfig = match Path::new("/sbin/ldconfig.real").exists() {
+        true => "@/sbin/ldconfig.real",
+        false => "@/sbin/ldconfig",
+    };
+    let words = legacy::words(container, wanted, settings, ldconfig).map_err(plan::Error::Legacy)?;
+    let cli = low_level::nvidia_container_cli(settings.cli.path.as_deref())?;
+    let mut args = vec!["divvy-hook".to_owned(), "legacy".to_owned()];
+    args.extend(settings.cli.environment.iter().map(|entry| format!("--env={entry}")));
+    args.extend(["--".to_owned(), cli]);
+    args.extend(words);
+    Ok(Edits {
+        hooks: vec![Hook {
+            hook_name: "prestart".to_owned(),
+            path: files::beside("divvy-hook")?.to_string_lossy().into_owned(),
+            args,
+            // Without one some runtimes hand on their own.
+            env: vec!["PATH=/usr/sbin:/usr/bin:/sbin:/bin".to_owned()],
+            ..Hook::default()
+        }],
+        ..Edits::default()
+    })
 }

@@ -4,10 +4,10 @@
 use std::fs::OpenOptions;
 use std::io::Write as _;
 use std::path::PathBuf;
+use std::time::SystemTime;
 
 use divvy_container::runtime::call::{self, Call};
-use divvy_container::runtime::{bundle, plan, settings};
-use jiff::Timestamp;
+use divvy_container::runtime::{bundle, live, plan, settings};
 use serde_json::json;
 use thiserror::Error as ThisError;
 
@@ -56,6 +56,30 @@ pub(crate) enum Error {
     /// What the container asks for cannot be given.
     #[error(transparent)]
     Plan(#[from] plan::Error),
+    /// The driver was asked, and says nothing useful.
+    #[error(
+        "the driver was asked for this machine's GPUs, and {program}: {why}. Devices that CDI specs describe are had without it: nvidia.com/gpu=0 in \
+         place of 0, or nvidia-container-runtime.mode = \"cdi\" in {path}",
+        program = program.display(), path = settings::PATH
+    )]
+    Probe {
+        /// Its path.
+        program: PathBuf,
+        /// What it says, or what became of it.
+        why: String,
+    },
+    /// What it says makes no spec.
+    #[error(transparent)]
+    Live(#[from] live::Error),
+    /// A program of Divvy's own.
+    #[error("{0} is not there; it comes with divvy-runtime and belongs beside it")]
+    NotBeside(PathBuf),
+    /// Mode legacy without NVIDIA's program.
+    #[error(
+        "nvidia-container-cli, which mode \"legacy\" calls, is not at {0}; install libnvidia-container-tools, name it in nvidia-container-cli.path of \
+         {path}, or set nvidia-container-runtime.mode to \"auto\", which does without", path = settings::PATH
+    )]
+    NoCli(String),
     /// The real runtime did not start.
     #[error("{runtime} could not be run: {source}", runtime = runtime.display())]
     Exec {
@@ -80,7 +104,7 @@ pub(crate) fn say(call: Option<&Call>, level: &str, text: &str) {
     let Some((call, path)) = call.and_then(|call| Some((call, call.log.as_ref()?))) else {
         return;
     };
-    let time = Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string();
+    let time = humantime::format_rfc3339_seconds(SystemTime::now()).to_string();
     let line = if call.log_is_json {
         json!({"level": level, "msg": text, "time": time}).to_string()
     } else {

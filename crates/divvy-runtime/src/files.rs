@@ -31,6 +31,20 @@ pub(crate) fn settings() -> Result<Settings, Error> {
     }
 }
 
+/// A program that lies beside this one.
+pub(crate) fn beside(name: &str) -> Result<PathBuf, Error> {
+    let own = std::env::current_exe().map_err(|source| Error::File {
+        what: "found",
+        path: PathBuf::from("/proc/self/exe"),
+        source,
+    })?;
+    let path = own.with_file_name(name);
+    match path.is_file() {
+        true => Ok(path),
+        false => Err(Error::NotBeside(path)),
+    }
+}
+
 /// A text, whole or not at all.
 pub(crate) fn read(path: &Path) -> io::Result<String> {
     let mut text = String::new();

@@ -2,7 +2,8 @@
 //!
 //! Called to create a container it reads the container's `config.json`, puts in the devices that the container is to have, and becomes the real
 //! runtime; called for anything else it becomes the real runtime at once. It opens nothing below the container's root, mounts nothing, and runs
-//! nothing but that runtime. What it decides is in `divvy_container::runtime`; here is what is read, written and executed.
+//! nothing but that runtime, and `divvy-probe` where the driver has to be asked. What it decides is in `divvy_container::runtime`; here is what is
+//! read, written and executed.
 
 #![forbid(unsafe_code)]
 
@@ -10,6 +11,7 @@ mod create;
 mod error;
 mod files;
 mod low_level;
+mod probe;
 
 use std::ffi::OsString;
 use std::io::Write as _;

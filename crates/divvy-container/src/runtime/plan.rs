@@ -7,7 +7,8 @@ use thiserror::Error as ThisError;
 
 use super::request::{Container, Request, Wanted};
 use super::settings::{Mode, Settings};
-use crate::cdi::{self, Edits, QualifiedName, Registry, Unresolved};
+use super::{legacy, live};
+use crate::cdi::{self, Edits, FoundDevice, QualifiedName, Registry, Unresolved};
 
 /// Why a container cannot have what it asks for.
 #[derive(Debug, ThisError)]
@@ -27,12 +28,15 @@ pub enum Error {
         "the container asks for a device by the name {0:?}; an index (0), a UUID (GPU-...), all, none or a CDI name (nvidia.com/gpu=0) is one"
     )]
     Name(String),
-    /// A mode that needs NVIDIA's own programs.
+    /// Devices of this moment and devices of files.
     #[error(
-        "nvidia-container-runtime.mode is {0:?}, which this version of divvy-runtime does not do; set it to \"auto\", which takes the devices \
-         from CDI specs, and write one: divvy cdi generate --output /etc/cdi/nvidia.yaml"
+        "requesting a CDI device with vendor 'runtime.nvidia.com' is not supported when requesting other CDI devices: the container asks for {0}; \
+         ask for all of them by CDI names, or for none"
     )]
-    Mode(&'static str),
+    Mixed(String),
+    /// What `nvidia-container-cli` cannot be called for.
+    #[error(transparent)]
+    Legacy(#[from] legacy::Error),
     /// Several grants for one container.
     #[error(
         "{grants} grants are described for container {container} of pod {uid}, and one is meant to be: divvy cdi list shows their files"
@@ -64,18 +68,30 @@ pub enum Plan {
 /// What a container asks for, and what of it was not taken.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Asked {
-    decides: Decides,
+    /// What decides about its devices.
+    pub decides: Decides,
     /// In sentences for a log.
     pub ignored: Vec<String>,
 }
 
-/// What decides about its devices.
+/// What decides about a container's devices.
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum Decides {
-    /// Itself.
-    Request(Plan),
-    /// The allocation of its pod.
-    Allocation { uid: String, container: String },
+pub enum Decides {
+    /// Nobody: its configuration is not touched, and nothing has to be looked at.
+    Nobody,
+    /// Itself: devices of the CDI specs in the spec folders.
+    Specs(Plan),
+    /// Itself: devices of a spec that is made now ([`super::live`]).
+    Live(Plan),
+    /// Itself: `nvidia-container-cli` is called for it ([`legacy::words`]).
+    Legacy(Wanted),
+    /// The allocation of its pod, by the CDI specs in the spec folders.
+    Allocation {
+        /// The pod's UID.
+        uid: String,
+        /// The container's name in it.
+        container: String,
+    },
 }
 
 /// Annotations by which containerd and CRI-O name a pod's container: UID of the pod, name of the container.
@@ -88,112 +104,132 @@ impl Asked {
     /// Reads a container's request.
     ///
     /// # Errors
-    /// [`Error::Name`], [`Error::Mode`].
+    /// [`Error::Name`], [`Error::Mixed`].
     pub fn of(container: &Container, settings: &Settings) -> Result<Asked, Error> {
-        let request = Request::of(container, settings);
-        let request = match settings.mode {
-            Mode::Divvy => return Ok(Asked::by_allocation(container, &request)),
-            Mode::Cdi => request,
-            // As NVIDIA's: annotations count only where all that is asked for is a CDI name.
-            Mode::Auto | Mode::JitCdi | Mode::Legacy => match &request.wanted {
-                Wanted::Devices(names) if names.iter().all(|name| is_qualified(name)) => request,
-                _ => Request::of(
-                    container,
-                    &Settings {
-                        annotation_prefixes: Vec::new(),
-                        ..settings.clone()
-                    },
-                ),
-            },
-        };
-        if request.wanted != Wanted::Nothing {
-            match settings.mode {
-                Mode::Legacy => return Err(Error::Mode("legacy")),
-                Mode::JitCdi => return Err(Error::Mode("jit-cdi")),
-                Mode::Auto | Mode::Cdi | Mode::Divvy => {}
+        let Request { wanted, mut ignored } = request(container, settings);
+        let decides = match (settings.mode, wanted) {
+            (Mode::Divvy, wanted) => {
+                if wanted != Wanted::Nothing {
+                    ignored.push(
+                        "What the container asks for by itself is not looked at: in mode \"divvy\" it gets what its pod was allocated"
+                            .to_owned(),
+                    );
+                }
+                by_allocation(container)
             }
+            (_, Wanted::Nothing) => Decides::Nobody,
+            (Mode::Legacy, wanted) => Decides::Legacy(wanted),
+            (Mode::Cdi, wanted) => Decides::Specs(plan(wanted, &settings.default_kind)?),
+            (Mode::Auto | Mode::JitCdi, wanted) => live_or_specs(wanted, settings)?,
+        };
+        Ok(Asked { decides, ignored })
+    }
+}
+
+fn request(container: &Container, settings: &Settings) -> Request {
+    let request = Request::of(container, settings);
+    // As NVIDIA's: annotations count only where all that is asked for is a CDI name.
+    let annotations_count = match (settings.mode, &request.wanted) {
+        (Mode::Divvy | Mode::Cdi, _) => true,
+        (Mode::Auto | Mode::JitCdi, Wanted::Devices(names)) => names.iter().all(|name| is_qualified(name)),
+        _ => false,
+    };
+    if annotations_count {
+        return request;
+    }
+    let without = Settings {
+        annotation_prefixes: Vec::new(),
+        ..settings.clone()
+    };
+    Request::of(container, &without)
+}
+
+/// As NVIDIA's runtime decides: what is asked for by CDI names comes from CDI specs, the rest from the driver, now. A default kind of another
+/// vendor is in specs only.
+fn live_or_specs(wanted: Wanted, settings: &Settings) -> Result<Decides, Error> {
+    let kind = settings.default_kind.as_str();
+    if kind != cdi::NVIDIA_KIND && kind != live::KIND {
+        return Ok(Decides::Specs(plan(wanted, kind)?));
+    }
+    let Wanted::Devices(names) = &wanted else {
+        return Ok(Decides::Live(plan(wanted, live::KIND)?));
+    };
+    let of_kind = |name: &str, kind: &str| name.strip_prefix(kind).is_some_and(|rest| rest.starts_with('='));
+    // In mode jit-cdi nvidia.com/gpu=0 is the GPU 0 of now, too, so that nothing stale is ever taken.
+    let is_live = |name: &str| {
+        let by_kind = of_kind(name, live::KIND) || settings.mode == Mode::JitCdi && of_kind(name, cdi::NVIDIA_KIND);
+        by_kind || !is_qualified(name)
+    };
+    let (now, written): (Vec<&String>, Vec<&String>) = names.iter().partition(|name| is_live(name));
+    match (now.is_empty(), written.is_empty()) {
+        (true, _) => Ok(Decides::Specs(plan(wanted, kind)?)),
+        (false, false) => Err(Error::Mixed(names.join(",").chars().take(200).collect())),
+        (false, true) => {
+            let own = |name: &String| match name.strip_prefix(cdi::NVIDIA_KIND) {
+                Some(rest) if rest.starts_with('=') => format!("{}{rest}", live::KIND),
+                _ => name.clone(),
+            };
+            Ok(Decides::Live(plan(
+                Wanted::Devices(names.iter().map(own).collect()),
+                live::KIND,
+            )?))
         }
-        let kind = &settings.default_kind;
-        let (devices, driver_of) = match request.wanted {
-            Wanted::Nothing => {
-                return Ok(Asked {
-                    decides: Decides::Request(Plan::LeaveAlone),
-                    ignored: request.ignored,
-                });
-            }
-            Wanted::All => (vec![format!("{kind}=all")], None),
-            Wanted::DriverOnly => (Vec::new(), Some(kind.clone())),
-            Wanted::Devices(names) => (
-                names.iter().map(|name| full_name(name, kind)).collect::<Result<_, _>>()?,
-                None,
-            ),
-        };
-        Ok(Asked {
-            decides: Decides::Request(Plan::Inject { devices, driver_of }),
-            ignored: request.ignored,
+    }
+}
+
+fn plan(wanted: Wanted, kind: &str) -> Result<Plan, Error> {
+    let (devices, driver_of) = match wanted {
+        Wanted::Nothing => return Ok(Plan::LeaveAlone),
+        Wanted::All => (vec![format!("{kind}=all")], None),
+        Wanted::DriverOnly => (Vec::new(), Some(kind.to_owned())),
+        Wanted::Devices(names) => (
+            names.iter().map(|name| full_name(name, kind)).collect::<Result<_, _>>()?,
+            None,
+        ),
+    };
+    Ok(Plan::Inject { devices, driver_of })
+}
+
+fn by_allocation(container: &Container) -> Decides {
+    let annotations: &BTreeMap<String, String> = &container.annotations;
+    let pod = OWNERS.iter().find_map(|(uid, name)| {
+        Some(Decides::Allocation {
+            uid: annotations.get(*uid)?.clone(),
+            container: annotations.get(*name)?.clone(),
         })
-    }
+    });
+    pod.unwrap_or(Decides::Nobody)
+}
 
-    fn by_allocation(container: &Container, request: &Request) -> Asked {
-        let annotations: &BTreeMap<String, String> = &container.annotations;
-        let pod = OWNERS.iter().find_map(|(uid, name)| {
-            Some(Decides::Allocation {
-                uid: annotations.get(*uid)?.clone(),
-                container: annotations.get(*name)?.clone(),
-            })
-        });
-        let mut ignored = request.ignored.clone();
-        if request.wanted != Wanted::Nothing {
-            ignored.push(
-                "What the container asks for by itself is not looked at: in mode \"divvy\" it gets what its pod was allocated"
-                    .to_owned(),
-            );
-        }
-        Asked {
-            decides: pod.unwrap_or(Decides::Request(Plan::LeaveAlone)),
-            ignored,
-        }
-    }
-
-    /// Whether that is known without a look at the machine's CDI specs.
-    pub fn leaves_alone(&self) -> bool {
-        self.decides == Decides::Request(Plan::LeaveAlone)
-    }
-
-    /// What the container gets, once the specs are known.
-    ///
-    /// # Errors
-    /// [`Error::Grants`] if several grants are described for it.
-    pub fn plan(&self, registry: &Registry) -> Result<Plan, Error> {
-        let (uid, container) = match &self.decides {
-            Decides::Request(plan) => return Ok(plan.clone()),
-            Decides::Allocation { uid, container } => (uid, container),
-        };
-        let specs = registry
-            .files()
-            .iter()
-            .filter_map(|file| file.usable())
-            .filter(|spec| spec.kind == divvy_model::names::CDI_KIND);
-        let of_it = |spec: &&cdi::Spec| {
-            let record = spec.owner().and_then(|text| GrantRecord::parse(text).ok());
-            record.is_some_and(|record| record.uid == *uid && record.container == *container)
-        };
-        let names: Vec<String> = specs
-            .filter(of_it)
-            .flat_map(|spec| spec.devices.iter().map(|device| cdi::qualified_name(&device.name)))
-            .collect();
-        match names.len() {
-            0 => Ok(Plan::LeaveAlone),
-            1 => Ok(Plan::Inject {
-                devices: names,
-                driver_of: None,
-            }),
-            grants => Err(Error::Grants {
-                grants,
-                uid: uid.clone(),
-                container: container.clone(),
-            }),
-        }
+/// What a pod's container was allocated, by the specs of grants.
+///
+/// # Errors
+/// [`Error::Grants`] if several grants are described for it.
+pub fn allocation(uid: &str, container: &str, registry: &Registry) -> Result<Plan, Error> {
+    let specs = registry
+        .files()
+        .iter()
+        .filter_map(|file| file.usable())
+        .filter(|spec| spec.kind == divvy_model::names::CDI_KIND);
+    let of_it = |spec: &&cdi::Spec| {
+        let record = spec.owner().and_then(|text| GrantRecord::parse(text).ok());
+        record.is_some_and(|record| record.uid == uid && record.container == container)
+    };
+    let names: Vec<String> = specs
+        .filter(of_it)
+        .flat_map(|spec| spec.devices.iter().map(|device| cdi::qualified_name(&device.name)))
+        .collect();
+    match names.len() {
+        0 => Ok(Plan::LeaveAlone),
+        1 => Ok(Plan::Inject {
+            devices: names,
+            driver_of: None,
+        }),
+        grants => Err(Error::Grants {
+            grants,
+            uid: uid.to_owned(),
+            container: container.to_owned(),
+        }),
     }
 }
 
@@ -258,24 +294,30 @@ fn unresolved(unresolved: Unresolved, registry: &Registry) -> Error {
             device.file.path,
             device.conflicts_with.join(", ")
         )
+    } else if devices.iter().any(|device| device.name.starts_with(live::KIND)) {
+        format!("this machine's GPUs are {}", shortened(&devices))
     } else if devices.is_empty() {
         "no CDI spec on this machine describes a device: divvy cdi generate --output /etc/cdi/nvidia.yaml".to_owned()
     } else {
-        let mut names: Vec<&str> = devices.iter().map(|device| device.name.as_str()).collect();
-        names.dedup();
-        let more = names.len().saturating_sub(8);
-        names.truncate(8);
-        let more = if more > 0 {
-            format!(" and {more} more")
-        } else {
-            String::new()
-        };
         format!(
-            "this machine's CDI specs have {}{more}; divvy cdi list shows where from",
-            names.join(", ")
+            "this machine's CDI specs have {}; divvy cdi list shows where from",
+            shortened(&devices)
         )
     };
     Error::Unresolved { unresolved, hint }
+}
+
+fn shortened(devices: &[FoundDevice<'_>]) -> String {
+    let mut names: Vec<&str> = devices.iter().map(|device| device.name.as_str()).collect();
+    names.dedup();
+    let more = names.len().saturating_sub(8);
+    names.truncate(8);
+    let more = if more > 0 {
+        format!(" and {more} more")
+    } else {
+        String::new()
+    };
+    format!("{}{more}", names.join(", "))
 }
 
 fn is_qualified(name: &str) -> bool {

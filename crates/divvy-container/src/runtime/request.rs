@@ -162,16 +162,16 @@ fn by_environment<'a>(container: &Container, swarm: &'a [String]) -> (Vec<&'a st
     let names = if swarm.is_empty() { vec![VISIBLE_DEVICES] } else { swarm };
     let values = names.iter().filter_map(|name| container.variable(name));
     let mut listed: Vec<String> = values.flat_map(items).collect();
-    // Images from before the variable was there mean all GPUs.
-    let has = |name| container.variable(name).is_some_and(|value| !value.is_empty());
-    if names == [VISIBLE_DEVICES]
-        && container.variable(VISIBLE_DEVICES).is_none()
-        && has("CUDA_VERSION")
-        && !has("NVIDIA_REQUIRE_CUDA")
-    {
+    if names == [VISIBLE_DEVICES] && container.variable(VISIBLE_DEVICES).is_none() && is_legacy_image(container) {
         listed.push("all".to_owned());
     }
     (names, listed)
+}
+
+/// Whether its image is from before the variable was there: such images mean all GPUs.
+pub(super) fn is_legacy_image(container: &Container) -> bool {
+    let has = |name| container.variable(name).is_some_and(|value| !value.is_empty());
+    has("CUDA_VERSION") && !has("NVIDIA_REQUIRE_CUDA")
 }
 
 fn items(list: &str) -> impl Iterator<Item = String> {

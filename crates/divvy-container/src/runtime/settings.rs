@@ -21,6 +21,20 @@ pub enum Error {
         "nvidia-container-runtime.mode is {0:?}; the modes are auto, cdi, jit-cdi, legacy, divvy (and csv, which is not supported)"
     )]
     Mode(String),
+    /// `supported-driver-capabilities`.
+    #[error(
+        "supported-driver-capabilities has {0:?}; there are {list}, and all", list = CAPABILITIES.join(",")
+    )]
+    Capability(String),
+    /// `cuda-compat-mode`.
+    #[error("nvidia-container-runtime.modes.legacy.cuda-compat-mode is {0:?}; there are {list}", list = COMPAT_MODES.join(", "))]
+    CompatMode(String),
+    /// `ldconfig` without `@`: it would be the image's program (CVE-2024-0136, CVE-2024-0137).
+    #[error(
+        "nvidia-container-cli.ldconfig is {0:?}, a program of the image, which would run with the host's rights; write \"@/sbin/ldconfig\", where @ \
+         means the host's"
+    )]
+    Ldconfig(String),
     /// `mode = "csv"`.
     #[error(
         "nvidia-container-runtime.mode is \"csv\", which is for Jetson boards and not supported here; set it to \"cdi\" and describe the \
@@ -66,7 +80,55 @@ pub struct Settings {
     pub accept_environment: bool,
     /// `swarm-resource`: variables that are read in place of `NVIDIA_VISIBLE_DEVICES`.
     pub swarm_resources: Vec<String>,
+    /// `disable-require`: what images require of the driver is not handed on.
+    pub disable_require: bool,
+    /// `supported-driver-capabilities`, sorted.
+    pub capabilities: Vec<String>,
+    /// `nvidia-container-cli`.
+    pub cli: Cli,
+    /// `features.disable-imex-channel-creation`.
+    pub no_imex_creation: bool,
+    /// `features.ignore-imex-channel-requests`.
+    pub ignore_imex: bool,
+    /// `features.no-additional-gids-for-device-nodes`.
+    pub no_additional_groups: bool,
+    /// `...modes.legacy.cuda-compat-mode`.
+    pub cuda_compat_mode: String,
+    /// `...modes.jit-cdi.probe`: the program that asks the driver; else the `divvy-probe` beside this runtime. A key of Divvy's own.
+    pub probe: Option<String>,
+    /// `...modes.jit-cdi.nvml-library`: the driver's `libnvidia-ml.so.1`; else it is searched for below the driver's root. A key of Divvy's own.
+    pub nvml_library: Option<String>,
 }
+
+/// What matters of `[nvidia-container-cli]`.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case", default)]
+pub struct Cli {
+    /// A log file of the program's own.
+    pub debug: Option<String>,
+    /// `NAME=value`, which is all the environment that it gets but for a `PATH`.
+    pub environment: Vec<String>,
+    /// The driver root's `ld.so.cache`.
+    pub ldcache: Option<String>,
+    /// The machine's `ldconfig`, behind an `@`.
+    pub ldconfig: Option<String>,
+    /// Whether kernel modules are loaded; if it is not said, they are.
+    pub load_kmods: Option<bool>,
+    /// Whether device cgroups are left alone.
+    pub no_cgroups: bool,
+    /// Whether the container's root is changed into instead of pivoted to.
+    pub no_pivot: bool,
+    /// The program; else it is looked for in `PATH`.
+    pub path: Option<String>,
+    /// The driver's root; for `jit-cdi`, too.
+    pub root: Option<String>,
+    /// As whom the program runs, `user:group`.
+    pub user: Option<String>,
+}
+
+/// Names of `NVIDIA_DRIVER_CAPABILITIES`, sorted.
+const CAPABILITIES: [&str; 7] = ["compat32", "compute", "display", "graphics", "ngx", "utility", "video"];
+const COMPAT_MODES: [&str; 4] = ["ldconfig", "mount", "disabled", "hook"];
 
 #[derive(Deserialize, Default)]
 #[serde(rename_all = "kebab-case", default)]
@@ -74,7 +136,20 @@ struct File {
     accept_nvidia_visible_devices_as_volume_mounts: Option<bool>,
     accept_nvidia_visible_devices_envvar_when_unprivileged: Option<bool>,
     swarm_resource: Option<String>,
+    disable_require: bool,
+    supported_driver_capabilities: Option<String>,
+    features: Features,
+    nvidia_container_cli: Cli,
     nvidia_container_runtime: Runtime,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(rename_all = "kebab-case", default)]
+struct Features {
+    allow_ldconfig_from_container: bool,
+    disable_imex_channel_creation: bool,
+    ignore_imex_channel_requests: bool,
+    no_additional_gids_for_device_nodes: bool,
 }
 
 #[derive(Deserialize, Default)]
@@ -87,9 +162,24 @@ struct Runtime {
 }
 
 #[derive(Deserialize, Default)]
-#[serde(default)]
+#[serde(rename_all = "kebab-case", default)]
 struct Modes {
     cdi: Cdi,
+    jit_cdi: JitCdi,
+    legacy: Legacy,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(rename_all = "kebab-case", default)]
+struct JitCdi {
+    probe: Option<String>,
+    nvml_library: Option<String>,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(rename_all = "kebab-case", default)]
+struct Legacy {
+    cuda_compat_mode: Option<String>,
 }
 
 #[derive(Deserialize, Default)]
@@ -114,7 +204,7 @@ impl Settings {
     pub fn parse(text: &str) -> Result<Settings, Error> {
         let file: File = toml::from_str(text)?;
         let runtime = file.nvidia_container_runtime;
-        let cdi = runtime.modes.cdi;
+        let (cdi, jit) = (runtime.modes.cdi, runtime.modes.jit_cdi);
         let list = |given: Option<Vec<String>>, default: &[&str]| {
             given.unwrap_or_else(|| default.iter().map(|part| (*part).to_owned()).collect())
         };
@@ -127,6 +217,14 @@ impl Settings {
             Some("csv") => return Err(Error::Csv),
             Some(other) => return Err(Error::Mode(other.to_owned())),
         };
+        let compat = runtime.modes.legacy.cuda_compat_mode.unwrap_or_else(|| "ldconfig".to_owned());
+        if !COMPAT_MODES.contains(&compat.as_str()) {
+            return Err(Error::CompatMode(compat));
+        }
+        let ldconfig = file.nvidia_container_cli.ldconfig.as_deref().unwrap_or("@");
+        if !ldconfig.starts_with('@') && !ldconfig.is_empty() && !file.features.allow_ldconfig_from_container {
+            return Err(Error::Ldconfig(ldconfig.to_owned()));
+        }
         let swarm = file.swarm_resource.unwrap_or_default();
         let swarm = swarm.split(',').map(str::trim).filter(|name| !name.is_empty());
         Ok(Settings {
@@ -139,8 +237,33 @@ impl Settings {
             accept_mounts: file.accept_nvidia_visible_devices_as_volume_mounts.unwrap_or(false),
             accept_environment: file.accept_nvidia_visible_devices_envvar_when_unprivileged.unwrap_or(false),
             swarm_resources: swarm.map(str::to_owned).collect(),
+            disable_require: file.disable_require,
+            capabilities: capabilities(file.supported_driver_capabilities.as_deref())?,
+            cli: file.nvidia_container_cli,
+            no_imex_creation: file.features.disable_imex_channel_creation,
+            ignore_imex: file.features.ignore_imex_channel_requests,
+            no_additional_groups: file.features.no_additional_gids_for_device_nodes,
+            cuda_compat_mode: compat,
+            probe: jit.probe,
+            nvml_library: jit.nvml_library,
         })
     }
+}
+
+fn capabilities(list: Option<&str>) -> Result<Vec<String>, Error> {
+    let all = || CAPABILITIES.map(str::to_owned).to_vec();
+    let Some(list) = list else { return Ok(all()) };
+    let mut named = Vec::new();
+    for name in list.split(',').map(str::trim).filter(|name| !name.is_empty()) {
+        match CAPABILITIES.contains(&name) {
+            _ if name == "all" => return Ok(all()),
+            true => named.push(name.to_owned()),
+            false => return Err(Error::Capability(name.to_owned())),
+        }
+    }
+    named.sort_unstable();
+    named.dedup();
+    Ok(named)
 }
 
 #[cfg(test)]
@@ -177,15 +300,29 @@ cuda-compat-mode = "ldconfig"
 
     #[test]
     fn nvidias_own_file_says_what_is_assumed_without_one() {
-        assert_eq!(Settings::parse(NVIDIAS).expect("read"), Settings::default());
+        let found = Settings::parse(NVIDIAS).expect("read");
+        // That file writes down what is else found out on the machine.
+        let expected = Settings {
+            cli: Cli {
+                ldconfig: Some("@/sbin/ldconfig".to_owned()),
+                load_kmods: Some(true),
+                ..Cli::default()
+            },
+            ..Settings::default()
+        };
+        assert_eq!(found, expected);
     }
 
     #[test]
     fn what_is_set_is_taken() {
-        let text = "accept-nvidia-visible-devices-as-volume-mounts = true\n\
-                    accept-nvidia-visible-devices-envvar-when-unprivileged = true\nswarm-resource = \"A, B\"\n\
+        let text = "accept-nvidia-visible-devices-as-volume-mounts = true\ndisable-require = true\n\
+                    supported-driver-capabilities = \"video, compute,video\"\naccept-nvidia-visible-devices-envvar-when-unprivileged = true\nswarm-resource = \"A, B\"\n\
                     [nvidia-container-runtime]\nmode = \"divvy\"\nruntimes = [\"/opt/crun\"]\ndebug = \"/var/log/x\"\n\
-                    [nvidia-container-runtime.modes.cdi]\nannotation-prefixes = []\ndefault-kind = \"a.com/b\"\nspec-dirs = [\"/c\"]\n";
+                    [nvidia-container-runtime.modes.cdi]\nannotation-prefixes = []\ndefault-kind = \"a.com/b\"\nspec-dirs = [\"/c\"]\n\
+                    [nvidia-container-runtime.modes.jit-cdi]\nprobe = \"/p\"\nnvml-library = \"/l\"\n\
+                    [nvidia-container-runtime.modes.legacy]\ncuda-compat-mode = \"disabled\"\n\
+                    [features]\ndisable-imex-channel-creation = true\nignore-imex-channel-requests = true\nno-additional-gids-for-device-nodes = true\n\
+                    [nvidia-container-cli]\nroot = \"/run/nvidia/driver\"\nload-kmods = false\nno-cgroups = true\n";
         let found = Settings::parse(text).expect("read");
         let expected = Settings {
             mode: Mode::Divvy,
@@ -197,6 +334,20 @@ cuda-compat-mode = "ldconfig"
             accept_mounts: true,
             accept_environment: true,
             swarm_resources: vec!["A".to_owned(), "B".to_owned()],
+            disable_require: true,
+            capabilities: vec!["compute".to_owned(), "video".to_owned()],
+            cli: Cli {
+                root: Some("/run/nvidia/driver".to_owned()),
+                load_kmods: Some(false),
+                no_cgroups: true,
+                ..Cli::default()
+            },
+            no_imex_creation: true,
+            ignore_imex: true,
+            no_additional_groups: true,
+            cuda_compat_mode: "disabled".to_owned(),
+            probe: Some("/p".to_owned()),
+            nvml_library: Some("/l".to_owned()),
         };
         assert_eq!(found, expected);
     }
@@ -210,6 +361,15 @@ cuda-compat-mode = "ldconfig"
                 "\"cid\"; the modes are auto, cdi",
             ),
             ("[nvidia-container-runtime]\nruntimes = \"runc\"", "invalid type"),
+            ("supported-driver-capabilities = \"foo\"", "has \"foo\"; there are compat32"),
+            (
+                "[nvidia-container-cli]\nldconfig = \"/sbin/ldconfig\"",
+                "a program of the image",
+            ),
+            (
+                "[nvidia-container-runtime.modes.legacy]\ncuda-compat-mode = \"x\"",
+                "\"x\"; there are ldconfig",
+            ),
             ("mode = [", "line 1"),
         ] {
             let error = Settings::parse(text).expect_err(text).to_string();

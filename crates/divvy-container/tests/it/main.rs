@@ -5,6 +5,8 @@ mod documents;
 mod engines;
 mod generated;
 mod ldcache;
+mod legacy;
+mod live;
 #[expect(dead_code, reason = "some of it only the tests of divvy use")]
 mod machine;
 mod plan;

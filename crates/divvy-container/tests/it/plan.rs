@@ -1,5 +1,6 @@
 use divvy_container::cdi::{Found, Registry, Spec};
-use divvy_container::runtime::plan::{Asked, Plan, edits};
+use divvy_container::runtime::live;
+use divvy_container::runtime::plan::{Asked, Decides, Plan, allocation, edits};
 use divvy_container::runtime::request::Container;
 use divvy_container::runtime::settings::{Mode, Settings};
 use divvy_model::names::CDI_KIND;
@@ -48,10 +49,30 @@ fn settings(mode: Mode) -> Settings {
     }
 }
 
+/// The GPUs that the driver has now.
+fn now() -> Registry {
+    let mut spec = spec(live::KIND, &["0", "GPU-a", "1", "all"]);
+    spec["containerEdits"]["env"] = json!(["DRIVER=now"]);
+    Registry::new(vec![file("the GPUs of this moment", 0, &spec)])
+}
+
 /// The variables of the edits, or the error.
-fn gets(container: &Container, mode: Mode, registry: &Registry) -> Result<Vec<String>, String> {
-    let asked = Asked::of(container, &settings(mode)).map_err(|error| error.to_string())?;
-    let plan = asked.plan(registry).map_err(|error| error.to_string())?;
+fn gets(container: &Container, mode: Mode, written: &Registry) -> Result<Vec<String>, String> {
+    gets_by(container, &settings(mode), written)
+}
+
+fn gets_by(container: &Container, settings: &Settings, written: &Registry) -> Result<Vec<String>, String> {
+    let asked = Asked::of(container, settings).map_err(|error| error.to_string())?;
+    let (plan, registry) = match asked.decides {
+        Decides::Nobody => return Ok(Vec::new()),
+        Decides::Specs(plan) => (plan, written),
+        Decides::Live(plan) => (plan, &now()),
+        Decides::Legacy(wanted) => return Ok(vec![format!("CLI={wanted:?}")]),
+        Decides::Allocation { uid, container } => (
+            allocation(&uid, &container, written).map_err(|error| error.to_string())?,
+            written,
+        ),
+    };
     edits(&plan, registry)
         .map(|edits| edits.env)
         .map_err(|error| error.to_string())
@@ -61,24 +82,41 @@ fn gets(container: &Container, mode: Mode, registry: &Registry) -> Result<Vec<St
 fn a_container_gets_the_devices_of_the_specs_by_the_names_that_people_write() {
     let annotated = [("cdi.k8s.io/vendor_x", "nvidia.com/gpu=1")];
     let both = [("cdi.k8s.io/vendor_x", "nvidia.com/gpu=1,0")];
-    for (env, annotations, mode, expected) in [
-        ("NVIDIA_VISIBLE_DEVICES=0", &[][..], Mode::Auto, &["DRIVER=1", "GOT=0"][..]),
-        ("NVIDIA_VISIBLE_DEVICES=0,1", &[], Mode::Cdi, &["DRIVER=1", "GOT=0", "GOT=1"]),
-        ("NVIDIA_VISIBLE_DEVICES=all", &[], Mode::Auto, &["DRIVER=1", "GOT=all"]),
-        ("NVIDIA_VISIBLE_DEVICES=none", &[], Mode::Auto, &["DRIVER=1"]),
-        ("NVIDIA_VISIBLE_DEVICES=void", &[], Mode::Auto, &[]),
-        ("A=1", &[], Mode::Cdi, &[]),
+    let (auto, cdi, jit) = (Mode::Auto, Mode::Cdi, Mode::JitCdi);
+    for (asked, annotations, mode, expected) in [
+        ("0", &[][..], cdi, &["DRIVER=1", "GOT=0"][..]),
+        ("0,1", &[], cdi, &["DRIVER=1", "GOT=0", "GOT=1"]),
+        ("all", &[], cdi, &["DRIVER=1", "GOT=all"]),
+        ("none", &[], cdi, &["DRIVER=1"]),
+        ("void", &[], cdi, &[]),
+        ("", &[], jit, &[]),
+        // What is no CDI name comes from the driver, as it is now.
+        ("0", &[], auto, &["DRIVER=now", "GOT=0"]),
+        ("GPU-a,1", &[], auto, &["DRIVER=now", "GOT=GPU-a", "GOT=1"]),
+        ("all", &[], auto, &["DRIVER=now", "GOT=all"]),
+        ("none", &[], auto, &["DRIVER=now"]),
+        ("void", &[], auto, &[]),
+        ("0", &[], jit, &["DRIVER=now", "GOT=0"]),
+        // CDI names of files come from files.
+        ("nvidia.com/gpu=0", &[], auto, &["DRIVER=1", "GOT=0"]),
+        ("example.com/nic=x", &[], jit, &["DRIVER=1", "GOT=x"]),
         (
-            "NVIDIA_VISIBLE_DEVICES=example.com/nic=x,nvidia.com/gpu=0",
+            "example.com/nic=x,nvidia.com/gpu=0",
             &[],
-            Mode::Auto,
+            auto,
             &["DRIVER=1", "GOT=x", "DRIVER=1", "GOT=0"],
         ),
-        ("NVIDIA_VISIBLE_DEVICES=0", &annotated, Mode::Auto, &["DRIVER=1", "GOT=1"]),
+        // In jit-cdi no file has a word in what NVIDIA's GPUs are.
+        ("nvidia.com/gpu=0", &[], jit, &["DRIVER=now", "GOT=0"]),
+        ("runtime.nvidia.com/gpu=1,0", &[], auto, &["DRIVER=now", "GOT=1", "GOT=0"]),
+        ("0", &annotated, auto, &["DRIVER=1", "GOT=1"]),
+        ("0", &annotated, jit, &["DRIVER=now", "GOT=1"]),
         // Not all that the annotation asks for is a CDI name: in mode auto it does not count.
-        ("NVIDIA_VISIBLE_DEVICES=0", &both, Mode::Auto, &["DRIVER=1", "GOT=0"]),
-        ("NVIDIA_VISIBLE_DEVICES=0", &both, Mode::Cdi, &["DRIVER=1", "GOT=1", "GOT=0"]),
+        ("0", &both, auto, &["DRIVER=now", "GOT=0"]),
+        ("0", &both, cdi, &["DRIVER=1", "GOT=1", "GOT=0"]),
+        ("0", &annotated, Mode::Legacy, &["CLI=Devices([\"0\"])"]),
     ] {
+        let env = &*format!("NVIDIA_VISIBLE_DEVICES={asked}");
         assert_eq!(
             gets(&container(&[env], annotations), mode, &machine()),
             Ok(expected.iter().map(|it| (*it).to_owned()).collect()),
@@ -91,7 +129,7 @@ fn a_container_gets_the_devices_of_the_specs_by_the_names_that_people_write() {
 fn what_cannot_be_had_is_refused_with_what_there_is() {
     let with_none = Registry::new(vec![file("/etc/cdi/n.json", 0, &spec("nvidia.com/gpu", &["none"]))]);
     assert_eq!(
-        gets(&container(&["NVIDIA_VISIBLE_DEVICES=none"], &[]), Mode::Auto, &with_none),
+        gets(&container(&["NVIDIA_VISIBLE_DEVICES=none"], &[]), Mode::Cdi, &with_none),
         Ok(vec!["DRIVER=1".to_owned(), "GOT=none".to_owned()]),
         "a device of that name is taken where there is one"
     );
@@ -102,7 +140,7 @@ fn what_cannot_be_had_is_refused_with_what_there_is() {
     for (env, mode, registry, parts) in [
         (
             "7",
-            Mode::Auto,
+            Mode::Cdi,
             machine(),
             &[
                 "unresolvable CDI devices nvidia.com/gpu=7;",
@@ -111,26 +149,41 @@ fn what_cannot_be_had_is_refused_with_what_there_is() {
         ),
         (
             "7,nvidia.com/gpu=8",
-            Mode::Auto,
+            Mode::Cdi,
             machine(),
             &["nvidia.com/gpu=7, nvidia.com/gpu=8"],
         ),
         (
             "0",
-            Mode::Auto,
+            Mode::Cdi,
             Registry::default(),
             &["gpu=0; no CDI spec on this machine", "divvy cdi generate"],
         ),
-        ("none", Mode::Auto, Registry::default(), &["gpu=none", "divvy cdi generate"]),
+        ("none", Mode::Cdi, Registry::default(), &["gpu=none", "divvy cdi generate"]),
         (
             "0",
-            Mode::Auto,
+            Mode::Cdi,
             twice,
             &["described by both /etc/cdi/a.json and /etc/cdi/b.json"],
         ),
         ("../../etc", Mode::Auto, machine(), &["\"../../etc\"; an index (0)"]),
-        ("0", Mode::JitCdi, machine(), &["\"jit-cdi\"", "divvy cdi generate"]),
-        ("0", Mode::Legacy, machine(), &["\"legacy\""]),
+        (
+            "7",
+            Mode::Auto,
+            machine(),
+            &[
+                "unresolvable CDI devices runtime.nvidia.com/gpu=7; this machine's GPUs are runtime.nvidia.com/gpu=0, ",
+                "=all",
+            ],
+        ),
+        (
+            "0,nvidia.com/gpu=1",
+            Mode::Auto,
+            machine(),
+            &[
+                "vendor 'runtime.nvidia.com' is not supported when requesting other CDI devices: the container asks for 0,nvidia.com/gpu=1",
+            ],
+        ),
     ] {
         let found = gets(&container(&[&format!("NVIDIA_VISIBLE_DEVICES={env}")], &[]), mode, &registry).expect_err(env);
         assert!(parts.iter().all(|part| found.contains(part)), "{found}");
@@ -140,6 +193,17 @@ fn what_cannot_be_had_is_refused_with_what_there_is() {
         Ok(vec![]),
         "who asks for nothing is not in the way"
     );
+}
+
+/// AMD's GPUs are in no spec that is made by asking NVIDIA's driver.
+#[test]
+fn a_default_kind_of_another_vendor_is_in_files_only() {
+    let settings = Settings {
+        default_kind: "example.com/nic".to_owned(),
+        ..settings(Mode::Auto)
+    };
+    let found = gets_by(&container(&["NVIDIA_VISIBLE_DEVICES=x"], &[]), &settings, &machine());
+    assert_eq!(found, Ok(vec!["DRIVER=1".to_owned(), "GOT=x".to_owned()]));
 }
 
 fn grant(name: &str, uid: &str, container: &str) -> Value {
@@ -202,7 +266,14 @@ fn in_mode_divvy_the_allocation_decides_whatever_the_environment_says() {
         asked.ignored
     );
     assert_eq!(
-        asked.plan(&registry).expect("a plan"),
+        asked.decides,
+        Decides::Allocation {
+            uid: "uid-1".to_owned(),
+            container: "main".to_owned()
+        }
+    );
+    assert_eq!(
+        allocation("uid-1", "main", &registry).expect("a plan"),
         Plan::Inject {
             devices: vec![format!("{CDI_KIND}={one}")],
             driver_of: None

@@ -23,7 +23,7 @@ impl Bed {
         fs::write(bed.config(), config).expect("written");
         fs::set_permissions(bed.config(), fs::Permissions::from_mode(0o640)).expect("its mode");
         bed.spec("nvidia.json", &nvidia());
-        bed.settings("auto", &bed.low_level(LOW_LEVEL));
+        bed.settings("cdi", &bed.low_level(LOW_LEVEL));
         bed
     }
 
@@ -47,9 +47,14 @@ impl Bed {
     }
 
     pub(crate) fn settings(&self, mode: &str, low_level: &Path) {
+        self.settings_and(mode, low_level, "");
+    }
+
+    /// With more of `config.toml` behind it.
+    pub(crate) fn settings_and(&self, mode: &str, low_level: &Path, more: &str) {
         let text = format!(
             "accept-nvidia-visible-devices-envvar-when-unprivileged = true\n[nvidia-container-runtime]\nmode = {mode:?}\nruntimes = [{low_level:?}]\n\
-             [nvidia-container-runtime.modes.cdi]\nspec-dirs = [{:?}]\n",
+             [nvidia-container-runtime.modes.cdi]\nspec-dirs = [{:?}]\n{more}",
             self.path("cdi")
         );
         fs::write(self.path("config.toml"), text).expect("written");
@@ -98,4 +103,16 @@ pub(crate) fn nvidia() -> Value {
 
 pub(crate) fn asking(device: &str) -> String {
     json!({"process": {"env": ["PATH=/", format!("NVIDIA_VISIBLE_DEVICES={device}")]}, "newField": 1}).to_string()
+}
+
+/// Programs of other crates, beside this crate's own; built if they are not there.
+pub(crate) fn built(package: &str, file: &str) -> PathBuf {
+    let path = Path::new(env!("CARGO_BIN_EXE_divvy-runtime")).with_file_name(file);
+    if !path.exists() {
+        let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+        let target = path.ancestors().nth(2).expect("target/PROFILE/program");
+        cargo.args(["build", "--quiet", "-p", package, "--target-dir"]).arg(target);
+        assert!(cargo.status().expect("cargo").success(), "{package} does not build");
+    }
+    path
 }

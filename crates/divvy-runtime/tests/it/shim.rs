@@ -119,7 +119,7 @@ fn what_was_not_taken_is_a_warning_in_the_log_and_the_container_starts() {
     let low_level = bed.path("low-level");
     let specs = bed.path("cdi");
     let text = format!(
-        "[nvidia-container-runtime]\nruntimes = [{low_level:?}]\n[nvidia-container-runtime.modes.cdi]\nspec-dirs = [{specs:?}]\n"
+        "[nvidia-container-runtime]\nmode = \"cdi\"\nruntimes = [{low_level:?}]\n[nvidia-container-runtime.modes.cdi]\nspec-dirs = [{specs:?}]\n"
     );
     fs::write(bed.path("config.toml"), text).expect("written");
     let log = bed.path("log.json");

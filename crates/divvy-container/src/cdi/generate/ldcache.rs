@@ -2,6 +2,9 @@
 //!
 //! Two formats (glibc, `sysdeps/generic/dl-cache.h`): the old one of libc5 and early glibc, and the new one, which stands alone or behind
 //! an old one in the same file. The file is a driver container's, so it is read as outside input: nothing is copied, every offset is checked.
+//! [`with`] writes one: what an image's has, and libraries that were mounted into the container.
+
+mod write;
 
 use thiserror::Error as ThisError;
 
@@ -20,7 +23,12 @@ pub enum Error {
     /// An entry leads out of the file, or to no text.
     #[error("entry {0} leads to no text")]
     Entry(usize),
+    /// The part behind the entries makes no sense.
+    #[error("its extensions are not where it says")]
+    Extension,
 }
+
+pub use write::{flags_of, with};
 
 /// One library.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -31,6 +39,10 @@ pub struct Library<'a> {
     pub path: &'a str,
     /// For which machine, see [`Library::is_64_bit`].
     pub flags: i32,
+    /// The oldest kernel that it runs on, where old glibcs wrote that down.
+    pub os_version: u32,
+    /// Which processors it is for; 0 for all.
+    pub hwcap: u64,
 }
 
 /// The most of a cache that is read.
@@ -59,6 +71,21 @@ impl Library<'_> {
 /// # Errors
 /// See [`Error`]; nothing of a file that is wrong in one place is used.
 pub fn parse(bytes: &[u8]) -> Result<Vec<Library<'_>>, Error> {
+    match part(bytes)? {
+        Part::New(bytes, count) => entries(bytes, NEW_HEADER, NEW_ENTRY, count, bytes),
+        Part::Old(count, texts) => entries(bytes, OLD_HEADER, OLD_ENTRY, count, texts),
+    }
+}
+
+/// The part of a file that counts, and how many entries it has.
+enum Part<'a> {
+    /// Offsets of texts count from its beginning.
+    New(&'a [u8], usize),
+    /// The texts behind the entries.
+    Old(usize, &'a [u8]),
+}
+
+fn part(bytes: &[u8]) -> Result<Part<'_>, Error> {
     if bytes.starts_with(NEW_MAGIC) {
         return new_format(bytes);
     }
@@ -78,10 +105,10 @@ pub fn parse(bytes: &[u8]) -> Result<Vec<Library<'_>>, Error> {
     {
         return new_format(rest);
     }
-    entries(bytes, OLD_HEADER, OLD_ENTRY, count, bytes.get(end..).unwrap_or_default())
+    Ok(Part::Old(count, bytes.get(end..).unwrap_or_default()))
 }
 
-fn new_format(bytes: &[u8]) -> Result<Vec<Library<'_>>, Error> {
+fn new_format(bytes: &[u8]) -> Result<Part<'_>, Error> {
     let count = number(bytes, NEW_MAGIC.len()).ok_or(Error::Truncated)?;
     if bytes.get(NEW_ORDER).is_some_and(|order| order & 3 == 3) {
         return Err(Error::BigEndian);
@@ -91,11 +118,11 @@ fn new_format(bytes: &[u8]) -> Result<Vec<Library<'_>>, Error> {
         .and_then(|size| size.checked_add(NEW_HEADER))
         .filter(|end| *end <= bytes.len())
         .ok_or(Error::Truncated)?;
-    // Offsets of texts count from the header.
-    entries(bytes, NEW_HEADER, NEW_ENTRY, count, bytes)
+    Ok(Part::New(bytes, count))
 }
 
 fn entries<'a>(bytes: &'a [u8], from: usize, size: usize, count: usize, texts: &'a [u8]) -> Result<Vec<Library<'a>>, Error> {
+    let is_new = size == NEW_ENTRY;
     let mut libraries = Vec::with_capacity(count);
     for i in 0..count {
         let at = from + i * size;
@@ -105,6 +132,16 @@ fn entries<'a>(bytes: &'a [u8], from: usize, size: usize, count: usize, texts: &
                 name: text(texts, number(bytes, at + 4)?)?,
                 path: text(texts, number(bytes, at + 8)?)?,
                 flags: u32::try_from(flags).ok()?.cast_signed(),
+                os_version: if is_new {
+                    u32::try_from(number(bytes, at + 12)?).ok()?
+                } else {
+                    0
+                },
+                hwcap: if is_new {
+                    u64::from_le_bytes(*bytes.get(at + 16..)?.first_chunk()?)
+                } else {
+                    0
+                },
             })
         };
         libraries.push(library().ok_or(Error::Entry(i))?);

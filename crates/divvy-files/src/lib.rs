@@ -1,4 +1,8 @@
 //! A machine's files below a root, for whoever describes machines ([`divvy_container::cdi::generate::Tree`]).
+//!
+//! Of its own, so that the container runtime has it without what talks to drivers.
+
+#![forbid(unsafe_code)]
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read};

@@ -1,0 +1,173 @@
+//! What `nvidia-container-cli` is called with, for mode `legacy`: as NVIDIA's hook calls it (research of toolkit 1.20.0, recorded with a program
+//! that prints its words).
+//!
+//! The words are settled when the container is created, from its environment and the settings; its process number and its root are only known
+//! when its namespaces are made, and are added then by a prestart hook (`divvy-hook legacy`).
+
+use thiserror::Error as ThisError;
+
+use super::request::{Container, VISIBLE_DEVICES, Wanted, is_legacy_image};
+use super::settings::Settings;
+
+/// Why it cannot be called.
+#[derive(Debug, Clone, PartialEq, Eq, ThisError)]
+pub enum Error {
+    /// `NVIDIA_DRIVER_CAPABILITIES`; NVIDIA's own sentence.
+    #[error("unsupported capabilities found in '{asked}' (allowed '{allowed}')")]
+    Capabilities {
+        /// What the container says.
+        asked: String,
+        /// What of it is supported.
+        allowed: String,
+    },
+    /// MIG devices are configured by privileged containers only.
+    #[error("cannot set {0} in non privileged container")]
+    Unprivileged(&'static str),
+    /// A device's name that neither index nor UUID nor PCI address is.
+    #[error(
+        "the container asks for a GPU by the name {0:?} in {VISIBLE_DEVICES}; an index (0), a UUID (GPU-...), all or none is one"
+    )]
+    Device(String),
+    /// `CUDA_VERSION`
+    #[error("CUDA_VERSION is {0:?}, which is no version (12.4 is one)")]
+    CudaVersion(String),
+    /// `NVIDIA_IMEX_CHANNELS`
+    #[error("NVIDIA_IMEX_CHANNELS has {0:?}; channels have numbers from 0 to 1048575")]
+    Imex(String),
+}
+
+/// Channels of IMEX that a driver can have.
+const IMEX_CHANNELS: u32 = 1 << 20;
+
+/// The words after the program's name, without `--pid` and the root; none if the container wants nothing.
+///
+/// # Errors
+/// See [`Error`].
+pub fn words(container: &Container, wanted: &Wanted, settings: &Settings, default_ldconfig: &str) -> Result<Vec<String>, Error> {
+    let cli = &settings.cli;
+    let mut words = Vec::new();
+    let mut flag = |name: &str, given: bool| words.extend(given.then(|| format!("--{name}")));
+    let set = |name: &str, value: Option<&str>| {
+        value
+            .filter(|value| !value.is_empty())
+            .map(|value| format!("--{name}={value}"))
+    };
+    let root = set("root", cli.root.as_deref());
+    flag("load-kmods", cli.load_kmods.unwrap_or(true));
+    flag("no-create-imex-channels", settings.no_imex_creation);
+    flag("no-pivot", cli.no_pivot);
+    words.splice(0..0, root);
+    words.extend(set("debug", cli.debug.as_deref()));
+    words.extend(set("ldcache", cli.ldcache.as_deref()));
+    words.extend(set("user", cli.user.as_deref()));
+    words.push("configure".to_owned());
+    words.extend(set("cuda-compat-mode", Some(&settings.cuda_compat_mode)));
+    words.extend(set("ldconfig", Some(cli.ldconfig.as_deref().unwrap_or(default_ldconfig))));
+    words.extend(cli.no_cgroups.then(|| "--no-cgroups".to_owned()));
+    words.extend(set("device", devices(wanted)?.as_deref()));
+    for (variable, name, shown) in [
+        ("NVIDIA_MIG_CONFIG_DEVICES", "mig-config", "MIG_CONFIG_DEVICES"),
+        ("NVIDIA_MIG_MONITOR_DEVICES", "mig-monitor", "MIG_MONITOR_DEVICES"),
+    ] {
+        let value = container.variable(variable).filter(|value| !value.is_empty());
+        if value.is_some() && !container.privileged {
+            return Err(Error::Unprivileged(shown));
+        }
+        words.extend(set(name, value));
+    }
+    words.extend(set("imex-channel", imex(container, settings)?.as_deref()));
+    let capabilities = capabilities(container, settings)?;
+    words.extend(capabilities.iter().map(|name| format!("--{name}")));
+    let requirements = requirements(container, settings)?;
+    words.extend(requirements.iter().map(|text| format!("--require={text}")));
+    Ok(words)
+}
+
+fn devices(wanted: &Wanted) -> Result<Option<String>, Error> {
+    let names = match wanted {
+        Wanted::All => return Ok(Some("all".to_owned())),
+        Wanted::DriverOnly | Wanted::Nothing => return Ok(None),
+        Wanted::Devices(names) => names,
+    };
+    // An index, 0:1, GPU-…, MIG-GPU-…/0/0, 00000000:06:00.0
+    let allowed = |c: char| c.is_ascii_alphanumeric() || "-_.:/".contains(c);
+    let wrong = |name: &&String| name.len() > 100 || name.starts_with('-') || !name.chars().all(allowed);
+    match names.iter().find(wrong) {
+        Some(name) => Err(Error::Device(name.chars().take(100).collect())),
+        None => Ok(Some(names.join(","))),
+    }
+}
+
+fn imex(container: &Container, settings: &Settings) -> Result<Option<String>, Error> {
+    let list = container.variable("NVIDIA_IMEX_CHANNELS").unwrap_or_default();
+    let names: Vec<&str> = list.split(',').map(str::trim).filter(|name| !name.is_empty()).collect();
+    if settings.ignore_imex || names.is_empty() {
+        return Ok(None);
+    }
+    let wrong = |name: &&&str| **name != "all" && name.parse::<u32>().ok().is_none_or(|number| number >= IMEX_CHANNELS);
+    match names.iter().find(wrong) {
+        Some(name) => Err(Error::Imex(name.chars().take(100).collect())),
+        None => Ok(Some(names.join(","))),
+    }
+}
+
+fn capabilities(container: &Container, settings: &Settings) -> Result<Vec<String>, Error> {
+    let supported = &settings.capabilities;
+    let asked = container.variable("NVIDIA_DRIVER_CAPABILITIES");
+    let asked = match asked {
+        None if is_legacy_image(container) => return Ok(supported.clone()),
+        None => "",
+        Some(asked) => asked,
+    };
+    let mut names: Vec<&str> = asked.split(',').map(str::trim).filter(|name| !name.is_empty()).collect();
+    if names.contains(&"all") {
+        return Ok(supported.clone());
+    }
+    let by_default = names.is_empty();
+    if by_default {
+        names = vec!["compute", "utility"];
+    }
+    names.sort_unstable();
+    names.dedup();
+    let (allowed, refused): (Vec<&str>, Vec<&str>) = names.iter().partition(|name| supported.iter().any(|known| known == *name));
+    if !refused.is_empty() && !by_default {
+        return Err(Error::Capabilities {
+            asked: asked.chars().take(200).collect(),
+            allowed: allowed.join(","),
+        });
+    }
+    Ok(allowed.into_iter().map(str::to_owned).collect())
+}
+
+/// What the image requires of the driver, by the names of its variables: the program itself judges it.
+fn requirements(container: &Container, settings: &Settings) -> Result<Vec<String>, Error> {
+    let off = container.variable("NVIDIA_DISABLE_REQUIRE").unwrap_or_default();
+    // As Go's strconv.ParseBool.
+    if settings.disable_require || ["1", "t", "T", "TRUE", "true", "True"].contains(&off) {
+        return Ok(Vec::new());
+    }
+    let mut names: Vec<&str> = container
+        .env
+        .iter()
+        .filter_map(|entry| entry.split_once('='))
+        .map(|(name, _)| name)
+        .filter(|name| name.starts_with("NVIDIA_REQUIRE_") && !name.starts_with("NVIDIA_REQUIRE_JETPACK"))
+        .collect();
+    names.sort_unstable();
+    names.dedup();
+    let values = names.iter().filter_map(|name| container.variable(name));
+    let mut all: Vec<String> = values.filter(|value| !value.is_empty()).map(str::to_owned).collect();
+    if is_legacy_image(container) {
+        let version = container.variable("CUDA_VERSION").unwrap_or_default();
+        let of_cuda = major_and_minor(version).ok_or_else(|| Error::CudaVersion(version.chars().take(100).collect()))?;
+        all.push(format!("cuda>={of_cuda}"));
+    }
+    Ok(all)
+}
+
+/// `9.0` of `9.0.116`, `9.0` of `9`.
+fn major_and_minor(version: &str) -> Option<String> {
+    let parts: Vec<&str> = version.split('.').collect();
+    let is_number = |part: &&str| !part.is_empty() && part.bytes().all(|c| c.is_ascii_digit());
+    (parts.len() <= 3 && parts.iter().all(is_number)).then(|| format!("{}.{}", parts[0], parts.get(1).unwrap_or(&"0")))
+}

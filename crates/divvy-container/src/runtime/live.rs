@@ -1,0 +1,101 @@
+//! A CDI spec of this moment's GPUs, which is written nowhere: mode `jit-cdi`.
+
+use serde::Deserialize;
+use thiserror::Error as ThisError;
+
+use crate::cdi::generate::{self, Generated, Options, Tree, nvidia, proc, wsl};
+use crate::cdi::{Found, Registry};
+
+/// The kind of its devices, as NVIDIA's runtime calls them: no file of a machine has it, so nothing stale is taken by mistake.
+pub const KIND: &str = "runtime.nvidia.com/gpu";
+const VENDOR: &str = "runtime.nvidia.com";
+/// What stands in place of a file's path.
+const PLACE: &str = "the GPUs of this moment";
+
+/// Why there is no spec.
+#[derive(Debug, ThisError)]
+pub enum Error {
+    /// What was read is no snapshot.
+    #[error("divvy-probe gave what is no list of GPUs: {0}; is it of the same version as divvy-runtime?")]
+    Snapshot(String),
+    /// The driver's files and nodes make none.
+    #[error(transparent)]
+    Generate(#[from] generate::Error),
+}
+
+/// What `divvy-probe --once` prints, as far as a spec needs it.
+#[derive(Debug, Deserialize)]
+struct Snapshot {
+    v: u32,
+    driver: String,
+    gpus: Vec<Facts>,
+    #[serde(default)]
+    unreadable: Vec<Unreadable>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Facts {
+    uuid: String,
+    index: u32,
+    minor: u32,
+    #[serde(default)]
+    pci: String,
+    #[serde(default)]
+    lost: bool,
+}
+
+#[derive(Debug, Deserialize)]
+struct Unreadable {
+    index: u32,
+    error: String,
+}
+
+/// The devices, and what somebody should know about them. `driver_root` is `/`, or where a driver container's root is mounted.
+///
+/// # Errors
+/// See [`Error`].
+pub fn registry(tree: &dyn Tree, probe: &str, driver_root: &str) -> Result<(Registry, Vec<String>), Error> {
+    let refuse = |text: String| Err(Error::Snapshot(text));
+    let snapshot: Snapshot = match serde_json::from_str(probe) {
+        Ok(snapshot) => snapshot,
+        Err(error) => return refuse(error.to_string()),
+    };
+    if snapshot.v != 1 {
+        return refuse(format!("its version is {}, and 1 is understood", snapshot.v));
+    }
+    let options = Options {
+        driver_root: driver_root.to_owned(),
+        ..Options::new(VENDOR)
+    };
+    let mut left_out: Vec<String> = snapshot
+        .unreadable
+        .iter()
+        .map(|gpu| format!("GPU {} is left out: the driver says {:?}", gpu.index, gpu.error))
+        .collect();
+    let (lost, there): (Vec<Facts>, Vec<Facts>) = snapshot.gpus.into_iter().partition(|gpu| gpu.lost);
+    left_out.extend(
+        lost.iter()
+            .map(|gpu| format!("GPU {} ({}) is left out: it is lost", gpu.index, gpu.uuid)),
+    );
+    let gpus: Vec<nvidia::Gpu> = there
+        .into_iter()
+        .map(|gpu| nvidia::Gpu {
+            index: gpu.index,
+            mig: proc::mig_of(tree, gpu.minor),
+            uuid: Some(gpu.uuid),
+            minor: gpu.minor,
+            pci: gpu.pci,
+        })
+        .collect();
+    let Generated { spec, notes } = match wsl::is_there(tree) {
+        true => wsl::generate(tree, Some(&snapshot.driver), &options)?,
+        false => nvidia::generate(tree, &gpus, Some(&snapshot.driver), &options)?,
+    };
+    left_out.extend(notes);
+    let found = Found {
+        path: PLACE.to_owned(),
+        priority: 0,
+        spec: Ok(spec),
+    };
+    Ok((Registry::new(vec![found]), left_out))
+}

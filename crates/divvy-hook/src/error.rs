@@ -1,0 +1,54 @@
+//! What can be in the way. The container runtime puts standard error into its own error.
+
+use std::io::{self, Write as _};
+use std::process::ExitCode;
+
+use thiserror::Error as ThisError;
+
+pub(crate) type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// Why the hook did not do its work.
+#[derive(Debug, ThisError)]
+pub(crate) enum Error {
+    /// The command line.
+    #[error("{0}; divvy-hook --help tells the rest")]
+    Usage(String),
+    /// What the container runtime says on standard input, or the container's configuration.
+    #[error("{0}; a container runtime calls this program, with the container's state on standard input")]
+    State(String),
+    /// A file of the machine.
+    #[error("could not {what} {path}: {source}")]
+    Host {
+        what: &'static str,
+        path: String,
+        source: io::Error,
+    },
+    /// A path of the image: its root cannot be written, or leads in circles.
+    #[error("could not {what} {path} of the container: {source}")]
+    Image {
+        what: &'static str,
+        path: String,
+        source: io::Error,
+    },
+    /// Something of the image is not what it should be.
+    #[error("invalid symlink specification {0}: TARGET::LINK is one, and LINK begins with /")]
+    Link(String),
+}
+
+impl Error {
+    pub(crate) fn host(what: &'static str, path: &str, source: io::Error) -> Error {
+        let path = path.to_owned();
+        Error::Host { what, path, source }
+    }
+
+    pub(crate) fn image(what: &'static str, path: &str, source: impl Into<io::Error>) -> Error {
+        let (path, source) = (path.to_owned(), source.into());
+        Error::Image { what, path, source }
+    }
+}
+
+/// Nobody is left to be told if that fails.
+pub(crate) fn complain(error: &Error) -> ExitCode {
+    let _ = writeln!(std::io::stderr(), "divvy-hook: {error}");
+    ExitCode::FAILURE
+}

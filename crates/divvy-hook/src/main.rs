@@ -1,0 +1,101 @@
+//! `divvy-hook`: what a container needs that mounts and device nodes do not give it, done by the container runtime before the container starts.
+//!
+//! A hook runs with the host's rights, in a folder that is the image's and with variables that are the image's (CVE-2025-23266). Therefore: this
+//! program is static, so that no loader reads those variables; it begins by becoming itself again without any; it opens every path of the
+//! image through one function ([`root::Root`]) beneath the image's root; and it runs nothing of the image.
+//!
+//! Descriptors that it inherits it neither uses nor hands on to anything that the image could reach.
+
+#![forbid(unsafe_code)]
+
+mod arguments;
+mod cache;
+mod error;
+mod legacy;
+mod links;
+mod root;
+mod state;
+
+use std::convert::Infallible;
+use std::ffi::OsString;
+use std::io::Write as _;
+use std::os::unix::process::CommandExt as _;
+use std::process::{Command, ExitCode};
+
+use rustix::fs::Mode;
+use rustix::process::{DumpableBehavior, set_dumpable_behavior, umask};
+
+use arguments::{HELP, Hook, OnFailure};
+use error::{Error, Result, complain};
+use root::Root;
+
+fn main() -> ExitCode {
+    if std::env::vars_os().next().is_some() {
+        return match again_without_variables() {
+            Ok(never) => match never {},
+            Err(error) => complain(&error),
+        };
+    }
+    let words: Vec<OsString> = std::env::args_os().skip(1).collect();
+    let done = settle().and_then(|()| Hook::parse(&words)).and_then(run);
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => complain(&error),
+    }
+}
+
+/// There is no safe way to drop one's own variables, and the kernel would show them to whoever looks.
+fn again_without_variables() -> Result<Infallible> {
+    let error = Command::new("/proc/self/exe")
+        .arg0("divvy-hook")
+        .args(std::env::args_os().skip(1))
+        .env_clear()
+        .exec();
+    Err(Error::host("become itself again by", "/proc/self/exe", error))
+}
+
+/// Nothing of the folder, the mask and the memory of whoever called counts from here on.
+fn settle() -> Result<()> {
+    std::env::set_current_dir("/").map_err(|error| Error::host("change to", "/", error))?;
+    umask(Mode::WGRP | Mode::WOTH);
+    set_dumpable_behavior(DumpableBehavior::NotDumpable)
+        .map_err(|error| Error::host("hide the memory of", "divvy-hook", error.into()))
+}
+
+fn run(hook: Hook) -> Result<()> {
+    let (done, on_failure) = match hook {
+        Hook::Help => return print(HELP),
+        Hook::Version => return print(&format!("divvy-hook {}\n", env!("CARGO_PKG_VERSION"))),
+        Hook::Unknown(name) => {
+            // A newer spec with an older hook: the container starts, as with NVIDIA's.
+            let _ = writeln!(std::io::stderr(), "divvy-hook: warning: Unsupported CDI hook: {name}");
+            return Ok(());
+        }
+        Hook::Legacy { environment, words } => return legacy::run(&environment, &words),
+        Hook::CreateSymlinks { links, on_failure } => {
+            let root = Root::open(&state::read()?.root)?;
+            (links.iter().try_for_each(|link| links::create(&root, link)), on_failure)
+        }
+        Hook::UpdateLdcache { folders, on_failure } => {
+            let state = state::read()?;
+            let root = Root::open(&state.root)?;
+            (cache::update(&root, &state.mounts, &folders), on_failure)
+        }
+    };
+    match done {
+        // A container without it may still work, and one that does not start never does (NVIDIA/nvidia-container-toolkit#2026).
+        Err(error @ Error::Image { .. }) if on_failure == OnFailure::Ignore => {
+            let _ = writeln!(
+                std::io::stderr(),
+                "divvy-hook: warning: {error}; the container starts without it"
+            );
+            Ok(())
+        }
+        done => done,
+    }
+}
+
+fn print(text: &str) -> Result<()> {
+    let written = std::io::stdout().write_all(text.as_bytes());
+    written.map_err(|error| Error::host("write to", "standard output", error))
+}

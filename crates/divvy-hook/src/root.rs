@@ -1,0 +1,187 @@
+//! The image's root: every path of the image is opened here, beneath it.
+//!
+//! The kernel resolves them (`openat2`, Linux 5.6) with the image's root for a root, so that no link of the image leads out, whoever changes it
+//! meanwhile; no link of `/proc` is followed, and what is written is not on another file system that is mounted there. An older kernel, or one
+//! that a seccomp filter hides, gets each component opened by itself, and no link is followed at all.
+
+use std::ffi::OsStr;
+use std::fs::File;
+use std::io::{self, Read as _, Write as _};
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+
+use rustix::fs::{AtFlags, Dir, Mode, OFlags, ResolveFlags, mkdirat, openat, openat2, readlinkat, renameat, symlinkat, unlinkat};
+use rustix::io::Errno;
+
+use crate::error::{Error, Result};
+
+/// How often a path is resolved anew that somebody changes meanwhile.
+const TRIES: usize = 16;
+const FOLDER: OFlags = OFlags::PATH.union(OFlags::DIRECTORY);
+
+/// A descriptor of the root.
+#[derive(Debug)]
+pub(crate) struct Root {
+    at: OwnedFd,
+}
+
+/// Whether a path may lead to what is mounted into the container.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Mounts {
+    Crossed,
+    Refused,
+}
+
+impl Root {
+    /// The folder that the container's configuration names.
+    pub(crate) fn open(path: &Path) -> Result<Root> {
+        let opened = rustix::fs::open(path, FOLDER | OFlags::CLOEXEC, Mode::empty());
+        opened
+            .map(|at| Root { at })
+            .map_err(|error| Error::host("open the container's root", &path.display().to_string(), error.into()))
+    }
+
+    fn resolve(&self, path: &str, flags: OFlags, mounts: Mounts) -> rustix::io::Result<OwnedFd> {
+        let mut how = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
+        if mounts == Mounts::Refused {
+            how |= ResolveFlags::NO_XDEV;
+        }
+        let relative = path.trim_start_matches('/');
+        let relative = if relative.is_empty() { "." } else { relative };
+        for _ in 0..TRIES {
+            match openat2(&self.at, relative, flags | OFlags::CLOEXEC, Mode::empty(), how) {
+                Err(Errno::AGAIN | Errno::INTR) => {}
+                Err(Errno::NOSYS | Errno::PERM) => return self.walk(path, flags),
+                done => return done,
+            }
+        }
+        Err(Errno::AGAIN)
+    }
+
+    /// Without `openat2`: one component after the other, none of which may be a link or `..`.
+    fn walk(&self, path: &str, flags: OFlags) -> rustix::io::Result<OwnedFd> {
+        let parts: Vec<&str> = path.split('/').filter(|part| !part.is_empty() && *part != ".").collect();
+        if parts.contains(&"..") {
+            return Err(Errno::XDEV);
+        }
+        let Some((last, folders)) = parts.split_last() else {
+            return openat(&self.at, ".", flags | OFlags::CLOEXEC, Mode::empty());
+        };
+        let mut at = self.at.try_clone().map_err(|_| Errno::MFILE)?;
+        for part in folders {
+            at = openat(&at, *part, FOLDER | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?;
+        }
+        openat(&at, *last, flags | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())
+    }
+
+    /// The names in a folder; none if there is no such folder.
+    pub(crate) fn names(&self, folder: &str) -> Result<Vec<String>> {
+        let failed = |error: Errno| Error::image("read the folder", folder, error);
+        let opened = match self.resolve(folder, OFlags::RDONLY | OFlags::DIRECTORY, Mounts::Crossed) {
+            Err(Errno::NOENT | Errno::NOTDIR) => return Ok(Vec::new()),
+            opened => opened.map_err(failed)?,
+        };
+        let mut names = Vec::new();
+        for entry in Dir::new(opened).map_err(failed)? {
+            // A name that is no text is none of a driver's.
+            match entry.map_err(failed)?.file_name().to_str() {
+                Ok("." | "..") | Err(_) => {}
+                Ok(name) => names.push(name.to_owned()),
+            }
+        }
+        names.sort_unstable();
+        Ok(names)
+    }
+
+    /// The first bytes of a plain file; none if it is not there, or is none.
+    pub(crate) fn read(&self, path: &str, limit: usize) -> Result<Option<Vec<u8>>> {
+        let failed = |error: io::Error| Error::image("read", path, error);
+        // Looked at before it is opened: that alone does something with many a device. And opened without blocking, should it be a pipe by then.
+        let mut opened = None;
+        for flags in [OFlags::PATH, OFlags::RDONLY | OFlags::NONBLOCK] {
+            let file = match self.resolve(path, flags, Mounts::Crossed) {
+                Err(Errno::NOENT | Errno::NOTDIR) => return Ok(None),
+                opened => File::from(opened.map_err(|error| Error::image("open", path, error))?),
+            };
+            if !file.metadata().map_err(failed)?.is_file() {
+                return Ok(None);
+            }
+            opened = Some(file);
+        }
+        let Some(file) = opened else { return Ok(None) };
+        let mut bytes = Vec::new();
+        file.take(u64::try_from(limit).unwrap_or(u64::MAX))
+            .read_to_end(&mut bytes)
+            .map_err(failed)?;
+        Ok(Some(bytes))
+    }
+
+    /// Puts a file in place of what is there, whole or not at all.
+    pub(crate) fn write(&self, path: &str, bytes: &[u8]) -> Result<()> {
+        let (folder, name, beside) = self.beside(path)?;
+        let failed = |error: Errno| Error::image("write", path, error);
+        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let opened = openat(&folder, &beside, flags, Mode::from_raw_mode(0o644)).map_err(failed)?;
+        let written = File::from(opened)
+            .write_all(bytes)
+            .map_err(|error| Error::image("write", path, error))
+            .and_then(|()| renameat(&folder, &beside, &folder, name).map_err(failed));
+        leave_nothing(written, &folder, &beside)
+    }
+
+    /// Makes a link, or makes one lead elsewhere.
+    pub(crate) fn link(&self, target: &str, path: &str) -> Result<()> {
+        let failed = |error: Errno| Error::image("make the link", path, error);
+        let (folder, name, beside) = self.beside(path)?;
+        if readlinkat(&folder, name, Vec::new()).is_ok_and(|there| there.as_bytes() == target.as_bytes()) {
+            return Ok(());
+        }
+        symlinkat(target, &folder, &beside).map_err(failed)?;
+        let renamed = renameat(&folder, &beside, &folder, name).map_err(failed);
+        leave_nothing(renamed, &folder, &beside)
+    }
+
+    /// The folder of a path, made if it is not there; the last component; and the name of a file that takes its place later, which is not there
+    /// any more if a hook was killed over it.
+    fn beside<'p>(&self, path: &'p str) -> Result<(OwnedFd, &'p str, String)> {
+        let (folder, name) = path.rsplit_once('/').unwrap_or(("", path));
+        if name.is_empty() || name == "." || name == ".." {
+            return Err(Error::image("write", path, Errno::ISDIR));
+        }
+        let folder = self.folder(folder)?;
+        let beside = format!(".{name}.divvy");
+        match unlinkat(&folder, &beside, AtFlags::empty()) {
+            Ok(()) | Err(Errno::NOENT) => Ok((folder, name, beside)),
+            Err(error) => Err(Error::image("write", path, error)),
+        }
+    }
+
+    fn folder(&self, path: &str) -> Result<OwnedFd> {
+        let failed = |error: Errno| Error::image("make the folder", path, error);
+        match self.resolve(path, FOLDER, Mounts::Refused) {
+            Err(Errno::NOENT) => {}
+            opened => return opened.map_err(failed),
+        }
+        let (parent, name) = path.rsplit_once('/').unwrap_or(("", path));
+        if name.is_empty() || name == ".." {
+            return Err(failed(Errno::NOENT));
+        }
+        let parent = self.folder(parent)?;
+        match mkdirat(&parent, name, Mode::from_raw_mode(0o755)) {
+            // One that leads nowhere is there, too, and is found by nobody below.
+            Ok(()) | Err(Errno::EXIST) => self.resolve(path, FOLDER, Mounts::Refused).map_err(failed),
+            Err(error) => Err(failed(error)),
+        }
+    }
+}
+
+fn leave_nothing(done: Result<()>, folder: impl AsFd, beside: impl AsRef<OsStr>) -> Result<()> {
+    if done.is_err() {
+        // The reason for which it could not be written is the one to tell.
+        let _ = unlinkat(folder, beside.as_ref(), AtFlags::empty());
+    }
+    done
+}
+
+#[cfg(test)]
+mod tests;

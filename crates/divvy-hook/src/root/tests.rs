@@ -1,0 +1,188 @@
+use std::os::unix::fs::symlink;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use rustix::fs::{CWD, RenameFlags, renameat_with};
+
+use super::*;
+
+#[test]
+fn without_openat2_no_link_is_followed() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let at = folder.path().join("root");
+    std::fs::create_dir_all(at.join("etc/x")).expect("made");
+    std::fs::write(at.join("etc/x/file"), "inside").expect("written");
+    symlink("x", at.join("etc/link")).expect("linked");
+    symlink("/etc/hostname", at.join("etc/name")).expect("linked");
+    let root = Root::open(&at).expect("opened");
+    let walk = |path: &str| root.walk(path, OFlags::RDONLY).map(drop);
+    assert_eq!(walk("/etc/x/file"), Ok(()));
+    assert_eq!(walk("/"), Ok(()));
+    for path in [
+        "/etc/link/file",
+        "/etc/name",
+        "/etc/../etc/x/file",
+        "/../root",
+        "/etc/nothing",
+    ] {
+        assert!(walk(path).is_err(), "{path}");
+    }
+}
+
+/// Files outside the root, and a root with a folder and a link that lead there by the same names.
+struct Trap {
+    folder: tempfile::TempDir,
+}
+
+const SECRET: &str = "the host's";
+const SWAPS: usize = 100_000;
+
+impl Trap {
+    fn new() -> Trap {
+        let trap = Trap {
+            folder: tempfile::tempdir().expect("a folder"),
+        };
+        for place in ["outside", "root/etc"] {
+            std::fs::create_dir_all(trap.at(place)).expect("made");
+        }
+        for name in ["ld.so.cache", "lib.so"] {
+            std::fs::write(trap.at("outside").join(name), SECRET).expect("written");
+            std::fs::write(trap.at("root/etc").join(name), "the image's").expect("written");
+        }
+        trap
+    }
+
+    fn at(&self, path: &str) -> PathBuf {
+        self.folder.path().join(path)
+    }
+
+    /// Works while two entries of the root are exchanged again and again: how often something was done, and how often refused.
+    fn race(&self, [a, b]: [&str; 2], work: impl Fn(&Root) -> bool) -> (usize, usize) {
+        let root = Root::open(&self.at("root")).expect("opened");
+        let (a, b) = (self.at(a), self.at(b));
+        let ended = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                for _ in 0..SWAPS {
+                    renameat_with(CWD, &a, CWD, &b, RenameFlags::EXCHANGE).expect("exchanged");
+                }
+                ended.store(true, Ordering::Release);
+            });
+            let (mut done, mut refused) = (0, 0);
+            while !ended.load(Ordering::Acquire) {
+                match work(&root) {
+                    true => done += 1,
+                    false => refused += 1,
+                }
+            }
+            (done, refused)
+        })
+    }
+
+    fn assert_nothing_outside_has_changed(&self) {
+        let mut names: Vec<_> = std::fs::read_dir(self.at("outside"))
+            .expect("there")
+            .map(|entry| entry.expect("an entry").file_name())
+            .collect();
+        names.sort();
+        assert_eq!(names, ["ld.so.cache", "lib.so"]);
+        for name in names {
+            let text = std::fs::read_to_string(self.at("outside").join(name)).expect("a file");
+            assert_eq!(text, SECRET);
+        }
+    }
+}
+
+/// CVE-2024-0132, CVE-2024-0134, CVE-2025-23267: a folder becomes a link out of the root between a look and a write.
+#[test]
+fn rule_3_a_folder_that_becomes_a_link_out_of_the_root_leads_nowhere() {
+    let trap = Trap::new();
+    // Each kind of a link out: absolute, by .., and by /proc.
+    for target in ["outside", "../outside", "/proc/self/root"] {
+        let target = match target {
+            "outside" => trap.at("outside"),
+            other => PathBuf::from(other),
+        };
+        let _ = std::fs::remove_file(trap.at("root/swap"));
+        symlink(&target, trap.at("root/swap")).expect("linked");
+        let swapped = ["root/etc", "root/swap"];
+        let (written, _) = trap.race(swapped, |root| root.write("/etc/ld.so.cache", b"a cache").is_ok());
+        let (linked, _) = trap.race(swapped, |root| root.link("libcuda.so.1", "/etc/new/libcuda.so").is_ok());
+        assert!(written > 0 && linked > 0, "{target:?}: {written} {linked}");
+        let (read, _) = trap.race(swapped, |root| match root.read("/etc/lib.so", 100) {
+            Ok(Some(bytes)) => {
+                assert_ne!(bytes, SECRET.as_bytes(), "{target:?}");
+                true
+            }
+            _ => false,
+        });
+        assert!(read > 0, "{target:?}");
+        // Where the link is in place, the absolute path of the outside means one below the root.
+        trap.assert_nothing_outside_has_changed();
+    }
+}
+
+/// CVE-2024-0133: the file itself becomes a link out of the root.
+#[test]
+fn rule_3_a_file_that_becomes_a_link_out_of_the_root_is_replaced_and_not_followed() {
+    let trap = Trap::new();
+    let outside = trap.at("outside/ld.so.cache");
+    symlink(&outside, trap.at("root/etc/swap")).expect("linked");
+    let swapped = ["root/etc/ld.so.cache", "root/etc/swap"];
+    let (read, _) = trap.race(swapped, |root| match root.read("/etc/ld.so.cache", 100) {
+        Ok(Some(bytes)) => {
+            assert_ne!(bytes, SECRET.as_bytes());
+            true
+        }
+        _ => false,
+    });
+    let (written, _) = trap.race(swapped, |root| root.write("/etc/ld.so.cache", b"a cache").is_ok());
+    assert!(read > 0 && written > 0, "{read} {written}");
+    trap.assert_nothing_outside_has_changed();
+}
+
+/// The same by the fallback for old kernels.
+#[test]
+fn rule_3_without_openat2_neither_is_followed() {
+    let trap = Trap::new();
+    symlink(trap.at("outside"), trap.at("root/swap")).expect("linked");
+    let (opened, refused) = trap.race(["root/etc", "root/swap"], |root| {
+        let Ok(opened) = root.walk("/etc/lib.so", OFlags::RDONLY) else {
+            return false;
+        };
+        let mut text = String::new();
+        File::from(opened).read_to_string(&mut text).expect("read");
+        assert_ne!(text, SECRET);
+        true
+    });
+    assert!(opened > 0 && refused > 0, "{opened} {refused}");
+}
+
+#[test]
+fn rule_3_links_of_the_image_are_followed_within_it_and_those_of_proc_are_not() {
+    let trap = Trap::new();
+    let root = Root::open(&trap.at("root")).expect("opened");
+    symlink("/", trap.at("root/top")).expect("linked");
+    symlink("../../../../..", trap.at("root/up")).expect("linked");
+    symlink("/nowhere", trap.at("root/dangling")).expect("linked");
+    for path in ["/top/usr/a.so", "/up/usr/b.so", "/../../usr/c.so"] {
+        root.link("t", path).expect(path);
+    }
+    assert_eq!(
+        root.names("/usr").expect("there"),
+        ["a.so", "b.so", "c.so"],
+        "all in the root"
+    );
+    assert!(
+        root.link("t", "/dangling/a.so").is_err(),
+        "it leads to nothing that could be made"
+    );
+    // A real /proc, as a container has one when the hook runs.
+    let host = Root::open(Path::new("/")).expect("opened");
+    assert!(host.read("/proc/self/exe", 4).is_err(), "a magic link");
+    assert!(host.write("/proc/self/root/tmp/divvy-x", b"x").is_err());
+    assert!(host.write("/proc/divvy-x", b"x").is_err(), "another file system");
+    for path in ["/", "/etc/..", "/etc/."] {
+        assert!(root.write(path, b"x").is_err(), "{path}");
+    }
+}

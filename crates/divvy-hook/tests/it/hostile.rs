@@ -1,0 +1,237 @@
+//! Images that want more than their own files; the rules are those of the research of NVIDIA's CVEs. What is done while a folder is exchanged for a
+//! link is in `root/tests.rs`.
+
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::Path;
+use std::process::Command;
+
+use super::image::{Image, said, static_hook};
+
+const CUDA: &str = "/usr/lib64/libcuda.so.1";
+const UPDATE: [&str; 3] = ["update-ldcache", "--folder", "/usr/lib64"];
+
+fn strace() -> bool {
+    Command::new("strace")
+        .arg("-V")
+        .output()
+        .is_ok_and(|output| output.status.success())
+}
+
+/// As root a file system can be mounted in a namespace of its own; elsewhere not.
+fn in_namespace(image: &Image, script: &str) -> Option<std::process::Output> {
+    let mut command = Command::new("unshare");
+    command.args(["-m", "sh", "-c"]).arg(script);
+    let output = image.run_by(&mut command);
+    (output.status.code() != Some(99) && !said(&output).starts_with("unshare")).then_some(output)
+}
+
+#[test]
+#[expect(clippy::print_stderr, reason = "a test that was skipped says so")]
+fn rule_4_an_image_that_cannot_be_written_is_a_warning_or_an_error_as_one_likes() {
+    let image = Image::new(&[CUDA]);
+    let hook = env!("CARGO_BIN_EXE_divvy-hook");
+    let root = image.at("rootfs");
+    let root = root.display();
+    // Read-only, and full.
+    for (prepare, reason) in [
+        (
+            format!("mount --bind {root} {root} && mount -o remount,bind,ro {root}"),
+            "Read-only file system",
+        ),
+        (
+            format!(
+                "mount -t tmpfs -o size=8k tmpfs {root} && mkdir -p {root}/etc {root}/usr/lib64 && cd {root} && printf '\\177ELF\\2\\1\\1\\0\\0\\0\\0\\0\\0\\0\\0\\0\\3\\0\\076\\0\\1' > usr/lib64/libcuda.so.1 && head -c 4096 /dev/zero > full"
+            ),
+            "No space left",
+        ),
+    ] {
+        for (flag, code) in [("", 0), ("--on-failure fail", 1), ("--on-failure=ignore", 0)] {
+            let script =
+                format!("{{ {prepare}; }} 2>/dev/null || exit 99; exec {hook} update-ldcache --folder /usr/lib64 {flag}");
+            let Some(output) = in_namespace(&image, &script) else {
+                eprintln!("SKIPPED: it needs root, who may mount");
+                return;
+            };
+            assert!(
+                output.status.code() == Some(code) && said(&output).contains(reason),
+                "{flag}: {output:?}"
+            );
+            assert_eq!(said(&output).contains("the container starts without it"), code == 0);
+        }
+    }
+    // A root that is full of links in circles.
+    fs::remove_dir_all(image.rootfs("/etc")).expect("removed");
+    symlink("etc", image.rootfs("/etc")).expect("linked");
+    let output = image.run(&UPDATE);
+    assert!(
+        output.status.success() && said(&output).contains("Too many levels of symbolic links"),
+        "{output:?}"
+    );
+}
+
+#[test]
+fn rule_5_ten_starts_leave_what_one_leaves() {
+    let image = Image::new(&[CUDA]);
+    let files = || {
+        let output = Command::new("find").arg(image.folder.path()).output().expect("it runs");
+        String::from_utf8(output.stdout).expect("text")
+    };
+    let run = || assert!(image.run(&UPDATE).status.success());
+    run();
+    let (once, bytes) = (files(), fs::read(image.rootfs("/etc/ld.so.cache")).expect("there"));
+    // Of a hook that was killed over it.
+    fs::write(image.rootfs("/etc/.ld.so.cache.divvy"), "half a file").expect("written");
+    fs::remove_file(image.rootfs("/etc/ld.so.cache")).expect("removed");
+    (0..9).for_each(|_| run());
+    assert_eq!(
+        (files(), fs::read(image.rootfs("/etc/ld.so.cache")).expect("there")),
+        (once, bytes)
+    );
+}
+
+/// CVE-2025-23266: the image's variables, in a folder that is the image's.
+#[test]
+#[expect(clippy::print_stderr, reason = "a test that was skipped says so")]
+fn rule_9_no_variable_of_the_image_makes_it_open_a_file_of_the_image() {
+    let Some(hook) = static_hook().filter(|_| strace()) else {
+        eprintln!(
+            "SKIPPED: it needs strace, and the musl target (rustup target add {}-unknown-linux-musl)",
+            std::env::consts::ARCH
+        );
+        return;
+    };
+    let image = Image::new(&[CUDA]);
+    for name in ["evil.so", "gconv-modules", "ld.so.preload", "RUST_LOG", "passwd"] {
+        image.put(name, b"evil");
+    }
+    let (log, evil) = (image.at("strace"), "/proc/self/cwd/evil.so");
+    let mut command = Command::new("strace");
+    command.args(["-f", "-qq", "-s", "4096", "-o"]).arg(&log);
+    command.arg("-E").arg(format!("LD_PRELOAD={evil}"));
+    for name in [
+        "LD_AUDIT",
+        "LD_LIBRARY_PATH",
+        "GCONV_PATH",
+        "RUST_BACKTRACE",
+        "RUST_LOG",
+        "MALLOC_CONF",
+        "LOCPATH",
+        "PATH",
+        "HOME",
+        "TMPDIR",
+    ] {
+        command.arg("-E").arg(format!("{name}={evil}"));
+    }
+    let output = image.run_by(command.args(["-e", "trace=%file,%process"]).arg(&hook).args(UPDATE));
+    assert!(output.status.success() && output.stderr.is_empty(), "{output:?}");
+    assert_eq!(image.ldconfig().len(), 1, "it did its work");
+    let log = fs::read_to_string(&log).expect("a log");
+    let calls = log
+        .lines()
+        .filter_map(|line| line.split_once(' ').map(|(_, call)| call.trim_start()));
+    let own = [
+        format!("open(\"{}\"", image.at("config.json").display()),
+        format!("openat(AT_FDCWD, \"{}\", O_RDONLY|O_PATH", image.at("rootfs").display()),
+        format!("open(\"{}\"", image.at("rootfs").display()),
+        format!("openat(AT_FDCWD, \"{}\"", image.at("config.json").display()),
+        format!("execve(\"{}\"", hook.display()),
+        "execve(\"/proc/self/exe\", [\"divvy-hook\", ".to_owned(),
+        "chdir(\"/\")".to_owned(),
+        // Of the Rust runtime, whether it has the first three descriptors.
+        "open(\"/dev/null\"".to_owned(),
+    ];
+    let mut beneath = 0;
+    for call in calls {
+        let in_root = call.starts_with("openat2(") && call.contains("RESOLVE_NO_MAGICLINKS") && call.contains("RESOLVE_IN_ROOT");
+        // By a descriptor that was opened so, one component, no link.
+        let component = |call: &str| {
+            let name = call.split('"').nth(1).unwrap_or("/");
+            !call.contains("AT_FDCWD") && !name.contains('/') && name != ".."
+        };
+        let by_descriptor = [
+            "openat(",
+            "unlinkat(",
+            "renameat(",
+            "renameat2(",
+            "newfstatat(",
+            "statx(",
+            "readlinkat(",
+            "fchmodat(",
+        ]
+        .iter()
+        .any(|name| call.starts_with(name))
+            && component(call);
+        let ends = ["exit", "+++", "wait", "arch_prctl", "rt_sig", "clone", "kill", "tkill"]
+            .iter()
+            .any(|name| call.starts_with(name));
+        assert!(
+            in_root || by_descriptor || ends || own.iter().any(|known| call.starts_with(known)),
+            "{call}"
+        );
+        beneath += usize::from(in_root);
+    }
+    assert!(beneath >= 4, "what it did in the root is in the log: {log}");
+    assert!(!log.contains("evil.so\", O_") && !log.contains("evil.so\", {"), "{log}");
+    let second = log
+        .lines()
+        .find(|line| line.contains("/proc/self/exe"))
+        .expect("it begins anew");
+    assert!(second.contains("/* 0 vars */"), "without a variable: {second}");
+}
+
+/// A constructor in the image's library leaves a mark when it is loaded.
+#[test]
+#[expect(clippy::print_stderr, reason = "a test that was skipped says so")]
+fn rule_9_a_library_that_the_image_wants_preloaded_is_not() {
+    let Some(hook) = static_hook() else {
+        eprintln!("SKIPPED: it needs the musl target");
+        return;
+    };
+    let image = Image::new(&[CUDA]);
+    let source = image.at("evil.c");
+    let mark = image.at("mark");
+    let text =
+        format!("#include <fcntl.h>\n__attribute__((constructor)) static void f(void) {{ open({mark:?}, O_CREAT, 0600); }}\n");
+    fs::write(&source, text).expect("written");
+    let library = image.rootfs("evil.so");
+    let built = Command::new("cc")
+        .args(["-shared", "-fPIC", "-o"])
+        .arg(&library)
+        .arg(&source)
+        .output();
+    if !built.is_ok_and(|output| output.status.success()) {
+        eprintln!("SKIPPED: it needs a C compiler");
+        return;
+    }
+    let preloaded = |program: &Path, words: &[&str]| {
+        let mut command = Command::new(program);
+        command.args(words).env("LD_PRELOAD", "/proc/self/cwd/evil.so");
+        assert!(image.run_by(&mut command).status.success());
+        mark.exists()
+    };
+    assert!(!preloaded(&hook, &UPDATE));
+    assert!(
+        preloaded(Path::new("/bin/true"), &[]),
+        "the mark is one: a program with a loader leaves it"
+    );
+}
+
+#[test]
+#[expect(clippy::print_stderr, reason = "a test that was skipped says so")]
+fn rule_10_it_has_no_interpreter() {
+    let Some(hook) = static_hook() else {
+        eprintln!("SKIPPED: it needs the musl target");
+        return;
+    };
+    let has_loader = |path: &Path| {
+        let output = Command::new("readelf").args(["-l", "-W"]).arg(path).output();
+        output.map(|output| String::from_utf8_lossy(&output.stdout).contains("INTERP"))
+    };
+    let Ok(of_a_program) = has_loader(Path::new("/bin/true")) else {
+        eprintln!("SKIPPED: it needs readelf (binutils)");
+        return;
+    };
+    assert!(of_a_program, "where there is one, it is seen");
+    assert!(!has_loader(&hook).expect("it runs"));
+}

@@ -1,0 +1,117 @@
+use std::fs;
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+use serde_json::json;
+
+/// A bundle with a root.
+pub(crate) struct Image {
+    pub(crate) folder: tempfile::TempDir,
+}
+
+/// The first bytes of a library for x86-64.
+pub(crate) fn elf() -> Vec<u8> {
+    [
+        b"\x7fELF\x02\x01\x01".as_slice(),
+        &[0; 9],
+        &[3, 0, 0x3e, 0, 1, 0, 0, 0],
+        &[0; 40],
+    ]
+    .concat()
+}
+
+impl Image {
+    /// With these libraries mounted, which are there as the container runtime leaves them to a hook.
+    pub(crate) fn new(libraries: &[&str]) -> Image {
+        let image = Image {
+            folder: tempfile::tempdir().expect("a folder"),
+        };
+        fs::create_dir_all(image.at("rootfs/etc")).expect("made");
+        let mounts: Vec<_> = libraries
+            .iter()
+            .map(|path| json!({"destination": path, "source": "/x"}))
+            .collect();
+        fs::write(
+            image.at("config.json"),
+            json!({"root": {"path": "rootfs"}, "mounts": mounts}).to_string(),
+        )
+        .expect("written");
+        for library in libraries {
+            image.put(library, &elf());
+        }
+        image
+    }
+
+    pub(crate) fn at(&self, path: &str) -> PathBuf {
+        self.folder.path().join(path)
+    }
+
+    pub(crate) fn rootfs(&self, path: &str) -> PathBuf {
+        self.at("rootfs").join(path.trim_start_matches('/'))
+    }
+
+    pub(crate) fn put(&self, path: &str, bytes: &[u8]) {
+        let path = self.rootfs(path);
+        fs::create_dir_all(path.parent().expect("a folder")).expect("made");
+        fs::write(path, bytes).expect("written");
+    }
+
+    pub(crate) fn state(&self) -> String {
+        json!({"ociVersion": "1.2.0", "id": "c", "status": "creating", "pid": 4242, "bundle": self.folder.path()}).to_string()
+    }
+
+    pub(crate) fn run(&self, words: &[&str]) -> Output {
+        self.run_by(Command::new(env!("CARGO_BIN_EXE_divvy-hook")).args(words))
+    }
+
+    /// With the state on standard input, in the root and with an image's variables.
+    pub(crate) fn run_by(&self, command: &mut Command) -> Output {
+        let mut child = command
+            .current_dir(self.at("rootfs"))
+            .env("IMAGE", "its own")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("it runs");
+        // One that does not read it is done before.
+        let _ = child.stdin.take().expect("a pipe").write_all(self.state().as_bytes());
+        child.wait_with_output().expect("it ends")
+    }
+
+    /// What glibc's own program reads in a cache: name and path.
+    pub(crate) fn ldconfig(&self) -> Vec<(String, String)> {
+        let output = Command::new("/sbin/ldconfig")
+            .args(["-p", "-C"])
+            .arg(self.rootfs("/etc/ld.so.cache"))
+            .output()
+            .expect("it runs");
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        assert!(output.status.success(), "{output:?}");
+        let pair = |line: &str| {
+            let (name, rest) = line.strip_prefix('\t')?.split_once(" (")?;
+            Some((name.to_owned(), rest.split_once("=> ")?.1.to_owned()))
+        };
+        text.lines().filter_map(pair).collect()
+    }
+}
+
+pub(crate) fn said(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+/// The program without a loader, as it is delivered; built if the target is there. For no other one the tests of loaders mean anything.
+pub(crate) fn static_hook() -> Option<PathBuf> {
+    let target = Path::new(env!("CARGO_BIN_EXE_divvy-hook"))
+        .ancestors()
+        .nth(2)
+        .expect("target/PROFILE/program");
+    let triple = format!("{}-unknown-linux-musl", std::env::consts::ARCH);
+    let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    cargo
+        .args(["build", "--quiet", "-p", "divvy-hook", "--target", &triple, "--target-dir"])
+        .arg(target);
+    let built = cargo.output().ok().filter(|output| output.status.success());
+    built.map(|_| target.join(triple).join("debug/divvy-hook"))
+}

@@ -1,0 +1,5 @@
+//! `divvy-hook` as a container runtime calls it, on images that are as they should be and on others.
+
+mod hostile;
+mod image;
+mod work;

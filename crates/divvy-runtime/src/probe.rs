@@ -1,0 +1,90 @@
+//! `divvy-probe --once`: the one program that loads the driver's library, run as a child for a limited time.
+
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{Receiver, channel};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use divvy_container::runtime::settings::Settings;
+
+use crate::error::Error;
+
+/// Initialising a driver starts each of its GPUs. Below the two minutes that a kubelet waits for a container.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// Of what it prints. A snapshot of 16 GPUs has a hundredth of it.
+const MOST: u64 = 4 * 1024 * 1024;
+
+/// What it says of this machine's GPUs.
+pub(crate) fn ask(settings: &Settings) -> Result<String, Error> {
+    let program = match &settings.probe {
+        Some(path) => PathBuf::from(path),
+        None => super::files::beside("divvy-probe")?,
+    };
+    let failed = |why: String| Error::Probe {
+        program: program.clone(),
+        why,
+    };
+    let mut command = Command::new(&program);
+    command.arg("--once");
+    if let Some(library) = &settings.nvml_library {
+        command.args(["--nvml-library", library]);
+    } else if let Some(root) = settings.cli.root.as_deref().filter(|root| Path::new(root) != Path::new("/")) {
+        command.args(["--driver-root", root]);
+    }
+    // Nothing of the engine's environment is for it, nor for the library that it loads.
+    command
+        .env_clear()
+        .current_dir("/")
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    let mut child = command
+        .spawn()
+        .map_err(|error| failed(format!("could not be run: {error}")))?;
+    let (said, complained) = (collect(child.stdout.take()), collect(child.stderr.take()));
+    let end = Instant::now() + PATIENCE;
+    let all = said.recv_timeout(PATIENCE).ok().zip(status(&mut child, end));
+    let Some((said, status)) = all else {
+        // One that hangs in the driver does not even die; nobody waits for it.
+        let _ = child.kill();
+        let _ = status(&mut child, Instant::now() + Duration::from_secs(1));
+        return Err(failed(format!(
+            "had not answered after {} s: the driver hangs",
+            PATIENCE.as_secs()
+        )));
+    };
+    if status.success() {
+        return Ok(said);
+    }
+    let complained = complained.recv_timeout(Duration::from_secs(1)).unwrap_or_default();
+    let complained = complained.trim().trim_start_matches("divvy-probe: ").to_owned();
+    Err(failed(match complained.is_empty() {
+        true => format!("ended with {status}"),
+        false => complained,
+    }))
+}
+
+/// Reads to the end, beside everything else.
+fn collect(from: Option<impl Read + Send + 'static>) -> Receiver<String> {
+    let (send, receive) = channel();
+    thread::spawn(move || {
+        let mut bytes = Vec::new();
+        let read = from.map(|from| from.take(MOST).read_to_end(&mut bytes));
+        // Who does not wait any more is not told.
+        let _ = read.map(|_| send.send(String::from_utf8_lossy(&bytes).into_owned()));
+    });
+    receive
+}
+
+/// How it ended, if it does until then.
+fn status(child: &mut Child, end: Instant) -> Option<std::process::ExitStatus> {
+    loop {
+        match child.try_wait() {
+            Ok(Some(status)) => return Some(status),
+            Ok(None) if Instant::now() < end => thread::sleep(Duration::from_millis(1)),
+            _ => return None,
+        }
+    }
+}

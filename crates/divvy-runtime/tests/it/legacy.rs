@@ -1,0 +1,77 @@
+//! Mode legacy: what stands in the container's configuration for `nvidia-container-cli`.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
+
+use serde_json::{Value, json};
+
+use super::bed::{Bed, asking, built};
+
+fn bed(config: &str) -> Bed {
+    built("divvy-hook", "divvy-hook");
+    let bed = Bed::new(config);
+    let cli = bed.path("nvidia-container-cli");
+    fs::write(&cli, "#!/bin/sh\n").expect("written");
+    fs::set_permissions(&cli, fs::Permissions::from_mode(0o755)).expect("its mode");
+    let more = format!("[nvidia-container-cli]\npath = {cli:?}\nenvironment = [\"A=b\"]\nldconfig = \"@/sbin/ldconfig\"\n");
+    bed.settings_and("legacy", &bed.path("low-level"), &more);
+    bed
+}
+
+#[test]
+fn a_prestart_hook_of_ours_calls_nvidias_program_with_its_words() {
+    let mut config: Value = serde_json::from_str(&asking("0,1")).expect("JSON");
+    config["hooks"] = json!({"prestart": [{"path": "/usr/bin/nvidia-container-runtime-hook"}, {"path": "/bin/other"}]});
+    let bed = bed(&config.to_string());
+    let found = bed.create().expect("created");
+    let hooks = found["hooks"]["prestart"].as_array().expect("hooks");
+    assert_eq!(hooks.len(), 2, "NVIDIA's own would inject a second time: {hooks:?}");
+    assert_eq!(hooks[0]["path"], "/bin/other");
+    assert_eq!(
+        hooks[1]["args"],
+        json!([
+            "divvy-hook",
+            "legacy",
+            "--env=A=b",
+            "--",
+            bed.path("nvidia-container-cli"),
+            "--load-kmods",
+            "configure",
+            "--cuda-compat-mode=ldconfig",
+            "--ldconfig=@/sbin/ldconfig",
+            "--device=0,1",
+            "--compute",
+            "--utility"
+        ])
+    );
+    assert!(
+        hooks[1]["env"].as_array().is_some_and(|env| !env.is_empty()),
+        "said, so that it is not the engine's"
+    );
+    assert!(
+        hooks[1]["path"]
+            .as_str()
+            .is_some_and(|path| path.starts_with('/') && path.ends_with("/divvy-hook"))
+    );
+    assert_eq!(found["process"], config["process"], "the program itself does the rest");
+}
+
+#[test]
+fn who_asks_for_nothing_has_no_hook() {
+    for device in ["void", ""] {
+        let bed = bed(&asking(device));
+        bed.create().expect("created");
+        assert_eq!(bed.text(), asking(device));
+    }
+}
+
+#[test]
+fn without_nvidias_program_it_says_where_it_was_looked_for() {
+    let bed = bed(&asking("0"));
+    fs::remove_file(bed.path("nvidia-container-cli")).expect("removed");
+    let said = bed.create().expect_err("no program");
+    assert!(
+        said.contains("is not at ") && said.contains("nvidia-container-cli; install libnvidia-container-tools"),
+        "{said}"
+    );
+}
