@@ -1,4 +1,5 @@
 mod among;
+mod costs;
 mod rows;
 
 use std::collections::HashMap;
@@ -10,6 +11,7 @@ use super::slots::Slots;
 use super::state::View;
 use super::{Demand, Free, GpuSet, Limits, Mix, Policy, Shape};
 pub use among::Cost;
+use costs::NO_FIT;
 use rows::Rows;
 
 /// A node of a [`Placer`].
@@ -57,8 +59,6 @@ pub struct Placer {
     rows: Rows,
 }
 
-/// In a row: the pod does not fit there, or nothing is known.
-const NO_FIT: i64 = i64::MAX;
 /// So few guesses are replaced at once.
 const FEW: usize = 48;
 
@@ -251,19 +251,14 @@ impl Placer {
             row.amounts.push(class.amount(shape));
         }
         let slots = self.slots.len();
-        row.exact.resize(slots, NO_FIT);
-        row.guessed.resize(slots, NO_FIT);
+        row.exact.grow(slots);
+        row.guessed.grow(slots);
         row.versions.resize(slots, 0);
         row.kept.resize(slots, Kept::default());
         if row.epoch != self.rule.epoch() {
             row.epoch = self.rule.epoch();
             // What was right is a good guess.
-            for (exact, guessed) in row.exact.iter_mut().zip(&mut row.guessed) {
-                if *exact != NO_FIT {
-                    *guessed = std::mem::replace(exact, NO_FIT);
-                    row.guesses += 1;
-                }
-            }
+            row.guesses += row.guessed.take_from(&mut row.exact);
         }
         let mut look = |slot: usize| {
             let there = self.slots.get(slot);
@@ -272,20 +267,20 @@ impl Placer {
             }
             row.versions[slot] = there.version;
             row.kept[slot] = Kept::default();
-            row.exact[slot] = NO_FIT;
-            row.guesses -= usize::from(row.guessed[slot] != NO_FIT);
-            row.guessed[slot] = NO_FIT;
+            row.exact.set(slot, NO_FIT);
+            row.guesses -= usize::from(row.guessed.set(slot, NO_FIT) != NO_FIT);
             let Some(state) = &there.state else { return };
             let Some(amount) = row.amounts[state.shape as usize] else {
                 return;
             };
             if state.fits(class, amount) {
-                row.guessed[slot] = self.rule.guess(&Place {
+                let guess = self.rule.guess(&Place {
                     demand: class,
                     amount,
                     shape: &self.shapes[state.shape as usize],
                     state,
                 });
+                row.guessed.set(slot, guess);
                 row.guesses += 1;
             }
         };
@@ -304,14 +299,14 @@ impl Placer {
         }
         let (promising, in_turn) = self.rule.effort();
         let until = self.rule.work() + promising;
-        let mut best = self.rows[number].exact.iter().copied().min().unwrap_or(NO_FIT);
+        let mut best = self.rows[number].exact.least();
         loop {
             let guessed = &self.rows[number].guessed;
-            let least = guessed.iter().copied().min().unwrap_or(NO_FIT);
+            let least = guessed.least();
             if least == NO_FIT || least > best || (best != NO_FIT && self.rule.work() >= until) {
                 break;
             }
-            let Some(slot) = guessed.iter().position(|guess| *guess == least) else {
+            let Some(slot) = guessed.with(least).next() else {
                 break;
             };
             best = best.min(self.evaluate_one(number, class, slot));
@@ -328,10 +323,8 @@ impl Placer {
                 break;
             }
             let row = &mut self.rows[number];
-            let rest = row.guessed.iter().skip(row.cursor);
-            match rest.enumerate().find(|(_, guess)| **guess != NO_FIT) {
-                Some((ahead, _)) => {
-                    let slot = row.cursor + ahead;
+            match row.guessed.known_from(row.cursor) {
+                Some(slot) => {
                     row.cursor = (slot + 1) % slots;
                     self.evaluate_one(number, class, slot);
                 }
@@ -345,7 +338,7 @@ impl Placer {
             return;
         }
         for slot in 0..self.rows[number].guessed.len() {
-            if self.rows[number].guessed[slot] != NO_FIT {
+            if self.rows[number].guessed.get(slot) != NO_FIT {
                 self.evaluate_one(number, class, slot);
             }
         }
@@ -354,7 +347,7 @@ impl Placer {
     fn evaluate_one(&mut self, number: usize, class: &Demand, slot: usize) -> i64 {
         let row = &mut self.rows[number];
         row.guesses -= 1;
-        row.guessed[slot] = NO_FIT;
+        row.guessed.set(slot, NO_FIT);
         let Some(state) = &self.slots.get(slot).state else {
             return NO_FIT;
         };
@@ -367,8 +360,9 @@ impl Placer {
             shape: &self.shapes[state.shape as usize],
             state,
         };
-        row.exact[slot] = self.rule.cost(&place, &mut row.kept[slot]);
-        row.exact[slot]
+        let cost = self.rule.cost(&place, &mut row.kept[slot]);
+        row.exact.set(slot, cost);
+        cost
     }
 
     /// Of the nodes with memory enough the one with the least cost, of equals the one with the lowest rank.
@@ -379,12 +373,10 @@ impl Placer {
             there.is_some_and(|there| there.free.memory_mib >= demand.memory_mib)
         };
         let best_of = |slot: usize| self.slots.get(slot).nodes().find(enough);
-        let least = costs.iter().copied().min().filter(|cost| *cost != NO_FIT)?;
-        let equals = costs.iter().enumerate().filter(|(_, cost)| **cost == least);
-        let best = equals.filter_map(|(slot, _)| best_of(slot)).min().or_else(|| {
+        let least = Some(costs.least()).filter(|cost| *cost != NO_FIT)?;
+        let best = costs.with(least).filter_map(best_of).min().or_else(|| {
             // Memory is short on all of the best.
-            let fitting = costs.iter().enumerate().filter(|(_, cost)| **cost != NO_FIT);
-            let best = fitting.filter_map(|(slot, cost)| Some((*cost, best_of(slot)?))).min()?;
+            let best = costs.known().filter_map(|(slot, cost)| Some((cost, best_of(slot)?))).min()?;
             Some(best.1)
         });
         best.map(|(_, node)| NodeId(node))

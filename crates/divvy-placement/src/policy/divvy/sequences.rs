@@ -63,7 +63,7 @@ const NEVER: i16 = i16::MAX;
 /// What a GPU counts here at most; divisible by most parts into which people cut a GPU.
 const FINEST: u32 = 25_200;
 
-/// A pod that wants several GPUs.
+/// A pod that wants a part of each of several GPUs.
 #[derive(Debug, Clone, Copy)]
 struct Several {
     lane: usize,
@@ -78,6 +78,10 @@ struct Step {
     cpus: Lanes,
     /// [`NEVER`] for pods that want several GPUs or may not use these; nothing for pods that want none.
     amounts: Lanes,
+    /// How many whole GPUs, of pods that want several.
+    whole: Lanes,
+    /// Whether there are such pods.
+    any_whole: bool,
     several: Vec<Several>,
 }
 
@@ -132,12 +136,18 @@ impl Sequences {
             self.least_cpu = self.least_cpu.min(cpu);
             self.least_amount = self.least_amount.min(amount);
         }
+        let scaled_size = self.scaled(self.size);
         let step = &mut self.steps[block][number];
         step.cpus.as_mut_array()[lane] = cpu;
         step.amounts.as_mut_array()[lane] = match amount {
             None => NEVER,
             Some(_) if demand.gpus == 0 => 0,
             Some(amount) if demand.gpus == 1 => amount,
+            Some(amount) if amount == scaled_size => {
+                step.whole.as_mut_array()[lane] = i16::from(demand.gpus);
+                step.any_whole = true;
+                NEVER
+            }
             Some(amount) => {
                 let gpus = usize::from(demand.gpus);
                 step.several.push(Several { lane, cpu, amount, gpus });
@@ -180,6 +190,7 @@ impl Sequences {
     /// Offers a block of sequences to a node with so many GPUs. What is left of them in the end, in all lanes together.
     fn offer<const GPUS: usize>(&self, block: usize, cpu: i16, left: &[i16; MOST_GPUS]) -> u64 {
         let never = Lanes::splat(NEVER);
+        let whole = Lanes::splat(self.scaled(self.size));
         let mut cpu = Lanes::splat(cpu);
         let mut left: [Lanes; GPUS] = std::array::from_fn(|gpu| Lanes::splat(left[gpu]));
         for (number, step) in self.steps[block].iter().enumerate() {
@@ -197,6 +208,9 @@ impl Sequences {
                 *gpu -= step.amounts & here;
                 open &= !here;
             }
+            if step.any_whole {
+                step.take_whole(whole, &mut cpu, &mut left);
+            }
             for several in &step.several {
                 several.take(cpu.as_mut_array(), &mut left);
             }
@@ -213,6 +227,23 @@ impl Sequences {
         let most = left.iter().fold(Lanes::splat(0), |most, gpu| most.max(*gpu));
         let ended = cpu.simd_lt(Lanes::splat(self.least_cpu)) | most.simd_lt(Lanes::splat(self.least_amount));
         !ended.all()
+    }
+}
+
+impl Step {
+    /// Gives whole GPUs, which have this much, to the pods that want several of them and find as many. All whole ones are alike.
+    fn take_whole<const GPUS: usize>(&self, whole: Lanes, cpu: &mut Lanes, left: &mut [Lanes; GPUS]) {
+        let none = Lanes::splat(0);
+        // What is true has all bits: minus one.
+        let found = left.iter().fold(none, |found, gpu| found - gpu.simd_eq(whole));
+        let placed = !(found.simd_lt(self.whole) | cpu.simd_lt(self.cpus) | self.whole.simd_eq(none));
+        *cpu -= self.cpus & placed;
+        let mut wanted = self.whole & placed;
+        for gpu in left {
+            let here = gpu.simd_eq(whole) & wanted.simd_gt(none);
+            *gpu -= whole & here;
+            wanted += here;
+        }
     }
 }
 
@@ -286,7 +317,7 @@ mod tests {
     proptest! {
         #[test]
         fn lanes_and_words_agree(
-            classes in proptest::collection::vec((0_u32..12, 0_u8..4, 1_u16..=10, 1_u64..50), 1..8),
+            classes in proptest::collection::vec((0_u32..12, 0_u8..5, prop_oneof![Just(10_u16), 1_u16..=10], 1_u64..50), 1..8),
             cores in 0_u32..64,
             left in proptest::collection::vec(prop_oneof![Just(1000_u32), 0..1000_u32], 0..8),
         ) {

@@ -29,7 +29,7 @@ impl Placer {
         let costs = &self.rows[row];
         let cost = |id: &NodeId| {
             let slot = self.slot_with_memory(*id, demand)?;
-            match (costs.exact[slot], costs.guessed[slot]) {
+            match (costs.exact.get(slot), costs.guessed.get(slot)) {
                 (NO_FIT, NO_FIT) => None,
                 (NO_FIT, amount) => Some(Cost { amount, exact: false }),
                 (amount, _) => Some(Cost { amount, exact: true }),
@@ -107,9 +107,10 @@ impl Placer {
         let mut best = NO_FIT;
         let mut guesses: Vec<(i64, usize)> = Vec::new();
         for slot in slots {
-            best = best.min(row.exact[slot]);
-            if row.guessed[slot] != NO_FIT {
-                guesses.push((row.guessed[slot], slot));
+            best = best.min(row.exact.get(slot));
+            let guess = row.guessed.get(slot);
+            if guess != NO_FIT {
+                guesses.push((guess, slot));
             }
         }
         guesses.sort_unstable();

@@ -5,16 +5,17 @@ use std::ops::{Index, IndexMut};
 use super::super::Demand;
 use super::super::hash::Mixer;
 use super::super::rule::Kept;
+use super::costs::Costs;
 
 /// What one class of pods would cost in each slot.
 #[derive(Debug, Default)]
 pub(super) struct Row {
     /// By number of the shape; `None` if it may not go there.
     pub(super) amounts: Vec<Option<u32>>,
-    /// Costs that are right; [`NO_FIT`] where that is not known, or where it does not fit.
-    pub(super) exact: Vec<i64>,
-    /// Costs that are guessed or were right once; [`NO_FIT`] where there is none.
-    pub(super) guessed: Vec<i64>,
+    /// Costs that are right; [`NO_FIT`](super::costs::NO_FIT) where that is not known, or where it does not fit.
+    pub(super) exact: Costs,
+    /// Costs that are guessed or were right once; [`NO_FIT`](super::costs::NO_FIT) where there is none.
+    pub(super) guessed: Costs,
     pub(super) kept: Vec<Kept>,
     /// The slot's version when it was looked at.
     pub(super) versions: Vec<u32>,
