@@ -345,7 +345,7 @@ impl Rule for Divvy {
     fn effort(&self) -> (u64, u64) {
         // While a cluster fills up each mistake stays; when pods end it is gone soon, and somebody waits for the answer.
         if self.limits.hurry || self.turnover.pods_end() {
-            (16, 6)
+            (12, 2)
         } else {
             (48, 1000)
         }

@@ -1,5 +1,6 @@
 //! The ledger and the decisions on it, from outside.
 
+mod allocations;
 mod audit;
 mod decisions;
 mod events;

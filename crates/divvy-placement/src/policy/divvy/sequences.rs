@@ -3,7 +3,10 @@
 //! The pods come from a mix, in 64 fixed sequences that are the same for all nodes (common random numbers). At each step the 64 pods are
 //! quantiles of the mix (stratified), so 64 sequences are worth many more that were drawn independently, and another mix moves few of them.
 
-use wide::i16x16;
+use std::ops::Range;
+
+use fearless_simd::prelude::*;
+use fearless_simd::{Level, Simd, dispatch};
 
 use super::super::hash::mix as scramble;
 use super::super::state::State;
@@ -53,11 +56,6 @@ impl Draw {
     }
 }
 
-/// Sequences that are played side by side.
-const LANES: usize = 16;
-const BLOCKS: usize = SEQUENCES / LANES;
-type Lanes = i16x16;
-
 /// More than any node or GPU has.
 const NEVER: i16 = i16::MAX;
 /// What a GPU counts here at most; divisible by most parts into which people cut a GPU.
@@ -66,30 +64,30 @@ const FINEST: u32 = 25_200;
 /// A pod that wants a part of each of several GPUs.
 #[derive(Debug, Clone, Copy)]
 struct Several {
-    lane: usize,
+    sequence: usize,
     cpu: i16,
     amount: i16,
     gpus: usize,
 }
 
-/// One step of [`LANES`] sequences.
-#[derive(Debug, Clone, Default)]
+/// One step of all sequences.
+#[derive(Debug, Clone)]
 struct Step {
-    cpus: Lanes,
+    cpus: [i16; SEQUENCES],
     /// [`NEVER`] for pods that want several GPUs or may not use these; nothing for pods that want none.
-    amounts: Lanes,
+    amounts: [i16; SEQUENCES],
     /// How many whole GPUs, of pods that want several.
-    whole: Lanes,
+    whole: [i16; SEQUENCES],
     /// Whether there are such pods.
     any_whole: bool,
+    /// In order of their sequences.
     several: Vec<Several>,
 }
 
 /// The sequences as nodes of one shape see them, in whole numbers that are small enough for many to be handled at once.
 #[derive(Debug, Clone)]
 pub(crate) struct Sequences {
-    /// By block of lanes.
-    steps: [Vec<Step>; BLOCKS],
+    steps: Vec<Step>,
     /// Below these no pod gets a GPU.
     least_cpu: i16,
     least_amount: i16,
@@ -98,18 +96,28 @@ pub(crate) struct Sequences {
     /// What one GPU counts in the ledger, and here.
     size: u32,
     scaled_size: u32,
+    /// What this processor can do; the answer is the same on all of them.
+    level: Level,
 }
 
 impl Sequences {
     /// As nodes of this shape see them.
     pub(crate) fn new(draw: &Draw, classes: &[Demand], shape: &Shape) -> Sequences {
+        let empty = Step {
+            cpus: [0; SEQUENCES],
+            amounts: [0; SEQUENCES],
+            whole: [0; SEQUENCES],
+            any_whole: false,
+            several: Vec::new(),
+        };
         let mut sequences = Sequences {
-            steps: std::array::from_fn(|_| vec![Step::default(); STEPS]),
+            steps: vec![empty; STEPS],
             least_cpu: NEVER,
             least_amount: NEVER,
             cpu_unit: shape.cpu_milli.div_ceil(NEVER as u32 - 1).next_power_of_two(),
             size: shape.gpu_size.max(1),
             scaled_size: shape.gpu_size.clamp(1, FINEST),
+            level: Level::new(),
         };
         for (number, drawn) in draw.classes.iter().enumerate() {
             for (sequence, class) in drawn.iter().enumerate() {
@@ -128,7 +136,6 @@ impl Sequences {
     }
 
     fn enter(&mut self, number: usize, sequence: usize, demand: &Demand, shape: &Shape) {
-        let (block, lane) = (sequence / LANES, sequence % LANES);
         // A node has less than NEVER, so what is more never fits, whatever it is.
         let cpu = i16::try_from(demand.cpu_milli.div_ceil(self.cpu_unit)).unwrap_or(NEVER);
         let amount = demand.amount(shape).map(|amount| self.scaled(amount));
@@ -136,21 +143,26 @@ impl Sequences {
             self.least_cpu = self.least_cpu.min(cpu);
             self.least_amount = self.least_amount.min(amount);
         }
-        let scaled_size = self.scaled(self.size);
-        let step = &mut self.steps[block][number];
-        step.cpus.as_mut_array()[lane] = cpu;
-        step.amounts.as_mut_array()[lane] = match amount {
+        let whole = self.scaled(self.size);
+        let step = &mut self.steps[number];
+        step.cpus[sequence] = cpu;
+        step.amounts[sequence] = match amount {
             None => NEVER,
             Some(_) if demand.gpus == 0 => 0,
             Some(amount) if demand.gpus == 1 => amount,
-            Some(amount) if amount == scaled_size => {
-                step.whole.as_mut_array()[lane] = i16::from(demand.gpus);
+            Some(amount) if amount == whole => {
+                step.whole[sequence] = i16::from(demand.gpus);
                 step.any_whole = true;
                 NEVER
             }
             Some(amount) => {
                 let gpus = usize::from(demand.gpus);
-                step.several.push(Several { lane, cpu, amount, gpus });
+                step.several.push(Several {
+                    sequence,
+                    cpu,
+                    amount,
+                    gpus,
+                });
                 NEVER
             }
         };
@@ -174,95 +186,141 @@ impl Sequences {
         let cpu = i16::try_from(state.cpu_milli / self.cpu_unit)
             .unwrap_or(NEVER - 1)
             .min(NEVER - 1);
-        let sum: u64 = (0..BLOCKS)
-            .map(|block| match count {
-                0 => 0,
-                1 => self.offer::<1>(block, cpu, &left),
-                2 => self.offer::<2>(block, cpu, &left),
-                3 | 4 => self.offer::<4>(block, cpu, &left),
-                5..=8 => self.offer::<8>(block, cpu, &left),
-                _ => self.offer::<MOST_GPUS>(block, cpu, &left),
-            })
-            .sum();
+        let sum = match count {
+            0 => 0,
+            1 => dispatch!(self.level, simd => self.offer::<_, 1>(simd, cpu, &left)),
+            2 => dispatch!(self.level, simd => self.offer::<_, 2>(simd, cpu, &left)),
+            3 | 4 => dispatch!(self.level, simd => self.offer::<_, 4>(simd, cpu, &left)),
+            5..=8 => dispatch!(self.level, simd => self.offer::<_, 8>(simd, cpu, &left)),
+            _ => dispatch!(self.level, simd => self.offer::<_, MOST_GPUS>(simd, cpu, &left)),
+        };
         sum * 1000 / u64::from(self.scaled_size)
     }
 
-    /// Offers a block of sequences to a node with so many GPUs. What is left of them in the end, in all lanes together.
-    fn offer<const GPUS: usize>(&self, block: usize, cpu: i16, left: &[i16; MOST_GPUS]) -> u64 {
-        let never = Lanes::splat(NEVER);
-        let whole = Lanes::splat(self.scaled(self.size));
-        let mut cpu = Lanes::splat(cpu);
-        let mut left: [Lanes; GPUS] = std::array::from_fn(|gpu| Lanes::splat(left[gpu]));
-        for (number, step) in self.steps[block].iter().enumerate() {
+    /// Offers the sequences to a node with so many GPUs, as many side by side as the processor has lanes. What is left of the GPUs in the end, in
+    /// all sequences together.
+    #[inline(always)]
+    fn offer<S: Simd, const GPUS: usize>(&self, simd: S, cpu: i16, left: &[i16; MOST_GPUS]) -> u64 {
+        let mut sum = 0;
+        for first in (0..SEQUENCES).step_by(S::i16s::LEN) {
+            sum += self.offer_some::<S, GPUS>(simd, first, cpu, left);
+        }
+        sum
+    }
+
+    #[inline(always)]
+    fn offer_some<S: Simd, const GPUS: usize>(&self, simd: S, first: usize, cpu: i16, left: &[i16; MOST_GPUS]) -> u64 {
+        let lanes = first..first + S::i16s::LEN;
+        let splat = |value: i16| S::i16s::splat(simd, value);
+        let (none, one, never, whole) = (splat(0), splat(1), splat(NEVER), splat(self.scaled(self.size)));
+        let mut cpu = splat(cpu);
+        let mut gpus = [none; GPUS];
+        for gpu in 0..GPUS {
+            gpus[gpu] = splat(left[gpu]);
+        }
+        for (number, step) in self.steps.iter().enumerate() {
+            let cpus = S::i16s::from_slice(simd, &step.cpus[lanes.clone()]);
+            let amounts = S::i16s::from_slice(simd, &step.amounts[lanes.clone()]);
             // The GPU with the least left that is enough.
             let mut best = never;
-            for gpu in &left {
-                // What is left, or NEVER where it is not enough: all amounts are below that in each bit.
-                best = best.min(*gpu | (gpu.simd_lt(step.amounts) & never));
+            for gpu in &gpus {
+                best = best.min(gpu.simd_lt(amounts).select(never, *gpu));
             }
-            // All bits where the pod is placed and its GPU not found yet.
-            let mut open = !(best.simd_eq(never) | cpu.simd_lt(step.cpus));
-            cpu -= step.cpus & open;
-            for gpu in &mut left {
+            // What is true where the pod is placed and its GPU not found yet. No comparison waits for another one.
+            let mut open = !(best.simd_eq(never) | cpu.simd_lt(cpus));
+            cpu -= open.select(cpus, none);
+            for gpu in &mut gpus {
                 let here = gpu.simd_eq(best) & open;
-                *gpu -= step.amounts & here;
+                *gpu -= here.select(amounts, none);
                 open &= !here;
             }
             if step.any_whole {
-                step.take_whole(whole, &mut cpu, &mut left);
+                let wanted = S::i16s::from_slice(simd, &step.whole[lanes.clone()]);
+                let mut found = none;
+                for gpu in &gpus {
+                    found += gpu.simd_eq(whole).select(one, none);
+                }
+                let placed = !(found.simd_lt(wanted) | cpu.simd_lt(cpus) | wanted.simd_eq(none));
+                cpu -= placed.select(cpus, none);
+                // All whole GPUs are alike: the pod gets the first ones.
+                let wanted = placed.select(wanted, none);
+                let mut before = none;
+                for gpu in &mut gpus {
+                    let is_whole = gpu.simd_eq(whole);
+                    let here = is_whole & before.simd_lt(wanted);
+                    before += is_whole.select(one, none);
+                    *gpu -= here.select(whole, none);
+                }
             }
-            for several in &step.several {
-                several.take(cpu.as_mut_array(), &mut left);
+            if !step.several.is_empty() {
+                let mut one_by_one = OneByOne::<GPUS>::default();
+                cpu.store_slice(&mut one_by_one.cpu[..S::i16s::LEN]);
+                for (gpu, left) in gpus.iter().zip(&mut one_by_one.left) {
+                    gpu.store_slice(&mut left[..S::i16s::LEN]);
+                }
+                one_by_one.take(&step.several, lanes.clone());
+                cpu = S::i16s::from_slice(simd, &one_by_one.cpu[..S::i16s::LEN]);
+                for (gpu, left) in gpus.iter_mut().zip(&one_by_one.left) {
+                    *gpu = S::i16s::from_slice(simd, &left[..S::i16s::LEN]);
+                }
             }
-            if number % 4 == 3 && !self.goes_on(cpu, &left) {
-                break;
+            if number % 4 == 3 {
+                // Whether any pod could still get a GPU.
+                let mut most = none;
+                for gpu in &gpus {
+                    most = most.max(*gpu);
+                }
+                let ended = cpu.simd_lt(splat(self.least_cpu)) | most.simd_lt(splat(self.least_amount));
+                if ended.all_true() {
+                    break;
+                }
             }
         }
-        let lanes = left.iter().flat_map(|gpu| gpu.to_array());
-        lanes.map(|left| u64::try_from(left).unwrap_or(0)).sum()
-    }
-
-    /// Whether any pod could still get a GPU.
-    fn goes_on<const GPUS: usize>(&self, cpu: Lanes, left: &[Lanes; GPUS]) -> bool {
-        let most = left.iter().fold(Lanes::splat(0), |most, gpu| most.max(*gpu));
-        let ended = cpu.simd_lt(Lanes::splat(self.least_cpu)) | most.simd_lt(Lanes::splat(self.least_amount));
-        !ended.all()
+        let mut sum = 0;
+        for gpu in &gpus {
+            let mut left = [0; SEQUENCES];
+            gpu.store_slice(&mut left[..S::i16s::LEN]);
+            // Lanes that are not there have nothing.
+            sum += left.iter().map(|left| u64::try_from(*left).unwrap_or(0)).sum::<u64>();
+        }
+        sum
     }
 }
 
-impl Step {
-    /// Gives whole GPUs, which have this much, to the pods that want several of them and find as many. All whole ones are alike.
-    fn take_whole<const GPUS: usize>(&self, whole: Lanes, cpu: &mut Lanes, left: &mut [Lanes; GPUS]) {
-        let none = Lanes::splat(0);
-        // What is true has all bits: minus one.
-        let found = left.iter().fold(none, |found, gpu| found - gpu.simd_eq(whole));
-        let placed = !(found.simd_lt(self.whole) | cpu.simd_lt(self.cpus) | self.whole.simd_eq(none));
-        *cpu -= self.cpus & placed;
-        let mut wanted = self.whole & placed;
-        for gpu in left {
-            let here = gpu.simd_eq(whole) & wanted.simd_gt(none);
-            *gpu -= whole & here;
-            wanted += here;
+/// What is left in some sequences, for pods that are offered one after another.
+struct OneByOne<const GPUS: usize> {
+    cpu: [i16; SEQUENCES],
+    left: [[i16; SEQUENCES]; GPUS],
+}
+
+impl<const GPUS: usize> Default for OneByOne<GPUS> {
+    fn default() -> Self {
+        OneByOne {
+            cpu: [0; SEQUENCES],
+            left: [[0; SEQUENCES]; GPUS],
         }
     }
 }
 
-impl Several {
-    /// From the GPUs with the least left that is enough, if there are as many.
-    fn take<const GPUS: usize>(&self, cpu: &mut [i16; LANES], left: &mut [Lanes; GPUS]) {
-        let lane = |gpu: &Lanes| gpu.as_array()[self.lane];
-        let enough = left.iter().filter(|gpu| lane(gpu) >= self.amount).count();
-        if cpu[self.lane] < self.cpu || enough < self.gpus {
-            return;
-        }
-        cpu[self.lane] -= self.cpu;
-        let mut taken = [false; GPUS];
-        for _ in 0..self.gpus {
-            let fitting = left.iter().map(lane).enumerate();
-            let fitting = fitting.filter(|(gpu, left)| *left >= self.amount && !taken[*gpu]);
-            if let Some((gpu, _)) = fitting.min_by_key(|(_, left)| *left) {
-                left[gpu].as_mut_array()[self.lane] -= self.amount;
-                taken[gpu] = true;
+impl<const GPUS: usize> OneByOne<GPUS> {
+    /// Each from the GPUs with the least left that is enough, if there are as many. Not in the loop over the steps, which is to stay in registers.
+    #[inline(never)]
+    fn take(&mut self, pods: &[Several], sequences: Range<usize>) {
+        for pod in pods.iter().filter(|pod| sequences.contains(&pod.sequence)) {
+            let lane = pod.sequence - sequences.start;
+            let enough = self.left.iter().filter(|left| left[lane] >= pod.amount).count();
+            if self.cpu[lane] < pod.cpu || enough < pod.gpus {
+                continue;
+            }
+            self.cpu[lane] -= pod.cpu;
+            let mut taken = [false; GPUS];
+            for _ in 0..pod.gpus {
+                let fitting = self.left.iter().map(|left| left[lane]).enumerate();
+                let fitting = fitting.filter(|(gpu, left)| *left >= pod.amount && !taken[*gpu]);
+                if let Some((gpu, _)) = fitting.min_by_key(|(_, left)| *left) {
+                    self.left[gpu][lane] -= pod.amount;
+                    taken[gpu] = true;
+                }
             }
         }
     }

@@ -1,0 +1,39 @@
+//! A whole replay of the published setting: 1,213 nodes, pods that ask for 130 % of their GPU, in a published order.
+//!
+//! `DIVVY_OPENB=FOLDER cargo bench -p divvy-simulator`, with the folder that `tests/it/openb.rs` describes; without it nothing is measured.
+
+#![allow(missing_docs, clippy::print_stdout)]
+
+use std::fs;
+use std::hint::black_box;
+use std::path::PathBuf;
+
+use criterion::{Criterion, criterion_group, criterion_main};
+use divvy_placement::policy::Policy;
+use divvy_simulator::{Order, Trace, inflate};
+
+fn replay(c: &mut Criterion) {
+    let Some(folder) = std::env::var_os("DIVVY_OPENB").map(PathBuf::from) else {
+        println!("skipped: DIVVY_OPENB does not name a folder with the openb traces");
+        return;
+    };
+    let read = |name: &str| {
+        let path = folder.join(name);
+        fs::read(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+    };
+    let nodes = read("openb_node_list_gpu_node.csv.gz");
+    let mut group = c.benchmark_group("replay");
+    group.sample_size(10);
+    for list in ["default", "gpushare100"] {
+        let trace = Trace::read(&nodes, &read(&format!("openb_pod_list_{list}.csv.gz"))).expect("a trace");
+        let order = Order::read(&read(&format!("orders/{list}_42.txt.gz")), &trace).expect("an order");
+        for policy in [Policy::Divvy, Policy::Fgd] {
+            group.bench_function(format!("{policy}/{list}"), |b| {
+                b.iter(|| black_box(inflate(&trace, &order, policy)));
+            });
+        }
+    }
+}
+
+criterion_group!(benches, replay);
+criterion_main!(benches);
