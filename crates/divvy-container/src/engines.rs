@@ -4,6 +4,7 @@
 //! - [`docker`], [`containerd`], [`crio`]: for each engine `read`, what its files say together, read as the engine reads them
 //! - [`Configuration`]: the answer, the same for all three
 //! - [`configure`]: from a [`Wish`] to a [`Plan`]: the texts that change, and a [`Record`] of what was there; [`undo`]: back again
+//! - [`Engine`]: where the engines of distributions have their files
 //! - [`Files`]: where the texts come from: a map, or a machine's tree below a [`Root`]
 
 pub mod containerd;
@@ -11,12 +12,14 @@ pub mod crio;
 pub mod docker;
 mod glob;
 mod json;
+mod places;
 mod plan;
 mod revert;
 mod template;
 mod text;
 mod toml_text;
 
+pub use places::{Engine, Wanted, runtime_class};
 pub use plan::{Edit, Plan, Record, Recorded, Target, Wish, configure, undo};
 
 use std::collections::{BTreeMap, BTreeSet};

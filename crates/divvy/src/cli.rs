@@ -1,6 +1,8 @@
 //! The grammar: every command, flag and variable, and what `--help` says of them. What they do is in [`crate::commands`].
 
 pub mod cdi;
+pub mod configure;
+mod nvidia_ctk;
 pub mod simulate;
 
 use std::net::SocketAddr;
@@ -30,6 +32,7 @@ Examples:
   divvy scheduler-config              what kube-scheduler must be told
   divvy simulate --help               how much more the same GPUs would hold under which policy
   divvy cdi generate                  what Docker, Podman and containerd must be told of this machine's GPUs
+  divvy configure docker --dry-run    what the engine must be told of the runtime that hands them out
 
 As a kubectl plugin: link this program as kubectl-divvy and kubectl-inspect-gpushare into your PATH; `divvy completions --help` for tabs."
 )]
@@ -57,6 +60,7 @@ pub enum Command {
     /// Describe GPUs to container engines (CDI): make specs, list what is there, check it
     #[command(subcommand)]
     Cdi(cdi::CdiCommand),
+    Configure(Box<configure::ConfigureArgs>),
     Simulate(Box<simulate::SimulateArgs>),
     Completions(CompletionsArgs),
     Demo(DemoArgs),
@@ -657,8 +661,11 @@ pub enum DemoOutput {
 }
 
 /// The arguments as clap should see them: a program that is linked under a kubectl plugin's name starts in the
-/// middle of the grammar.
-pub fn arguments(given: impl IntoIterator<Item = std::ffi::OsString>) -> Vec<std::ffi::OsString> {
+/// middle of the grammar, and one under the name of NVIDIA's tool has that one's flags.
+///
+/// # Errors
+/// NVIDIA's tool was called as it cannot be, or asked for help.
+pub fn arguments(given: impl IntoIterator<Item = std::ffi::OsString>) -> Result<Vec<std::ffi::OsString>, clap::Error> {
     let mut given: Vec<_> = given.into_iter().collect();
     let name = given
         .first()
@@ -667,7 +674,10 @@ pub fn arguments(given: impl IntoIterator<Item = std::ffi::OsString>) -> Vec<std
     if matches!(name.as_deref(), Some("kubectl-inspect-gpushare" | "kubectl-inspect_gpushare")) {
         given.splice(1..1, ["inspect".into(), "gpushare".into()]);
     }
-    given
+    if name.as_deref() == Some("nvidia-ctk") {
+        return nvidia_ctk::translate(&given);
+    }
+    Ok(given)
 }
 
 #[cfg(test)]
@@ -682,7 +692,8 @@ mod tests {
 
     #[test]
     fn the_old_plugins_name_is_the_inspect_command() {
-        let parsed = |arguments_given: &[&str]| Cli::try_parse_from(arguments(arguments_given.iter().map(Into::into)));
+        let parsed =
+            |arguments_given: &[&str]| Cli::try_parse_from(arguments(arguments_given.iter().map(Into::into)).expect("arguments"));
         for name in ["kubectl-inspect-gpushare", "/usr/local/bin/kubectl-inspect_gpushare"] {
             let Ok(Cli {
                 command: Command::Inspect(InspectCommand::Gpushare(args)),

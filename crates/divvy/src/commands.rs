@@ -5,6 +5,7 @@ pub mod audit;
 pub mod cdi;
 #[cfg(feature = "completions")]
 pub mod completions;
+pub mod configure;
 #[cfg(feature = "demo")]
 pub mod demo;
 pub mod extender;
@@ -37,6 +38,7 @@ pub async fn run(cli: Cli) -> anyhow::Result<bool> {
         Command::Audit(args) => audit::run(*args).await,
         Command::SchedulerConfig(args) => scheduler_config::run(*args).await,
         Command::Cdi(command) => cdi::run(command).await,
+        Command::Configure(args) => configure::run(*args).await.map(|()| true),
         Command::Simulate(args) => simulate::run(*args).await.map(|()| true),
         Command::Manifests(args) => manifests::run(&args).map(|()| true),
         #[cfg(feature = "completions")]

@@ -17,7 +17,21 @@ fn main() -> ExitCode {
             Err(error) => fail(&error.into()),
         };
     }
-    let cli = Cli::parse_from(arguments(std::env::args_os()));
+    let cli = match arguments(std::env::args_os()) {
+        Ok(arguments) => Cli::parse_from(arguments),
+        // As NVIDIA's tool, whose flags these are: 1 and not 2.
+        Err(error) => {
+            let status = if error.use_stderr() {
+                ExitCode::FAILURE
+            } else {
+                ExitCode::SUCCESS
+            };
+            return match error.print() {
+                Ok(()) => status,
+                Err(error) => fail(&error.into()),
+            };
+        }
+    };
     if let Err(error) = log(cli.log.as_deref()) {
         return fail(&error);
     }

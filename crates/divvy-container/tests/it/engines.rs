@@ -1,6 +1,7 @@
 //! What engines' files say, and what is written into them.
 
 mod editing;
+mod places;
 mod properties;
 mod reading;
 mod replay;

@@ -53,6 +53,7 @@ fn every_help_teaches_by_example() {
         &["cdi", "generate", "--help"],
         &["cdi", "list", "--help"],
         &["cdi", "validate", "--help"],
+        &["configure", "--help"],
         &["simulate", "--help"],
         &["completions", "--help"],
         &["demo", "--help"],

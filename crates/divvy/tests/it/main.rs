@@ -7,6 +7,7 @@ mod cdi;
 mod chaos;
 mod cli;
 mod cluster;
+mod configure;
 mod demo;
 mod invariants;
 mod kubelet_cases;

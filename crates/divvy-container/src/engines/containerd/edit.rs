@@ -254,7 +254,7 @@ fn into(
     let names = toml_text::reach(document.as_item_mut(), &of(&["containerd", "runtimes"])).ok_or_else(broken)?;
     put(names, &wish.name, &runtime);
 
-    // containerd 1.x has no runtimes but the written ones, once one is written; its CRI plugin does not start without the default's.
+    // `${…}` is filled in by MicroK8s. containerd 1.x has no runtimes but the written ones, once one is written; its CRI plugin does not start without the default's.
     let default = configured.default_runtime.as_deref().unwrap_or("runc");
     let default = if default == wish.name { "runc" } else { default };
     let missing = !runtimes.contains_key(default);
@@ -267,7 +267,7 @@ fn into(
             stock.insert("options".to_owned(), options.into());
         }
         put(names, "runc", &stock);
-    } else if missing && default != "runc" && wish.set_default != Some(true) {
+    } else if missing && default != "runc" && !default.starts_with("${") && wish.set_default != Some(true) {
         notes.push(format!(
             "the default runtime is {default}, and there is no such runtime: pods will not start before that is put right in {}",
             at.config

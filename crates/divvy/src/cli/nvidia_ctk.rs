@@ -1,0 +1,214 @@
+//! The flags of NVIDIA's `nvidia-ctk`, for scripts that call it: a program of that name which is this one does the same.
+
+use std::ffi::OsString;
+
+use clap::{Args, Parser, Subcommand};
+
+/// Divvy in place of NVIDIA's nvidia-ctk: runtime configure, cdi generate, cdi list
+#[derive(Debug, Parser)]
+#[command(name = "nvidia-ctk", version)]
+struct NvidiaCtk {
+    /// Say more
+    #[arg(long, short, global = true, env = "NVIDIA_CTK_DEBUG")]
+    debug: bool,
+    /// Say errors alone
+    #[arg(long, global = true, env = "NVIDIA_CTK_QUIET")]
+    quiet: bool,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Container engines
+    #[command(subcommand)]
+    Runtime(Runtime),
+    /// CDI specs
+    #[command(subcommand)]
+    Cdi(Cdi),
+}
+
+#[derive(Debug, Subcommand)]
+enum Runtime {
+    /// Tell an engine of the runtime
+    Configure(Configure),
+}
+
+#[derive(Debug, Subcommand)]
+enum Cdi {
+    /// Make the spec of this machine's GPUs
+    Generate(Box<Generate>),
+    /// The devices that there are, by name
+    List(List),
+}
+
+#[derive(Debug, Args)]
+struct Configure {
+    /// docker, containerd or crio
+    #[arg(long, default_value = "docker", value_parser = ["docker", "containerd", "crio"])]
+    runtime: String,
+    /// The engine's file
+    #[arg(long)]
+    config: Option<String>,
+    /// The drop-in; empty: none
+    #[arg(long)]
+    drop_in_config: Option<String>,
+    /// Print the new files
+    #[arg(long)]
+    dry_run: bool,
+    /// The runtime's name
+    #[arg(long, default_value = "nvidia")]
+    nvidia_runtime_name: String,
+    /// The runtime's program [default: nvidia-container-runtime, for containerd and crio in /usr/bin]
+    #[arg(long, alias = "runtime-path")]
+    nvidia_runtime_path: Option<String>,
+    /// Make it the default
+    #[arg(long, alias = "set-as-default", num_args = 0..=1, require_equals = true, default_value = "false", default_missing_value = "true")]
+    nvidia_set_as_default: bool,
+    /// Switch the engine's CDI on
+    #[arg(long = "cdi.enabled", aliases = ["cdi.enable", "enable-cdi"], num_args = 0..=1, require_equals = true, default_value = "false", default_missing_value = "true")]
+    cdi_enabled: bool,
+    /// Where the engine's configuration is read
+    #[arg(long, value_parser = ["file"])]
+    config_source: Option<String>,
+    /// Only the runtime's way; hooks are of the past
+    #[arg(long, value_parser = ["", "runtime", "config-file"])]
+    config_mode: Option<String>,
+    /// Has no effect: containerd is asked by its name
+    #[arg(long)]
+    executable_path: Option<String>,
+    /// Has no effect: divvy writes no hooks
+    #[arg(long)]
+    nvidia_runtime_hook_path: Option<String>,
+}
+
+#[derive(Debug, Args)]
+struct Generate {
+    /// The file; none: standard output
+    #[arg(long, env = "NVIDIA_CTK_CDI_OUTPUT_FILE_PATH", default_value = "")]
+    output: String,
+    /// yaml or json
+    #[arg(long, env = "NVIDIA_CTK_CDI_GENERATE_OUTPUT_FORMAT", default_value = "yaml")]
+    format: String,
+    /// How GPUs are found
+    #[arg(long, alias = "discovery-mode", env = "NVIDIA_CTK_CDI_GENERATE_MODE", default_value = "auto", value_parser = ["auto", "nvml", "wsl"])]
+    mode: String,
+    /// The root of the driver's files
+    #[arg(long, env = "NVIDIA_CTK_DRIVER_ROOT")]
+    driver_root: Option<String>,
+    /// The root of /dev
+    #[arg(long, env = "NVIDIA_CTK_DEV_ROOT")]
+    dev_root: Option<String>,
+    /// index, uuid; both if given twice
+    #[arg(long, env = "NVIDIA_CTK_CDI_GENERATE_DEVICE_NAME_STRATEGIES", value_delimiter = ',', value_parser = ["index", "uuid"])]
+    device_name_strategy: Vec<String>,
+    /// all
+    #[arg(long, aliases = ["device-ids", "device", "devices"], env = "NVIDIA_CTK_CDI_GENERATE_DEVICE_IDS", value_parser = ["all"])]
+    device_id: Option<String>,
+    /// The vendor in the devices' names
+    #[arg(long, alias = "cdi-vendor", default_value = "nvidia.com")]
+    vendor: String,
+    /// The class in the devices' names
+    #[arg(long, alias = "cdi-class", default_value = "gpu")]
+    class: String,
+    /// Has no effect: the spec has no hooks
+    #[arg(long, alias = "nvidia-ctk-path", env = "NVIDIA_CTK_CDI_HOOK_PATH")]
+    nvidia_cdi_hook_path: Option<String>,
+    /// Has no effect: nothing is run
+    #[arg(long)]
+    ldconfig_path: Option<String>,
+    /// Has no effect: the spec has no hooks
+    #[arg(long, alias = "disable-hooks", value_delimiter = ',')]
+    disable_hook: Vec<String>,
+}
+
+#[derive(Debug, Args)]
+struct List {
+    /// Where specs are
+    #[arg(long, env = "NVIDIA_CTK_CDI_SPEC_DIRS", value_delimiter = ',')]
+    spec_dir: Vec<String>,
+}
+
+/// What was typed, in `divvy`'s words.
+///
+/// # Errors
+/// Help was asked for, or this is none of nvidia-ctk's commands that divvy has.
+pub(super) fn translate(given: &[OsString]) -> Result<Vec<OsString>, clap::Error> {
+    let parsed = NvidiaCtk::try_parse_from(given)?;
+    let mut words: Vec<String> = vec!["divvy".to_owned()];
+    match (parsed.debug, parsed.quiet) {
+        (_, true) => words.extend(["--log".to_owned(), "error".to_owned()]),
+        (true, _) => words.extend(["--log".to_owned(), "debug".to_owned()]),
+        _ => {}
+    }
+    let flag = |words: &mut Vec<String>, name: &str, value: &str| words.push(format!("--{name}={value}"));
+    match parsed.command {
+        Command::Runtime(Runtime::Configure(args)) => {
+            words.extend(["configure", &args.runtime, "--as-nvidia-ctk"].map(str::to_owned));
+            let (path, drop_in) = match args.runtime.as_str() {
+                "docker" => ("nvidia-container-runtime", None),
+                "containerd" => (
+                    "/usr/bin/nvidia-container-runtime",
+                    Some("/etc/containerd/conf.d/99-nvidia.toml"),
+                ),
+                _ => (
+                    "/usr/bin/nvidia-container-runtime",
+                    Some("/etc/crio/crio.conf.d/99-nvidia.toml"),
+                ),
+            };
+            flag(&mut words, "runtime-name", &args.nvidia_runtime_name);
+            flag(
+                &mut words,
+                "runtime-path",
+                args.nvidia_runtime_path.as_deref().unwrap_or(path),
+            );
+            if let Some(config) = &args.config {
+                flag(&mut words, "config", config);
+            }
+            if let Some(drop_in) = args.drop_in_config.as_deref().or(drop_in) {
+                flag(&mut words, "drop-in", drop_in);
+            }
+            match (args.nvidia_set_as_default, drop_in) {
+                (true, _) => flag(&mut words, "set-default", "true"),
+                (false, Some(_)) => flag(&mut words, "set-default", "false"),
+                (false, None) => {}
+            }
+            if args.cdi_enabled {
+                flag(&mut words, "cdi", "true");
+            }
+            if args.dry_run {
+                words.push("--dry-run".to_owned());
+            }
+        }
+        Command::Cdi(Cdi::Generate(args)) => {
+            words.extend(
+                [
+                    "cdi",
+                    "generate",
+                    "--vendor",
+                    if args.mode == "auto" { "auto" } else { "nvidia" },
+                ]
+                .map(str::to_owned),
+            );
+            flag(&mut words, "output", if args.output.is_empty() { "-" } else { &args.output });
+            flag(&mut words, "format", &args.format);
+            for (name, value) in [("driver-root", &args.driver_root), ("dev-root", &args.dev_root)] {
+                if let Some(value) = value {
+                    flag(&mut words, name, value);
+                }
+            }
+            if let [one] = args.device_name_strategy.as_slice() {
+                flag(&mut words, "device-name-strategy", one);
+            }
+            flag(&mut words, "vendor-name", &args.vendor);
+            flag(&mut words, "class", &args.class);
+        }
+        Command::Cdi(Cdi::List(args)) => {
+            words.extend(["cdi", "list", "-o", "name"].map(str::to_owned));
+            for folder in &args.spec_dir {
+                flag(&mut words, "spec-dir", folder);
+            }
+        }
+    }
+    Ok(words.into_iter().map(OsString::from).collect())
+}

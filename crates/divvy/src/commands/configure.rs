@@ -1,0 +1,270 @@
+//! `divvy configure`: reads the files, has the change worked out, shows it or makes it.
+
+mod apply;
+mod restart;
+mod show;
+
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use divvy_container::cdi::generate::Root;
+use divvy_container::engines::{self, Engine, Plan, Record, Target, Wanted, Wish, runtime_class};
+use divvy_hardware::Files;
+
+use super::say;
+use crate::cli::configure::{CgroupDriver, ConfigureArgs, ConfigureOutput};
+use crate::printer;
+
+/// Where a distribution's package or a person puts our runtime.
+const RUNTIME: &str = "/usr/local/bin/divvy-runtime";
+/// How long `containerd --version` may take.
+const ASKED: Duration = Duration::from_secs(5);
+
+/// Configures one engine, or all that are there.
+pub async fn run(args: ConfigureArgs) -> anyhow::Result<()> {
+    if args.runtime_class {
+        return Ok(printer::print(&runtime_class(&args.runtime_name))?);
+    }
+    let here = args.root == Path::new("/");
+    anyhow::ensure!(
+        here || !args.restart,
+        "--restart is for this machine's engines, and {} is a copy of another's: leave one of the two away",
+        args.root.display()
+    );
+    let files = Files::below(&args.root);
+    let root = Root::open(&files, "/").with_context(|| format!("{} is no folder", args.root.display()))?;
+    let mut wanted_engines: Vec<Engine> = args.engine.into_iter().collect();
+    if args.detect {
+        wanted_engines = detect(&root)?;
+    }
+    let mut shown = Vec::new();
+    for engine in wanted_engines {
+        shown.push(one(&args, engine, &root, here).await?);
+    }
+    for trouble in files.troubles() {
+        say(&format!("warning: not looked at: {trouble}"))?;
+    }
+    if args.output == ConfigureOutput::Json {
+        match &shown[..] {
+            [one] if !args.detect => printer::json(one)?,
+            all => printer::json(&all)?,
+        }
+    }
+    Ok(())
+}
+
+/// The engines that are on this machine, each told with what shows it.
+fn detect(root: &Root<'_>) -> anyhow::Result<Vec<Engine>> {
+    let mut found = Vec::new();
+    for engine in Engine::ALL {
+        if let Some(evidence) = engine.evidence(root) {
+            say(&format!("{}: found ({evidence})", engine.as_str()))?;
+            found.push(engine);
+        }
+    }
+    // Docker brings a containerd that is nobody else's where there is no kubelet.
+    let kubelet = ["/var/lib/kubelet", "/usr/bin/kubelet"]
+        .iter()
+        .any(|path| root.resolve(path).is_some());
+    if found.contains(&Engine::Docker) && found.contains(&Engine::Containerd) && !kubelet {
+        say(
+            "containerd: left alone, since Docker runs it and there is no kubelet; `divvy configure containerd` does it all the same",
+        )?;
+        found.retain(|engine| *engine != Engine::Containerd);
+    }
+    anyhow::ensure!(
+        !found.is_empty(),
+        "no container engine was found here: neither its program nor its files; name one, as in `divvy configure docker`"
+    );
+    Ok(found)
+}
+
+async fn one(args: &ConfigureArgs, engine: Engine, root: &Root<'_>, here: bool) -> anyhow::Result<show::Shown> {
+    let absolute = |path: &Option<String>| -> anyhow::Result<Option<String>> {
+        match path {
+            Some(path) if here && !path.is_empty() => Ok(Some(std::path::absolute(path)?.display().to_string())),
+            Some(path) if !path.is_empty() && !path.starts_with('/') => anyhow::bail!(
+                "{path} is relative; below --root {} write it as on that machine, beginning with /",
+                args.root.display()
+            ),
+            path => Ok(path.clone()),
+        }
+    };
+    anyhow::ensure!(
+        engine != Engine::Docker || args.drop_in.as_ref().is_none_or(String::is_empty),
+        "Docker reads one file and no drop-ins: leave --drop-in away, or name that file with --config"
+    );
+    let mut wanted = Wanted {
+        config: absolute(&args.config)?,
+        drop_in: absolute(&args.drop_in)?,
+        containerd: args.engine_version.clone(),
+    };
+    if let Some(version) = &wanted.containerd {
+        engines::containerd::release(version).with_context(|| format!("--engine-version {version}: write it as 1.7 or 2.1"))?;
+    } else if here && engine == Engine::Containerd {
+        wanted.containerd = containerd_version().await;
+    }
+    let target = engine.target(root, &wanted)?;
+    let place = apply::Place {
+        root,
+        folder: &args.root,
+    };
+    let record_path = format!("{}.divvy-undo", target.config());
+    let record = record(root, &record_path)?;
+    let plan = match args.undo {
+        true => engines::undo(root, &target, &args.runtime_name, record.as_ref())?,
+        false => {
+            let wish = wish(args, engine, root, here)?;
+            let mut plan = engines::configure(root, &target, &wish, record.as_ref())?;
+            plan.notes.extend(notes(root, engine, &wish, &wanted)?);
+            plan
+        }
+    };
+    let mut shown = show::Shown::of(engine, &target, &plan, args.dry_run);
+    if args.dry_run {
+        if args.output == ConfigureOutput::Text {
+            match args.as_nvidia_ctk {
+                true => show::texts(root, &target, &plan)?,
+                false => show::diff(&plan)?,
+            }
+        }
+    } else {
+        apply::apply(&place, &plan, &record_path)?;
+    }
+    if args.output == ConfigureOutput::Text && !args.as_nvidia_ctk {
+        show::tell(args, engine, &target, &plan)?;
+    } else {
+        for note in &plan.notes {
+            say(&format!("note: {note}"))?;
+        }
+    }
+    if args.as_nvidia_ctk && !args.dry_run {
+        for edit in &plan.edits {
+            say(&format!("Wrote updated config to {}", edit.path))?;
+        }
+        say(&format!("It is recommended that {} daemon be restarted.", engine.as_str()))?;
+    }
+    restarted(args, engine, &target, &plan, &mut shown, here).await?;
+    Ok(shown)
+}
+
+async fn restarted(
+    args: &ConfigureArgs,
+    engine: Engine,
+    target: &Target,
+    plan: &Plan,
+    shown: &mut show::Shown,
+    here: bool,
+) -> anyhow::Result<()> {
+    if plan.edits.is_empty() {
+        if args.restart {
+            say(&format!("{}: nothing changed, so nothing is restarted", engine.as_str()))?;
+        }
+        return Ok(());
+    }
+    let step = restart::Step::of(engine, target, plan, here).await;
+    shown.restart = Some(step.words());
+    if args.restart {
+        say(&format!("{}: {}", engine.as_str(), step.words()))?;
+        step.run().await?;
+        say(&format!("{}: it runs", engine.as_str()))?;
+        shown.restarted = true;
+    } else if !args.as_nvidia_ctk && args.output == ConfigureOutput::Text {
+        let when = if args.dry_run {
+            "would then be needed"
+        } else {
+            "still needed"
+        };
+        say(&format!("{when}: sudo {}   ({})", step.words(), step.why()))?;
+    }
+    Ok(())
+}
+
+/// What was there before, if we have been here.
+fn record(root: &Root<'_>, path: &str) -> anyhow::Result<Option<Record>> {
+    let text = engines::Files::text(root, path).map_err(|why| anyhow::anyhow!("{path} cannot be read: {why}"))?;
+    text.map(|text| {
+        serde_json::from_str(&text).with_context(|| {
+            format!(
+                "{path} is not as divvy wrote it, so what was there before cannot be told: remove it to go on without, and --undo takes out the runtime alone"
+            )
+        })
+    })
+    .transpose()
+}
+
+fn wish(args: &ConfigureArgs, engine: Engine, root: &Root<'_>, here: bool) -> anyhow::Result<Wish> {
+    let path = match &args.runtime_path {
+        Some(path) => path.clone(),
+        None => own_runtime(here),
+    };
+    anyhow::ensure!(
+        path.starts_with('/') || engine == Engine::Docker,
+        "--runtime-path {path:?} is not an absolute path, and {} takes no other; write /usr/local/bin/{path} or where it is",
+        engine.as_str()
+    );
+    let systemd_cgroup = match args.cgroup_driver {
+        Some(driver) => Some(driver == CgroupDriver::Systemd),
+        None if args.as_nvidia_ctk => None,
+        None => match engine.kubelet_driver(root)? {
+            Some((systemd, file)) => {
+                say(&format!(
+                    "the kubelet's cgroup driver is {} ({file})",
+                    if systemd { "systemd" } else { "cgroupfs" }
+                ))?;
+                Some(systemd)
+            }
+            None => None,
+        },
+    };
+    Ok(Wish {
+        name: args.runtime_name.clone(),
+        path,
+        set_default: args.set_default,
+        cdi: args.cdi,
+        systemd_cgroup,
+        anew: args.as_nvidia_ctk,
+    })
+}
+
+/// The runtime beside this program, where it is installed.
+fn own_runtime(here: bool) -> String {
+    let beside = || {
+        let beside = std::env::current_exe()
+            .ok()?
+            .canonicalize()
+            .ok()?
+            .with_file_name("divvy-runtime");
+        let path = beside.to_str()?.to_owned();
+        (beside.is_file() && !path.contains(['"', '\'', '\\', ' '])).then_some(path)
+    };
+    match here {
+        true => beside().unwrap_or_else(|| RUNTIME.to_owned()),
+        false => RUNTIME.to_owned(),
+    }
+}
+
+/// What a change does not say by itself.
+fn notes(root: &Root<'_>, engine: Engine, wish: &Wish, wanted: &Wanted) -> anyhow::Result<Vec<String>> {
+    let mut notes = Vec::new();
+    if wish.path.starts_with('/') && root.file(&wish.path).is_none() {
+        notes.push(format!(
+            "there is no {} on this machine: containers of the runtime {} will not start before it is there",
+            wish.path, wish.name
+        ));
+    }
+    let old = wanted.containerd.as_deref().and_then(engines::containerd::release);
+    if wish.cdi == Some(true) && engine == Engine::Containerd && old.is_some_and(|old| old < (1, 7)) {
+        notes.push("this containerd is older than 1.7 and knows no CDI: enable_cdi has no effect, and the GPU comes from divvy-runtime alone".to_owned());
+    }
+    Ok(notes)
+}
+
+/// What the containerd in the PATH says of itself.
+async fn containerd_version() -> Option<String> {
+    let mut command = tokio::process::Command::new("containerd");
+    command.arg("--version").kill_on_drop(true).stdin(std::process::Stdio::null());
+    let output = tokio::time::timeout(ASKED, command.output()).await.ok()?.ok()?;
+    String::from_utf8(output.stdout).ok()
+}

@@ -1,0 +1,98 @@
+//! Puts new texts in their places: each file whole or as it was, all of them or none.
+
+use std::fs;
+use std::io;
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
+use std::path::{Path, PathBuf};
+
+use anyhow::Context as _;
+use divvy_container::cdi::generate::Root;
+use divvy_container::engines::{Edit, Plan};
+
+use crate::commands::write_whole;
+
+/// A machine's tree.
+pub(super) struct Place<'p> {
+    pub(super) root: &'p Root<'p>,
+    pub(super) folder: &'p Path,
+}
+
+impl Place<'_> {
+    /// Where a path of the machine is here: what is written through a link stays a link.
+    fn real(&self, path: &str) -> PathBuf {
+        let below = |path: &str| self.folder.join(path.trim_start_matches('/'));
+        if let Some((real, _)) = self.root.resolve(path) {
+            return below(&real);
+        }
+        match path.rsplit_once('/') {
+            Some((folder, name)) if !folder.is_empty() => self.real(folder).join(name),
+            _ => below(path),
+        }
+    }
+
+    fn write(&self, edit: &Edit, text: &str) -> io::Result<()> {
+        let file = self.real(&edit.path);
+        let like = match fs::metadata(&file) {
+            Ok(there) => Some(there),
+            Err(_) => edit.like.as_ref().and_then(|like| fs::metadata(self.real(like)).ok()),
+        };
+        if let Some(folder) = file.parent() {
+            fs::create_dir_all(folder)?;
+        }
+        let mode = like.as_ref().map_or(0o644, |like| like.permissions().mode() & 0o7777);
+        write_whole(&file, text, mode)?;
+        let made = fs::metadata(&file)?;
+        if let Some(like) = like.filter(|like| (like.uid(), like.gid()) != (made.uid(), made.gid())) {
+            std::os::unix::fs::chown(&file, Some(like.uid()), Some(like.gid()))?;
+        }
+        Ok(())
+    }
+
+    fn put(&self, edit: &Edit, text: Option<&str>) -> io::Result<()> {
+        match text {
+            Some(text) => self.write(edit, text),
+            None => match fs::remove_file(self.real(&edit.path)) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+                result => result,
+            },
+        }
+    }
+}
+
+/// Makes a plan true. What was there before is written down before anything else, and forgotten after all else.
+pub(super) fn apply(place: &Place<'_>, plan: &Plan, record_path: &str) -> anyhow::Result<()> {
+    let record = place.real(record_path);
+    let record_before = fs::read_to_string(&record).ok();
+    if let Some(kept) = plan.record.as_ref().filter(|_| !plan.edits.is_empty()) {
+        let text = serde_json::to_string_pretty(kept)? + "\n";
+        if let Some(folder) = record.parent() {
+            fs::create_dir_all(folder).with_context(|| not_written(record_path))?;
+        }
+        // It may hold a registry's password.
+        write_whole(&record, &text, 0o600).with_context(|| not_written(record_path))?;
+    }
+    for (index, edit) in plan.edits.iter().enumerate() {
+        let Err(error) = place.put(edit, edit.after.as_deref()) else {
+            continue;
+        };
+        for done in plan.edits[..index].iter().rev() {
+            place
+                .put(done, done.before.as_deref())
+                .with_context(|| format!("{} could not be put back as it was", done.path))?;
+        }
+        match &record_before {
+            Some(text) => write_whole(&record, text, 0o600),
+            None => fs::remove_file(&record),
+        }
+        .with_context(|| format!("{record_path} could not be put back as it was"))?;
+        return Err(error).with_context(|| not_written(&edit.path));
+    }
+    if plan.record.is_none() && record.exists() {
+        fs::remove_file(&record).with_context(|| not_written(record_path))?;
+    }
+    Ok(())
+}
+
+fn not_written(path: &str) -> String {
+    format!("{path} could not be written, and all is as it was; engines' files are root's: run this with sudo")
+}

@@ -1,0 +1,275 @@
+//! `divvy configure` on machines that are folders, and on real engines, which say themselves what they read.
+
+mod real;
+
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::PathBuf;
+use std::process::{Command, Output};
+
+use crate::cli::{divvy, stderr, stdout};
+
+struct Machine(tempfile::TempDir);
+
+impl Machine {
+    fn of(files: &[(&str, &str)]) -> Machine {
+        let machine = Machine(tempfile::tempdir().expect("a folder"));
+        for (path, text) in files {
+            let at = machine.at(path);
+            std::fs::create_dir_all(at.parent().expect("a folder")).expect("made");
+            std::fs::write(at, text).expect("written");
+        }
+        machine
+    }
+
+    fn at(&self, path: &str) -> PathBuf {
+        self.0.path().join(path.trim_start_matches('/'))
+    }
+
+    fn read(&self, path: &str) -> String {
+        std::fs::read_to_string(self.at(path)).unwrap_or_else(|error| panic!("{path}: {error}"))
+    }
+
+    fn configure(&self, args: &[&str]) -> Output {
+        let root = self.0.path().display().to_string();
+        divvy(&[&["configure"], args, &["--root", &root]].concat(), &[])
+    }
+
+    /// All files with their texts and modes.
+    fn all(&self) -> Vec<(PathBuf, String, u32)> {
+        let mut found = Vec::new();
+        let mut folders = vec![self.0.path().to_owned()];
+        while let Some(folder) = folders.pop() {
+            for entry in std::fs::read_dir(folder).expect("a folder") {
+                let path = entry.expect("an entry").path();
+                if path.is_dir() {
+                    folders.push(path);
+                    continue;
+                }
+                let text = std::fs::read_to_string(&path).unwrap_or_default();
+                let mode = std::fs::symlink_metadata(&path).expect("there").permissions().mode();
+                found.push((path, text, mode));
+            }
+        }
+        found.sort();
+        found
+    }
+}
+
+const CONTAINERD: &str = "/etc/containerd/config.toml";
+const V2: &str = "version = 2\n# mine\n[plugins.\"io.containerd.grpc.v1.cri\".containerd.runtimes.runc]\n  runtime_type = \"io.containerd.runc.v2\"\n";
+const DOCKER: &str = "/etc/docker/daemon.json";
+
+fn went_well(output: &Output) {
+    assert!(output.status.success(), "{}", stderr(output));
+}
+
+#[test]
+fn every_engine_is_configured_once_and_given_back_to_the_byte() {
+    for (engine, file, text) in [
+        ("docker", DOCKER, "{\"debug\": true}"),
+        ("containerd", CONTAINERD, V2),
+        ("crio", "/etc/crio/crio.conf", "[crio.runtime]\n# c\n"),
+        ("k3s", "/etc/none", ""),
+        ("rke2", "/etc/none", ""),
+        ("k0s", "/etc/k0s/containerd.toml", "version = 3\n"),
+        (
+            "microk8s",
+            "/var/snap/microk8s/current/args/containerd-template.toml",
+            "version = 2\n[plugins.\"io.containerd.grpc.v1.cri\"]\n",
+        ),
+    ] {
+        let machine = Machine::of(&[(file, text)]);
+        std::fs::set_permissions(machine.at(file), std::fs::Permissions::from_mode(0o640)).expect("set");
+        let before = machine.all();
+        let shown = machine.configure(&[engine, "--dry-run"]);
+        went_well(&shown);
+        assert!(stdout(&shown).contains("+++ "), "{engine}: no diff");
+        assert_eq!(machine.all(), before, "{engine}: --dry-run writes");
+        went_well(&machine.configure(&[engine]));
+        let after = machine.all();
+        assert_ne!(after, before, "{engine}");
+        let again = machine.configure(&[engine]);
+        assert!(stderr(&again).contains("already configured"), "{engine}: {}", stderr(&again));
+        assert_eq!(machine.all(), after, "{engine}");
+        went_well(&machine.configure(&[engine, "--undo"]));
+        assert_eq!(machine.all(), before, "{engine}");
+        assert!(
+            stderr(&machine.configure(&[engine, "--undo"])).contains("nothing to take out"),
+            "{engine}"
+        );
+    }
+}
+
+#[test]
+fn what_may_be_secret_stays_so() {
+    let machine = Machine::of(&[(CONTAINERD, V2)]);
+    std::fs::set_permissions(machine.at(CONTAINERD), std::fs::Permissions::from_mode(0o600)).expect("set");
+    went_well(&machine.configure(&["containerd"]));
+    for (path, _, mode) in machine.all() {
+        assert_eq!(mode & 0o777, 0o600, "{}", path.display());
+    }
+}
+
+#[test]
+fn a_link_stays_a_link() {
+    let machine = Machine::of(&[("/srv/docker.json", "{}"), ("/etc/docker/x", "")]);
+    std::os::unix::fs::symlink("/srv/docker.json", machine.at(DOCKER)).expect("linked");
+    went_well(&machine.configure(&["docker"]));
+    assert!(machine.at(DOCKER).is_symlink());
+    assert!(machine.read("/srv/docker.json").contains("nvidia"));
+}
+
+#[test]
+fn what_is_wrong_is_refused_and_all_stays_as_it_was() {
+    for (engine, file, text, says) in [
+        ("docker", DOCKER, "{not json", "line 1, column 2"),
+        (
+            "docker",
+            DOCKER,
+            "{\n  \"features\": true\n}",
+            "line 2, column 3: `features` is true",
+        ),
+        ("containerd", CONTAINERD, "version = \"2\"\n", "a number without quotes"),
+        ("crio", "/etc/crio/crio.conf", "[crio", "is not TOML"),
+        (
+            "containerd",
+            "/var/lib/kubelet/config.yaml",
+            "cgroupDriver: cgroup2\n",
+            "--cgroup-driver",
+        ),
+        // A file where the folder of drop-ins should be.
+        (
+            "containerd",
+            "/etc/containerd/conf.d",
+            "",
+            "conf.d/zz-divvy.toml could not be written",
+        ),
+    ] {
+        let machine = Machine::of(&[(file, text)]);
+        let before = machine.all();
+        let output = machine.configure(&[engine]);
+        assert_eq!(output.status.code(), Some(1), "{engine} {text}");
+        assert!(stderr(&output).contains(says), "{}", stderr(&output));
+        assert_eq!(machine.all(), before);
+    }
+    let machine = Machine::of(&[]);
+    for (args, says) in [
+        (&["docker", "--restart"][..], "copy of another's"),
+        (&["containerd", "--runtime-path", "rel"], "not an absolute path"),
+        (&["docker", "--drop-in", "/etc/docker/x.json"], "Docker reads one file"),
+        (&["containerd", "--engine-version", "new"], "write it as 1.7"),
+        (&["--detect"], "no container engine was found"),
+    ] {
+        let output = machine.configure(args);
+        assert_eq!(output.status.code(), Some(1), "{args:?}");
+        assert!(stderr(&output).contains(says), "{}", stderr(&output));
+    }
+}
+
+#[test]
+fn all_engines_of_a_machine_are_found() {
+    let machine = Machine::of(&[(DOCKER, "{}"), (CONTAINERD, V2)]);
+    let output = machine.configure(&["--detect", "-o", "json"]);
+    went_well(&output);
+    let all: serde_json::Value = serde_json::from_str(&stdout(&output)).expect("JSON");
+    assert_eq!(all.as_array().map(Vec::len), Some(1), "Docker's containerd is Docker's");
+    assert_eq!(all[0]["engine"], "docker");
+    assert_eq!(all[0]["restart"], "systemctl reload docker");
+    let machine = Machine::of(&[
+        (DOCKER, "{}"),
+        (CONTAINERD, V2),
+        ("/var/lib/kubelet/config.yaml", "cgroupDriver: systemd\n"),
+    ]);
+    went_well(&machine.configure(&["--detect", "--set-default"]));
+    assert!(
+        machine
+            .read("/etc/containerd/conf.d/zz-divvy.toml")
+            .contains("SystemdCgroup = true")
+    );
+}
+
+/// This program under the name of NVIDIA's.
+fn nvidia_ctk(args: &[&str]) -> Output {
+    let folder = tempfile::tempdir().expect("a folder");
+    let program = folder.path().join("nvidia-ctk");
+    std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_divvy"), &program).expect("linked");
+    Command::new(program)
+        .args(args)
+        .env_remove("DIVVY_SYS_ROOT")
+        .output()
+        .expect("it runs")
+}
+
+#[test]
+fn nvidia_s_tool_s_flags_do_the_same_here() {
+    let machine = Machine::of(&[("/daemon.json", "{\"features\": {\"buildkit\": true}}"), ("/config.toml", V2)]);
+    let file = |name: &str| machine.at(name).display().to_string();
+    let docker = format!("--config={}", file("/daemon.json"));
+    let output = nvidia_ctk(&[
+        "runtime",
+        "configure",
+        &docker,
+        "--dry-run",
+        "--set-as-default",
+        "--enable-cdi",
+    ]);
+    went_well(&output);
+    let printed: serde_json::Value = serde_json::from_str(&stdout(&output)).expect("JSON");
+    assert_eq!(
+        printed,
+        serde_json::json!({"features": {"buildkit": true, "cdi": true}, "default-runtime": "nvidia",
+                           "runtimes": {"nvidia": {"path": "nvidia-container-runtime"}}})
+    );
+    let (config, drop_in) = (
+        format!("--config={}", file("/config.toml")),
+        format!("--drop-in-config={}", file("/d/99.toml")),
+    );
+    let args = [
+        "runtime",
+        "configure",
+        "--runtime=containerd",
+        &config,
+        &drop_in,
+        "--cdi.enabled",
+        "--nvidia-set-as-default",
+    ];
+    let output = nvidia_ctk(&args);
+    went_well(&output);
+    assert!(
+        stderr(&output).contains("It is recommended that containerd daemon be restarted."),
+        "{}",
+        stderr(&output)
+    );
+    assert!(machine.read("/d/99.toml").contains("default_runtime_name = \"nvidia\""));
+    // Told again without: switched off again, as there.
+    went_well(&nvidia_ctk(&args[..5]));
+    let text = machine.read("/d/99.toml");
+    assert!(
+        !text.contains("default_runtime_name") && !text.contains("enable_cdi"),
+        "{text}"
+    );
+    assert!(machine.read("/config.toml").contains("# mine"));
+    for (args, says) in [
+        (&["runtime", "configure", "--runtime=bogus"][..], "bogus"),
+        (
+            &["runtime", "configure", "--runtime=crio", "--nvidia-runtime-path=rel"],
+            "not an absolute path",
+        ),
+        (&["runtime", "configure", "--drop-in-config=/x"], "Docker reads one file"),
+        (&["system", "create-dev-char-symlinks"], "system"),
+    ] {
+        let output = nvidia_ctk(args);
+        assert_eq!(output.status.code(), Some(1), "{args:?}");
+        assert!(stderr(&output).contains(says), "{}", stderr(&output));
+    }
+    let root = machine.0.path().display().to_string();
+    let output = nvidia_ctk(&[
+        "cdi",
+        "generate",
+        "--driver-root",
+        &root,
+        "--device-name-strategy=uuid",
+        "--disable-hook=all",
+    ]);
+    assert!(!stderr(&output).contains("unexpected argument"), "{}", stderr(&output));
+}

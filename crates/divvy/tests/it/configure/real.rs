@@ -1,0 +1,299 @@
+//! Engines that are installed here, started on private folders with what was written for them. An engine that is not here is skipped, and that is
+//! said: containerd of the PATH and of `~/.cache/divvy-cluster`, dockerd of the PATH.
+
+use std::io::{Read as _, Write as _};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use super::{V2, went_well};
+use crate::cli::{divvy, stderr};
+
+/// Programs of this name: in the PATH, and those that the real cluster was built of.
+fn programs(name: &str) -> Vec<PathBuf> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let mut found: Vec<PathBuf> = std::env::split_paths(&path)
+        .map(|folder| folder.join(name))
+        .take(64)
+        .collect();
+    found.retain(|program| program.is_file());
+    found.truncate(1);
+    let cache = std::env::var_os("HOME").map(|home| Path::new(&home).join(".cache/divvy-cluster"));
+    let built = cache
+        .and_then(|cache| std::fs::read_dir(cache).ok())
+        .into_iter()
+        .flatten()
+        .flatten();
+    found.extend(built.map(|entry| entry.path().join(name)).filter(|program| program.is_file()));
+    found
+}
+
+#[expect(clippy::print_stdout, reason = "a test that did nothing must say so")]
+fn skipped(why: &str) {
+    println!("skipped: {why}");
+}
+
+/// Ended with the test, however that ends.
+struct Running(Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // SIGTERM, so that it ends its own children.
+        if let Ok(pid) = i32::try_from(self.0.id())
+            && let Some(pid) = rustix::process::Pid::from_raw(pid)
+        {
+            let _ended_already = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
+        }
+        let begun = Instant::now();
+        while begun.elapsed() < Duration::from_secs(20) && matches!(self.0.try_wait(), Ok(None)) {
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        let _ended_already = self.0.kill();
+        let _ended_already = self.0.wait();
+    }
+}
+
+/// Until the engine answers; its log when it does not.
+fn eventually<T>(log: &Path, mut what: impl FnMut() -> Option<T>) -> T {
+    let begun = Instant::now();
+    loop {
+        if let Some(answer) = what() {
+            return answer;
+        }
+        assert!(
+            begun.elapsed() < Duration::from_secs(60),
+            "no answer: {}",
+            std::fs::read_to_string(log).unwrap_or_default()
+        );
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+fn dump(program: &Path, config: &str) -> toml::Table {
+    let output = Command::new(program)
+        .args(["--config", config, "config", "dump"])
+        .output()
+        .expect("it runs");
+    assert!(output.status.success(), "{}", stderr(&output));
+    toml::from_str(&String::from_utf8(output.stdout).expect("text")).expect("TOML")
+}
+
+/// containerd's own view of its CRI plugin, whatever the version.
+fn cri(dumped: &toml::Table) -> &toml::Table {
+    let plugins = dumped["plugins"].as_table().expect("plugins");
+    let section = ["io.containerd.cri.v1.runtime", "io.containerd.grpc.v1.cri"]
+        .into_iter()
+        .find_map(|key| plugins.get(key).filter(|section| section.get("containerd").is_some()));
+    section.and_then(toml::Value::as_table).expect("the CRI plugin's section")
+}
+
+const V1: &str = "[plugins.cri]\n  sandbox_image = \"registry.example/pause:1\"\n  [plugins.cri.containerd.runtimes.runc]\n    \
+                  runtime_type = \"io.containerd.runc.v2\"\n    [plugins.cri.containerd.runtimes.runc.options]\n      SystemdCgroup = true\n";
+
+#[test]
+fn containerd_says_itself_that_it_has_the_runtime() {
+    let all = programs("containerd");
+    if all.is_empty() {
+        skipped("there is no containerd in the PATH and none in ~/.cache/divvy-cluster");
+    }
+    for program in all {
+        let version = Command::new(&program).arg("--version").output().expect("it runs");
+        let version = String::from_utf8_lossy(&version.stdout).into_owned();
+        let new = divvy_container::engines::containerd::release(&version) >= Some((2, 0));
+        let pinned = format!("{V2}[plugins.\"io.containerd.grpc.v1.cri\"]\n  sandbox_image = \"registry.example/pause:1\"\n");
+        let v3 = "version = 3\n[plugins.'io.containerd.cri.v1.images'.pinned_images]\n  sandbox = \"registry.example/pause:1\"\n";
+        for (text, pause) in [
+            (Some(V1), true),
+            (Some(&pinned), true),
+            (Some(""), false),
+            (None, false),
+            (Some(v3), true),
+        ] {
+            if text == Some(v3) && !new {
+                continue;
+            }
+            for drop_in in [None, Some("")] {
+                let folder = tempfile::tempdir().expect("a folder");
+                let config = folder.path().join("config.toml").display().to_string();
+                if let Some(text) = text {
+                    std::fs::write(&config, text).expect("written");
+                }
+                let mut args = vec!["configure", "containerd", "--config", &config, "--engine-version", &version];
+                args.extend([
+                    "--set-default",
+                    "--cdi",
+                    "--cgroup-driver",
+                    "systemd",
+                    "--runtime-path",
+                    "/opt/divvy-runtime",
+                ]);
+                args.extend(drop_in.iter().flat_map(|drop_in| ["--drop-in", drop_in]));
+                went_well(&divvy(&args, &[]));
+                let dumped = dump(&program, &config);
+                let said = format!("{version}{text:?} {drop_in:?}: {dumped}");
+                let of_containerd = cri(&dumped)["containerd"].as_table().expect("a table");
+                let runtime = |name: &str| {
+                    of_containerd["runtimes"]
+                        .get(name)
+                        .unwrap_or_else(|| panic!("no {name}: {said}"))
+                };
+                assert_eq!(of_containerd["default_runtime_name"].as_str(), Some("nvidia"), "{said}");
+                assert_eq!(
+                    runtime("nvidia")["options"]["BinaryName"].as_str(),
+                    Some("/opt/divvy-runtime"),
+                    "{said}"
+                );
+                for name in ["nvidia", "runc"] {
+                    assert_eq!(
+                        runtime(name)["options"]["SystemdCgroup"].as_bool(),
+                        Some(true),
+                        "{name}: {said}"
+                    );
+                    assert_eq!(
+                        runtime(name)["runtime_type"].as_str(),
+                        Some("io.containerd.runc.v2"),
+                        "{name}: {said}"
+                    );
+                }
+                if new {
+                    assert_eq!(cri(&dumped)["enable_cdi"].as_bool(), Some(true), "{said}");
+                }
+                let kept = dumped.to_string().contains("registry.example/pause:1");
+                assert_eq!(kept, pause, "{said}");
+                went_well(&divvy(&["configure", "containerd", "--config", &config, "--undo"], &[]));
+                assert_eq!(std::fs::read_to_string(&config).ok().as_deref(), text);
+            }
+        }
+    }
+}
+
+#[test]
+fn containerd_s_cri_plugin_starts_with_the_runtime() {
+    if !rustix::process::geteuid().is_root() {
+        return skipped("containerd is started by root alone");
+    }
+    for program in programs("containerd") {
+        let version = Command::new(&program).arg("--version").output().expect("it runs");
+        let version = String::from_utf8_lossy(&version.stdout).into_owned();
+        let folder = tempfile::tempdir().expect("a folder");
+        let at = |name: &str| folder.path().join(name).display().to_string();
+        let text = format!(
+            "version = 2\nroot = \"{}\"\nstate = \"{}\"\n[grpc]\n  address = \"{}\"\n[ttrpc]\n  address = \"{}\"\n",
+            at("root"),
+            at("state"),
+            at("c.sock"),
+            at("t.sock")
+        );
+        std::fs::write(at("config.toml"), text).expect("written");
+        // Not the default: this is where runc's table would be missing.
+        let args = [
+            "configure",
+            "containerd",
+            "--config",
+            &at("config.toml"),
+            "--engine-version",
+            &version,
+        ];
+        went_well(&divvy(&args, &[]));
+        let log = std::fs::File::create(at("log")).expect("a log");
+        let child = Command::new(&program)
+            .args(["--config", &at("config.toml")])
+            .stdin(Stdio::null())
+            .stdout(log.try_clone().expect("twice"))
+            .stderr(log)
+            .spawn()
+            .expect("it starts");
+        let _running = Running(child);
+        let plugins = eventually(Path::new(&at("log")), || {
+            let output = Command::new(program.with_file_name("ctr"))
+                .args(["--address", &at("c.sock"), "--timeout", "5s", "plugins", "ls"])
+                .output()
+                .ok()?;
+            output
+                .status
+                .success()
+                .then(|| String::from_utf8_lossy(&output.stdout).into_owned())
+        });
+        let of_cri = plugins
+            .lines()
+            .find(|line| line.split_whitespace().nth(1) == Some("cri"))
+            .expect("a CRI plugin");
+        assert!(of_cri.trim_end().ends_with("ok"), "{version}{of_cri}");
+    }
+}
+
+#[test]
+fn dockerd_says_itself_that_it_has_the_runtime() {
+    if !rustix::process::geteuid().is_root() {
+        return skipped("dockerd is started by root alone");
+    }
+    let Some(program) = programs("dockerd").into_iter().next() else {
+        return skipped("there is no dockerd in the PATH");
+    };
+    let folder = tempfile::tempdir().expect("a folder");
+    let at = |name: &str| folder.path().join(name).display().to_string();
+    std::fs::write(
+        at("daemon.json"),
+        "{\n    \"log-level\": \"warn\",\n    \"features\": {\"buildkit\": true}\n}\n",
+    )
+    .expect("written");
+    let args = [
+        "configure",
+        "docker",
+        "--config",
+        &at("daemon.json"),
+        "--set-default",
+        "--cdi",
+        "--runtime-path",
+        "/opt/divvy-runtime",
+    ];
+    went_well(&divvy(&args, &[]));
+    let log = std::fs::File::create(at("log")).expect("a log");
+    let child = Command::new(program)
+        .args([
+            "--config-file",
+            &at("daemon.json"),
+            "--data-root",
+            &at("data"),
+            "--exec-root",
+            &at("exec"),
+        ])
+        .args([
+            "--pidfile",
+            &at("pid"),
+            "--host",
+            &format!("unix://{}", at("d.sock")),
+            "--storage-driver",
+            "vfs",
+        ])
+        .args(["--bridge", "none", "--iptables=false", "--ip6tables=false"])
+        .stdin(Stdio::null())
+        .stdout(log.try_clone().expect("twice"))
+        .stderr(log)
+        .spawn()
+        .expect("it starts");
+    let mut running = Running(child);
+    let told = std::cell::Cell::new(false);
+    let answer = eventually(Path::new(&at("log")), || {
+        if let Ok(Some(_)) = running.0.try_wait() {
+            told.set(true);
+            return Some(String::new());
+        }
+        let mut socket = UnixStream::connect(at("d.sock")).ok()?;
+        socket.write_all(b"GET /info HTTP/1.0\r\nHost: docker\r\n\r\n").ok()?;
+        let mut answer = String::new();
+        socket.read_to_string(&mut answer).ok()?;
+        answer.starts_with("HTTP/1.0 200").then_some(answer)
+    });
+    let log = std::fs::read_to_string(at("log")).unwrap_or_default();
+    if told.get() {
+        // A container without the rights for mounts and networks; a file that dockerd refuses would be told otherwise.
+        assert!(!log.contains("unable to configure the Docker daemon"), "{log}");
+        return skipped("dockerd does not start here: it lacks rights");
+    }
+    let body = answer.split_once("\r\n\r\n").expect("a body").1;
+    let info: serde_json::Value = serde_json::from_str(body).unwrap_or_else(|error| panic!("{error}: {body}"));
+    assert_eq!(info["Runtimes"]["nvidia"]["path"], "/opt/divvy-runtime");
+    assert_eq!(info["DefaultRuntime"], "nvidia");
+}
