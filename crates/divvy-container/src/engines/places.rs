@@ -201,7 +201,7 @@ impl Engine {
             Engine::Microk8s => text
                 .split_whitespace()
                 .filter_map(|word| word.strip_prefix("--cgroup-driver="))
-                .last()
+                .next_back()
                 .map(str::to_owned),
             _ => {
                 let read: Kubelet = serde_saphyr::from_str(&text).map_err(|error| Error::Unreadable {
