@@ -1,7 +1,7 @@
 //! From a machine's files and GPUs to a CDI spec.
 //!
 //! Nothing is run and nothing is loaded: [`Tree`] shows the files, [`nvidia::Gpu`] says what the driver says of its GPUs. A spec has no
-//! hooks. What NVIDIA's hooks do in a container is done by mounts: each library is mounted under the names by which programs ask for it,
+//! hooks, unless one is asked for ([`Options::hook`]). What NVIDIA's hooks do in a container is done by mounts: each library is mounted under the names by which programs ask for it,
 //! and in the folders that loaders of Debian's kind and of Red Hat's kind search, so that it is found without a new `ld.so.cache`.
 //!
 //! Numbers and modes of device nodes are left to the container runtime, which looks at the node when a container starts: majors of
@@ -52,6 +52,9 @@ pub struct Options {
     pub driver_root: String,
     /// Where `/dev` is; the driver's root if it has device nodes, else `/`.
     pub dev_root: Option<String>,
+    /// The machine's `divvy-hook`, by its whole path: it writes the libraries into the container's own `ld.so.cache`, for images whose loader does not
+    /// search the folders. NVIDIA's specs only.
+    pub hook: Option<String>,
 }
 
 impl Options {
@@ -64,6 +67,7 @@ impl Options {
             newest: Version::V1_1_0,
             driver_root: "/".to_owned(),
             dev_root: None,
+            hook: None,
         }
     }
 }

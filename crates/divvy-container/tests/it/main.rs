@@ -12,3 +12,4 @@ mod machine;
 mod plan;
 mod properties;
 mod registry;
+mod rules;

@@ -18,12 +18,12 @@ pub(crate) fn driver(bed: &Bed) -> Option<PathBuf> {
     let root = bed.path("driver");
     let libraries = root.join("usr/lib/x86_64-linux-gnu");
     fs::create_dir_all(&libraries).expect("made");
-    fs::create_dir_all(root.join("usr/bin")).expect("made");
-    fs::create_dir_all(root.join("dev")).expect("made");
     for name in ["libcuda.so.550.54.15", "libnvidia-ml.so.550.54.15"] {
         fs::write(libraries.join(name), format!("this is {name}\n")).expect("written");
     }
     symlink("libcuda.so.550.54.15", libraries.join("libcuda.so.1")).expect("linked");
+    fs::create_dir_all(root.join("usr/bin")).expect("made");
+    fs::create_dir_all(root.join("dev")).expect("made");
     fs::write(root.join("usr/bin/nvidia-smi"), "#!/bin/sh\n").expect("written");
     // Numbers of /dev/null and its like: the container is to be able to open them.
     for (name, minor) in [("nvidiactl", 3), ("nvidia-uvm", 5), ("nvidia0", 7), ("nvidia1", 8)] {

@@ -1,6 +1,7 @@
 //! `divvy-runtime` as an engine calls it: in front of a program that says what it was given, and in front of the real runtimes.
 
 mod bed;
+mod hostile;
 mod legacy;
 mod live;
 mod real;

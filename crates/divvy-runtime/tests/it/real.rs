@@ -1,13 +1,13 @@
 //! In front of the runc and crun of this machine.
 
 use std::fs;
-use std::os::unix::fs::symlink;
-use std::path::PathBuf;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use serde_json::{Value, json};
 
-use super::bed::Bed;
+use super::bed::{Bed, built};
 
 fn runtimes() -> Vec<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
@@ -29,9 +29,25 @@ fn may_run() -> bool {
     uid == Some("0")
 }
 
-#[test]
+/// An image from scratch: a shell and a few programs of this machine, with the libraries that they are linked with.
+fn copy_programs(root: &Path) {
+    let programs = ["/bin/sh", "/bin/ls", "/bin/cat", "/bin/grep", "/usr/bin/tr"];
+    let linked = Command::new("ldd").args(programs).output().expect("it runs");
+    let linked = String::from_utf8_lossy(&linked.stdout).into_owned();
+    let libraries = linked
+        .split_whitespace()
+        .filter(|word| word.starts_with('/') && !word.ends_with(':'));
+    for path in programs.into_iter().chain(libraries) {
+        let to = root.join(path.trim_start_matches('/'));
+        fs::create_dir_all(to.parent().expect("a folder")).expect("made");
+        fs::copy(path, to).expect("copied");
+    }
+    fs::create_dir_all(root.join("etc")).expect("made");
+}
+
+/// A container of this machine's own programs, in front of each real runtime that runs one here.
 #[expect(clippy::print_stderr, reason = "a test that was skipped says so")]
-fn a_container_has_the_devices_mounts_and_variables_that_were_asked_for() {
+fn in_containers(script: &str, asked: &str, prepare: impl Fn(&Bed, &Path), check: impl Fn(&Bed, &[&str])) {
     let runtimes = runtimes();
     if runtimes.is_empty() || !may_run() {
         eprintln!("SKIPPED: nothing was run in a container: it needs root, and runc or crun (Debian: apt-get install runc crun)");
@@ -47,35 +63,14 @@ fn a_container_has_the_devices_mounts_and_variables_that_were_asked_for() {
         assert!(made.status.success(), "{made:?}");
         let mut config: Value = serde_json::from_str(&fs::read_to_string(bed.path("config.json")).expect("made")).expect("JSON");
         config["process"]["terminal"] = json!(false);
-        config["process"]["args"] = json!([
-            "/bin/sh",
-            "-c",
-            "echo $NVIDIA_VISIBLE_DEVICES; ls /dev; cat /opt/libcuda.so.1; echo x > /dev/nvidia0 && echo written; true"
-        ]);
-        config["process"]["env"] = json!(["PATH=/bin:/usr/bin", "NVIDIA_VISIBLE_DEVICES=0"]);
-        // This machine's own programs, to be read only.
-        for folder in ["bin", "usr", "lib", "lib64"] {
-            let (there, below) = (PathBuf::from("/").join(folder), bed.path("bundle/rootfs").join(folder));
-            match fs::read_link(&there) {
-                Ok(target) => {
-                    fs::create_dir_all(bed.path("bundle/rootfs")).expect("a root");
-                    symlink(target, &below).expect("a link");
-                }
-                Err(_) if there.exists() => {
-                    fs::create_dir_all(&below).expect("a folder");
-                    let mount = json!({"destination": there, "source": there, "type": "bind", "options": ["rbind", "ro"]});
-                    config["mounts"].as_array_mut().expect("mounts").push(mount);
-                }
-                Err(_) => {}
-            }
-        }
+        config["process"]["args"] = json!(["/bin/sh", "-c", script]);
+        config["process"]["env"] = json!(["PATH=/bin:/usr/bin", format!("NVIDIA_VISIBLE_DEVICES={asked}")]);
+        // Else nothing can be mounted into it, nor written by a hook.
+        config["root"]["readonly"] = json!(false);
+        copy_programs(&bed.path("bundle/rootfs"));
         fs::write(bed.config(), config.to_string()).expect("written");
-        // Below a folder that is mounted from the machine nothing can be made: the library's place is elsewhere.
-        let mut spec = super::bed::nvidia();
-        spec["containerEdits"]["mounts"][0]["containerPath"] = json!("/opt/libcuda.so.1");
-        bed.spec("nvidia.json", &spec);
-        bed.settings("cdi", &runtime);
-        let name = format!("divvy-test-{}", std::process::id());
+        prepare(&bed, &runtime);
+        let name = format!("divvy-test-{}", bed.folder.path().file_name().expect("a name").display());
         let state = bed.path("state");
         let words = ["--root", state.to_str().expect("text"), "run", &name];
         // crun refuses machines with both versions of cgroups, say, whoever stands in front of it.
@@ -89,15 +84,130 @@ fn a_container_has_the_devices_mounts_and_variables_that_were_asked_for() {
             continue;
         }
         let output = bed.command(&words).output().expect("it runs");
-        let said = String::from_utf8_lossy(&output.stdout).into_owned();
         assert!(output.status.success(), "{}: {output:?}", runtime.display());
-        let host = fs::read_to_string("/etc/hostname").expect("a name");
-        let lines: Vec<&str> = said.lines().collect();
-        assert_eq!(lines.first(), Some(&"void"), "{said}");
-        assert!(
-            lines.contains(&"nvidia0") && lines.contains(&host.trim()) && lines.contains(&"written"),
-            "{}: {said}",
-            runtime.display()
-        );
+        let said = String::from_utf8_lossy(&output.stdout).into_owned();
+        check(&bed, &said.lines().collect::<Vec<_>>());
     }
+}
+
+#[test]
+fn a_container_has_the_devices_mounts_and_variables_that_were_asked_for() {
+    in_containers(
+        "echo $NVIDIA_VISIBLE_DEVICES; ls /dev; cat /opt/libcuda.so.1; echo x > /dev/nvidia0 && echo written; true",
+        "0",
+        |bed, runtime| {
+            let mut spec = super::bed::nvidia();
+            spec["containerEdits"]["mounts"][0]["containerPath"] = json!("/opt/libcuda.so.1");
+            bed.spec("nvidia.json", &spec);
+            bed.settings("cdi", runtime);
+        },
+        |_, said| {
+            let host = fs::read_to_string("/etc/hostname").expect("a name");
+            assert_eq!(said.first(), Some(&"void"), "{said:?}");
+            for part in ["nvidia0", host.trim(), "written"] {
+                assert!(said.contains(&part), "{part}: {said:?}");
+            }
+        },
+    );
+}
+
+/// No spec is written anywhere; the driver, its files and nodes are made for the test.
+#[test]
+fn in_mode_auto_a_container_has_the_gpus_of_this_moment() {
+    in_containers(
+        "echo $NVIDIA_VISIBLE_DEVICES; ls /dev; cat /usr/lib/x86_64-linux-gnu/libcuda.so.1 /usr/lib64/libcuda.so; ls -l /dev/nvidia1; true",
+        "GPU-a",
+        |bed, runtime| {
+            super::live::driver(bed).expect("root makes device nodes");
+            super::live::settings(bed, "auto", runtime);
+        },
+        |_, said| {
+            assert_eq!(said.first(), Some(&"void"), "{said:?}");
+            assert_eq!(
+                said.iter().filter(|line| **line == "this is libcuda.so.550.54.15").count(),
+                2,
+                "{said:?}"
+            );
+            assert!(said.contains(&"nvidia1") && said.contains(&"nvidiactl"), "{said:?}");
+            assert!(
+                said.iter().any(|line| line.starts_with('c') && line.contains(" 1, 8 ")),
+                "by its numbers: {said:?}"
+            );
+            assert!(!said.contains(&"nvidia0"), "the other GPU is not there: {said:?}");
+        },
+    );
+}
+
+/// The hook of a CDI spec, called by the real runtime.
+#[test]
+fn a_hook_of_a_spec_puts_the_mounted_library_into_the_containers_cache() {
+    in_containers(
+        "cat /etc/ld.so.cache | tr '\\0' '\\n' | grep -a /opt/strange; cat /etc/divvy-link; true",
+        "0",
+        |bed, runtime| {
+            let hook = built("divvy-hook", "divvy-hook");
+            let mut spec = super::bed::nvidia();
+            let library = fs::canonicalize("/lib64/ld-linux-x86-64.so.2").unwrap_or_else(|_| "/bin/true".into());
+            let common = &mut spec["containerEdits"];
+            common["mounts"][0] =
+                json!({"hostPath": library, "containerPath": "/opt/strange/libcuda.so.1", "options": ["ro", "bind"]});
+            let hooks: Vec<Value> = [
+                vec!["divvy-hook", "update-ldcache", "--folder=/opt/strange"],
+                vec!["divvy-hook", "create-symlinks", "--link=/proc/self/comm::/etc/divvy-link"],
+            ]
+            .iter()
+            .map(|args| json!({"hookName": "createContainer", "path": hook, "args": args, "env": ["PATH=/bin"], "timeout": 10}))
+            .collect();
+            common["hooks"] = json!(hooks);
+            bed.spec("nvidia.json", &spec);
+            bed.settings("cdi", runtime);
+        },
+        |bed, said| {
+            assert!(said.contains(&"/opt/strange/libcuda.so.1"), "{said:?}");
+            assert!(said.contains(&"cat"), "the link means something in the container: {said:?}");
+            let cache = bed.path("bundle/rootfs/etc/ld.so.cache");
+            let printed = Command::new("/sbin/ldconfig")
+                .args(["-p", "-C"])
+                .arg(&cache)
+                .output()
+                .expect("it runs");
+            let text = String::from_utf8_lossy(&printed.stdout).into_owned();
+            assert!(
+                text.contains("libcuda.so.1 (libc6,x86-64) => /opt/strange/libcuda.so.1"),
+                "{text}"
+            );
+        },
+    );
+}
+
+/// NVIDIA's own program, or what stands for it, is called with the process and the root of the container that starts.
+#[test]
+fn in_mode_legacy_the_real_runtime_calls_nvidias_program_for_the_container() {
+    in_containers(
+        "true",
+        "0,1",
+        |bed, runtime| {
+            built("divvy-hook", "divvy-hook");
+            let (cli, log) = (bed.path("nvidia-container-cli"), bed.path("called"));
+            let script = format!(
+                "#!/bin/sh\nfor word in \"$@\"; do echo \"$word\"; done > {log:?}\nfor word in \"$@\"; do case $word in --pid=*) test -d /proc/${{word#--pid=}} && echo alive >> {log:?};; esac; done\n"
+            );
+            fs::write(&cli, script).expect("written");
+            fs::set_permissions(&cli, fs::Permissions::from_mode(0o755)).expect("its mode");
+            bed.settings_and(
+                "legacy",
+                runtime,
+                &format!("[nvidia-container-cli]\npath = {cli:?}\nldconfig = \"@/sbin/ldconfig\"\n"),
+            );
+        },
+        |bed, _| {
+            let called = fs::read_to_string(bed.path("called")).expect("it was called");
+            let words: Vec<&str> = called.lines().collect();
+            let fixed =
+                "--load-kmods configure --cuda-compat-mode=ldconfig --ldconfig=@/sbin/ldconfig --device=0,1 --compute --utility";
+            assert_eq!(words[..7].join(" "), fixed);
+            assert!(words[7].starts_with("--pid=") && words[7] != "--pid=0", "{called}");
+            assert_eq!(words[8..], [bed.path("bundle/rootfs").to_str().expect("text"), "alive"]);
+        },
+    );
 }

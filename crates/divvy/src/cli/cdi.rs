@@ -29,7 +29,8 @@ Then:
 
 Make it again after each change of the driver, of MIG devices or of cards; `divvy cdi list` says when that was forgotten.
 Nothing of the driver is run, and nothing of it but its NVML is loaded, by divvy-probe. The spec has no hooks: libraries are mounted in the folders that
-loaders of Debian's and of Red Hat's kind search, so it is --hooks none. Divvy has no hook of its own yet, and writes none of others'.
+loaders of Debian's and of Red Hat's kind search. For images with another loader, --hooks minimal adds one, divvy-hook, which writes the libraries into the
+container's ld.so.cache and runs nothing of the image.
 Not described: Tegra, IMEX channels, GPUDirect storage, NVSwitch nodes, 32-bit libraries.")]
 pub struct CdiGenerateArgs {
     /// Whose GPUs
@@ -65,9 +66,12 @@ pub struct CdiGenerateArgs {
     /// By what devices are called: index (0, 0:1), uuid (GPU-…), or each by both
     #[arg(long, value_name = "STRATEGY", default_value = "both")]
     pub device_name_strategy: CdiNaming,
-    /// Which hooks the spec has
-    #[arg(long, value_name = "HOOKS", default_value = "none", value_parser = hooks)]
+    /// Which hooks an NVIDIA spec has
+    #[arg(long, value_name = "HOOKS", default_value = "none")]
     pub hooks: CdiHooks,
+    /// With --hooks minimal: where divvy-hook is on the machine that starts containers [default: beside this program]
+    #[arg(long, value_name = "PATH")]
+    pub hook_program: Option<PathBuf>,
     /// The newest version of CDI that the reader understands; what it has not is left out. The spec is written in the oldest version
     /// that it needs
     #[arg(long, value_name = "VERSION", default_value = "1.1.0", value_parser = version)]
@@ -120,18 +124,13 @@ pub enum CdiNaming {
     Both,
 }
 
-fn hooks(text: &str) -> Result<CdiHooks, String> {
-    match text {
-        "none" => Ok(CdiHooks::None),
-        _ => Err("Divvy has no hook of its own yet, and does without: write none, or leave it away".to_owned()),
-    }
-}
-
 /// Hooks of a spec.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum CdiHooks {
     /// None: mounts do it all
     None,
+    /// One, divvy-hook: for images whose loader searches other folders
+    Minimal,
 }
 
 /// Who knows the GPUs.

@@ -78,6 +78,39 @@ fn what_is_printed_of_a_copied_machine_is_what_its_files_say() {
 }
 
 #[test]
+fn with_minimal_hooks_a_spec_has_one_and_without_the_program_there_is_no_spec() {
+    let tree = Tree::of(&kinds::debian());
+    let output = tree.cdi(&[
+        "generate",
+        "--hooks",
+        "minimal",
+        "--hook-program",
+        "/opt/divvy-hook",
+        "--format",
+        "json",
+    ]);
+    let spec = Spec::parse(&stdout(&output)).unwrap_or_else(|error| panic!("{error}: {}", stderr(&output)));
+    let [hook] = &spec.container_edits.hooks[..] else {
+        panic!("{:?}", spec.container_edits.hooks)
+    };
+    assert_eq!(hook.path, "/opt/divvy-hook");
+    for (args, part) in [
+        (
+            &["--hooks", "minimal", "--hook-program", "divvy-hook"][..],
+            "want the whole path",
+        ),
+        (&["--hook-program", "/opt/divvy-hook"], "is for --hooks minimal"),
+    ] {
+        let output = tree.cdi(&[&["generate"], args].concat());
+        assert!(
+            !output.status.success() && stderr(&output).contains(part),
+            "{}",
+            stderr(&output)
+        );
+    }
+}
+
+#[test]
 fn the_probe_tells_the_gpus_and_a_changed_driver_makes_the_spec_stale() {
     let programs = programs();
     let tree = Tree::of(&kinds::debian());
@@ -176,11 +209,7 @@ fn what_keeps_a_spec_from_being_made_is_told_with_what_to_do() {
         ),
         (&debian, &["generate", "--cdi-version", "0.4.0"], "allow at least 0.5.0"),
         (&debian, &["generate", "--cdi-version", "2.0.0"], "there are 0.3.0, 0.4.0"),
-        (
-            &debian,
-            &["generate", "--hooks", "minimal"],
-            "Divvy has no hook of its own yet",
-        ),
+        (&debian, &["generate", "--hooks", "full"], "possible values: none, minimal"),
         (&debian, &["generate", "--class", "a b"], "not the class of a CDI name"),
     ] {
         let output = tree.cdi(args);

@@ -74,6 +74,8 @@ pub(super) struct Libraries {
     pub(super) cuda: Vec<String>,
     /// Folders of the root that have libraries of the driver, without links.
     pub(super) folders: Vec<String>,
+    /// Folders in the container in which a loader is to find libraries.
+    pub(super) searched: Vec<String>,
 }
 
 /// Finds them; `None` if neither libcuda nor libnvidia-ml is there. `loaded` is the version of the kernel's module: where several are
@@ -115,7 +117,16 @@ pub(super) fn find(root: &Root<'_>, loaded: Option<&str>, notes: &mut Vec<String
     }
     let cuda = placed.make_reachable(root, &found, &usual);
     let with_libraries: BTreeSet<&String> = found.files.values().map(|(folder, _)| folder).collect();
+    let searched: BTreeSet<String> = placed
+        .mounts
+        .keys()
+        .filter_map(|path| path.rsplit_once('/'))
+        .map(|(folder, _)| folder)
+        .filter(|folder| !is_asked_for_by_path(folder))
+        .map(str::to_owned)
+        .collect();
     Some(Libraries {
+        searched: searched.into_iter().collect(),
         version,
         mounts: placed.mounts.into_values().collect(),
         cuda,
@@ -250,6 +261,11 @@ fn links(root: &Root<'_>, folders: &[String], cached: &[ldcache::Library<'_>], f
         .collect()
 }
 
+/// Whether libraries of a folder are not a loader's to find.
+fn is_asked_for_by_path(folder: &str) -> bool {
+    folder.ends_with("/vdpau") || folder.ends_with("/gbm")
+}
+
 /// `libcuda` of `libcuda.so.1`
 fn stem(name: &str) -> Option<&str> {
     name.split_once(".so").map(|(stem, _)| stem)
@@ -273,9 +289,7 @@ impl Placed {
         let mut names: BTreeMap<&str, BTreeSet<String>> = BTreeMap::new();
         for (at, mount) in &self.mounts {
             let name = at.rsplit('/').next().unwrap_or_default();
-            let folder = &at[..at.len() - name.len()];
-            // These are asked for by their whole path.
-            if folder.ends_with("/vdpau/") || folder.ends_with("/gbm/") {
+            if is_asked_for_by_path(at[..at.len() - name.len()].trim_end_matches('/')) {
                 continue;
             }
             let file = mount.host_path.as_str();

@@ -2,7 +2,7 @@
 
 use super::tree::Root;
 use super::{Draft, Error, Generated, Item, Nodes, Options, Tree, files, libraries, open_root, proc};
-use crate::cdi::Edits;
+use crate::cdi::{Edits, Hook};
 
 /// A GPU, as the driver says (NVML, or [`proc::gpus`]).
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -49,7 +49,7 @@ pub fn generate(tree: &dyn Tree, gpus: &[Gpu], driver: Option<&str>, options: &O
     let nodes = Nodes::find(tree, options, CONTROL)?;
     let mut draft = Draft::default();
     let loaded = proc::loaded_driver(tree).or_else(|| driver.map(str::to_owned));
-    driver_files(&root, &machine, loaded.as_deref(), &mut draft)?;
+    driver_files(&root, &machine, loaded.as_deref(), options, &mut draft)?;
     if !nodes.add_with_group(&mut draft.common, CONTROL) {
         return Err(Error::NoDriver(format!(
             "there is no {}: the kernel module nvidia is not loaded, or nobody made its device nodes. Load it (modprobe nvidia; \
@@ -76,7 +76,16 @@ pub fn generate(tree: &dyn Tree, gpus: &[Gpu], driver: Option<&str>, options: &O
     draft.finish(options)
 }
 
-fn driver_files(root: &Root<'_>, machine: &Root<'_>, loaded: Option<&str>, draft: &mut Draft) -> Result<(), Error> {
+/// Seconds. It reads a few headers and writes one file.
+const HOOK_TIMEOUT: i64 = 10;
+
+fn driver_files(
+    root: &Root<'_>,
+    machine: &Root<'_>,
+    loaded: Option<&str>,
+    options: &Options,
+    draft: &mut Draft,
+) -> Result<(), Error> {
     let Some(found) = libraries::find(root, loaded, &mut draft.notes) else {
         return Err(Error::NoDriver(format!(
             "there is no libcuda.so.VERSION and no libnvidia-ml.so.VERSION below {}: the NVIDIA driver is not installed there. Install it, \
@@ -101,8 +110,26 @@ fn driver_files(root: &Root<'_>, machine: &Root<'_>, loaded: Option<&str>, draft
     edits.mounts.extend(files::sockets(root));
     // As nvidia-ctk writes it: for programs in the container that look for libcuda themselves.
     edits.env.push(format!("NVIDIA_CTK_LIBCUDA_DIR={}", found.cuda.join(":")));
+    if let Some(program) = &options.hook {
+        edits.hooks.push(hook(program, &found.searched));
+    }
     draft.driver = Some(found.version);
     Ok(())
+}
+
+/// In the container's namespaces, before its root becomes its root: everything is mounted then.
+fn hook(program: &str, folders: &[String]) -> Hook {
+    let mut args = vec!["divvy-hook".to_owned(), "update-ldcache".to_owned()];
+    args.extend(folders.iter().map(|folder| format!("--folder={folder}")));
+    Hook {
+        hook_name: "createContainer".to_owned(),
+        path: program.to_owned(),
+        args,
+        // Without one a runtime hands on its own, or the image's (CVE-2025-23266).
+        env: vec!["PATH=/usr/sbin:/usr/bin:/sbin:/bin".to_owned()],
+        timeout: Some(HOOK_TIMEOUT),
+        ..Hook::default()
+    }
 }
 
 fn describe(gpu: &Gpu, nodes: &Nodes<'_>, machine: &Root<'_>, draft: &mut Draft) {

@@ -11,7 +11,7 @@ use divvy_hardware::client::{Probe, Spawn, snapshot};
 use divvy_hardware::{Code, Failure, Files, GpuFacts, Snapshot};
 
 use super::{directory, say, tell_troubles, write_whole};
-use crate::cli::cdi::{CdiFormat, CdiGenerateArgs, CdiNaming, CdiSource, CdiVendor};
+use crate::cli::cdi::{CdiFormat, CdiGenerateArgs, CdiHooks, CdiNaming, CdiSource, CdiVendor};
 use crate::printer;
 
 /// Initialising a driver starts each of its GPUs.
@@ -93,6 +93,7 @@ async fn generate(args: &CdiGenerateArgs, files: &Files) -> anyhow::Result<Gener
         newest: args.cdi_version,
         driver_root: args.driver_root.clone(),
         dev_root: args.dev_root.clone(),
+        hook: hook(args)?,
         ..Options::new(args.vendor_name.as_deref().unwrap_or(usual))
     };
     Ok(match vendor {
@@ -100,6 +101,33 @@ async fn generate(args: &CdiGenerateArgs, files: &Files) -> anyhow::Result<Gener
         CdiVendor::Intel => intel::generate(files, &options)?,
         CdiVendor::Nvidia | CdiVendor::Auto => nvidia(args, files, &options).await?,
     })
+}
+
+/// The path of divvy-hook, if the spec is to have it.
+fn hook(args: &CdiGenerateArgs) -> anyhow::Result<Option<String>> {
+    let path = match (args.hooks, &args.hook_program) {
+        (CdiHooks::None, None) => return Ok(None),
+        (CdiHooks::None, Some(path)) => anyhow::bail!("--hook-program {} is for --hooks minimal", path.display()),
+        (CdiHooks::Minimal, Some(path)) => path.clone(),
+        (CdiHooks::Minimal, None) => {
+            let own = std::env::current_exe().context("the own program cannot be found, to look for divvy-hook beside it")?;
+            let beside = own.with_file_name("divvy-hook");
+            anyhow::ensure!(
+                beside.is_file(),
+                "--hooks minimal: there is no {}; every container with the spec would fail to start. Say where it is with --hook-program",
+                beside.display()
+            );
+            beside
+        }
+    };
+    anyhow::ensure!(
+        path.is_absolute(),
+        "--hook-program {}: container runtimes want the whole path",
+        path.display()
+    );
+    let path = path.into_os_string().into_string();
+    path.map(Some)
+        .map_err(|path| anyhow::anyhow!("--hook-program {}: the path is not text, and a spec is", path.display()))
 }
 
 /// The vendor whose driver is there; a second one is told.

@@ -1,0 +1,74 @@
+//! Bundles whose root is the image's: the runtime has nothing to look for there.
+
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::process::Command;
+
+use super::bed::{Bed, asking, built};
+use super::live;
+
+/// CVE-2024-0132 and its like begin with a path of the image.
+#[test]
+#[expect(clippy::print_stderr, reason = "a test that was skipped says so")]
+fn rule_1_nothing_below_the_containers_root_is_opened_and_nothing_else_is_run() {
+    if !Command::new("strace")
+        .arg("-V")
+        .output()
+        .is_ok_and(|output| output.status.success())
+    {
+        eprintln!("SKIPPED: it needs strace");
+        return;
+    }
+    built("divvy-hook", "divvy-hook");
+    for (mode, device) in [
+        ("cdi", "0"),
+        ("auto", "0"),
+        ("legacy", "0"),
+        ("cdi", "void"),
+        ("divvy", "all"),
+    ] {
+        let mut config: serde_json::Value = serde_json::from_str(&asking(device)).expect("JSON");
+        config["root"] = serde_json::json!({"path": "rootfs"});
+        let bed = Bed::new(&config.to_string());
+        // What the image would like to be read: a driver, a configuration, and a link to the host.
+        for path in ["etc/nvidia-container-runtime", "usr/lib64", "etc/cdi"] {
+            fs::create_dir_all(bed.path("bundle/rootfs").join(path)).expect("made");
+        }
+        symlink("/", bed.path("bundle/rootfs/host")).expect("linked");
+        if mode == "auto" {
+            if live::driver(&bed).is_none() {
+                eprintln!("SKIPPED in part: device nodes are for root to make");
+                continue;
+            }
+            live::settings(&bed, mode, &bed.path("low-level"));
+        } else {
+            let cli = bed.path("low-level");
+            bed.settings_and(mode, &cli, &format!("[nvidia-container-cli]\npath = {cli:?}\n"));
+        }
+        let log = bed.path("strace");
+        let mut command = Command::new("strace");
+        command.args(["-f", "-qq", "-s", "4096", "-e", "trace=%file", "-o"]).arg(&log);
+        command
+            .arg(env!("CARGO_BIN_EXE_divvy-runtime"))
+            .args(["create", "--bundle"])
+            .arg(bed.path("bundle"))
+            .arg("c1");
+        command.env("NVIDIA_CTK_CONFIG_FILE_PATH", bed.path("config.toml"));
+        let output = command.output().expect("it runs");
+        assert_eq!(output.status.code(), Some(7), "{mode} {device}: {output:?}");
+        let log = fs::read_to_string(&log).expect("a log");
+        assert!(!log.contains("rootfs"), "{mode} {device}: {log}");
+        // Until the real runtime takes over.
+        let own = log.lines().take_while(|line| !line.contains("/low-level\", ["));
+        let run: Vec<&str> = own
+            .filter_map(|line| line.split_once("execve(\"")?.1.split('"').next())
+            .collect();
+        assert!(!run.is_empty(), "it is in the log itself: {log}");
+        let allowed = |path: &str| {
+            let name = path.rsplit('/').next().unwrap_or_default();
+            let of_the_probe = ["probe", "sh", "env", "divvy-probe"].contains(&name) && mode == "auto";
+            name == "divvy-runtime" || of_the_probe
+        };
+        assert!(run.iter().all(|path| allowed(path)), "{mode}: {run:?}");
+    }
+}
