@@ -20,6 +20,7 @@ mod hash;
 mod mapping;
 mod mix;
 mod placer;
+mod rf;
 mod rule;
 mod slots;
 mod spread;
@@ -96,6 +97,8 @@ pub enum Policy {
     GpuClustering,
     /// Fragmentation Gradient Descent (USENIX ATC 2023), to the last rounding.
     Fgd,
+    /// FGD's fragments, places that are lost, and a price for scarce products (research/fgd.md section 3).
+    Rf,
     /// Divvy's own: expected stranding, scarcity and slot pressure, from what it saw arrive. The default.
     #[default]
     Divvy,
@@ -103,7 +106,7 @@ pub enum Policy {
 
 impl Policy {
     /// All of them.
-    pub const ALL: [Policy; 8] = [
+    pub const ALL: [Policy; 9] = [
         Policy::Random,
         Policy::BestFit,
         Policy::Spread,
@@ -111,6 +114,7 @@ impl Policy {
         Policy::GpuPacking,
         Policy::GpuClustering,
         Policy::Fgd,
+        Policy::Rf,
         Policy::Divvy,
     ];
 
@@ -124,6 +128,7 @@ impl Policy {
             Policy::GpuPacking => "gpu-packing",
             Policy::GpuClustering => "gpu-clustering",
             Policy::Fgd => "fgd",
+            Policy::Rf => "rf",
             Policy::Divvy => "divvy",
         }
     }
@@ -137,6 +142,7 @@ impl Policy {
             Policy::GpuPacking => Box::new(baselines::GpuPacking),
             Policy::GpuClustering => Box::new(baselines::GpuClustering),
             Policy::Fgd => Box::new(fgd::Fgd::new()),
+            Policy::Rf => Box::new(rf::Rf::default()),
             Policy::Divvy => Box::new(divvy::Divvy::new(limits)),
         }
     }

@@ -60,7 +60,7 @@ impl Nodes {
         let nodes = trace.nodes.iter().zip(ranks);
         let all = nodes.map(|(node, rank)| placer.add(node.shape, node.shape.empty(), *rank));
         let all = all.collect();
-        if setting.policy == Policy::Fgd {
+        if matches!(setting.policy, Policy::Fgd | Policy::Rf) {
             placer.set_mix(&trace.mix());
         }
         Nodes { setting, placer, all }

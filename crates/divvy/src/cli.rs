@@ -170,7 +170,7 @@ Policies (--policy), by which it ranks nodes and chooses GPUs:
   divvy           what leaves the most room for the pods that usually come; learnt from those that came
   best-fit        the node and the GPU with the least left that is enough, as gpushare within a node
   spread          the emptiest GPU of the emptiest node: no sharing while it can be avoided
-  fgd, gpu-packing, gpu-clustering, dot-prod, random   from the literature, to compare with
+  fgd, rf, gpu-packing, gpu-clustering, dot-prod, random   from the literature, to compare with
 With --decide-in prioritize (the default) kube-scheduler adds its own scores; with filter the extender lets the best node through alone, for
 schedulers whose configuration has no prioritizeVerb, and preferences of pods for nodes count for nothing.
 

@@ -18,10 +18,12 @@ use super::rule::{Kept, Place, Rule};
 use super::state::State;
 use super::{Demand, Limits, Mix, Shape, Term};
 use mixture::Mixture;
-use pressure::{MICRO, Pressure, Rise};
+pub(super) use mixture::scarcity;
+pub(super) use pressure::MICRO;
+use pressure::{Pressure, Rise};
 use sequences::{Draw, SEQUENCES, Sequences};
 use turnover::Turnover;
-use waste::Waste;
+pub(super) use waste::{Waste, micro};
 
 /// Costs are compared in steps of this.
 const STEP: i64 = 10 * MICRO;
@@ -265,7 +267,7 @@ impl Rule for Divvy {
 
     fn states(&mut self, states: &mut dyn Iterator<Item = (&State, usize)>) {
         if self.reprice {
-            self.scarcity = mixture::scarcity(&self.classes, &self.shapes);
+            self.scarcity = scarcity(&self.classes, &self.shapes);
             self.pressure = Pressure::new(&self.classes, &self.shapes);
             self.reprice = false;
         }

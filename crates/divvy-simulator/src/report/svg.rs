@@ -10,7 +10,7 @@ pub(super) const TOP: f64 = 78.0;
 pub(super) const BOTTOM: f64 = HEIGHT - 52.0;
 
 /// Colours that people who see fewer tell apart (Okabe and Ito), and dashes beside them.
-const COLOURS: [(&str, &str); 8] = [
+const COLOURS: [(&str, &str); 9] = [
     ("#999999", "2 3"),
     ("#56b4e9", "6 3"),
     ("#009e73", "5 2 1 2"),
@@ -18,6 +18,7 @@ const COLOURS: [(&str, &str); 8] = [
     ("#e69f00", "4 2"),
     ("#b8860b", "1 2"),
     ("#0072b2", ""),
+    ("#8a63d2", "10 3"),
     ("#d55e00", ""),
 ];
 

@@ -117,6 +117,21 @@ fn the_other_policies_are_where_they_were_published_to_be() {
     assert_eq!(checked, 24, "four lists, three policies, two seeds");
 }
 
+/// Research had ten orders; here are five of them (research/fgd.md section 3).
+#[test]
+fn rf_is_where_research_had_it() {
+    let Some(folder) = folder() else { return };
+    for (list, at_100) in [
+        ("default", 95.56),
+        ("cpu100", 95.51),
+        ("gpushare40", 94.28),
+        ("gpushare100", 86.64),
+    ] {
+        let [_, found, _] = means(&folder, list, Policy::Rf);
+        assert!((found - at_100).abs() < 0.1, "{list}: {found:.2}, expected {at_100}");
+    }
+}
+
 /// The mean over the five seeds at 95, 100 and 130 % arrived.
 fn means(folder: &Path, list: &str, policy: Policy) -> [f64; 3] {
     let trace = trace(folder, list);

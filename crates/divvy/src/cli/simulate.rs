@@ -41,7 +41,7 @@ extender's own ledger: under a policy, in other units, with more nodes. Nothing 
 pods, nodeSelectors and cordons; not taints, affinity, quotas or priorities. Pods that are being deleted stay where they are, and so do those on nodes that
 are cordoned or offer no GPU, and pods without GPU memory.
 
-fgd knows the mix of the whole list from the start, as published; divvy learns from what arrives; the others need not know it.
+fgd and rf know the mix of the whole list from the start, as published; divvy learns from what arrives; the others need not know it.
 The same input gives the same output, to the byte, whatever --jobs.")]
 pub struct SimulateArgs {
     /// The nodes

@@ -35,22 +35,33 @@ impl Waste {
     pub(crate) fn growth(&self, place: &Place<'_>) -> i64 {
         let after = place.state.after(place.demand, place.amount, None);
         let growth = self.fragments.amount(&after) - self.fragments.amount(place.state);
-        let pods = i128::from(self.fragments.pods().max(1));
-        let milli = i128::from(growth) * i128::from(MICRO) * 1000 / (pods * i128::from(place.shape.gpu_size.max(1)));
-        i64::try_from(milli).unwrap_or(i64::MAX)
+        micro(i128::from(growth), self.fragments.pods(), place.shape)
     }
 
     /// In millionths of a thousandth of a GPU: the fragments, and a tenth of what finds no place.
     pub(crate) fn amount(&self, state: &State, shape: &Shape) -> i64 {
-        let pods = i128::from(self.fragments.pods().max(1));
+        let both = i128::from(self.fragments.amount(state)) + i128::from(self.unplaced(state, shape)) / 10;
+        micro(both, self.fragments.pods(), shape)
+    }
+
+    /// What finds no place: GPU beyond the places that pods of each class would find, weighted by how many those are, over all pods.
+    pub(crate) fn unplaced_micro(&self, state: &State, shape: &Shape) -> i64 {
+        micro(i128::from(self.unplaced(state, shape)), self.fragments.pods(), shape)
+    }
+
+    fn unplaced(&self, state: &State, shape: &Shape) -> i64 {
         let total = i64::try_from(state.total()).unwrap_or(i64::MAX);
         let mut unplaced = total * self.pods_elsewhere;
         for (class, amount, weight) in &self.classes {
             let placed = i64::from(places(class, *amount, state, shape)) * i64::from(*amount) * i64::from(class.gpus);
             unplaced += weight * (total - placed);
         }
-        let both = i128::from(self.fragments.amount(state)) + i128::from(unplaced) / 10;
-        let milli = both * i128::from(MICRO) * 1000 / (pods * i128::from(shape.gpu_size.max(1)));
-        i64::try_from(milli).unwrap_or(i64::MAX)
+        unplaced
     }
+}
+
+/// In millionths of a thousandth of a GPU: an amount that so many pods have together.
+pub(crate) fn micro(amount: i128, pods: i64, shape: &Shape) -> i64 {
+    let micro = amount * i128::from(MICRO) * 1000 / (i128::from(pods.max(1)) * i128::from(shape.gpu_size.max(1)));
+    i64::try_from(micro).unwrap_or(i64::MAX)
 }
