@@ -104,6 +104,11 @@ async fn one(args: &ConfigureArgs, engine: Engine, root: &Root<'_>, here: bool) 
         engines::containerd::release(version).with_context(|| format!("--engine-version {version}: write it as 1.7 or 2.1"))?;
     } else if here && engine == Engine::Containerd {
         wanted.containerd = containerd_version().await;
+        let release = wanted.containerd.as_deref().and_then(engines::containerd::release);
+        // NVIDIA's tool writes the same for all versions. What 1.x needs besides is written all the same.
+        if args.as_nvidia_ctk && release >= Some((2, 0)) {
+            wanted.containerd = None;
+        }
     }
     let target = engine.target(root, &wanted)?;
     let place = apply::Place {

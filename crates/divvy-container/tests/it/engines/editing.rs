@@ -223,6 +223,21 @@ fn a_drop_in_for_older_containerds_repeats_the_section_and_says_so() {
 }
 
 #[test]
+fn a_drop_in_that_repeats_the_section_follows_it_at_the_next_run() {
+    let target = containerd_target(Some(DROP_IN), Some(Merge::Sections));
+    let (mut files, record) = there_and_back(&tree([(CONTAINERD, V2)]), &target, &default_and_cdi());
+    let edited = files[CONTAINERD].replace("pause:3.9", "pause:3.10");
+    files.insert(CONTAINERD.to_owned(), edited);
+    let plan = configure(&files, &target, &wish(), Some(&record)).expect("planned");
+    apply(&mut files, &plan);
+    assert!(
+        files[DROP_IN].contains("pause:3.10") && files[DROP_IN].contains("default_runtime_name = \"nvidia\""),
+        "{}",
+        files[DROP_IN]
+    );
+}
+
+#[test]
 fn case_08_containerd_s_imports_are_added_to_and_not_touched_where_they_match() {
     let v3 = "version = 3\nimports = [\"/etc/containerd/extra/*.toml\"] # site\n";
     let (after, _) = there_and_back(&tree([(CONTAINERD, v3)]), &containerd_target(Some(DROP_IN), None), &wish());

@@ -1,10 +1,10 @@
 //! For any file that an engine would read: a second run changes nothing, and undo gives the file back to the byte.
 
 use divvy_container::engines::containerd::Merge;
-use divvy_container::engines::{Target, Wish, configure};
+use divvy_container::engines::{Target, Wish, configure, undo};
 use proptest::prelude::*;
 
-use super::editing::{CRIO_DROP_IN, DROP_IN, containerd_target, crio_target, docker_target, there_and_back};
+use super::editing::{CRIO_DROP_IN, DROP_IN, apply, containerd_target, crio_target, docker_target, there_and_back};
 use super::{CONTAINERD, CRIO, DOCKER, tree};
 
 fn space() -> impl Strategy<Value = String> {
@@ -164,6 +164,41 @@ proptest! {
     #[test]
     fn crio_there_and_back(text in crio_conf(), wish in wish(), drop_in: bool) {
         there_and_back(&tree([(CRIO, &text)]), &crio_target(drop_in.then_some(CRIO_DROP_IN)), &wish);
+    }
+
+    #[test]
+    fn what_a_person_adds_later_is_all_that_undo_leaves_in_docker_s_file(text in daemon_json(), wish in wish()) {
+        let target = docker_target();
+        let (mut files, record) = there_and_back(&tree([(DOCKER, &text)]), &target, &wish);
+        let by_hand = files[DOCKER].replacen('{', "{ \"by-hand\": 1,", 1);
+        prop_assume!(!record.files.is_empty());
+        files.insert(DOCKER.to_owned(), by_hand);
+        let plan = undo(&files, &target, &wish.name, Some(&record)).expect("undone");
+        apply(&mut files, &plan);
+        let value = |text: &str| serde_json::from_str::<serde_json::Value>(text).expect("JSON");
+        let mut left = value(&files[DOCKER]);
+        left.as_object_mut().expect("an object").remove("by-hand").expect("it is still there");
+        // null is nothing to dockerd, and a member that we had put an object into.
+        prop_assert_eq!(left, value(&text));
+    }
+
+    #[test]
+    fn what_a_person_adds_later_is_all_that_undo_leaves_in_containerd_s_file(text in config_toml(), wish in wish(), target in containerds()) {
+        let (mut files, record) = there_and_back(&tree([(CONTAINERD, &text)]), &target, &wish);
+        prop_assume!(record.files.contains_key(CONTAINERD));
+        let by_hand = format!("# by hand\nby-hand = 1\n{}", files[CONTAINERD]);
+        files.insert(CONTAINERD.to_owned(), by_hand);
+        let plan = undo(&files, &target, &wish.name, Some(&record)).expect("undone");
+        apply(&mut files, &plan);
+        prop_assert!(files[CONTAINERD].contains("# by hand"));
+        let value = |text: &str| toml::from_str::<toml::Table>(text).expect("TOML");
+        let (mut left, mut was) = (value(&files[CONTAINERD]), value(&text));
+        prop_assert_eq!(left.remove("by-hand"), Some(1.into()));
+        // The version stays, for what the person has written.
+        was.entry("version").or_insert_with(|| left.get("version").cloned().unwrap_or(1.into()));
+        left.entry("version").or_insert(1.into());
+        prop_assert_eq!(left, was, "{}", files[CONTAINERD]);
+        prop_assert_eq!(files.len(), 1);
     }
 
     #[test]
