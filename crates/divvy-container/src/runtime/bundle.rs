@@ -272,15 +272,15 @@ impl Bundle {
         }
         let mut linux: Object = self.all.read("linux", "")?;
         let mut resources: Object = linux.read("resources", "linux.")?;
-        let mut devices: Vec<Box<RawValue>> = linux.read("devices", "linux.")?;
+        let mut devices = with_paths(linux.read("devices", "linux.")?, "path");
         let mut rules: Vec<Box<RawValue>> = resources.read("devices", "linux.resources.")?;
         for node in nodes {
             let (device, rule) = in_container(node, user, &look)?;
-            devices.retain(|known| path_of(known, "path").as_deref() != Some(node.path.as_str()));
-            devices.push(raw(&device)?);
+            devices.retain(|(path, _)| path.as_deref() != Some(node.path.as_str()));
+            devices.push((Some(node.path.clone()), raw(&device)?));
             rules.extend(rule.map(|rule| raw(&rule)).transpose()?);
         }
-        linux.set("devices", &devices)?;
+        linux.set("devices", &without_paths(devices))?;
         resources.set("devices", &rules)?;
         linux.set("resources", &resources)?;
         self.all.set("linux", &linux)
@@ -290,9 +290,9 @@ impl Bundle {
         if edits.mounts.is_empty() {
             return Ok(());
         }
-        let mut mounts: Vec<Box<RawValue>> = self.all.read("mounts", "")?;
+        let mut mounts = with_paths(self.all.read("mounts", "")?, "destination");
         for mount in &edits.mounts {
-            mounts.retain(|known| path_of(known, "destination").as_deref() != Some(mount.container_path.as_str()));
+            mounts.retain(|(path, _)| path.as_deref() != Some(mount.container_path.as_str()));
             let mut new = json!({"destination": mount.container_path, "source": mount.host_path});
             if let Some(kind) = mount.kind.as_ref().filter(|kind| !kind.is_empty()) {
                 new["type"] = json!(kind);
@@ -300,10 +300,10 @@ impl Bundle {
             if !mount.options.is_empty() {
                 new["options"] = json!(mount.options);
             }
-            mounts.push(raw(&new)?);
+            mounts.push((Some(mount.container_path.clone()), raw(&new)?));
         }
-        mounts.sort_by_cached_key(|mount| path_of(mount, "destination").map_or(0, |path| parts(&path)));
-        self.all.set("mounts", &mounts)
+        mounts.sort_by_cached_key(|(path, _)| path.as_deref().map_or(0, parts));
+        self.all.set("mounts", &without_paths(mounts))
     }
 
     fn hooks(&mut self, edits: &Edits) -> Result<(), Error> {
@@ -353,6 +353,15 @@ fn raw<T: Serialize>(value: &T) -> Result<Box<RawValue>, Error> {
         at: "what is added".to_owned(),
         source,
     })
+}
+
+/// Each with the path that it is for, which is read once: a driver has a hundred mounts.
+fn with_paths(all: Vec<Box<RawValue>>, key: &str) -> Vec<(Option<String>, Box<RawValue>)> {
+    all.into_iter().map(|raw| (path_of(&raw, key), raw)).collect()
+}
+
+fn without_paths(all: Vec<(Option<String>, Box<RawValue>)>) -> Vec<Box<RawValue>> {
+    all.into_iter().map(|(_, raw)| raw).collect()
 }
 
 fn path_of(raw: &RawValue, key: &str) -> Option<String> {

@@ -155,11 +155,16 @@ proptest! {
         others in prop::collection::btree_map("x[a-z]{0,5}", json_value(), 0..5),
         env in prop::collection::vec("[A-C](=[a-z]{0,3})?", 0..5),
         paths in prop::collection::vec("(/[a-c]){1,3}", 0..5),
+        hooks in prop::collection::vec(prop_oneof!["[a-c]{1,3}", Just("nvidia-container-runtime-hook".to_owned())], 0..5),
     ) {
         let mut config = json!({
             "process": {"env": env, "args": ["a"], "user": {"uid": 0}},
             "mounts": paths.iter().map(|path| json!({"destination": path, "source": "s"})).collect::<Vec<_>>(),
             "linux": {"namespaces": [{"type": "pid"}], "resources": {"cpu": {"shares": 2}}},
+            "hooks": {
+                "prestart": hooks.iter().map(|name| json!({"path": format!("/usr/bin/{name}"), "timeout": 1.5e0})).collect::<Vec<_>>(),
+                "poststop": [{"path": "/usr/bin/nvidia-container-runtime-hook"}],
+            },
         });
         for (key, value) in &others {
             config[key] = value.clone();
@@ -170,8 +175,14 @@ proptest! {
             "env": ["A=new"],
             "deviceNodes": [{"path": "/dev/nvidia0"}],
             "mounts": [{"hostPath": "/h", "containerPath": "/a/b"}],
+            // Of a spec that is made now, and of mode legacy.
+            "additionalGids": [44],
+            "hooks": [{"hookName": "prestart", "path": "/divvy-hook"}],
         });
-        let once = after(&config.to_string(), edit.clone());
+        let mut bundle = Bundle::parse(&config.to_string()).expect("a configuration");
+        bundle.remove_legacy_hooks().expect("read");
+        bundle.apply(&edits(edit.clone()), look).expect("it fits");
+        let once = bundle.text();
         let found: Value = serde_json::from_str(&once).expect("JSON");
         for part in ["process", "linux"] {
             let mut found = found[part].clone();
@@ -180,6 +191,7 @@ proptest! {
                 let object = value.as_object_mut().expect("an object");
                 object.remove("env");
                 object.remove("devices");
+                object.remove("user");
                 if let Some(resources) = object.get_mut("resources").and_then(Value::as_object_mut) {
                     resources.remove("devices");
                 }
@@ -189,6 +201,11 @@ proptest! {
         for (key, value) in &others {
             prop_assert_eq!(&found[key], value);
         }
+        prop_assert_eq!(&found["process"]["user"], &json!({"uid": 0, "additionalGids": [44]}));
+        let of_others = hooks.iter().filter(|name| !name.starts_with("nvidia")).map(|name| json!({"path": format!("/usr/bin/{name}"), "timeout": 1.5}));
+        let expected: Vec<Value> = of_others.chain([json!({"path": "/divvy-hook"})]).collect();
+        prop_assert_eq!(&found["hooks"]["prestart"], &json!(expected));
+        prop_assert_eq!(&found["hooks"]["poststop"], &config["hooks"]["poststop"]);
         let kept = |value: &Value| {
             let all = value["process"]["env"].as_array().cloned().unwrap_or_default();
             all.into_iter().filter(|entry| entry.as_str().is_some_and(|entry| !entry.starts_with("A="))).collect::<Vec<_>>()

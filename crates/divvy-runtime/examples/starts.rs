@@ -1,0 +1,196 @@
+//! What `divvy-runtime` adds to the start of a container: with and without a GPU, beside the same start without it, all in turn in one run.
+//!
+//! ```text
+//! cargo build --profile runtime --target x86_64-unknown-linux-musl -p divvy-runtime -p divvy-hook
+//! cargo run --release -p divvy-runtime --example starts -- target/x86_64-unknown-linux-musl/runtime [STARTS]
+//! ```
+//!
+//! First in front of a program that ends at once, which shows what is added and little else; then, as root and where there is one, in front of runc,
+//! which makes a container. The driver's own time is not in the row `jit-cdi`: what stands for the probe says at once what it knows.
+
+#![allow(
+    clippy::print_stdout,
+    clippy::print_stderr,
+    clippy::unwrap_used,
+    reason = "a program for a terminal"
+)]
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+/// A way to start a container.
+struct Row {
+    name: &'static str,
+    program: PathBuf,
+    /// `config.json` as it is before each start.
+    config: String,
+    /// `config.toml`.
+    settings: &'static str,
+    times: Vec<Duration>,
+}
+
+/// A spec as `divvy cdi generate` writes one for eight GPUs: a hundred mounts.
+fn spec(folder: &Path) {
+    fs::write(folder.join("driver-file"), "").unwrap();
+    let node = |name: &str| json!({"path": format!("/dev/{name}"), "hostPath": "/dev/null"});
+    let devices: Vec<Value> = (0..8)
+        .map(|i| json!({"name": i.to_string(), "containerEdits": {"deviceNodes": [node(&format!("nvidia{i}"))]}}))
+        .collect();
+    let mounts: Vec<Value> = (0..100)
+        .map(|i| json!({"hostPath": folder.join("driver-file"), "containerPath": format!("/usr/lib64/libnvidia-{i}.so.1"), "options": ["ro", "nosuid", "nodev", "rbind", "rprivate"]}))
+        .collect();
+    let common =
+        json!({"env": ["NVIDIA_VISIBLE_DEVICES=void"], "deviceNodes": [node("nvidiactl"), node("nvidia-uvm")], "mounts": mounts});
+    let spec = json!({"cdiVersion": "0.5.0", "kind": "nvidia.com/gpu", "devices": devices, "containerEdits": common});
+    fs::create_dir_all(folder.join("cdi")).unwrap();
+    fs::write(folder.join("cdi/nvidia.json"), spec.to_string()).unwrap();
+}
+
+/// A driver's root for `jit-cdi`, and what stands for the probe. Whether its device nodes could be made.
+fn driver(folder: &Path) -> bool {
+    let libraries = folder.join("driver/usr/lib64");
+    fs::create_dir_all(&libraries).unwrap();
+    fs::create_dir_all(folder.join("driver/dev")).unwrap();
+    for name in [
+        "libcuda",
+        "libnvidia-ml",
+        "libnvidia-ptxjitcompiler",
+        "libnvidia-nvvm",
+        "libnvcuvid",
+        "libnvidia-encode",
+    ] {
+        fs::write(libraries.join(format!("{name}.so.550.54.15")), "").unwrap();
+    }
+    let made = ["nvidiactl", "nvidia-uvm", "nvidia0"].iter().all(|name| {
+        let path = folder.join("driver/dev").join(name);
+        Command::new("mknod")
+            .arg(path)
+            .args(["c", "1", "3"])
+            .status()
+            .is_ok_and(|status| status.success())
+    });
+    let said = json!({"v": 1, "driver": "550.54.15", "gpus": [{"uuid": "GPU-a", "index": 0, "minor": 0}]});
+    fs::write(folder.join("probe"), format!("#!/bin/sh\necho '{said}'\n")).unwrap();
+    fs::set_permissions(folder.join("probe"), fs::Permissions::from_mode(0o755)).unwrap();
+    made
+}
+
+fn measure(rows: &mut [Row], folder: &Path, low_level: &Path, starts: usize) {
+    let (config, toml) = (folder.join("bundle/config.json"), folder.join("config.toml"));
+    // A few first that do not count, for the caches' sake.
+    for start in 0..starts + 5 {
+        for row in rows.iter_mut() {
+            fs::write(&config, &row.config).unwrap();
+            let settings = row
+                .settings
+                .replace("LOW", &low_level.display().to_string())
+                .replace("HERE", &folder.display().to_string());
+            fs::write(&toml, settings).unwrap();
+            let mut command = Command::new(&row.program);
+            command
+                .args(["--root"])
+                .arg(folder.join("state"))
+                .args(["run", "--bundle"])
+                .arg(folder.join("bundle"));
+            command
+                .arg(format!("divvy-starts-{}", std::process::id()))
+                .env("NVIDIA_CTK_CONFIG_FILE_PATH", &toml);
+            command.stdin(Stdio::null()).stdout(Stdio::null());
+            let from = Instant::now();
+            let ended = command.status().unwrap();
+            let lasted = from.elapsed();
+            assert!(ended.success(), "{} does not start: {ended}", row.name);
+            if start >= 5 {
+                row.times.push(lasted);
+            }
+        }
+    }
+    let ms = |time: Duration| format!("{:.2}", time.as_secs_f64() * 1e3);
+    let mut alone = Duration::ZERO;
+    println!(
+        "{:<44} {:>9} {:>9} {:>9} {:>9}",
+        format!("ms, {starts} starts, {}", low_level.display()),
+        "best",
+        "median",
+        "p99",
+        "added"
+    );
+    for row in rows {
+        row.times.sort_unstable();
+        let (best, median, p99) = (row.times[0], row.times[starts / 2], row.times[starts * 99 / 100]);
+        if alone.is_zero() {
+            alone = median;
+        }
+        let added = median.as_secs_f64() * 1e3 - alone.as_secs_f64() * 1e3;
+        println!(
+            "{:<44} {:>9} {:>9} {:>9} {:>9}",
+            row.name,
+            ms(best),
+            ms(median),
+            ms(p99),
+            format!("{added:+.2}")
+        );
+    }
+}
+
+const CDI: &str = "accept-nvidia-visible-devices-envvar-when-unprivileged = true\n[nvidia-container-runtime]\nmode = \"cdi\"\nruntimes = [\"LOW\"]\n\
+    [nvidia-container-runtime.modes.cdi]\nspec-dirs = [\"HERE/cdi\"]\n";
+const JIT: &str = "accept-nvidia-visible-devices-envvar-when-unprivileged = true\n[nvidia-container-cli]\nroot = \"HERE/driver\"\n\
+    [nvidia-container-runtime]\nmode = \"jit-cdi\"\nruntimes = [\"LOW\"]\n[nvidia-container-runtime.modes.jit-cdi]\nprobe = \"HERE/probe\"\n";
+
+fn main() {
+    let mut words = std::env::args().skip(1);
+    let (Some(programs), Ok(starts)) = (words.next(), words.next().map_or(Ok(200), |word| word.parse::<usize>())) else {
+        eprintln!("starts FOLDER [STARTS]: FOLDER has divvy-runtime and divvy-hook, built for size; STARTS of each kind (200)");
+        return;
+    };
+    let programs = fs::canonicalize(programs).expect("the folder of divvy-runtime");
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    fs::create_dir_all(folder.join("bundle/rootfs")).unwrap();
+    // Static, so it is all that the image needs.
+    fs::copy(programs.join("divvy-hook"), folder.join("bundle/rootfs/program")).expect("divvy-hook");
+    spec(folder);
+    let has_nodes = driver(folder);
+    let runc = ["/usr/sbin/runc", "/usr/bin/runc", "/usr/local/sbin/runc"]
+        .iter()
+        .map(Path::new)
+        .find(|path| path.exists());
+    for low_level in [Some(Path::new("/bin/true")), runc].into_iter().flatten() {
+        let made = Command::new(runc.unwrap_or(Path::new("/bin/true")))
+            .arg("spec")
+            .current_dir(folder)
+            .output();
+        let made = made.ok().and_then(|_| fs::read_to_string(folder.join("config.json")).ok());
+        let _ = fs::remove_file(folder.join("config.json"));
+        let mut config: Value = made.map_or_else(|| json!({"process": {}}), |text| serde_json::from_str(&text).unwrap());
+        config["process"]["terminal"] = json!(false);
+        config["process"]["args"] = json!(["/program", "--version"]);
+        config["root"] = json!({"path": "rootfs"});
+        let mut row = |name, program: &Path, asked: &str, settings| {
+            config["process"]["env"] = json!(["PATH=/bin", format!("NVIDIA_VISIBLE_DEVICES={asked}")]);
+            Row {
+                name,
+                program: program.to_owned(),
+                config: config.to_string(),
+                settings,
+                times: Vec::new(),
+            }
+        };
+        let ours = programs.join("divvy-runtime");
+        let mut rows = vec![
+            row("alone", low_level, "void", CDI),
+            row("behind divvy-runtime, no GPU", &ours, "void", CDI),
+            row("behind divvy-runtime, a GPU of a CDI spec", &ours, "0", CDI),
+        ];
+        if has_nodes {
+            rows.push(row("behind divvy-runtime, jit-cdi", &ours, "0", JIT));
+        }
+        measure(&mut rows, folder, low_level, starts);
+    }
+}
