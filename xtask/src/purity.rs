@@ -6,7 +6,13 @@ use std::process::Command;
 
 use anyhow::{Context as _, Result, ensure};
 
-const PURE: [&str; 4] = ["divvy-model", "divvy-placement", "divvy-simulator", "divvy-container"];
+const PURE: [&str; 5] = [
+    "divvy-model",
+    "divvy-placement",
+    "divvy-simulator",
+    "divvy-container",
+    "divvy-doctor",
+];
 const IMPURE: [&str; 8] = ["tokio", "kube", "libloading", "hyper", "axum", "tonic", "rand", "notify"];
 
 /// Looks at what the pure crates depend on, directly or not.

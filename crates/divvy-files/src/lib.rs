@@ -103,6 +103,23 @@ impl Tree for Files {
             OpenOptions::new().read(true).custom_flags(flags).open(&path).and_then(read),
         )
     }
+
+    fn device(&self, path: &str) -> Option<(u32, u32)> {
+        let path = self.path(path);
+        let metadata = self.known(&path, fs::symlink_metadata(&path))?;
+        let kind = metadata.file_type();
+        (kind.is_char_device() || kind.is_block_device())
+            .then(|| (rustix::fs::major(metadata.rdev()), rustix::fs::minor(metadata.rdev())))
+    }
+
+    fn modified(&self, path: &str) -> Option<i64> {
+        let path = self.path(path);
+        Some(self.known(&path, fs::symlink_metadata(&path))?.mtime())
+    }
+
+    fn troubles(&self) -> Vec<String> {
+        self.troubles()
+    }
 }
 
 #[cfg(test)]
@@ -132,5 +149,9 @@ mod tests {
         assert_eq!(files.read("/out", 9), None, "a link is not followed");
         assert_eq!(files.troubles().len(), 1, "and that is told");
         assert_eq!(files.troubles(), [""; 0]);
+        assert!(machine.modified("/lib64/libcuda.so.1.2").is_some_and(|seconds| seconds > 0));
+        assert_eq!(machine.link("/out").as_deref(), Some("../secret"));
+        assert_eq!(Files::below("/").device("/dev/null"), Some((1, 3)));
+        assert_eq!(machine.device("/lib64/libcuda.so.1.2"), None, "a plain file");
     }
 }

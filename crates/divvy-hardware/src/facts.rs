@@ -69,6 +69,15 @@ pub struct GpuFacts {
     /// Connections to the other GPUs: NVLinks and the nearest common ancestor on the PCI bus, by the other's index.
     #[serde(default)]
     pub links: Vec<Link>,
+    /// `default`, `exclusive-process`, `exclusive-thread` or `prohibited`, if the driver says; as it was when the probe first read the GPU.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub compute_mode: Option<String>,
+    /// Whether the driver stays initialised without clients, if it says; read once, too.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub persistence: Option<bool>,
+    /// Whether MIG is on, and whether it will be after a reset; none where there is no MIG; read once, too.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mig: Option<(bool, bool)>,
     /// The driver answers "GPU is lost"; what else is here is from before.
     #[serde(default)]
     pub lost: bool,

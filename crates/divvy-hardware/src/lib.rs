@@ -18,9 +18,8 @@ pub mod health;
 pub mod nvidia;
 pub mod probe;
 pub mod protocol;
-mod xid;
 
 pub use divvy_files::Files;
+pub use divvy_model::xid_is_fatal;
 pub use error::{Code, Error, Failure};
 pub use facts::{GpuFacts, GpuProcesses, Known, Process, Snapshot, Unreadable};
-pub use xid::xid_is_fatal;

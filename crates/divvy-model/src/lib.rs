@@ -25,6 +25,7 @@ mod request;
 mod rules;
 pub mod runtime;
 pub mod scores;
+mod xid;
 
 pub use allocation::{Allocation, ContainerShare, GpuShare};
 pub use device_id::DeviceId;
@@ -37,6 +38,7 @@ pub use pod::{Held, Phase, Pod, PodKey};
 pub use quantity::{parse_quantity, quantity_milli, quantity_value};
 pub use request::{ContainerKind, ContainerRequest, PodRequest};
 pub use rules::{GpuRules, ModelRule, Prefer};
+pub use xid::xid_is_fatal;
 
 /// Parses one of our JSON formats: checks `"v":1` before anything else is looked at.
 fn parse_versioned<T: serde::de::DeserializeOwned>(what: &'static str, text: &str) -> Result<T, Error> {

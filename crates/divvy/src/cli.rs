@@ -2,6 +2,7 @@
 
 pub mod cdi;
 pub mod configure;
+pub mod doctor;
 mod nvidia_ctk;
 pub mod simulate;
 
@@ -31,6 +32,7 @@ Examples:
   divvy extender --listen 0.0.0.0:12345
   divvy scheduler-config              what kube-scheduler must be told
   divvy simulate --help               how much more the same GPUs would hold under which policy
+  divvy doctor                        what is wrong on this machine, from the driver to the kubelet
   divvy cdi generate                  what Docker, Podman and containerd must be told of this machine's GPUs
   divvy configure docker --dry-run    what the engine must be told of the runtime that hands them out
 
@@ -61,6 +63,7 @@ pub enum Command {
     #[command(subcommand)]
     Cdi(cdi::CdiCommand),
     Configure(Box<configure::ConfigureArgs>),
+    Doctor(Box<doctor::DoctorArgs>),
     Simulate(Box<simulate::SimulateArgs>),
     Completions(CompletionsArgs),
     Demo(DemoArgs),

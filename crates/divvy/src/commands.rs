@@ -8,6 +8,7 @@ pub mod completions;
 pub mod configure;
 #[cfg(feature = "demo")]
 pub mod demo;
+pub mod doctor;
 pub mod extender;
 pub mod inspect;
 pub mod manifests;
@@ -28,9 +29,10 @@ use crate::cli::{Cli, Command, InspectCommand};
 #[error("{0}")]
 pub struct Unclear(pub String);
 
-/// Runs what was asked for. `Ok(false)`: it ran, and its result is not what it should be.
-pub async fn run(cli: Cli) -> anyhow::Result<bool> {
-    match cli.command {
+/// Runs what was asked for: the exit status. 1: it ran, and its result is not what it should be.
+pub async fn run(cli: Cli) -> anyhow::Result<u8> {
+    let well = match cli.command {
+        Command::Doctor(args) => return doctor::run(*args).await,
         Command::Agent(args) => agent::run(*args).await.map(|()| true),
         Command::Extender(args) => extender::run(*args).await.map(|()| true),
         Command::Inspect(InspectCommand::Gpushare(args)) => inspect::run(args).await.map(|()| true),
@@ -54,7 +56,8 @@ pub async fn run(cli: Cli) -> anyhow::Result<bool> {
             "this divvy was built for a node's image, without the simulators that a demo needs; run the demo with a divvy built by \
              `cargo build --release --workspace`"
         ),
-    }
+    }?;
+    Ok(u8::from(!well))
 }
 
 fn say(line: &str) -> std::io::Result<()> {

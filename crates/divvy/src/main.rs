@@ -44,8 +44,7 @@ fn main() -> ExitCode {
     // A blocking call that hangs must not hold up the end of the program.
     runtime.shutdown_background();
     match outcome {
-        Ok(true) => ExitCode::SUCCESS,
-        Ok(false) => ExitCode::FAILURE,
+        Ok(status) => ExitCode::from(status),
         // `divvy inspect … | head` is no error.
         Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => fail(&error),

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use divvy_model::{Link, MiB};
-use nvml_wrapper::enum_wrappers::device::{Clock, TemperatureSensor, TopologyLevel};
+use nvml_wrapper::enum_wrappers::device::{Clock, ComputeMode, TemperatureSensor, TopologyLevel};
 use nvml_wrapper::enums::device::UsedGpuMemory;
 use nvml_wrapper::error::NvmlError;
 use nvml_wrapper::struct_wrappers::device::ProcessInfo;
@@ -101,6 +101,9 @@ fn gpu(device: &Device<'_>, index: u32, uuid: &str, before: Option<&GpuFacts>) -
             reader.facts.sms = cores / lanes(major, minor);
         }
         reader.facts.clock_mhz = reader.read("highest clock", device.max_clock_info(Clock::SM));
+        reader.facts.compute_mode = device.compute_mode().ok().map(|mode| compute_mode(&mode).to_owned());
+        reader.facts.persistence = device.is_in_persistent_mode().ok();
+        reader.facts.mig = device.mig_mode().ok().map(|mig| (mig.current == 1, mig.pending == 1));
         reader.facts.numa = numa(&reader.facts.pci, device);
     }
     let memory = match device.memory_info() {
@@ -120,6 +123,15 @@ fn gpu(device: &Device<'_>, index: u32, uuid: &str, before: Option<&GpuFacts>) -
         facts.error = Some("memory: the driver says 0 bytes".to_owned());
     }
     facts
+}
+
+fn compute_mode(mode: &ComputeMode) -> &'static str {
+    match mode {
+        ComputeMode::Default => "default",
+        ComputeMode::ExclusiveThread => "exclusive-thread",
+        ComputeMode::Prohibited => "prohibited",
+        ComputeMode::ExclusiveProcess => "exclusive-process",
+    }
 }
 
 /// NVML's `00000000:81:00.0` as the kernel writes it, `0000:81:00.0`: at least four digits of domain, lower case.

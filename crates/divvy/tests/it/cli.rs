@@ -50,6 +50,7 @@ fn every_help_teaches_by_example() {
         &["audit", "record", "--help"],
         &["scheduler-config", "--help"],
         &["manifests", "--help"],
+        &["doctor", "--help"],
         &["cdi", "generate", "--help"],
         &["cdi", "list", "--help"],
         &["cdi", "validate", "--help"],

@@ -9,6 +9,7 @@ mod cli;
 mod cluster;
 mod configure;
 mod demo;
+mod doctor;
 mod invariants;
 mod kubelet_cases;
 mod outside;

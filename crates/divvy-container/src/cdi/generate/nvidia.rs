@@ -76,6 +76,25 @@ pub fn generate(tree: &dyn Tree, gpus: &[Gpu], driver: Option<&str>, options: &O
     draft.finish(options)
 }
 
+/// The driver's libraries as they are installed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Installed {
+    /// Their version; where several are installed, the one that is loaded.
+    pub version: String,
+    /// Folders below the driver's root that have them, without links.
+    pub folders: Vec<String>,
+}
+
+/// Looks for the driver's libraries; none if neither libcuda nor libnvidia-ml is there.
+pub fn installed(tree: &dyn Tree, driver_root: &str) -> Option<Installed> {
+    let root = Root::open(tree, driver_root)?;
+    let found = libraries::find(&root, proc::loaded_driver(tree).as_deref(), &mut Vec::new())?;
+    Some(Installed {
+        version: found.version,
+        folders: found.folders,
+    })
+}
+
 /// Seconds. It reads a few headers and writes one file.
 const HOOK_TIMEOUT: i64 = 10;
 

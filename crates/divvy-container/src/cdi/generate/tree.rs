@@ -27,13 +27,25 @@ pub enum Kind {
 }
 
 /// A machine's files. Paths begin with `/` and pass through no link: whoever asks has followed them.
-pub trait Tree: fmt::Debug {
+pub trait Tree: fmt::Debug + Sync {
     /// The names in a folder, sorted; none if it is no folder.
     fn names(&self, folder: &str) -> Vec<String>;
     /// What is there.
     fn look(&self, path: &str) -> Option<Entry>;
     /// The first `limit` bytes of a file.
     fn read(&self, path: &str, limit: usize) -> Option<Vec<u8>>;
+    /// Major and minor of a device node; none where device nodes are plain files, as in a copy.
+    fn device(&self, _path: &str) -> Option<(u32, u32)> {
+        None
+    }
+    /// When a file was last written, in seconds since 1970.
+    fn modified(&self, _path: &str) -> Option<i64> {
+        None
+    }
+    /// What was there and could not be looked at since this was last asked, with the reason.
+    fn troubles(&self) -> Vec<String> {
+        Vec::new()
+    }
 }
 
 /// Links that are followed for one path; the kernel's own number.
@@ -103,6 +115,28 @@ impl<'t> Root<'t> {
             }
         }
         Some((format!("/{}", done.join("/")), entry))
+    }
+
+    /// Major and minor of the device node that a path leads to.
+    pub fn device(&self, path: &str) -> Option<(u32, u32)> {
+        let (path, _) = self.resolve(path)?;
+        self.tree.device(&format!("{}{path}", self.at))
+    }
+
+    /// When the file that a path leads to was last written, in seconds since 1970.
+    pub fn modified(&self, path: &str) -> Option<i64> {
+        let (path, _) = self.resolve(path)?;
+        self.tree.modified(&format!("{}{path}", self.at))
+    }
+
+    /// What a link says that is the last part of a path; the folders before it are followed.
+    pub fn link(&self, path: &str) -> Option<String> {
+        let (folder, name) = path.rsplit_once('/')?;
+        let (folder, _) = self.resolve(folder)?;
+        match self.look(&folder, name)?.kind {
+            Kind::Link(target) => Some(target),
+            _ => None,
+        }
     }
 
     /// The names in a folder, if it is one.

@@ -1,0 +1,107 @@
+//! CDI specs.
+
+use std::collections::BTreeMap;
+
+use divvy_container::cdi::stale::Stale;
+use divvy_container::cdi::{Found, Severity as Strength};
+
+use crate::check::{Repair, Verdict, problem, repaired_by, skip};
+use crate::facts::Facts;
+
+/// Kinds that `divvy cdi generate` makes, and how it is told so.
+const OURS: [(&str, &str); 3] = [
+    ("nvidia.com/gpu", "nvidia"),
+    ("amd.com/gpu", "amd"),
+    ("intel.com/gpu", "intel"),
+];
+
+/// C01
+pub(super) fn fresh(facts: &Facts<'_>) -> Verdict {
+    let registry = facts.specs();
+    let files = registry.files();
+    if files.is_empty() {
+        return match facts.any_gpu() {
+            Ok(()) => skip("there is no CDI spec in /etc/cdi and /var/run/cdi (R03, R15)"),
+            Err(_) => skip("no CDI spec, and no GPU"),
+        };
+    }
+    let (mut wrong, mut repairs, mut fresh) = (Vec::new(), Vec::new(), 0);
+    for file in files {
+        let Some(spec) = file.usable() else { continue };
+        let stale = Stale::check(spec, facts.tree);
+        if !stale.is_stale() {
+            fresh += 1;
+            continue;
+        }
+        wrong.push(format!("{}: {}", file.path, stale.sentences().join("; ")));
+        if let Some((_, vendor)) = OURS.iter().find(|(kind, _)| *kind == spec.kind) {
+            repairs.push(Repair::Spec {
+                path: file.path.clone(),
+                vendor: (*vendor).to_owned(),
+                driver_root: facts.driver_root.clone(),
+            });
+        }
+    }
+    if wrong.is_empty() {
+        return Ok(format!("{fresh} looked at"));
+    }
+    let fix: Vec<String> = repairs
+        .iter()
+        .filter_map(|repair| match repair {
+            Repair::Spec { path, vendor, .. } => Some(facts.generate(vendor, path)),
+            _ => None,
+        })
+        .collect();
+    let fix = match fix.is_empty() {
+        true => "make the file again with the tool that wrote it, or remove it".to_owned(),
+        false => format!("{} (divvy doctor --fix --only C01 does so)", fix.join("; ")),
+    };
+    let verdict = problem(
+        wrong.join("\n"),
+        "containers with these devices do not start (\"no such file or directory … libcuda.so.…\"), or run with libraries that the kernel's module refuses",
+        fix,
+    );
+    repaired_by(verdict, repairs)
+}
+
+/// C02
+pub(super) fn usable(facts: &Facts<'_>) -> Verdict {
+    let registry = facts.specs();
+    if registry.files().is_empty() {
+        return skip("there is no CDI spec");
+    }
+    let mut wrong: Vec<String> = Vec::new();
+    for file in registry.files() {
+        let errors = file
+            .problems()
+            .into_iter()
+            .filter(|problem| problem.severity == Strength::Error);
+        if let Some(first) = errors.map(|problem| problem.to_string()).next() {
+            wrong.push(format!("{} is refused: {first}", file.path));
+        }
+    }
+    // Two files with the same devices: one line for the pair.
+    let mut pairs: BTreeMap<(&str, &str), Vec<&str>> = BTreeMap::new();
+    let devices = registry.devices();
+    for device in &devices {
+        for other in device
+            .conflicts_with
+            .iter()
+            .filter(|other| device.file.path.as_str() < **other)
+        {
+            pairs.entry((&device.file.path, other)).or_default().push(&device.name);
+        }
+    }
+    for ((one, other), names) in pairs {
+        wrong.push(format!("{one} and {other} both have {}", names.join(", ")));
+    }
+    if wrong.is_empty() {
+        let usable = registry.files().iter().filter_map(Found::usable).count();
+        return Ok(format!("{usable} with {} devices", devices.len()));
+    }
+    problem(
+        wrong.join("\n"),
+        "engines leave out files that they refuse, and devices that two files of a directory have: \"unresolvable CDI devices\"",
+        "divvy cdi validate /etc/cdi /var/run/cdi says more; correct or remove the file",
+    )
+}

@@ -1,0 +1,419 @@
+//! The GPU and the kernel's driver.
+
+use divvy_model::xid_is_fatal;
+
+use crate::check::{Severity, Stop, Verdict, milder, problem, skip};
+use crate::facts::{Asked, Facts, PciGpu, Vendor, version_at_least};
+
+fn addresses(gpus: &[PciGpu]) -> String {
+    gpus.iter().map(|gpu| gpu.address.as_str()).collect::<Vec<_>>().join(", ")
+}
+
+/// D01
+pub(super) fn on_the_bus(facts: &Facts<'_>) -> Verdict {
+    if facts.wsl() {
+        return Ok("WSL: /dev/dxg is Windows's GPU".to_owned());
+    }
+    let (devices, gpus) = facts.pci();
+    let mut parts = Vec::new();
+    for vendor in [Vendor::Nvidia, Vendor::Amd, Vendor::Intel] {
+        let own: Vec<PciGpu> = gpus.iter().filter(|gpu| gpu.vendor == vendor).cloned().collect();
+        if !own.is_empty() {
+            parts.push(format!("{} of {} ({})", own.len(), vendor.name(), addresses(&own)));
+        }
+    }
+    if !parts.is_empty() {
+        return Ok(parts.join(", "));
+    }
+    problem(
+        match devices {
+            0 => "there is no PCI device at all (/sys/bus/pci/devices is empty)".to_owned(),
+            devices => format!("none of the {devices} PCI devices is a GPU of NVIDIA, AMD or Intel"),
+        },
+        "there is nothing to share here; device plugins say \"No devices found. Waiting indefinitely.\"",
+        "is this the right machine? If it should have a GPU: check that the card is seated and powered, that the BIOS shows it (Above 4G Decoding), and \
+         in a virtual machine that it is passed through. Else it needs no agent: leave it out of the DaemonSet's nodeSelector",
+    )
+}
+
+/// D02
+pub(super) fn loaded(facts: &Facts<'_>) -> Verdict {
+    facts.any_gpu()?;
+    if facts.wsl() {
+        return Ok("WSL: the driver is Windows's".to_owned());
+    }
+    let mut loaded = Vec::new();
+    let has = |vendor| !facts.gpus_of(vendor).is_empty();
+    match facts.loaded() {
+        Some(version) => loaded.push(format!("nvidia {version}")),
+        None if facts.exists("/sys/module/nvidia") || facts.exists("/proc/driver/nvidia/version") => {
+            loaded.push("nvidia".to_owned())
+        }
+        None if has(Vendor::Nvidia) => {
+            return problem(
+                "the kernel module nvidia is not loaded (no /sys/module/nvidia, no /proc/driver/nvidia/version)",
+                "nothing can use an NVIDIA GPU; NVML says \"driver not loaded\", nvidia-smi \"couldn't communicate with the NVIDIA driver\"",
+                install_nvidia(facts),
+            );
+        }
+        None => {}
+    }
+    if facts.exists("/sys/module/amdgpu") {
+        loaded.push("amdgpu".to_owned());
+    } else if has(Vendor::Amd) {
+        return problem(
+            "the kernel module amdgpu is not loaded (no /sys/module/amdgpu)",
+            "nothing can use an AMD GPU",
+            "modprobe amdgpu; where there is no such module, install linux-modules-extra or AMD's amdgpu-dkms",
+        );
+    }
+    let intel: Vec<&str> = ["i915", "xe"]
+        .into_iter()
+        .filter(|module| facts.exists(&format!("/sys/module/{module}")))
+        .collect();
+    if intel.is_empty() && has(Vendor::Intel) {
+        return problem(
+            "neither of the kernel modules i915 and xe is loaded",
+            "nothing can use an Intel GPU",
+            "modprobe xe || modprobe i915",
+        );
+    }
+    loaded.extend(intel.into_iter().map(str::to_owned));
+    Ok(loaded.join(", "))
+}
+
+fn install_nvidia(facts: &Facts<'_>) -> String {
+    if facts.installed().is_some() {
+        return "modprobe nvidia && nvidia-modprobe -c 0 -u; if that fails, dmesg | grep -i -e nvrm -e nvidia says why (Secure Boot, a kernel without its \
+                module: dkms status)"
+            .to_owned();
+    }
+    let install = if facts.is_like("ubuntu") {
+        "ubuntu-drivers install --gpgpu"
+    } else if facts.is_like("debian") {
+        "apt-get install nvidia-driver"
+    } else if facts.is_like("rhel") || facts.is_like("fedora") {
+        "dnf install nvidia-driver-cuda kmod-nvidia-open-dkms (from NVIDIA's repository)"
+    } else {
+        "install the NVIDIA driver by your distribution's package"
+    };
+    format!("{install}, then: modprobe nvidia && nvidia-modprobe -c 0 -u")
+}
+
+/// D03
+pub(super) fn for_plugins(facts: &Facts<'_>) -> Verdict {
+    at_least(
+        facts,
+        &[384, 81],
+        "NVML of an older driver cannot be initialised by device plugins",
+    )
+}
+
+/// D04
+pub(super) fn for_containers(facts: &Facts<'_>) -> Verdict {
+    at_least(
+        facts,
+        &[418, 81, 7],
+        "nvidia-container-toolkit does not start containers with an older driver, and CUDA images need a newer one anyway",
+    )
+}
+
+fn at_least(facts: &Facts<'_>, least: &[u32], why: &str) -> Verdict {
+    let version = facts.nvidia_driver()?;
+    match version_at_least(&version, least) {
+        true => Ok(version),
+        false => problem(
+            format!("driver {version} is loaded"),
+            why,
+            "upgrade the driver (550 and later are maintained), then reboot",
+        ),
+    }
+}
+
+/// D06
+pub(super) fn nouveau(facts: &Facts<'_>) -> Verdict {
+    let mut taken = facts.gpus_of(Vendor::Nvidia);
+    if taken.is_empty() {
+        return skip("no NVIDIA GPU here");
+    }
+    let all = taken.len();
+    taken.retain(|gpu| gpu.driver.as_deref() == Some("nouveau"));
+    let in_the_way = facts.exists("/sys/module/nouveau") && facts.loaded().is_none();
+    if taken.is_empty() && !in_the_way {
+        return Ok(format!("{all} looked at"));
+    }
+    let found = match taken.as_slice() {
+        [] => "the kernel module nouveau is loaded, and nvidia is not".to_owned(),
+        taken => format!("nouveau drives {}", addresses(taken)),
+    };
+    problem(
+        found,
+        "the free driver cannot compute, and keeps NVIDIA's from the GPU: nvidia-smi says \"No devices were found\"",
+        "printf 'blacklist nouveau\\noptions nouveau modeset=0\\n' > /etc/modprobe.d/nouveau.conf, then update-initramfs -u (Debian, Ubuntu) or dracut --force \
+         (Red Hat), then reboot",
+    )
+}
+
+/// D11
+pub(super) fn answers(facts: &Facts<'_>) -> Verdict {
+    facts.nvidia()?;
+    let xids = fatal_xids(facts);
+    let probed = match &facts.probe {
+        Asked::Answer(probed) => probed,
+        Asked::Failed(reason) => {
+            return problem(
+                format!("the driver does not answer: {reason}"),
+                "no GPU of this machine can be used or shared while its driver does not answer",
+                "nvidia-smi -L shows whether anything can talk to it; dmesg | grep NVRM says why not; reboot if it hangs",
+            );
+        }
+        Asked::Absent(reason) | Asked::Not(reason) if xids.is_empty() => return skip(reason.clone()),
+        Asked::Absent(_) | Asked::Not(_) => return fatal(&xids),
+    };
+    let mut broken: Vec<String> = Vec::new();
+    for gpu in &probed.gpus {
+        if gpu.lost {
+            broken.push(format!("GPU {} ({}): GPU is lost", gpu.index, gpu.uuid));
+        } else if let Some(error) = &gpu.error {
+            broken.push(format!("GPU {} ({}): {error}", gpu.index, gpu.uuid));
+        }
+    }
+    broken.extend(
+        probed
+            .unreadable
+            .iter()
+            .map(|gpu| format!("GPU {}: {}", gpu.index, gpu.error)),
+    );
+    if !broken.is_empty() {
+        broken.extend(xids);
+        return problem(
+            broken.join("; "),
+            "pods on this GPU fail (\"GPU is lost\"); with some device plugins one lost GPU takes the node's other GPUs away, too",
+            "kubectl drain NODE --ignore-daemonsets, then nvidia-smi --gpu-reset -i INDEX, or reboot; if it comes back, the card or its power is at fault",
+        );
+    }
+    match (probed.gpus.is_empty(), xids.is_empty()) {
+        (false, true) => Ok(format!("all {}", probed.gpus.len())),
+        // It may have been reset since.
+        (false, false) => match fatal(&xids) {
+            Err(Stop::Problem(finding)) => Err(Stop::Milder(Severity::Warning, finding)),
+            other => other,
+        },
+        (true, _) => problem(
+            "the driver runs and knows no GPU",
+            "nvidia-smi says \"No devices were found\": the module did not take the card",
+            "dmesg | grep -e NVRM -e nvidia says why (power cables, firmware, an older card than the driver supports, nouveau)",
+        ),
+    }
+}
+
+fn fatal(xids: &[String]) -> Verdict {
+    problem(
+        format!("the kernel has logged since it was started: {}", xids.join("; ")),
+        "these errors leave a GPU unfit for new work until it is reset",
+        "kubectl drain NODE --ignore-daemonsets, then nvidia-smi --gpu-reset -i INDEX, or reboot; NVIDIA's list of XIDs says what each means",
+    )
+}
+
+/// `NVRM: Xid (PCI:0000:81:00): 79, pid=1, GPU has fallen off the bus.`: those that are not caused by programs, each GPU and number once.
+fn fatal_xids(facts: &Facts<'_>) -> Vec<String> {
+    let mut found = Vec::new();
+    for line in facts.kernel_log.answer().into_iter().flat_map(|log| log.lines()) {
+        let Some((place, rest)) = line.split_once("NVRM: Xid (").and_then(|(_, rest)| rest.split_once("):")) else {
+            continue;
+        };
+        let number: String = rest.trim_start().chars().take_while(char::is_ascii_digit).collect();
+        let text = format!("XID {number} on {}", place.trim_start_matches("PCI:"));
+        if number.parse().is_ok_and(xid_is_fatal) && !found.contains(&text) {
+            found.push(text);
+        }
+    }
+    found
+}
+
+/// D08
+pub(super) fn capability(facts: &Facts<'_>) -> Verdict {
+    let gpus = probed(facts)?;
+    let old: Vec<String> = gpus
+        .iter()
+        .filter(|gpu| !gpu.cc.is_empty() && !version_at_least(&gpu.cc, &[3, 0]))
+        .map(|gpu| format!("GPU {} ({}) has {}", gpu.index, gpu.model, gpu.cc))
+        .collect();
+    if old.is_empty() {
+        let mut known: Vec<&str> = gpus.iter().map(|gpu| gpu.cc.as_str()).filter(|cc| !cc.is_empty()).collect();
+        known.sort_unstable();
+        known.dedup();
+        return match known.as_slice() {
+            [] => skip("the driver does not say"),
+            known => Ok(known.join(", ")),
+        };
+    }
+    problem(
+        old.join("; "),
+        "CUDA images have no code for such a GPU: \"no kernel image is available for execution on the device\"",
+        "leave it out: NVIDIA_VISIBLE_DEVICES of the agent's DaemonSet, or pods with the annotation divvy.dev/gpu-model",
+    )
+}
+
+/// D12
+pub(super) fn compute_mode(facts: &Facts<'_>) -> Verdict {
+    let gpus = probed(facts)?;
+    let modes: Vec<_> = gpus
+        .iter()
+        .filter_map(|gpu| Some((gpu, gpu.compute_mode.as_deref()?)))
+        .collect();
+    if modes.is_empty() {
+        return skip("the driver does not say");
+    }
+    let other: Vec<_> = modes.iter().filter(|(_, mode)| *mode != "default").collect();
+    if other.is_empty() {
+        return Ok(format!("default on {}", modes.len()));
+    }
+    let found: Vec<String> = other.iter().map(|(gpu, mode)| format!("GPU {}: {mode}", gpu.index)).collect();
+    let fix: Vec<String> = other
+        .iter()
+        .map(|(gpu, _)| format!("nvidia-smi -i {} -c 0", gpu.index))
+        .collect();
+    problem(
+        found.join(", "),
+        "the second pod on that GPU fails: \"all CUDA-capable devices are busy or unavailable\"",
+        fix.join("; "),
+    )
+}
+
+/// D13
+pub(super) fn persistence(facts: &Facts<'_>) -> Verdict {
+    facts.nvidia_driver()?;
+    let socket = facts.of_driver("/run/nvidia-persistenced/socket");
+    if facts.exists(&socket) {
+        return Ok(format!("nvidia-persistenced runs ({socket})"));
+    }
+    if let Some(probed) = facts.probe.answer() {
+        let on = probed.gpus.iter().filter(|gpu| gpu.persistence == Some(true)).count();
+        if on > 0 && on == probed.gpus.len() {
+            return Ok(format!("persistence mode is on for {on}"));
+        }
+    }
+    problem(
+        "no nvidia-persistenced, and persistence mode is not known to be on",
+        "whenever the last client of a GPU ends the driver lets go of it, and the next container waits seconds for it to start",
+        "systemctl enable --now nvidia-persistenced",
+    )
+}
+
+/// D14
+pub(super) fn mig(facts: &Facts<'_>) -> Verdict {
+    let gpus = probed(facts)?;
+    let known: Vec<_> = gpus.iter().filter_map(|gpu| Some((gpu.index, gpu.mig?))).collect();
+    if known.is_empty() {
+        return skip("no GPU here can do MIG");
+    }
+    let pending: Vec<_> = known.iter().filter(|(_, (current, pending))| current != pending).collect();
+    if pending.is_empty() {
+        let on = known.iter().filter(|(_, (current, _))| *current).count();
+        return Ok(format!("on for {on} of {}", known.len()));
+    }
+    let word = |on: bool| if on { "on" } else { "off" };
+    let found: Vec<String> = pending
+        .iter()
+        .map(|(index, (current, pending))| format!("GPU {index}: {} now, {} after a reset", word(*current), word(*pending)))
+        .collect();
+    let fix: Vec<String> = pending
+        .iter()
+        .map(|(index, _)| format!("nvidia-smi --gpu-reset -i {index}"))
+        .collect();
+    problem(
+        found.join("; "),
+        "\"MIG mode is in pending enable state\": the GPU is offered as it is not going to be, and labels say …-MIG-INVALID",
+        format!(
+            "stop what uses the GPU (nvidia-smi shows it; kubectl drain), then: {}; or reboot",
+            fix.join("; ")
+        ),
+    )
+}
+
+fn probed<'f>(facts: &'f Facts<'_>) -> Result<&'f [crate::facts::programs::ProbedGpu], Stop> {
+    facts.nvidia()?;
+    match &facts.probe {
+        Asked::Answer(probed) => Ok(&probed.gpus),
+        Asked::Failed(reason) | Asked::Absent(reason) | Asked::Not(reason) => skip(format!("the driver was not heard: {reason}")),
+    }
+}
+
+/// D15
+pub(super) fn amd(facts: &Facts<'_>) -> Verdict {
+    if facts.gpus_of(Vendor::Amd).is_empty() && !facts.exists("/sys/class/kfd") {
+        return skip("no AMD GPU here");
+    }
+    let missing: Vec<&str> = ["/sys/class/kfd", "/sys/module/amdgpu/drivers"]
+        .into_iter()
+        .filter(|path| !facts.exists(path))
+        .collect();
+    if missing.is_empty() {
+        return Ok("/sys/class/kfd and /sys/module/amdgpu/drivers are there".to_owned());
+    }
+    problem(
+        format!("there is no {}", missing.join(" and no ")),
+        "AMD's device plugin finds no GPU: it waits without a word, or ends with status 2",
+        "modprobe amdgpu; if /sys/class/kfd does not come, install AMD's amdgpu-dkms: the kernel's own module was built without compute (CONFIG_HSA_AMD)",
+    )
+}
+
+/// D16
+pub(super) fn amd_partitions(facts: &Facts<'_>) -> Verdict {
+    let gpus = facts.gpus_of(Vendor::Amd);
+    let mut found: Vec<(String, String)> = Vec::new();
+    for gpu in &gpus {
+        let read = |file: &str| facts.root.text(&format!("/sys/bus/pci/devices/{}/{file}", gpu.address));
+        let (compute, memory) = (read("current_compute_partition"), read("current_memory_partition"));
+        if compute.is_some() || memory.is_some() {
+            let part = |value: Option<String>| value.unwrap_or_else(|| "-".to_owned()).to_lowercase();
+            found.push((gpu.address.clone(), format!("{}_{}", part(compute), part(memory))));
+        }
+    }
+    let Some((_, first)) = found.first().cloned() else {
+        return skip("no AMD GPU here that can be partitioned");
+    };
+    if found.iter().all(|(_, style)| *style == first) {
+        return Ok(format!("{first} on {}", found.len()));
+    }
+    let each: Vec<String> = found.iter().map(|(address, style)| format!("{address} is {style}")).collect();
+    problem(
+        each.join(", "),
+        "\"Partitions of different styles … not supported with single strategy\": AMD's device plugin ends",
+        "partition all alike (amd-smi set --gpu all --compute-partition SPX), or start AMD's plugin with -resource_naming_strategy=mixed",
+    )
+}
+
+/// D17
+pub(super) fn intel(facts: &Facts<'_>) -> Verdict {
+    let gpus = facts.gpus_of(Vendor::Intel);
+    if gpus.is_empty() {
+        return skip("no Intel GPU here");
+    }
+    let mut wrong = Vec::new();
+    for gpu in &gpus {
+        match gpu.driver.as_deref() {
+            Some("i915" | "xe") => {
+                let nodes = facts.root.names(&format!("/sys/bus/pci/devices/{}/drm", gpu.address));
+                let render = nodes.iter().find(|name| name.starts_with("renderD"));
+                if !render.is_some_and(|name| facts.exists(&format!("/dev/dri/{name}"))) {
+                    wrong.push(format!("{} has no /dev/dri/renderD*", gpu.address));
+                }
+            }
+            Some(other) => wrong.push(format!("{} has the driver {other}", gpu.address)),
+            None => wrong.push(format!("{} has no driver", gpu.address)),
+        }
+    }
+    if wrong.is_empty() {
+        return Ok(addresses(&gpus));
+    }
+    let found = wrong.join("; ");
+    let why = "Intel's device plugin does not offer it: gpu.intel.com/i915 or gpu.intel.com/xe is missing on the node";
+    let fix = "modprobe xe || modprobe i915; a GPU with vfio-pci belongs to a virtual machine: echo ADDRESS > /sys/bus/pci/drivers/vfio-pci/unbind; with SR-IOV \
+               make virtual functions: echo N > /sys/bus/pci/devices/ADDRESS/sriov_numvfs";
+    if wrong.len() < gpus.len() {
+        return milder(Severity::Warning, found, why, fix);
+    }
+    problem(found, why, fix)
+}

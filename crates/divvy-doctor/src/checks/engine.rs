@@ -1,0 +1,489 @@
+//! containerd and CRI-O, as they are configured.
+
+use divvy_container::engines::{Configuration, containerd};
+
+use crate::check::{Repair, Severity, Stop, Verdict, milder, problem, repaired_by, skip};
+use crate::facts::{Asked, Engine, Facts, Kind, for_gpus};
+
+const NOT_CONFIGURED: &str =
+    "pods with this runtime are not created: \"no runtime for \\\"nvidia\\\" is configured\", FailedCreatePodSandBox";
+
+fn pods(facts: &Facts<'_>) -> Result<(Engine, Configuration), Stop> {
+    let engine = facts.engine()?;
+    let configuration = facts.configuration(&engine)?;
+    Ok((engine, configuration))
+}
+
+/// Whether containers get CDI devices from this engine: it does CDI and there is a spec.
+fn does_cdi(engine: &Engine, configuration: &Configuration) -> bool {
+    match engine.kind {
+        // containerd 2 has it on unless told otherwise, and writes version 3.
+        Kind::Containerd => configuration
+            .cdi
+            .unwrap_or(configuration.version.is_some_and(|version| version >= 3)),
+        Kind::Crio => true,
+        Kind::Docker => false,
+    }
+}
+
+/// R05
+pub(super) fn which(facts: &Facts<'_>) -> Verdict {
+    let Some(kubelet) = facts.kubelet() else {
+        return skip("no kubelet here");
+    };
+    let engine = facts.engine()?;
+    let endpoint = kubelet.endpoint.as_deref().unwrap_or("its default socket");
+    let found = format!(
+        "the kubelet uses {} at {endpoint}, configured by {}",
+        engine.name, engine.file
+    );
+    let others: Vec<String> = facts
+        .engines()
+        .into_iter()
+        .filter(|other| other.file != engine.file && other.kind != Kind::Docker)
+        .map(|other| other.file)
+        .collect();
+    if others.is_empty() {
+        return Ok(found);
+    }
+    problem(
+        format!("{found}; {} is there, too", others.join(", ")),
+        "edits of that other file do nothing for pods",
+        format!("{} writes into the file that counts", engine.configure("")),
+    )
+}
+
+/// R08
+pub(super) fn version(facts: &Facts<'_>) -> Verdict {
+    let engine = facts.engine()?;
+    if engine.kind != Kind::Containerd {
+        return skip("pods run on no containerd");
+    }
+    let read = containerd::read(&facts.root, &engine.file, containerd::Merge::Keys);
+    let configuration = match read {
+        Ok(configuration) => configuration,
+        Err(error) => {
+            return problem(
+                error.to_string(),
+                "containerd does not start with it, or starts without its CRI plugin, and the node is NotReady",
+                format!(
+                    "correct that place, then: containerd config dump > /dev/null && systemctl restart {}",
+                    engine.service
+                ),
+            );
+        }
+    };
+    let mut wrong = Vec::new();
+    for file in &configuration.files {
+        // It was parsed a moment ago.
+        let Ok(table) = facts.text(file).unwrap_or_default().parse::<toml::Table>() else {
+            continue;
+        };
+        let written = table.get("version").and_then(toml::Value::as_integer);
+        let version = written.unwrap_or(1);
+        let Some(plugins) = table.get("plugins").and_then(toml::Value::as_table) else {
+            continue;
+        };
+        let right = containerd::section(version);
+        for other in [1, 2, 3].map(containerd::section) {
+            let runtimes = plugins.get(other).and_then(|section| section.get("containerd"));
+            if other != right && runtimes.is_some() && !plugins.contains_key(right) {
+                let says = written.map_or_else(
+                    || "says no version, which is 1".to_owned(),
+                    |version| format!("says version {version}"),
+                );
+                wrong.push(format!(
+                    "{file} {says}, and has plugins.{other:?}: in that version it is plugins.{right:?}"
+                ));
+            }
+        }
+    }
+    match wrong.is_empty() {
+        true => Ok(format!(
+            "version {} in {}",
+            configuration.version.unwrap_or(2),
+            configuration.files.join(", ")
+        )),
+        false => problem(
+            wrong.join("\n"),
+            "containerd leaves out a section that is not of its version, without a word, and its runtimes with it: \"no runtime for \\\"nvidia\\\" is configured\"",
+            format!(
+                "rename the section, or correct version; containerd config dump shows what came of it; then systemctl restart {}",
+                engine.service
+            ),
+        ),
+    }
+}
+
+/// R09
+pub(super) fn handler(facts: &Facts<'_>) -> Verdict {
+    facts.nvidia()?;
+    let (engine, configuration) = pods(facts)?;
+    let runtimes = for_gpus(&configuration);
+    let mut found = Vec::new();
+    for (name, runtime) in &runtimes {
+        let Some(path) = &runtime.path else {
+            return problem(
+                format!("the runtime {name} in {} names no program (BinaryName)", runtime.file),
+                "containers of that runtime are started by runc, and get no GPU",
+                format!(
+                    "give it options.BinaryName = \"/usr/bin/nvidia-container-runtime\" (or divvy-runtime's path), then systemctl restart {}",
+                    engine.service
+                ),
+            );
+        };
+        let there = match path.starts_with('/') {
+            true => facts.is_program(path),
+            false => facts.program(&[path]).is_some(),
+        };
+        if !there {
+            return problem(
+                format!("the runtime {name} is {path}, and there is no such program"),
+                NOT_CONFIGURED,
+                format!(
+                    "install it there, or correct the path in {}, then systemctl restart {}; {} takes divvy-runtime",
+                    runtime.file,
+                    engine.service,
+                    engine.configure("")
+                ),
+            );
+        }
+        found.push(format!("{name} is {path}"));
+    }
+    if found.is_empty() {
+        return match does_cdi(&engine, &configuration) && facts.has_spec("nvidia.com") {
+            true => Ok(format!("none, and none is needed: {} does CDI", engine.name)),
+            false => problem(
+                format!("{} has no runtime for GPUs, and gives none by CDI (R15)", engine.name),
+                NOT_CONFIGURED,
+                format!(
+                    "{}, and {}",
+                    engine.configure("--cdi"),
+                    facts.generate("nvidia", "/var/run/cdi/nvidia.yaml")
+                ),
+            ),
+        };
+    }
+    Ok(found.join(", "))
+}
+
+/// R10
+pub(super) fn reached(facts: &Facts<'_>) -> Verdict {
+    facts.nvidia()?;
+    let (engine, configuration) = pods(facts)?;
+    let runtimes = for_gpus(&configuration);
+    let default = configuration.default_runtime.as_deref();
+    if let Some((name, _)) = runtimes.iter().find(|(name, _)| Some(name.as_str()) == default) {
+        return Ok(format!("{name} is the default runtime"));
+    }
+    if does_cdi(&engine, &configuration) && facts.has_spec("nvidia.com") {
+        return Ok("by CDI, whatever the runtime".to_owned());
+    }
+    let names: Vec<&str> = runtimes.iter().map(|(name, _)| name.as_str()).collect();
+    let why = "a pod without runtimeClassName gets no driver: device plugins in it find 0 GPUs, although ctr run --gpus 0 works (which is another way)";
+    let fix = format!(
+        "give such pods runtimeClassName: nvidia (divvy configure --runtime-class | kubectl apply -f -), or make it the default: {}",
+        engine.configure("--set-default")
+    );
+    let Some(cluster) = facts.cluster.answer() else {
+        if names.is_empty() {
+            return problem(
+                format!("{} has no runtime for GPUs and does no CDI for them", engine.name),
+                why,
+                fix,
+            );
+        }
+        return milder(
+            Severity::Warning,
+            format!(
+                "{} is not the default runtime; whether pods ask for it by a RuntimeClass only the API server knows (--cluster)",
+                names.join(", ")
+            ),
+            why,
+            fix,
+        );
+    };
+    match cluster
+        .runtime_classes
+        .iter()
+        .find(|class| names.contains(&class.handler.as_str()))
+    {
+        Some(class) => Ok(format!("pods with runtimeClassName {} get {}", class.name(), class.handler)),
+        None => problem(
+            format!(
+                "the default runtime is {}, and no RuntimeClass has {} for a handler",
+                default.unwrap_or("runc"),
+                if names.is_empty() {
+                    "a runtime for GPUs".to_owned()
+                } else {
+                    names.join(" or ")
+                }
+            ),
+            why,
+            fix,
+        ),
+    }
+}
+
+/// R11
+pub(super) fn default(facts: &Facts<'_>) -> Verdict {
+    let (engine, configuration) = pods(facts)?;
+    let default = configuration.default_runtime.as_deref().unwrap_or(match engine.kind {
+        Kind::Crio => "crun",
+        Kind::Containerd | Kind::Docker => "runc",
+    });
+    // What an engine brings itself; containerd says in its dump whether it is still there.
+    let asked = engine.kind == Kind::Containerd && facts.containerd.answer().is_some();
+    let built_in = match engine.kind {
+        Kind::Crio => ["crun", "runc"].contains(&default),
+        Kind::Containerd | Kind::Docker => default == "runc" && !asked,
+    };
+    if configuration.runtimes.contains_key(default) || built_in {
+        return Ok(default.to_owned());
+    }
+    let names: Vec<&str> = configuration.runtimes.keys().map(String::as_str).collect();
+    problem(
+        format!(
+            "the default runtime is {default:?}, and there are only {:?}",
+            names.join(", ")
+        ),
+        "the CRI plugin is not loaded: \"no corresponding runtime configured\", the kubelet says \"unknown service runtime.v1.RuntimeService\", the node is NotReady",
+        format!(
+            "in {}: a table runtimes.{default} with runtime_type = \"io.containerd.runc.v2\"; then systemctl restart {}",
+            engine.file, engine.service
+        ),
+    )
+}
+
+/// R12
+pub(super) fn enabled(facts: &Facts<'_>) -> Verdict {
+    let (engine, configuration) = pods(facts)?;
+    if engine.kind != Kind::Containerd {
+        return skip("pods run on no containerd");
+    }
+    let cri = |plugin: &&String| plugin.as_str() == "cri" || plugin.ends_with(".cri") || plugin.contains(".cri.v1.");
+    match configuration.disabled_plugins.iter().find(cri) {
+        None => Ok("disabled_plugins has no cri".to_owned()),
+        Some(plugin) => problem(
+            format!(
+                "{} has disabled_plugins = [{plugin:?}], as Docker's packages write it",
+                engine.file
+            ),
+            "containerd answers no kubelet, and tools that configure runtimes end well and change nothing: \"unknown service runtime.v1.RuntimeService\"",
+            format!(
+                "sed -i '/^disabled_plugins/d' {} && systemctl restart {}",
+                engine.file, engine.service
+            ),
+        ),
+    }
+}
+
+/// R13
+pub(super) fn cgroups(facts: &Facts<'_>) -> Verdict {
+    let (engine, configuration) = pods(facts)?;
+    let wanted = facts.kubelet().and_then(|kubelet| kubelet.cgroup_driver);
+    let word = |systemd: bool| if systemd { "systemd" } else { "cgroupfs" };
+    let mut of: Vec<(String, &str)> = match engine.kind {
+        Kind::Crio => vec![(
+            engine.name.to_owned(),
+            configuration.cgroup_driver.as_deref().unwrap_or("systemd"),
+        )],
+        Kind::Containerd | Kind::Docker => {
+            let gpus: Vec<&String> = for_gpus(&configuration).into_iter().map(|(name, _)| name).collect();
+            let runtimes = configuration.runtimes.iter();
+            runtimes
+                .filter(|(name, _)| name.as_str() == "runc" || gpus.contains(name))
+                .map(|(name, runtime)| (name.clone(), word(runtime.systemd_cgroup.unwrap_or(false))))
+                .collect()
+        }
+    };
+    let Some(first) = of.first().map(|(_, driver)| (*driver).to_owned()) else {
+        return skip("no runtime is defined in the engine's files");
+    };
+    let wanted_of = wanted.as_ref().map_or("", |_| "the kubelet's ");
+    let wanted = wanted.unwrap_or(first);
+    let all: Vec<String> = of.iter().map(|(name, _)| name.clone()).collect();
+    of.retain(|(_, driver)| *driver != wanted);
+    if of.is_empty() {
+        return Ok(format!("{wanted} for {}", all.join(", ")));
+    }
+    let found: Vec<String> = of.iter().map(|(name, driver)| format!("{name} has {driver}")).collect();
+    let names: Vec<&str> = of.iter().map(|(name, _)| name.as_str()).collect();
+    problem(
+        format!("{}; {wanted_of}cgroup driver is {wanted}", found.join(", ")),
+        "pods are killed every few minutes, or do not start: \"expected cgroupsPath to be of format \\\"slice:prefix:name\\\"\"",
+        format!(
+            "{} sets it for the runtime for GPUs; by hand: SystemdCgroup = {} in the options of {}, then systemctl restart {}",
+            engine.configure(&format!("--cgroup-driver {wanted}")),
+            wanted == "systemd",
+            names.join(" and "),
+            engine.service
+        ),
+    )
+}
+
+/// R14
+pub(super) fn runtime_class(facts: &Facts<'_>) -> Verdict {
+    let cluster = match &facts.cluster {
+        Asked::Answer(cluster) => cluster,
+        Asked::Failed(reason) => return skip(reason.clone()),
+        Asked::Absent(_) | Asked::Not(_) => return skip("RuntimeClasses are in the API server: add --cluster"),
+    };
+    cluster.listed("runtimeclasses")?;
+    let used: Vec<&str> = cluster
+        .pods
+        .iter()
+        .filter_map(|pod| pod.spec.runtime_class_name.as_deref())
+        .collect();
+    for name in &used {
+        if !cluster.runtime_classes.iter().any(|class| class.name() == *name) {
+            return problem(
+                format!("a pod has runtimeClassName {name:?}, and there is no such RuntimeClass"),
+                "its controller cannot make it again: \"pod rejected: RuntimeClass \\\"nvidia\\\" not found\"",
+                format!("divvy configure --runtime-class --runtime-name {name} | kubectl apply -f -"),
+            );
+        }
+    }
+    let for_gpu = cluster
+        .runtime_classes
+        .iter()
+        .filter(|class| ["nvidia", "divvy"].iter().any(|word| class.handler.contains(word)));
+    let classes: Vec<_> = for_gpu.collect();
+    if classes.is_empty() {
+        return skip("no RuntimeClass is for GPUs");
+    }
+    if !facts.node {
+        return skip("which handlers a node has is on the node: run divvy doctor --node --cluster there");
+    }
+    let (engine, configuration) = pods(facts)?;
+    for class in &classes {
+        if !configuration.runtimes.contains_key(&class.handler) {
+            let names: Vec<&str> = configuration.runtimes.keys().map(String::as_str).collect();
+            return problem(
+                format!(
+                    "RuntimeClass {} has the handler {:?}, and {} on this node has {}",
+                    class.name(),
+                    class.handler,
+                    engine.name,
+                    if names.is_empty() {
+                        "none".to_owned()
+                    } else {
+                        names.join(", ")
+                    }
+                ),
+                NOT_CONFIGURED,
+                engine.configure(&format!("--runtime-name {}", class.handler)),
+            );
+        }
+    }
+    let found: Vec<String> = classes
+        .iter()
+        .map(|class| format!("{} → {}", class.name(), class.handler))
+        .collect();
+    Ok(found.join(", "))
+}
+
+/// R15
+pub(super) fn cdi(facts: &Facts<'_>) -> Verdict {
+    facts.any_gpu()?;
+    let engine = facts.engine()?;
+    let configuration = facts.configuration(&engine)?;
+    let why = "Divvy, and device plugins that name CDI devices, start containers that then fail: \"unresolvable CDI devices\"";
+    if !does_cdi(&engine, &configuration) {
+        return problem(
+            format!("{} does no CDI (enable_cdi is not set)", engine.name),
+            why,
+            format!(
+                "{}, for containerd 1.7 and later; 2.0 does it unless told otherwise",
+                engine.configure("--cdi")
+            ),
+        );
+    }
+    let folders = ["/etc/cdi", "/var/run/cdi"];
+    let there: Vec<&str> = folders.into_iter().filter(|folder| facts.exists(folder)).collect();
+    let looked_at = &configuration.cdi_spec_dirs;
+    if !looked_at.is_empty()
+        && !looked_at
+            .iter()
+            .any(|folder| folders.contains(&folder.replace("/run/", "/var/run/").replace("/var/var/", "/var/").as_str()))
+    {
+        return problem(
+            format!("{} looks for CDI specs in {} alone", engine.name, looked_at.join(", ")),
+            why,
+            format!(
+                "cdi_spec_dirs = [\"/etc/cdi\", \"/var/run/cdi\"] in {}; then systemctl restart {}",
+                engine.file, engine.service
+            ),
+        );
+    }
+    if there.is_empty() {
+        return repaired_by(
+            problem(
+                "neither /etc/cdi nor /var/run/cdi is there",
+                "the agent's pod mounts them, and nobody has a place for specs",
+                "mkdir -p /var/run/cdi (divvy doctor --fix --only R15 does so), then divvy cdi generate -o /var/run/cdi/nvidia.yaml",
+            ),
+            vec![Repair::Folder {
+                path: "/var/run/cdi".to_owned(),
+            }],
+        );
+    }
+    if facts.nvidia().is_ok() && !facts.has_spec("nvidia.com") {
+        return problem(
+            format!(
+                "{} does CDI, and no spec describes the NVIDIA GPUs of this machine",
+                engine.name
+            ),
+            why,
+            facts.generate("nvidia", "/var/run/cdi/nvidia.yaml"),
+        );
+    }
+    Ok(format!("{}, {}", engine.name, there.join(", ")))
+}
+
+/// R16
+pub(super) fn restarted(facts: &Facts<'_>) -> Verdict {
+    let mut looked = Vec::new();
+    for (process, files, service) in running(facts) {
+        let Some(started) = facts
+            .processes(process)
+            .into_iter()
+            .filter_map(|(number, _)| facts.started(number))
+            .max()
+        else {
+            continue;
+        };
+        let newer: Vec<&String> = files
+            .iter()
+            .filter(|file| facts.root.modified(file).is_some_and(|written| written > started))
+            .collect();
+        if let Some(file) = newer.first() {
+            return problem(
+                format!("{file} was written after {process} was started"),
+                "what is in the file is not what the engine does: GPUs work after the next boot only",
+                format!("systemctl restart {service}"),
+            );
+        }
+        looked.push(process);
+    }
+    match looked.is_empty() {
+        true => skip("no container engine runs here"),
+        false => Ok(looked.join(", ")),
+    }
+}
+
+/// Engines that may run: process, files, unit.
+fn running(facts: &Facts<'_>) -> Vec<(&'static str, Vec<String>, &'static str)> {
+    let mut running = vec![("dockerd", vec!["/etc/docker/daemon.json".to_owned()], "docker")];
+    if let Ok(engine) = facts.engine() {
+        // Files on the disk, not what the engine printed.
+        let files = match engine.kind {
+            Kind::Containerd => containerd::read(&facts.root, &engine.file, containerd::Merge::Keys).map(|all| all.files),
+            Kind::Crio => divvy_container::engines::crio::read(&facts.root, &engine.file).map(|all| all.files),
+            Kind::Docker => Ok(Vec::new()),
+        };
+        let process = if engine.kind == Kind::Crio { "crio" } else { "containerd" };
+        running.push((process, files.unwrap_or_default(), engine.service));
+    }
+    running
+}

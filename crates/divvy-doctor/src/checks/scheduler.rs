@@ -1,0 +1,193 @@
+//! kube-scheduler and its extender.
+
+use divvy_model::names::GPU_MEM;
+
+use crate::check::{Severity, Stop, Verdict, milder, problem, skip};
+use crate::facts::{Asked, Facts, Scheduler, version_at_least};
+
+fn scheduler(facts: &Facts<'_>) -> Result<Scheduler, Stop> {
+    facts.scheduler().ok_or_else(|| {
+        Stop::Skip("no /etc/kubernetes/manifests/kube-scheduler.yaml: this is no control plane of kubeadm's kind".to_owned())
+    })
+}
+
+/// From which version on a form of the configuration is gone.
+const GONE: [(&str, [u32; 2]); 4] = [
+    ("kubescheduler.config.k8s.io/v1alpha1", [1, 22]),
+    ("kubescheduler.config.k8s.io/v1beta1", [1, 25]),
+    ("kubescheduler.config.k8s.io/v1beta2", [1, 28]),
+    ("kubescheduler.config.k8s.io/v1beta3", [1, 29]),
+];
+
+/// K10
+pub(super) fn version(facts: &Facts<'_>) -> Verdict {
+    let scheduler = scheduler(facts)?;
+    let version = scheduler.version.clone().unwrap_or_default();
+    let shown = if version.is_empty() { "of this version" } else { &version };
+    let why = "kube-scheduler does not start, and no pod is scheduled: \"no kind \\\"KubeSchedulerConfiguration\\\" is registered for version …\"";
+    let fix = "divvy scheduler-config --merge FILE prints it in the form of today: apiVersion: kubescheduler.config.k8s.io/v1";
+    if scheduler.policy_flag && version_at_least(&version, &[1, 23]) {
+        return problem(
+            format!("kube-scheduler {shown} is started with --policy-config-file, which is gone since 1.23"),
+            why,
+            "write a KubeSchedulerConfiguration and --config instead: divvy scheduler-config --for kubeadm says where it goes",
+        );
+    }
+    if scheduler.on_host.is_none() {
+        return skip("kube-scheduler has no --config on this machine");
+    }
+    let Some(configuration) = facts.scheduler_configuration(&scheduler) else {
+        return skip("kube-scheduler's configuration cannot be read as YAML (K11)");
+    };
+    let api = configuration["apiVersion"].as_str().unwrap_or_default().to_owned();
+    let kind = configuration["kind"].as_str().unwrap_or_default();
+    if kind != "KubeSchedulerConfiguration" {
+        return problem(format!("its kind is {kind:?}, and not KubeSchedulerConfiguration"), why, fix);
+    }
+    match GONE.iter().find(|(gone, _)| *gone == api) {
+        Some((_, since)) if version_at_least(&version, since) || version.is_empty() => problem(
+            format!(
+                "{api}, which kube-scheduler has no more since {}.{}; here is {shown}",
+                since[0], since[1]
+            ),
+            why,
+            fix,
+        ),
+        Some((_, since)) => milder(
+            Severity::Warning,
+            format!("{api}, which kube-scheduler {}.{} will not have", since[0], since[1]),
+            why,
+            fix,
+        ),
+        None if api == "kubescheduler.config.k8s.io/v1" && !version.is_empty() && !version_at_least(&version, &[1, 25]) => {
+            problem(
+                format!("{api}, which came with 1.25; here is {shown}"),
+                why,
+                "apiVersion: kubescheduler.config.k8s.io/v1beta2 for this old one",
+            )
+        }
+        None if api == "kubescheduler.config.k8s.io/v1" => Ok(format!("{api}, kube-scheduler {shown}")),
+        None => problem(format!("its apiVersion is {api:?}"), why, fix),
+    }
+}
+
+/// K11
+pub(super) fn mounted(facts: &Facts<'_>) -> Verdict {
+    let scheduler = scheduler(facts)?;
+    let Some(config) = &scheduler.config else {
+        return problem(
+            "kube-scheduler is started without --config",
+            "it knows of no extender: pods with GPU memory are bound by node sums alone, or not at all",
+            "divvy scheduler-config --for kubeadm says what to write where",
+        );
+    };
+    let why = "kube-scheduler does not start, or runs with its defaults and without the extender";
+    let Some(on_host) = &scheduler.on_host else {
+        return problem(
+            format!("--config={config} is in no volume of the pod"),
+            why,
+            "a hostPath volume with that file, and its volumeMount: divvy scheduler-config --for kubeadm prints both",
+        );
+    };
+    match facts.text(on_host) {
+        None => problem(
+            format!("there is no {on_host}"),
+            why,
+            format!("divvy scheduler-config > {on_host}, then touch the manifest so that the kubelet starts the pod again"),
+        ),
+        Some(text) if text.trim().is_empty() => problem(
+            format!(
+                "{on_host} is empty{}",
+                match scheduler.volume_type.as_deref() {
+                    Some("FileOrCreate") => ": the volume's type FileOrCreate made it",
+                    _ => "",
+                }
+            ),
+            why,
+            format!(
+                "divvy scheduler-config > {on_host}, then restart kube-scheduler (move its manifest out of the folder and back)"
+            ),
+        ),
+        Some(text) => match serde_saphyr::from_str::<serde_json::Value>(&text) {
+            Ok(_) => Ok(format!("{on_host} as {config}")),
+            Err(error) => problem(
+                format!("{on_host} is no YAML: {error}"),
+                why,
+                "correct that place; divvy scheduler-config prints a whole one",
+            ),
+        },
+    }
+}
+
+/// K12
+pub(super) fn extender(facts: &Facts<'_>) -> Verdict {
+    let extenders = facts.extenders();
+    let ours = extenders
+        .iter()
+        .find(|extender| extender.resources.iter().any(|name| name == GPU_MEM) || extender.url.contains("gpushare"));
+    let why = "pods with GPU memory stay Pending, or are bound without a GPU: \"unknown device id: no-gpu-has-…-to-run\"";
+    if facts.scheduler().is_some() {
+        let Some(ours) = ours else {
+            return problem(
+                format!("kube-scheduler's configuration here has no extender for {GPU_MEM}"),
+                why,
+                "divvy scheduler-config --merge FILE prints the configuration with it; divvy scheduler-config --check tries it",
+            );
+        };
+        if !ours.resources.is_empty() && !ours.resources.iter().any(|name| name == GPU_MEM) {
+            return problem(
+                format!(
+                    "the extender {} is called for {} alone (managedResources)",
+                    ours.url,
+                    ours.resources.join(", ")
+                ),
+                why,
+                format!(
+                    "managedResources: [{{name: {GPU_MEM}, ignoredByScheduler: false}}] for that extender, then restart kube-scheduler"
+                ),
+            );
+        }
+        if ours.ignorable {
+            return problem(
+                format!("the extender {} is ignorable", ours.url),
+                "while it does not answer kube-scheduler binds by itself, and pods start on a GPU without room",
+                "ignorable: false for that extender, then restart kube-scheduler",
+            );
+        }
+    }
+    let asked = match &facts.extender {
+        Asked::Answer(asked) => asked,
+        Asked::Failed(reason) => return problem(reason.clone(), why, "kubectl get pods -A | grep extender; kubectl logs it"),
+        Asked::Absent(reason) | Asked::Not(reason) => return skip(reason.clone()),
+    };
+    let version = match &asked.version {
+        Ok(version) => version,
+        Err(reason) => {
+            return problem(
+                format!("{} does not answer: {reason}", asked.url),
+                why,
+                "is it running (kubectl get pods -A | grep extender), and is that its address? kube-scheduler on the host does not know cluster names; \
+                 divvy scheduler-config --from-cluster writes address and certificates",
+            );
+        }
+    };
+    let wanting = facts.cluster.answer().map_or(0, |cluster| {
+        let pods = cluster.pods.iter();
+        pods.filter(|pod| super::pods::wants_gpu(&pod.spec)).count()
+    });
+    if asked.filter_calls == Some(0) && wanting > 0 {
+        return milder(
+            Severity::Warning,
+            format!(
+                "{} answers and was never asked to filter, though {wanting} pods want GPUs",
+                asked.url
+            ),
+            "kube-scheduler's configuration does not name it, or kube-scheduler was not restarted since; with several replicas another one may have been asked",
+            "divvy scheduler-config --check",
+        );
+    }
+    Ok(match asked.filter_calls {
+        Some(calls) => format!("{} ({version}), {calls} filter calls", asked.url),
+        None => format!("{} ({version})", asked.url),
+    })
+}

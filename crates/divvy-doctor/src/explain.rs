@@ -1,0 +1,135 @@
+//! Error texts in logs: which check each belongs to, what it means, what to type next.
+
+mod texts;
+
+use std::fmt::Write as _;
+
+use serde::Serialize;
+
+pub use texts::ALL;
+
+/// What an error text means.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct Explanation {
+    /// The check that looks for the cause on a machine.
+    pub check: &'static str,
+    /// Parts of messages, any of them; `*` stands for anything. Case, quotes and backslashes do not count, since loggers differ in them.
+    #[serde(skip)]
+    pub texts: &'static [&'static str],
+    /// What has happened.
+    pub means: &'static str,
+    /// What to type next.
+    pub fix: &'static str,
+}
+
+/// An explanation, and where its text was found.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Explained {
+    /// What the text means.
+    #[serde(flatten)]
+    pub explanation: &'static Explanation,
+    /// The first line that has it.
+    pub line: String,
+    /// Its number, from 1.
+    pub number: usize,
+    /// How many lines have it.
+    pub count: usize,
+}
+
+/// What a line means, if its text is known; the first in the table where it has several.
+pub fn line(line: &str) -> Option<&'static Explanation> {
+    let line = plain(line);
+    ALL.iter()
+        .find(|explanation| explanation.texts.iter().any(|text| matches(&line, &plain(text))))
+}
+
+/// Collects explanations, line by line.
+#[derive(Debug, Clone, Default)]
+pub struct Log {
+    lines: usize,
+    found: Vec<Explained>,
+}
+
+/// What is shown of a line.
+const SHOWN: usize = 240;
+
+impl Log {
+    /// Reads one line.
+    pub fn read(&mut self, text: &str) {
+        self.lines += 1;
+        let Some(explanation) = line(text) else { return };
+        match self.found.iter_mut().find(|found| found.explanation == explanation) {
+            Some(found) => found.count += 1,
+            None => self.found.push(Explained {
+                explanation,
+                line: text.trim().chars().filter(|c| !c.is_control()).take(SHOWN).collect(),
+                number: self.lines,
+                count: 1,
+            }),
+        }
+    }
+
+    /// In the order of their first lines.
+    pub fn found(&self) -> &[Explained] {
+        &self.found
+    }
+
+    /// For people.
+    pub fn text(&self) -> String {
+        if self.found.is_empty() {
+            return format!(
+                "None of the {} lines has an error text that is known here ({} are). divvy doctor looks at the machine itself.\n",
+                self.lines,
+                ALL.iter().map(|explanation| explanation.texts.len()).sum::<usize>()
+            );
+        }
+        let mut text = String::new();
+        for found in &self.found {
+            let times = match found.count {
+                1 => String::new(),
+                n => format!(", and {} more", n - 1),
+            };
+            let Explanation { check, means, fix, .. } = found.explanation;
+            let _ = writeln!(text, "{check} line {}{times}", found.number);
+            for (name, value) in [("text", found.line.as_str()), ("means", means), ("fix", fix)] {
+                let _ = writeln!(text, "    {name:<6} {value}");
+            }
+        }
+        let mut checks: Vec<&str> = self.found.iter().map(|found| found.explanation.check).collect();
+        checks.sort_unstable();
+        checks.dedup();
+        let (cluster, node): (Vec<&str>, Vec<&str>) = checks.iter().partition(|check| check.starts_with('K'));
+        let _ = writeln!(text);
+        if !node.is_empty() {
+            let _ = writeln!(text, "On the node: divvy doctor --only {}", node.join(","));
+        }
+        if !cluster.is_empty() {
+            let _ = writeln!(
+                text,
+                "On the cluster: divvy doctor --node --cluster --only {}",
+                cluster.join(",")
+            );
+        }
+        text
+    }
+}
+
+fn plain(text: &str) -> String {
+    let mut plain: String = text
+        .chars()
+        .filter(|c| !matches!(c, '"' | '\'' | '`' | '\\' | '\u{2018}' | '\u{2019}' | '\u{201c}' | '\u{201d}'))
+        .collect();
+    plain.make_ascii_lowercase();
+    plain
+}
+
+fn matches(line: &str, text: &str) -> bool {
+    let mut rest = line;
+    text.split('*').all(|part| match rest.split_once(part) {
+        Some((_, after)) => {
+            rest = after;
+            true
+        }
+        None => false,
+    })
+}

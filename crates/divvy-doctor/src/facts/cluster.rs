@@ -1,0 +1,283 @@
+//! Objects of the API server: only the fields that checks look at. All of it is outside input: what is missing or null is empty.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Deserializer};
+
+use crate::check::Stop;
+
+/// What the API server has.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Cluster {
+    /// `/api/v1/nodes`
+    pub nodes: Vec<Node>,
+    /// `/api/v1/pods`
+    pub pods: Vec<Pod>,
+    /// `/apis/apps/v1/daemonsets`
+    pub daemon_sets: Vec<DaemonSet>,
+    /// `/apis/node.k8s.io/v1/runtimeclasses`
+    pub runtime_classes: Vec<RuntimeClass>,
+    /// What could not be listed, by its plural, and the reason.
+    pub refused: BTreeMap<String, String>,
+}
+
+impl Cluster {
+    /// Goes on if these could be listed.
+    pub(crate) fn listed(&self, plural: &str) -> Result<(), Stop> {
+        match self.refused.get(plural) {
+            None => Ok(()),
+            Some(reason) => Err(Stop::Skip(format!("could not be looked at: {reason}"))),
+        }
+    }
+}
+
+/// A page of a list.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct Page<T> {
+    /// Where the next one begins.
+    pub metadata: PageMeta,
+    /// The objects.
+    #[serde(deserialize_with = "or_default", bound(deserialize = "T: Deserialize<'de>"))]
+    pub items: Vec<T>,
+}
+
+/// `metadata` of a list.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct PageMeta {
+    /// Empty on the last page.
+    #[serde(rename = "continue")]
+    pub next: String,
+}
+
+/// Name, namespace and labels.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub struct Meta {
+    /// `metadata.name`
+    pub name: String,
+    /// `metadata.namespace`
+    pub namespace: String,
+    /// `metadata.labels`
+    #[serde(deserialize_with = "or_default")]
+    pub labels: BTreeMap<String, String>,
+    /// `metadata.annotations`
+    #[serde(deserialize_with = "or_default")]
+    pub annotations: BTreeMap<String, String>,
+}
+
+/// A node.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub struct Node {
+    /// Its name and labels.
+    pub metadata: Meta,
+    /// Its taints.
+    pub spec: NodeSpec,
+    /// What it has.
+    pub status: NodeStatus,
+}
+
+/// `spec` of a node.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub struct NodeSpec {
+    /// What pods must tolerate.
+    #[serde(deserialize_with = "or_default")]
+    pub taints: Vec<Taint>,
+}
+
+/// A taint.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub struct Taint {
+    /// `nvidia.com/gpu`
+    pub key: String,
+    /// Often empty.
+    pub value: String,
+    /// `NoSchedule`, `NoExecute`, `PreferNoSchedule`
+    pub effect: String,
+}
+
+/// `status` of a node.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct NodeStatus {
+    /// In all.
+    #[serde(deserialize_with = "or_default")]
+    pub capacity: BTreeMap<String, String>,
+    /// For pods.
+    #[serde(deserialize_with = "or_default")]
+    pub allocatable: BTreeMap<String, String>,
+    /// What runs on it.
+    pub node_info: NodeInfo,
+}
+
+/// `status.nodeInfo` of a node.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct NodeInfo {
+    /// `v1.33.2+k3s1`
+    pub kubelet_version: String,
+}
+
+/// A pod.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub struct Pod {
+    /// Its name.
+    pub metadata: Meta,
+    /// What it wants.
+    pub spec: PodSpec,
+    /// What became of it.
+    pub status: PodStatus,
+}
+
+/// `spec` of a pod, and of a DaemonSet's template.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct PodSpec {
+    /// Where it is bound.
+    pub node_name: Option<String>,
+    /// The RuntimeClass.
+    pub runtime_class_name: Option<String>,
+    /// Its containers.
+    #[serde(deserialize_with = "or_default")]
+    pub containers: Vec<Container>,
+    /// Taints that it does not mind.
+    #[serde(deserialize_with = "or_default")]
+    pub tolerations: Vec<Toleration>,
+    /// Labels that its node must have.
+    #[serde(deserialize_with = "or_default")]
+    pub node_selector: BTreeMap<String, String>,
+}
+
+/// A container.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub struct Container {
+    /// Its name.
+    pub name: String,
+    /// Its image.
+    pub image: String,
+    /// Its variables.
+    #[serde(deserialize_with = "or_default")]
+    pub env: Vec<Variable>,
+    /// What it asks for.
+    pub resources: Resources,
+    /// What it listens at.
+    #[serde(deserialize_with = "or_default")]
+    pub ports: Vec<Port>,
+}
+
+/// A port of a container.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Port {
+    /// Its number.
+    pub container_port: u16,
+}
+
+/// A variable that is written out.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub struct Variable {
+    /// Its name.
+    pub name: String,
+    /// Its value; none where it comes from elsewhere.
+    pub value: Option<String>,
+}
+
+/// `resources` of a container.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub struct Resources {
+    /// By resource.
+    #[serde(deserialize_with = "or_default")]
+    pub limits: BTreeMap<String, String>,
+    /// By resource.
+    #[serde(deserialize_with = "or_default")]
+    pub requests: BTreeMap<String, String>,
+}
+
+/// A toleration.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub struct Toleration {
+    /// Empty: every taint.
+    pub key: String,
+    /// `Exists`, or `Equal` by default.
+    pub operator: String,
+    /// With `Equal`.
+    pub value: String,
+    /// Empty: every effect.
+    pub effect: String,
+}
+
+/// `status` of a pod.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub struct PodStatus {
+    /// `Running`, …
+    pub phase: String,
+    /// `UnexpectedAdmissionError`
+    pub reason: String,
+}
+
+/// A DaemonSet.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub struct DaemonSet {
+    /// Its name.
+    pub metadata: Meta,
+    /// Its pods.
+    pub spec: DaemonSetSpec,
+    /// How many there should be.
+    pub status: DaemonSetStatus,
+}
+
+/// `spec` of a DaemonSet.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub struct DaemonSetSpec {
+    /// What its pods are.
+    pub template: Template,
+}
+
+/// The template of pods.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub struct Template {
+    /// As of a pod.
+    pub spec: PodSpec,
+}
+
+/// `status` of a DaemonSet.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct DaemonSetStatus {
+    /// Nodes on which it should run.
+    pub desired_number_scheduled: u32,
+}
+
+/// A RuntimeClass.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub struct RuntimeClass {
+    /// Its name.
+    pub metadata: Meta,
+    /// What engines call it.
+    pub handler: String,
+}
+
+impl RuntimeClass {
+    pub(crate) fn name(&self) -> &str {
+        &self.metadata.name
+    }
+}
+
+/// Go writes nil slices and maps as `null`.
+fn or_default<'de, D: Deserializer<'de>, T: Default + Deserialize<'de>>(deserializer: D) -> Result<T, D::Error> {
+    Ok(Option::deserialize(deserializer)?.unwrap_or_default())
+}

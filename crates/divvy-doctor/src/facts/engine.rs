@@ -1,0 +1,151 @@
+//! The container engine, and what it is configured to do.
+
+use std::collections::BTreeMap;
+
+use divvy_container::engines::containerd::Merge;
+use divvy_container::engines::{self, Configuration, Runtime, containerd, crio, docker};
+
+use super::{Asked, Facts};
+use crate::check::Stop;
+
+/// Engines, by whose configuration they read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// containerd, alone or in a distribution.
+    Containerd,
+    /// CRI-O.
+    Crio,
+    /// Docker, through cri-dockerd.
+    Docker,
+}
+
+/// An engine.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Engine {
+    /// Whose configuration it reads.
+    pub kind: Kind,
+    /// As `divvy configure` calls it: `k3s` has a containerd of its own.
+    pub name: &'static str,
+    /// The unit that is restarted after a change.
+    pub service: &'static str,
+    /// The configuration that it reads.
+    pub file: String,
+}
+
+impl Engine {
+    /// What to type so that it is configured, with these flags.
+    pub(crate) fn configure(&self, flags: &str) -> String {
+        let gap = if flags.is_empty() { "" } else { " " };
+        format!("divvy configure {}{gap}{flags} --restart", self.name)
+    }
+}
+
+/// What each reads (distributions write that file at each start), and a part of the path of its socket.
+const KNOWN: [(engines::Engine, &str, &str); 7] = [
+    (
+        engines::Engine::K3s,
+        "/var/lib/rancher/k3s/agent/etc/containerd/config.toml",
+        "/run/k3s/",
+    ),
+    (
+        engines::Engine::Rke2,
+        "/var/lib/rancher/rke2/agent/etc/containerd/config.toml",
+        "/run/k3s/",
+    ),
+    (engines::Engine::K0s, "/run/k0s/containerd-cri.toml", "/run/k0s/"),
+    (
+        engines::Engine::Microk8s,
+        "/var/snap/microk8s/current/args/containerd.toml",
+        "/var/snap/microk8s/",
+    ),
+    (engines::Engine::Containerd, containerd::CONFIG, "containerd"),
+    (engines::Engine::Crio, crio::CONFIG, "crio"),
+    (engines::Engine::Docker, docker::CONFIG, "docker"),
+];
+
+fn known((engine, file, _): (engines::Engine, &str, &str)) -> Engine {
+    Engine {
+        kind: match engine {
+            engines::Engine::Docker => Kind::Docker,
+            engines::Engine::Crio => Kind::Crio,
+            _ => Kind::Containerd,
+        },
+        name: engine.as_str(),
+        service: engine.units().first().copied().unwrap_or(engine.as_str()),
+        file: file.to_owned(),
+    }
+}
+
+impl Facts<'_> {
+    /// Every engine that is configured here, in the order of [`KNOWN`].
+    pub(crate) fn engines(&self) -> Vec<Engine> {
+        KNOWN
+            .into_iter()
+            .map(known)
+            .filter(|engine| {
+                let drop_ins = engine.kind == Kind::Crio && !self.root.names(&crio::drop_ins(&engine.file)).is_empty();
+                self.exists(&engine.file) || drop_ins
+            })
+            .collect()
+    }
+
+    /// The engine of pods: the one whose socket the kubelet was told of, else the first that is configured or runs.
+    pub fn engine(&self) -> Result<Engine, Stop> {
+        let endpoint = self.kubelet().and_then(|kubelet| kubelet.endpoint);
+        let mut engines = self.engines();
+        if let Some(endpoint) = endpoint {
+            let mut named = KNOWN.into_iter().filter(|known| endpoint.contains(known.2));
+            let first = named.clone().next();
+            let there = named.find(|known| engines.iter().any(|engine| engine.file == known.1));
+            if let Some(found) = there.or(first) {
+                return Ok(known(found));
+            }
+        }
+        // Docker's own containerd is no engine of pods.
+        let docker = !self.processes("dockerd").is_empty();
+        if !docker && engines.is_empty() && !self.processes("containerd").is_empty() {
+            return Ok(known(KNOWN[4]));
+        }
+        engines.retain(|engine| engine.kind != Kind::Docker);
+        match engines.is_empty() {
+            true => Err(Stop::Skip("no containerd and no CRI-O here".to_owned())),
+            false => Ok(engines.remove(0)),
+        }
+    }
+
+    /// What the engine of pods is configured to do: as it says itself where it could be asked, else by its files.
+    pub(crate) fn configuration(&self, engine: &Engine) -> Result<Configuration, Stop> {
+        let read = match (engine.kind, &self.containerd) {
+            (Kind::Containerd, Asked::Answer(dump)) => {
+                let files = BTreeMap::from([(engine.file.clone(), dump.clone())]);
+                containerd::read(&files, &engine.file, Merge::Keys)
+            }
+            (Kind::Containerd, _) => containerd::read(&self.root, &engine.file, Merge::Keys),
+            (Kind::Crio, _) => crio::read(&self.root, &engine.file),
+            (Kind::Docker, _) => return Err(Stop::Skip("pods run on Docker (R07)".to_owned())),
+        };
+        read.map_err(|error| {
+            Stop::Skip(format!(
+                "the configuration of {} could not be read (R08): {error}",
+                engine.name
+            ))
+        })
+    }
+}
+
+/// Whether a runtime gives GPUs to containers: by its program, else by its name.
+pub(crate) fn is_for_gpus(name: &str, runtime: &Runtime) -> bool {
+    match &runtime.path {
+        Some(path) => {
+            let program = path.rsplit('/').next().unwrap_or_default();
+            program.starts_with("nvidia-container-runtime") || program.starts_with("divvy-runtime")
+        }
+        None => matches!(name, "nvidia" | "divvy"),
+    }
+}
+
+/// The runtimes that give GPUs to containers.
+pub(crate) fn for_gpus(configuration: &Configuration) -> Vec<(&String, &Runtime)> {
+    let runtimes = configuration.runtimes.iter();
+    runtimes.filter(|(name, runtime)| is_for_gpus(name, runtime)).collect()
+}

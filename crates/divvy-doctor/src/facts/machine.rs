@@ -1,0 +1,353 @@
+//! What a machine's files say.
+
+use divvy_container::cdi::generate::{Kind, nvidia, proc, wsl};
+use divvy_container::cdi::{DIRECTORIES, Found, Registry, is_spec_file};
+
+use super::Facts;
+use crate::check::Stop;
+
+/// Where a driver container (GPU operator) mounts its root.
+pub const DRIVER_CONTAINER: &str = "/run/nvidia/driver";
+/// PCI devices.
+const PCI: &str = "/sys/bus/pci/devices";
+/// Specs may name hundreds of libraries.
+const LARGEST_SPEC: usize = 4 * 1024 * 1024;
+/// A configuration that a person or a tool wrote.
+const LARGEST_FILE: usize = 1024 * 1024;
+
+/// Who makes GPUs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Vendor {
+    /// 0x10de
+    Nvidia,
+    /// 0x1002
+    Amd,
+    /// 0x8086
+    Intel,
+}
+
+impl Vendor {
+    /// As the vendor writes it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Vendor::Nvidia => "NVIDIA",
+            Vendor::Amd => "AMD",
+            Vendor::Intel => "Intel",
+        }
+    }
+}
+
+/// A GPU on the PCI bus.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PciGpu {
+    /// `0000:81:00.0`
+    pub address: String,
+    /// Its maker.
+    pub vendor: Vendor,
+    /// The kernel's driver that has it.
+    pub driver: Option<String>,
+}
+
+/// What is known of the kubelet's settings.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Kubelet {
+    /// Its configuration file, if one was found.
+    pub file: Option<String>,
+    /// Its folder.
+    pub dir: String,
+    /// `containerRuntimeEndpoint`, without `unix://`.
+    pub endpoint: Option<String>,
+    /// `cgroupDriver`: `systemd` or `cgroupfs`.
+    pub cgroup_driver: Option<String>,
+}
+
+impl Facts<'_> {
+    /// A file of text, without the line break at its end.
+    pub(crate) fn text(&self, path: &str) -> Option<String> {
+        let bytes = self.root.read(path, LARGEST_FILE)?;
+        Some(String::from_utf8_lossy(&bytes).trim_end().to_owned())
+    }
+
+    pub(crate) fn exists(&self, path: &str) -> bool {
+        self.root.resolve(path).is_some()
+    }
+
+    /// What is on the PCI bus, GPUs among it: how many devices in all, and the GPUs.
+    pub(crate) fn pci(&self) -> (usize, Vec<PciGpu>) {
+        let addresses = self.root.names(PCI);
+        let gpus = addresses.iter().filter_map(|address| self.pci_gpu(address)).collect();
+        (addresses.len(), gpus)
+    }
+
+    fn pci_gpu(&self, address: &str) -> Option<PciGpu> {
+        let read = |file: &str| self.root.text(&format!("{PCI}/{address}/{file}"));
+        let (vendor, class) = (read("vendor")?, read("class")?);
+        // Display controllers; AMD's accelerators call themselves processing accelerators.
+        let vendor = match (vendor.as_str(), class.get(2..4)?) {
+            ("0x10de", "03") => Vendor::Nvidia,
+            ("0x1002", "03" | "12") => Vendor::Amd,
+            ("0x8086", "03") => Vendor::Intel,
+            _ => return None,
+        };
+        let driver = self.root.link(&format!("{PCI}/{address}/driver"));
+        Some(PciGpu {
+            address: address.to_owned(),
+            vendor,
+            driver: driver.and_then(|target| Some(target.rsplit('/').next()?.to_owned())),
+        })
+    }
+
+    /// The GPUs of one maker on the bus.
+    pub(crate) fn gpus_of(&self, vendor: Vendor) -> Vec<PciGpu> {
+        let mut gpus = self.pci().1;
+        gpus.retain(|gpu| gpu.vendor == vendor);
+        gpus
+    }
+
+    /// WSL 2 with a GPU: no PCI bus, no kernel module.
+    pub(crate) fn wsl(&self) -> bool {
+        wsl::is_there(self.tree)
+    }
+
+    /// Goes on where there is an NVIDIA GPU, or a driver for one.
+    pub(crate) fn nvidia(&self) -> Result<(), Stop> {
+        let there = !self.gpus_of(Vendor::Nvidia).is_empty() || self.loaded().is_some() || self.wsl();
+        there.then_some(()).ok_or_else(|| Stop::Skip("no NVIDIA GPU here".to_owned()))
+    }
+
+    /// The same, with the kernel's module loaded: its version.
+    pub(crate) fn nvidia_driver(&self) -> Result<String, Stop> {
+        self.nvidia()?;
+        if self.wsl() {
+            return Err(Stop::Skip("WSL: the driver is Windows's".to_owned()));
+        }
+        self.loaded()
+            .ok_or_else(|| Stop::Skip("NVIDIA's kernel module is not loaded (D02)".to_owned()))
+    }
+
+    /// Goes on where there is any GPU.
+    pub(crate) fn any_gpu(&self) -> Result<(), Stop> {
+        let there = !self.pci().1.is_empty() || self.loaded().is_some() || self.wsl() || self.exists("/sys/class/kfd");
+        there.then_some(()).ok_or_else(|| Stop::Skip("no GPU here".to_owned()))
+    }
+
+    /// NVIDIA's module in the kernel.
+    pub(crate) fn loaded(&self) -> Option<String> {
+        proc::loaded_driver(self.tree)
+    }
+
+    /// NVIDIA's libraries.
+    pub(crate) fn installed(&self) -> Option<nvidia::Installed> {
+        nvidia::installed(self.tree, &self.driver_root)
+    }
+
+    /// A driver container's root where the machine's own has no libraries and that has.
+    pub(super) fn usual_driver_root(&self) -> String {
+        let has = |root: &str| nvidia::installed(self.tree, root).is_some();
+        match !has("/") && has(DRIVER_CONTAINER) {
+            true => DRIVER_CONTAINER.to_owned(),
+            false => "/".to_owned(),
+        }
+    }
+
+    /// A path below the driver's root.
+    pub(crate) fn of_driver(&self, path: &str) -> String {
+        format!("{}{path}", self.driver_root.trim_end_matches('/'))
+    }
+
+    /// What to type for a CDI spec.
+    pub(crate) fn generate(&self, vendor: &str, path: &str) -> String {
+        let vendor = if vendor == "nvidia" {
+            String::new()
+        } else {
+            format!(" --vendor {vendor}")
+        };
+        let root = match self.driver_root.as_str() {
+            "/" => String::new(),
+            root => format!(" --driver-root {root}"),
+        };
+        format!("divvy cdi generate{vendor}{root} -o {path}")
+    }
+
+    /// Where device nodes are: with the driver if it has some (a driver container), else the machine's `/dev`.
+    pub(crate) fn dev(&self) -> String {
+        let own = self.of_driver("/dev");
+        match self.exists(&format!("{own}/nvidiactl")) {
+            true => own,
+            false => "/dev".to_owned(),
+        }
+    }
+
+    /// CDI specs, in the folders in which engines look.
+    pub(crate) fn specs(&self) -> Registry {
+        let mut found = Vec::new();
+        for (priority, folder) in DIRECTORIES.into_iter().enumerate() {
+            for name in self.root.names(folder) {
+                let path = format!("{folder}/{name}");
+                if is_spec_file(&name) && self.root.file(&path).is_some() {
+                    let text = self.root.read(&path, LARGEST_SPEC).ok_or("it cannot be read");
+                    let text = text.and_then(|bytes| String::from_utf8(bytes).map_err(|_| "it is not text"));
+                    found.push(Found::of(path, priority, text.map_err(std::io::Error::other)));
+                }
+            }
+        }
+        Registry::new(found)
+    }
+
+    /// Whether a CDI spec describes a vendor's GPUs.
+    pub(crate) fn has_spec(&self, vendor: &str) -> bool {
+        let registry = self.specs();
+        registry
+            .files()
+            .iter()
+            .filter_map(Found::usable)
+            .any(|spec| spec.kind.starts_with(vendor) && spec.kind.ends_with("/gpu"))
+    }
+
+    /// `ID` and `ID_LIKE` of the distribution.
+    pub(crate) fn is_like(&self, family: &str) -> bool {
+        let release = self.text("/etc/os-release").or_else(|| self.text("/usr/lib/os-release"));
+        release.unwrap_or_default().lines().any(|line| {
+            line.strip_prefix("ID=")
+                .or_else(|| line.strip_prefix("ID_LIKE="))
+                .is_some_and(|names| names.trim_matches('"').split_whitespace().any(|name| name == family))
+        })
+    }
+
+    /// The version of an installed package, by dpkg. Red Hat's database is binary and is not read.
+    pub(crate) fn package(&self, name: &str) -> Option<String> {
+        let status = self.root.read("/var/lib/dpkg/status", 64 * 1024 * 1024)?;
+        let status = String::from_utf8_lossy(&status);
+        let paragraph = status.split("\n\n").find(|paragraph| {
+            let mut lines = paragraph.lines();
+            lines.next().and_then(|line| line.strip_prefix("Package: ")) == Some(name)
+                && paragraph.contains("\nStatus: install ok installed")
+        })?;
+        let version = paragraph.lines().find_map(|line| line.strip_prefix("Version: "))?;
+        Some(version.to_owned())
+    }
+
+    /// Processes with this name: number and arguments.
+    pub fn processes(&self, name: &str) -> Vec<(u32, Vec<String>)> {
+        let numbers = self
+            .root
+            .names("/proc")
+            .into_iter()
+            .filter_map(|entry| entry.parse::<u32>().ok());
+        let mut found = Vec::new();
+        for number in numbers {
+            if self.root.text(&format!("/proc/{number}/comm")).as_deref() != Some(name) {
+                continue;
+            }
+            let line = self
+                .root
+                .read(&format!("/proc/{number}/cmdline"), 64 * 1024)
+                .unwrap_or_default();
+            let line = String::from_utf8_lossy(&line).into_owned();
+            found.push((
+                number,
+                line.split('\0').filter(|word| !word.is_empty()).map(str::to_owned).collect(),
+            ));
+        }
+        found
+    }
+
+    /// When a process was started, in seconds since 1970 (`proc(5)`: field 22 of `stat`, in ticks of 10 ms since `btime`).
+    pub(crate) fn started(&self, process: u32) -> Option<i64> {
+        let boot = self.root.text("/proc/stat")?;
+        let boot: i64 = boot
+            .lines()
+            .find_map(|line| line.strip_prefix("btime "))?
+            .trim()
+            .parse()
+            .ok()?;
+        let stat = self.root.text(&format!("/proc/{process}/stat"))?;
+        // The name may have blanks and parentheses.
+        let ticks: i64 = stat.rsplit_once(')')?.1.split_whitespace().nth(19)?.parse().ok()?;
+        Some(boot + ticks / 100)
+    }
+
+    /// The kubelet's settings: those of its command line, then those of its file. None if there is no sign of one.
+    pub fn kubelet(&self) -> Option<Kubelet> {
+        const FILES: [&str; 3] = [
+            "/var/lib/kubelet/config.yaml",
+            "/etc/kubernetes/kubelet/kubelet-config.json",
+            "/var/snap/microk8s/current/args/kubelet",
+        ];
+        let arguments = self.processes("kubelet").into_iter().next().map(|(_, arguments)| arguments);
+        let flag = |name: &str| {
+            let arguments = arguments.as_deref().unwrap_or_default();
+            arguments.iter().enumerate().find_map(|(i, argument)| {
+                let rest = argument.strip_prefix("--")?.strip_prefix(name)?;
+                match rest.strip_prefix('=') {
+                    Some(value) => Some(value.to_owned()),
+                    None if rest.is_empty() => arguments.get(i + 1).cloned(),
+                    None => None,
+                }
+            })
+        };
+        let file = flag("config")
+            .filter(|file| self.exists(file))
+            .or_else(|| FILES.into_iter().find(|file| self.exists(file)).map(str::to_owned));
+        let dir = flag("root-dir").or_else(|| {
+            let dirs = ["/var/lib/kubelet", "/var/lib/k0s/kubelet"];
+            dirs.into_iter()
+                .find(|dir| self.exists(&format!("{dir}/device-plugins")))
+                .map(str::to_owned)
+        });
+        if file.is_none() && arguments.is_none() && dir.is_none() {
+            return None;
+        }
+        let settings: serde_json::Value = file
+            .as_ref()
+            .and_then(|file| serde_saphyr::from_str(&self.text(file)?).ok())
+            .unwrap_or_default();
+        let setting = |name: &str| settings.get(name).and_then(|value| value.as_str()).map(str::to_owned);
+        let endpoint = flag("container-runtime-endpoint").or_else(|| setting("containerRuntimeEndpoint"));
+        Some(Kubelet {
+            dir: dir.unwrap_or_else(|| "/var/lib/kubelet".to_owned()),
+            endpoint: endpoint
+                .map(|endpoint| endpoint.trim_start_matches("unix://").to_owned())
+                .filter(|endpoint| !endpoint.is_empty()),
+            cgroup_driver: flag("cgroup-driver").or_else(|| setting("cgroupDriver")),
+            file,
+        })
+    }
+
+    /// Whether there is a program at a path, following links.
+    pub(crate) fn is_program(&self, path: &str) -> bool {
+        self.root.resolve(path).is_some_and(|(_, entry)| entry.kind == Kind::File)
+    }
+
+    /// The first of these programs that is in one of the usual folders.
+    pub fn program(&self, names: &[&str]) -> Option<String> {
+        let folders = [
+            "/usr/bin",
+            "/usr/local/bin",
+            "/usr/sbin",
+            "/usr/local/sbin",
+            "/usr/local/nvidia/toolkit",
+            "/opt/divvy/bin",
+        ];
+        names
+            .iter()
+            .flat_map(|name| folders.iter().map(move |folder| format!("{folder}/{name}")))
+            .find(|path| self.is_program(path))
+    }
+}
+
+/// Whether a version (`550.54.15`, `v1.30.2+k3s1`, `1.17.8-1`) is at least this. What is not a number ends it.
+pub fn version_at_least(version: &str, least: &[u32]) -> bool {
+    let version = version.trim_start_matches('v');
+    let numbers: Vec<u32> = version
+        .split(['.', '-', '+', '~', ':'])
+        .map_while(|part| part.parse().ok())
+        .collect();
+    for (i, wanted) in least.iter().enumerate() {
+        let have = numbers.get(i).copied().unwrap_or(0);
+        if have != *wanted {
+            return have > *wanted;
+        }
+    }
+    true
+}

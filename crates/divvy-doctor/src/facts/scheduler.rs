@@ -1,0 +1,108 @@
+//! kube-scheduler's static pod and its configuration, on a control plane.
+
+use serde_json::Value;
+
+use super::Facts;
+
+/// Where kubeadm and its like put static pods.
+const MANIFEST: &str = "/etc/kubernetes/manifests/kube-scheduler.yaml";
+
+/// kube-scheduler, as it is started on this machine.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Scheduler {
+    /// `v1.31.2`, by the image.
+    pub version: Option<String>,
+    /// The file of `--config`, in the pod.
+    pub config: Option<String>,
+    /// The same on the machine; none if no volume has it.
+    pub on_host: Option<String>,
+    /// The type of that volume, such as `FileOrCreate`.
+    pub volume_type: Option<String>,
+    /// `--policy-config-file` and the like, gone since 1.23.
+    pub policy_flag: bool,
+}
+
+/// One entry of `extenders`.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Extending {
+    /// `urlPrefix`
+    pub url: String,
+    /// `managedResources[].name`
+    pub resources: Vec<String>,
+    /// `ignorable`
+    pub ignorable: bool,
+}
+
+impl Facts<'_> {
+    /// The scheduler's static pod; none on a machine that has none.
+    pub(crate) fn scheduler(&self) -> Option<Scheduler> {
+        let pod: Value = serde_saphyr::from_str(&self.text(MANIFEST)?).ok()?;
+        let spec = &pod["spec"];
+        let container = &spec["containers"][0];
+        let words: Vec<&str> = ["command", "args"]
+            .iter()
+            .filter_map(|key| container[key].as_array())
+            .flatten()
+            .filter_map(Value::as_str)
+            .collect();
+        let config = words
+            .iter()
+            .find_map(|word| word.strip_prefix("--config="))
+            .map(str::to_owned);
+        let image = container["image"].as_str().unwrap_or_default();
+        let mut scheduler = Scheduler {
+            version: image.rsplit_once(':').map(|(_, tag)| tag.to_owned()),
+            policy_flag: words.iter().any(|word| word.starts_with("--policy-config")),
+            config,
+            ..Scheduler::default()
+        };
+        let inside = scheduler.config.clone().unwrap_or_default();
+        for mount in container["volumeMounts"].as_array().into_iter().flatten() {
+            let (Some(at), Some(name)) = (mount["mountPath"].as_str(), mount["name"].as_str()) else {
+                continue;
+            };
+            let Some(rest) = inside
+                .strip_prefix(at)
+                .filter(|rest| rest.is_empty() || rest.starts_with('/'))
+            else {
+                continue;
+            };
+            let mut volumes = spec["volumes"].as_array().into_iter().flatten();
+            let volume = volumes.find(|volume| volume["name"].as_str() == Some(name));
+            if let Some(host) = volume.and_then(|volume| volume["hostPath"]["path"].as_str()) {
+                scheduler.on_host = Some(format!("{host}{rest}"));
+                scheduler.volume_type = volume
+                    .and_then(|volume| volume["hostPath"]["type"].as_str())
+                    .map(str::to_owned);
+            }
+        }
+        Some(scheduler)
+    }
+
+    /// The scheduler's configuration, if it can be read as YAML.
+    pub(crate) fn scheduler_configuration(&self, scheduler: &Scheduler) -> Option<Value> {
+        serde_saphyr::from_str(&self.text(scheduler.on_host.as_ref()?)?).ok()
+    }
+
+    /// The extenders of kube-scheduler's configuration on this machine.
+    pub fn extenders(&self) -> Vec<Extending> {
+        let configuration = self
+            .scheduler()
+            .and_then(|scheduler| self.scheduler_configuration(&scheduler));
+        let configuration = configuration.unwrap_or_default();
+        let extenders = configuration["extenders"].as_array().cloned().unwrap_or_default();
+        extenders
+            .iter()
+            .map(|extender| Extending {
+                url: extender["urlPrefix"].as_str().unwrap_or_default().to_owned(),
+                resources: extender["managedResources"]
+                    .as_array()
+                    .into_iter()
+                    .flatten()
+                    .filter_map(|resource| resource["name"].as_str().map(str::to_owned))
+                    .collect(),
+                ignorable: extender["ignorable"].as_bool().unwrap_or(false),
+            })
+            .collect()
+    }
+}

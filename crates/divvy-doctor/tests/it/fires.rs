@@ -1,0 +1,116 @@
+//! Each check is shown to fire, and not to fire.
+
+mod cluster;
+mod engine;
+mod machine;
+
+use std::collections::BTreeSet;
+
+use divvy_doctor::{Facts, Severity, Status, checks};
+
+use crate::host::{Host, debian, facts, none, one};
+
+/// A check, a machine on which it passes, and what breaks it: files, or what programs say.
+struct Case {
+    id: &'static str,
+    base: fn() -> Host,
+    files: fn(&mut Host),
+    answers: fn(&mut Facts<'_>),
+    /// A part of what is found then.
+    found: &'static str,
+    status: Status,
+}
+
+const fn files(id: &'static str, base: fn() -> Host, files: fn(&mut Host), found: &'static str) -> Case {
+    Case {
+        id,
+        base,
+        files,
+        answers: |_| {},
+        found,
+        status: Status::Fail,
+    }
+}
+
+const fn answers(id: &'static str, answers: fn(&mut Facts<'_>), found: &'static str) -> Case {
+    Case {
+        id,
+        base: debian,
+        files: |_| {},
+        answers,
+        found,
+        status: Status::Fail,
+    }
+}
+
+const fn with(status: Status, case: Case) -> Case {
+    Case { status, ..case }
+}
+
+/// All of them.
+fn cases() -> impl Iterator<Item = &'static Case> {
+    [machine::CASES, engine::CASES, cluster::CASES].into_iter().flatten()
+}
+
+#[test]
+fn every_check_passes_where_all_is_well_and_fires_where_it_is_not() {
+    let mut shown = BTreeSet::new();
+    for case in cases() {
+        let host = (case.base)();
+        let well = one(case.id, &facts(&host));
+        assert_eq!(well.status, Status::Pass, "{}: {}", case.id, well.found);
+        let mut broken = host.clone();
+        (case.files)(&mut broken);
+        let mut facts = facts(&broken);
+        (case.answers)(&mut facts);
+        let line = one(case.id, &facts);
+        assert_eq!(line.status, case.status, "{}: {}", case.id, line.found);
+        assert!(
+            line.found.contains(case.found),
+            "{}: {:?} has no {:?}",
+            case.id,
+            line.found,
+            case.found
+        );
+        let (why, fix) = (line.why.unwrap_or_default(), line.fix.unwrap_or_default());
+        assert!(why.len() > 20 && fix.len() > 5, "{}: {why:?} {fix:?}", case.id);
+        shown.insert(case.id);
+    }
+    let all: BTreeSet<&str> = checks::ALL.iter().map(|check| check.id).collect();
+    assert_eq!(shown, all, "every check is shown to fire");
+    assert_eq!(all.len(), checks::ALL.len(), "an id names one check");
+}
+
+#[test]
+fn the_worst_that_a_check_says_is_its_severity() {
+    for check in checks::ALL {
+        let worst = cases().filter(|case| case.id == check.id).map(|case| case.status).max();
+        let expected = match check.severity {
+            Severity::Error => Status::Fail,
+            Severity::Warning => Status::Warn,
+            Severity::Info => Status::Note,
+        };
+        assert_eq!(worst, Some(expected), "{}", check.id);
+    }
+}
+
+#[test]
+fn what_could_not_be_read_is_no_finding() {
+    let mut host = debian();
+    host.unreadable("/sys/module/nvidia/version");
+    let line = one("D02", &facts(&host));
+    assert_eq!(
+        line.status,
+        Status::Pass,
+        "the folder of the module is enough: {}",
+        line.found
+    );
+    let mut host = none();
+    host.unreadable("/sys/bus/pci/devices");
+    let line = one("D01", &facts(&host));
+    assert_eq!(line.status, Status::Skip);
+    assert_eq!(
+        line.found,
+        "could not be looked at: /sys/bus/pci/devices: Permission denied (os error 13); run it as root"
+    );
+}

@@ -1,0 +1,441 @@
+//! The kubelet, the cluster, the scheduler, pods.
+
+use divvy_doctor::facts::cluster::{Cluster, Taint, Toleration, Variable};
+use divvy_doctor::facts::programs::{Extender, RuntimeTest};
+use divvy_doctor::{Asked, Facts, Status};
+
+use super::{Case, answers, files, with};
+use crate::host::{cluster, debian, map, plugin, pod};
+
+/// The cluster, changed.
+fn change(facts: &mut Facts<'_>, change: impl FnOnce(&mut Cluster)) {
+    let mut cluster = cluster();
+    change(&mut cluster);
+    facts.cluster = Asked::Answer(cluster);
+}
+
+fn alone(facts: &mut Facts<'_>) {
+    facts.cluster = Asked::Not("it was not asked".to_owned());
+}
+
+/// Nobody listens any more.
+fn silent(facts: &mut Facts<'_>, part: &str) {
+    let Asked::Answer(sockets) = &mut facts.sockets else {
+        panic!("sockets were asked");
+    };
+    for socket in sockets.iter_mut().filter(|socket| socket.path.contains(part)) {
+        socket.answers = Err("Connection refused (os error 111)".to_owned());
+    }
+}
+
+fn capacity(cluster: &mut Cluster, resource: &str, capacity: &str, allocatable: &str) {
+    let status = &mut cluster.nodes[0].status;
+    status.capacity.insert(resource.to_owned(), capacity.to_owned());
+    status.allocatable.insert(resource.to_owned(), allocatable.to_owned());
+}
+
+fn taint(cluster: &mut Cluster, key: &str) {
+    for node in &mut cluster.nodes {
+        node.spec.taints = vec![Taint {
+            key: key.to_owned(),
+            effect: "NoSchedule".to_owned(),
+            ..Taint::default()
+        }];
+    }
+}
+
+pub(super) const CASES: &[Case] = &[
+    answers(
+        "K18",
+        |facts| {
+            facts.runtime_test = Asked::Answer(RuntimeTest {
+                program: "/usr/local/bin/divvy-runtime".to_owned(),
+                outcome: Err("unresolvable CDI devices nvidia.com/gpu=all".to_owned()),
+            })
+        },
+        "/usr/local/bin/divvy-runtime refuses: unresolvable CDI devices",
+    ),
+    answers(
+        "K18",
+        |facts| {
+            facts.runtime_test = Asked::Answer(RuntimeTest {
+                program: "/usr/local/bin/divvy-runtime".to_owned(),
+                outcome: Ok(vec!["/dev/null".to_owned()]),
+            })
+        },
+        "gives a container that asks for all GPUs \"/dev/null\"",
+    ),
+    answers(
+        "K18",
+        |facts| facts.runtime_test = Asked::Failed("divvy-runtime did not answer within 3 s".to_owned()),
+        "did not answer",
+    ),
+    files(
+        "K02",
+        debian,
+        |host| {
+            host.files.remove("/var/lib/kubelet/device-plugins/kubelet.sock");
+        },
+        "there is no /var/lib/kubelet/device-plugins/kubelet.sock",
+    ),
+    answers(
+        "K02",
+        |facts| silent(facts, "device-plugins/kubelet.sock"),
+        "nobody listens: Connection refused",
+    ),
+    Case {
+        answers: alone,
+        ..files(
+            "K03",
+            debian,
+            |host| {
+                let text = r#"{"Data":{"RegisteredDevices":{"aliyun.com/gpu-mem":[]}},"Checksum":1}"#;
+                host.files
+                    .file("/var/lib/kubelet/device-plugins/kubelet_internal_checkpoint", text);
+            },
+            "no device plugin for GPUs is registered",
+        )
+    },
+    answers(
+        "K03",
+        |facts| {
+            alone(facts);
+            silent(facts, "gpu-mem");
+        },
+        "the kubelet knows aliyun.com/gpu-mem (2 ids), and no plugin listens at",
+    ),
+    answers(
+        "K03",
+        |facts| {
+            change(facts, |cluster| {
+                cluster.nodes.truncate(1);
+                cluster.nodes[0].status.capacity = map(&[("aliyun.com/gpu-mem", "0")]);
+            })
+        },
+        "gpu-1 says aliyun.com/gpu-mem: 0",
+    ),
+    with(
+        Status::Warn,
+        answers(
+            "K03",
+            |facts| change(facts, |cluster| capacity(cluster, "aliyun.com/gpu-mem", "80", "40")),
+            "gpu-1 aliyun.com/gpu-mem: 40 of 80 healthy",
+        ),
+    ),
+    answers(
+        "K06",
+        |facts| change(facts, |cluster| capacity(cluster, "aliyun.com/gpu-mem", "81920", "81920")),
+        "aliyun.com/gpu-mem of gpu-1 has 81920 ids",
+    ),
+    with(
+        Status::Note,
+        files(
+            "K17",
+            debian,
+            |host| {
+                host.files.remove("/var/lib/kubelet/pod-resources/kubelet.sock");
+            },
+            "there is no /var/lib/kubelet/pod-resources/kubelet.sock",
+        ),
+    ),
+    with(
+        Status::Note,
+        answers("K17", |facts| silent(facts, "pod-resources"), "Connection refused"),
+    ),
+    with(
+        Status::Warn,
+        answers(
+            "K01",
+            |facts| {
+                change(facts, |cluster| {
+                    cluster.nodes[1].status.node_info.kubelet_version = "v1.25.9".to_owned()
+                })
+            },
+            "gpu-2 (v1.25.9)",
+        ),
+    ),
+    with(
+        Status::Note,
+        answers(
+            "K01",
+            |facts| {
+                change(facts, |cluster| {
+                    cluster.nodes[1].status.node_info.kubelet_version = "v1.28.15+k3s1".to_owned()
+                })
+            },
+            "gpu-2 (v1.28.15+k3s1)",
+        ),
+    ),
+    answers(
+        "K04",
+        |facts| {
+            change(facts, |cluster| {
+                capacity(cluster, "nvidia.com/gpu", "2", "2");
+                cluster.daemon_sets.push(plugin(
+                    "nvidia-device-plugin-daemonset",
+                    "nvcr.io/nvidia/k8s-device-plugin:v0.17.1",
+                ));
+            })
+        },
+        "gpu-1 offer aliyun.com/gpu-mem and nvidia.com/gpu; DaemonSets divvy-system/nvidia-device-plugin-daemonset",
+    ),
+    with(
+        Status::Warn,
+        answers(
+            "K04",
+            |facts| {
+                change(facts, |cluster| {
+                    cluster
+                        .daemon_sets
+                        .push(plugin("hami-device-plugin", "docker.io/projecthami/hami:v2.5"));
+                })
+            },
+            "DaemonSets divvy-system/hami-device-plugin run beside Divvy's",
+        ),
+    ),
+    Case {
+        answers: alone,
+        ..files(
+            "K04",
+            debian,
+            |host| {
+                host.files.node("/var/lib/kubelet/device-plugins/nvidia-gpu.sock");
+            },
+            "divvy-gpu-mem-a1b2c3.sock and nvidia-gpu.sock",
+        )
+    },
+    with(
+        Status::Warn,
+        answers(
+            "K05",
+            |facts| change(facts, |cluster| capacity(cluster, "nvidia.com/gpu", "0", "0")),
+            "gpu-1 has nvidia.com/gpu: 0",
+        ),
+    ),
+    answers(
+        "K07",
+        |facts| {
+            change(facts, |cluster| {
+                for node in &mut cluster.nodes {
+                    node.metadata.labels.remove("divvy.dev/gpu");
+                }
+            })
+        },
+        "DaemonSet divvy-system/divvy-agent wants nodes with divvy.dev/gpu=true, and there is none",
+    ),
+    answers(
+        "K08",
+        |facts| {
+            change(facts, |cluster| {
+                let mut extender = pod("gpushare-schd-extender-5f", "gpushare:1");
+                extender.spec.node_name = None;
+                extender.spec.node_selector = map(&[("node-role.kubernetes.io/master", "")]);
+                extender.status.phase = "Pending".to_owned();
+                cluster.pods.push(extender);
+            })
+        },
+        "pod gpushare-schd-extender-5f wants a node with node-role.kubernetes.io/master=",
+    ),
+    answers(
+        "K09",
+        |facts| change(facts, |cluster| taint(cluster, "nvidia.com/gpu")),
+        "node gpu-1 has the taint nvidia.com/gpu:NoSchedule, and DaemonSet divvy-system/divvy-agent",
+    ),
+    answers(
+        "K09",
+        |facts| {
+            change(facts, |cluster| {
+                taint(cluster, "team");
+                cluster.daemon_sets[0].spec.template.spec.tolerations = vec![Toleration {
+                    operator: "Exists".to_owned(),
+                    ..Toleration::default()
+                }];
+                cluster.pods[1].spec.node_name = None;
+                cluster.pods[1].status.phase = "Pending".to_owned();
+            })
+        },
+        "pod ml/train wants a GPU, and tolerates the taint of no node that has one: team:NoSchedule",
+    ),
+    files(
+        "K10",
+        debian,
+        |host| {
+            host.scheduler("config.k8s.io/v1", "config.k8s.io/v1beta2");
+        },
+        "kubescheduler.config.k8s.io/v1beta2, which kube-scheduler has no more since 1.28; here is v1.33.2",
+    ),
+    files(
+        "K10",
+        debian,
+        |host| {
+            host.manifest("--leader-elect=true", "--policy-config-file=/x");
+        },
+        "--policy-config-file, which is gone since 1.23",
+    ),
+    files(
+        "K10",
+        debian,
+        |host| {
+            host.manifest(":v1.33.2", ":v1.22.1");
+        },
+        "which came with 1.25; here is v1.22.1",
+    ),
+    with(
+        Status::Warn,
+        files(
+            "K10",
+            debian,
+            |host| {
+                host.scheduler("config.k8s.io/v1", "config.k8s.io/v1beta3")
+                    .manifest(":v1.33.2", ":v1.26.1");
+            },
+            "which kube-scheduler 1.29 will not have",
+        ),
+    ),
+    files(
+        "K11",
+        debian,
+        |host| {
+            host.files.file("/etc/divvy-scheduler/config.yaml", "\n");
+        },
+        "/etc/divvy-scheduler/config.yaml is empty",
+    ),
+    files(
+        "K11",
+        debian,
+        |host| {
+            host.files.remove("/etc/divvy-scheduler/config.yaml");
+        },
+        "there is no /etc/divvy-scheduler/config.yaml",
+    ),
+    files(
+        "K11",
+        debian,
+        |host| {
+            host.manifest("mountPath: /etc/kubernetes/scheduler", "mountPath: /somewhere");
+        },
+        "is in no volume of the pod",
+    ),
+    files(
+        "K11",
+        debian,
+        |host| {
+            host.manifest("--config=/etc/kubernetes/scheduler/config.yaml, ", "");
+        },
+        "without --config",
+    ),
+    files(
+        "K12",
+        debian,
+        |host| {
+            host.scheduler("name: aliyun.com/gpu-mem", "name: example.com/other");
+        },
+        "is called for example.com/other alone",
+    ),
+    files(
+        "K12",
+        debian,
+        |host| {
+            host.scheduler("ignorable: false", "ignorable: true");
+        },
+        "is ignorable",
+    ),
+    files(
+        "K12",
+        debian,
+        |host| {
+            host.files
+                .file("/etc/divvy-scheduler/config.yaml", "kind: KubeSchedulerConfiguration\n");
+        },
+        "has no extender for aliyun.com/gpu-mem",
+    ),
+    answers(
+        "K12",
+        |facts| {
+            facts.extender = Asked::Answer(Extender {
+                url: "http://127.0.0.1:32766".to_owned(),
+                version: Err("Connection refused (os error 111)".to_owned()),
+                filter_calls: None,
+            })
+        },
+        "http://127.0.0.1:32766 does not answer: Connection refused",
+    ),
+    with(
+        Status::Warn,
+        answers(
+            "K12",
+            |facts| {
+                facts.extender = Asked::Answer(Extender {
+                    url: "http://127.0.0.1:32766".to_owned(),
+                    version: Ok("0.1.0".to_owned()),
+                    filter_calls: Some(0),
+                })
+            },
+            "was never asked to filter, though 1 pods want GPUs",
+        ),
+    ),
+    with(
+        Status::Warn,
+        answers(
+            "K13",
+            |facts| {
+                change(facts, |cluster| {
+                    cluster.pods[2].spec.containers[0].resources.limits = map(&[("aliyun.com/gpu-count", "2")]);
+                })
+            },
+            "ml/web asks for aliyun.com/gpu-count alone",
+        ),
+    ),
+    with(
+        Status::Warn,
+        answers(
+            "K13",
+            |facts| {
+                change(facts, |cluster| {
+                    cluster.pods[2].spec.containers[0].resources.requests = map(&[("nvidia.com/gpu", "1")]);
+                })
+            },
+            "ml/web requests nvidia.com/gpu: 1, and has another limit",
+        ),
+    ),
+    with(
+        Status::Warn,
+        answers(
+            "K14",
+            |facts| {
+                change(facts, |cluster| {
+                    cluster.pods[1].spec.containers[0].env = vec![Variable {
+                        name: "NVIDIA_VISIBLE_DEVICES".to_owned(),
+                        value: Some("all".to_owned()),
+                    }];
+                })
+            },
+            "ml/train (all)",
+        ),
+    ),
+    with(
+        Status::Warn,
+        answers(
+            "K15",
+            |facts| {
+                change(facts, |cluster| {
+                    cluster.pods.push(pod("sneaky", "docker.io/nvidia/cuda:12.4.0-base"))
+                })
+            },
+            "ml/sneaky",
+        ),
+    ),
+    with(
+        Status::Warn,
+        answers(
+            "K16",
+            |facts| {
+                change(facts, |cluster| {
+                    cluster.pods[1].status.phase = "Failed".to_owned();
+                    cluster.pods[1].status.reason = "UnexpectedAdmissionError".to_owned();
+                })
+            },
+            "ml/train",
+        ),
+    ),
+];

@@ -1,0 +1,336 @@
+//! The system, the container engine, the toolkit.
+
+use divvy_container::cdi::generate::Tree as _;
+use divvy_doctor::facts::cluster::{Cluster, RuntimeClass};
+use divvy_doctor::facts::programs::Docker;
+use divvy_doctor::{Asked, Facts, Status};
+
+use super::{Case, answers, files, with};
+use crate::host::{Host, debian, docker, named};
+
+pub(super) const CASES: &[Case] = &[
+    files(
+        "R01",
+        debian,
+        |host| {
+            host.files.file("/proc/sys/kernel/arch", "riscv64\n");
+        },
+        "riscv64",
+    ),
+    files(
+        "R01",
+        debian,
+        |host| {
+            host.files.file("/proc/sys/kernel/osrelease", "3.10.0-1160.el7.x86_64\n");
+        },
+        "3.10.0",
+    ),
+    with(
+        Status::Warn,
+        files(
+            "R02",
+            debian,
+            |host| {
+                host.files.file("/proc/modules", "overlay 1\n");
+            },
+            "not loaded: br_netfilter",
+        ),
+    ),
+    with(
+        Status::Warn,
+        files(
+            "R02",
+            debian,
+            |host| {
+                host.files.file("/etc/modules-load.d/k8s.conf", "overlay\nbr_netfilte\n");
+            },
+            "\"br_netfilte\"",
+        ),
+    ),
+    with(
+        Status::Note,
+        files(
+            "R02",
+            debian,
+            |host| {
+                host.files.remove("/etc/modules-load.d/k8s.conf");
+            },
+            "no file in /etc/modules-load.d names it",
+        ),
+    ),
+    files(
+        "R03",
+        debian,
+        |host| {
+            host.files
+                .remove("/var/run/cdi/nvidia.yaml")
+                .remove("/usr/bin/nvidia-container-runtime");
+        },
+        "neither a CDI spec nor",
+    ),
+    files(
+        "R03",
+        debian,
+        |host| {
+            toolkit(host, "1.6.0-1");
+            host.files.remove("/var/run/cdi/nvidia.yaml");
+        },
+        "nvidia-container-toolkit 1.6.0-1",
+    ),
+    with(
+        Status::Warn,
+        files(
+            "R04",
+            debian,
+            |host| toolkit(host, "1.7.2-1"),
+            "cgroup v2, and nvidia-container-toolkit 1.7.2-1",
+        ),
+    ),
+    with(
+        Status::Note,
+        files(
+            "R05",
+            debian,
+            |host| {
+                host.files
+                    .file(
+                        "/var/lib/kubelet/config.yaml",
+                        "containerRuntimeEndpoint: unix:///run/k3s/containerd/containerd.sock\n",
+                    )
+                    .file("/var/lib/rancher/k3s/agent/etc/containerd/config.toml", "version = 3\n");
+            },
+            "/etc/containerd/config.toml is there, too",
+        ),
+    ),
+    Case {
+        base: docker,
+        ..answers("R06", |facts| engine_version(facts, "1.11.2"), "Docker 1.11.2")
+    },
+    with(
+        Status::Warn,
+        Case {
+            base: docker,
+            ..answers("R06", |facts| engine_version(facts, "18.09.1"), "Docker 18.09.1")
+        },
+    ),
+    files(
+        "R07",
+        docker,
+        |host| {
+            host.files.file("/etc/docker/daemon.json", "{\n  // GPUs\n}");
+        },
+        "JSON has no comments",
+    ),
+    files(
+        "R07",
+        docker,
+        |host| {
+            host.files.remove("/usr/bin/nvidia-container-runtime");
+        },
+        "there is no such file",
+    ),
+    files(
+        "R07",
+        docker,
+        |host| {
+            host.files.file("/etc/docker/daemon.json", "{}");
+        },
+        "no runtime for GPUs, and Docker is not set up for CDI",
+    ),
+    files(
+        "R07",
+        docker,
+        |host| {
+            let json = r#"{"default-runtime": "nvidia", "runtimes": {"nvidia": {"path": "/usr/bin/nvidia-container-runtime"}}}"#;
+            host.files.file("/etc/docker/daemon.json", json);
+        },
+        "dockerd not restarted: its default runtime is nvidia, and dockerd runs with runc",
+    ),
+    files(
+        "R07",
+        docker,
+        |host| {
+            let endpoint = "containerRuntimeEndpoint: unix:///var/run/cri-dockerd.sock\n";
+            host.files.file("/var/lib/kubelet/config.yaml", endpoint);
+        },
+        "the kubelet runs pods on Docker, and its default runtime is runc",
+    ),
+    files(
+        "R08",
+        debian,
+        |host| {
+            host.containerd("version = 3", "version = 2");
+        },
+        "in that version it is plugins.\"io.containerd.grpc.v1.cri\"",
+    ),
+    files(
+        "R08",
+        debian,
+        |host| {
+            host.containerd("version = 3", "version = ");
+        },
+        "is not TOML",
+    ),
+    files(
+        "R09",
+        debian,
+        |host| {
+            host.files.remove("/usr/bin/nvidia-container-runtime");
+        },
+        "the runtime nvidia is /usr/bin/nvidia-container-runtime, and there is no such program",
+    ),
+    files(
+        "R09",
+        debian,
+        |host| {
+            host.containerd("BinaryName = \"/usr/bin/nvidia-container-runtime\"", "");
+        },
+        "names no program",
+    ),
+    files(
+        "R09",
+        debian,
+        |host| {
+            host.containerd("enable_cdi = true", "enable_cdi = false");
+            without_runtime(host);
+        },
+        "has no runtime for GPUs, and gives none by CDI",
+    ),
+    with(
+        Status::Warn,
+        Case {
+            answers: |facts| facts.cluster = Asked::Not("it was not asked".to_owned()),
+            ..files(
+                "R10",
+                debian,
+                |host| {
+                    host.containerd("enable_cdi = true", "enable_cdi = false");
+                },
+                "nvidia is not the default runtime; whether pods ask for it",
+            )
+        },
+    ),
+    Case {
+        answers: |facts| facts.cluster = Asked::Answer(Cluster::default()),
+        ..files(
+            "R10",
+            debian,
+            |host| {
+                host.containerd("enable_cdi = true", "enable_cdi = false");
+            },
+            "no RuntimeClass has nvidia for a handler",
+        )
+    },
+    files(
+        "R11",
+        debian,
+        |host| {
+            host.containerd("default_runtime_name = \"runc\"", "default_runtime_name = \"crun\"");
+        },
+        "the default runtime is \"crun\"",
+    ),
+    answers(
+        "R11",
+        |facts| {
+            let dump = "version = 3\n[plugins.\"io.containerd.cri.v1.runtime\".containerd.runtimes.nvidia]\n";
+            facts.containerd = Asked::Answer(dump.to_owned());
+        },
+        "the default runtime is \"runc\", and there are only \"nvidia\"",
+    ),
+    files(
+        "R12",
+        debian,
+        |host| {
+            host.containerd("disabled_plugins = []", "disabled_plugins = [\"cri\"]");
+        },
+        "disabled_plugins = [\"cri\"]",
+    ),
+    files(
+        "R13",
+        debian,
+        |host| {
+            host.containerd("container-runtime\"\nSystemdCgroup = true", "container-runtime\"");
+        },
+        "nvidia has cgroupfs; the kubelet's cgroup driver is systemd",
+    ),
+    answers(
+        "R14",
+        |facts| {
+            let class = RuntimeClass {
+                metadata: named("nvidia-legacy"),
+                handler: "nvidia-legacy".to_owned(),
+            };
+            facts.cluster = Asked::Answer(Cluster {
+                runtime_classes: vec![class],
+                ..Cluster::default()
+            });
+        },
+        "RuntimeClass nvidia-legacy has the handler \"nvidia-legacy\", and containerd on this node has nvidia, runc",
+    ),
+    with(
+        Status::Note,
+        files(
+            "R15",
+            debian,
+            |host| {
+                host.containerd("enable_cdi = true", "enable_cdi = false");
+            },
+            "containerd does no CDI",
+        ),
+    ),
+    with(
+        Status::Note,
+        files(
+            "R15",
+            debian,
+            |host| {
+                host.files.remove("/var/run/cdi/nvidia.yaml");
+            },
+            "no spec describes the NVIDIA GPUs",
+        ),
+    ),
+    with(
+        Status::Note,
+        files(
+            "R15",
+            debian,
+            |host| {
+                host.files.remove("/var/run/cdi/nvidia.yaml").remove("/var/run/cdi");
+            },
+            "neither /etc/cdi nor /var/run/cdi is there",
+        ),
+    ),
+    with(
+        Status::Warn,
+        files(
+            "R16",
+            debian,
+            |host| {
+                host.written("/etc/containerd/config.toml", 1_700_000_011);
+            },
+            "was written after containerd was started",
+        ),
+    ),
+];
+
+fn toolkit(host: &mut Host, version: &str) {
+    let package = format!("Package: nvidia-container-toolkit\nStatus: install ok installed\nVersion: {version}\n");
+    host.files.file("/var/lib/dpkg/status", package);
+}
+
+fn engine_version(facts: &mut Facts<'_>, version: &str) {
+    facts.docker = Asked::Answer(Docker {
+        version: version.to_owned(),
+        ..Docker::default()
+    });
+}
+
+/// The table of the runtime for GPUs, and what follows it, goes.
+fn without_runtime(host: &mut Host) {
+    let path = "/etc/containerd/config.toml";
+    let text = String::from_utf8(host.read(path, usize::MAX).expect("a file")).expect("text");
+    let (before, _) = text
+        .split_once("[plugins.\"io.containerd.cri.v1.runtime\".containerd.runtimes.nvidia]")
+        .expect("a table");
+    host.files.file(path, before);
+}

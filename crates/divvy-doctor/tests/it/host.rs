@@ -1,0 +1,420 @@
+//! A machine that may have device numbers, times and files that cannot be read.
+
+use std::collections::BTreeMap;
+
+use divvy_container::cdi::Format;
+use divvy_container::cdi::generate::{Entry, Options, Tree, nvidia, proc};
+use divvy_doctor::Facts;
+use divvy_doctor::facts::cluster::{
+    Cluster, Container, DaemonSet, Meta, Node, NodeInfo, NodeStatus, Pod, PodSpec, PodStatus, RuntimeClass,
+};
+use divvy_doctor::facts::programs::{Docker, Extender, Probed, ProbedGpu, RuntimeTest, Socket};
+use divvy_doctor::{Asked, Line, checks};
+
+use crate::machine::{Machine, kinds};
+
+/// A machine, and what a real one has beyond its files.
+#[derive(Debug, Default, Clone)]
+pub(crate) struct Host {
+    pub(crate) files: Machine,
+    numbers: BTreeMap<String, (u32, u32)>,
+    times: BTreeMap<String, i64>,
+    unreadable: Vec<String>,
+}
+
+impl Host {
+    pub(crate) fn of(files: Machine) -> Host {
+        Host {
+            files,
+            ..Host::default()
+        }
+    }
+
+    pub(crate) fn number(&mut self, path: &str, major: u32, minor: u32) -> &mut Host {
+        self.numbers.insert(path.to_owned(), (major, minor));
+        self
+    }
+
+    pub(crate) fn written(&mut self, path: &str, seconds: i64) -> &mut Host {
+        self.times.insert(path.to_owned(), seconds);
+        self
+    }
+
+    /// As for a user who may not.
+    pub(crate) fn unreadable(&mut self, path: &str) -> &mut Host {
+        self.unreadable.push(path.to_owned());
+        self
+    }
+
+    /// A kubelet on containerd 2 with NVIDIA's runtime, as kubeadm and the toolkit leave them.
+    fn kubernetes(&mut self) -> &mut Host {
+        self.files
+            .file("/proc/sys/kernel/osrelease", "6.1.0-18-amd64\n")
+            .file("/proc/sys/kernel/arch", "x86_64\n")
+            .file("/proc/modules", "br_netfilter 36864 0 - Live 0x0\noverlay 163840 9 - Live 0x0\n")
+            .file("/etc/modules-load.d/k8s.conf", "overlay\nbr_netfilter\n")
+            .file("/usr/bin/nvidia-container-runtime", "\x7fELF")
+            .file(
+                "/var/lib/dpkg/status",
+                "Package: libc6\nStatus: install ok installed\nVersion: 2.36-9\n\nPackage: nvidia-container-toolkit\nStatus: install ok installed\nVersion: 1.17.8-1\n",
+            )
+            .file("/sys/fs/cgroup/cgroup.controllers", "cpu memory\n")
+            .file(
+                "/var/lib/kubelet/config.yaml",
+                "kind: KubeletConfiguration\ncgroupDriver: systemd\ncontainerRuntimeEndpoint: unix:///run/containerd/containerd.sock\n",
+            )
+            .file("/etc/containerd/config.toml", CONTAINERD)
+            .file("/proc/stat", "cpu  1 2 3\nbtime 1700000000\n")
+            .file("/proc/700/comm", "containerd\n")
+            .file("/proc/700/cmdline", "/usr/bin/containerd\0")
+            .file(
+                "/proc/700/stat",
+                "700 (containerd) S 1 700 700 0 -1 1 2 3 4 5 6 7 8 9 20 0 12 0 1000 5 6\n",
+            )
+            .node("/var/lib/kubelet/device-plugins/kubelet.sock")
+            .node("/var/lib/kubelet/device-plugins/divvy-gpu-mem-a1b2c3.sock")
+            .node("/var/lib/kubelet/pod-resources/kubelet.sock")
+            .file(
+                "/var/lib/kubelet/device-plugins/kubelet_internal_checkpoint",
+                r#"{"Data":{"PodDeviceEntries":null,"RegisteredDevices":{"aliyun.com/gpu-mem":["GPU-0::m0","GPU-0::m1"]}},"Checksum":1}"#,
+            );
+        self.control_plane();
+        self.written("/etc/containerd/config.toml", 1_700_000_005)
+    }
+
+    /// The engine's configuration, changed.
+    pub(crate) fn containerd(&mut self, from: &str, to: &str) -> &mut Host {
+        assert!(CONTAINERD.contains(from), "{from}");
+        self.files.file("/etc/containerd/config.toml", CONTAINERD.replace(from, to));
+        self
+    }
+
+    pub(crate) fn pci(&mut self, address: &str, vendor: &str, class: &str, driver: &str) -> &mut Host {
+        let folder = format!("/sys/devices/pci0000:00/{address}");
+        self.files
+            .file(&format!("{folder}/vendor"), format!("{vendor}\n"))
+            .file(&format!("{folder}/class"), format!("{class}\n"))
+            .link(&format!("{folder}/driver"), &format!("../../../bus/pci/drivers/{driver}"))
+            .link(
+                &format!("/sys/bus/pci/devices/{address}"),
+                &format!("../../../devices/pci0000:00/{address}"),
+            );
+        self
+    }
+}
+
+impl Tree for Host {
+    fn names(&self, folder: &str) -> Vec<String> {
+        self.files.names(folder)
+    }
+
+    fn look(&self, path: &str) -> Option<Entry> {
+        self.files.look(path)
+    }
+
+    fn read(&self, path: &str, limit: usize) -> Option<Vec<u8>> {
+        match self.unreadable.iter().any(|other| other == path) {
+            true => None,
+            false => self.files.read(path, limit),
+        }
+    }
+
+    fn device(&self, path: &str) -> Option<(u32, u32)> {
+        self.numbers.get(path).copied()
+    }
+
+    fn modified(&self, path: &str) -> Option<i64> {
+        self.times.get(path).copied()
+    }
+
+    fn troubles(&self) -> Vec<String> {
+        let denied = |path: &String| format!("{path}: Permission denied (os error 13)");
+        self.unreadable.iter().map(denied).collect()
+    }
+}
+
+const CONTAINERD: &str = r#"version = 3
+disabled_plugins = []
+
+[plugins."io.containerd.cri.v1.runtime"]
+enable_cdi = true
+
+[plugins."io.containerd.cri.v1.runtime".containerd]
+default_runtime_name = "runc"
+
+[plugins."io.containerd.cri.v1.runtime".containerd.runtimes.runc]
+runtime_type = "io.containerd.runc.v2"
+[plugins."io.containerd.cri.v1.runtime".containerd.runtimes.runc.options]
+SystemdCgroup = true
+
+[plugins."io.containerd.cri.v1.runtime".containerd.runtimes.nvidia]
+runtime_type = "io.containerd.runc.v2"
+[plugins."io.containerd.cri.v1.runtime".containerd.runtimes.nvidia.options]
+BinaryName = "/usr/bin/nvidia-container-runtime"
+SystemdCgroup = true
+"#;
+
+/// The same with Docker instead of Kubernetes.
+pub(crate) fn docker() -> Host {
+    let mut host = debian();
+    for path in [
+        "/etc/containerd/config.toml",
+        "/var/lib/kubelet/config.yaml",
+        "/proc/700/comm",
+    ] {
+        host.files.remove(path);
+    }
+    host.files.file(
+        "/etc/docker/daemon.json",
+        r#"{"runtimes": {"nvidia": {"path": "/usr/bin/nvidia-container-runtime", "runtimeArgs": []}}}"#,
+    );
+    host
+}
+
+/// A Debian host with driver 550 and two GPUs on which all is well.
+pub(crate) fn debian() -> Host {
+    let mut host = Host::of(kinds::debian());
+    host.files
+        .file("/etc/os-release", "PRETTY_NAME=\"Debian 12\"\nID=debian\n")
+        .file("/sys/module/nvidia/version", "550.54.15\n")
+        .file(
+            "/proc/devices",
+            "Character devices:\n  1 mem\n195 nvidia\n511 nvidia-uvm\n\nBlock devices:\n195 nothing\n",
+        )
+        .link("/dev/char/195:255", "../nvidiactl")
+        .link("/dev/char/195:0", "../nvidia0")
+        .link("/dev/char/195:1", "../nvidia1")
+        .link("/dev/char/511:0", "../nvidia-uvm");
+    host.number("/dev/nvidiactl", 195, 255)
+        .number("/dev/nvidia0", 195, 0)
+        .number("/dev/nvidia1", 195, 1)
+        .number("/dev/nvidia-uvm", 511, 0)
+        .pci("0000:06:00.0", "0x10de", "0x030200", "nvidia")
+        .pci("0000:81:00.0", "0x10de", "0x030200", "nvidia")
+        .pci("0000:01:00.0", "0x8086", "0x020000", "ixgbe");
+    host.kubernetes();
+    let spec = nvidia::generate(&host.files, &proc::gpus(&host.files), None, &Options::new("nvidia.com"));
+    let spec = spec.expect("a spec").spec.print(Format::Yaml);
+    host.files.file("/var/run/cdi/nvidia.yaml", spec);
+    host
+}
+
+/// Two MI300X.
+pub(crate) fn amd() -> Host {
+    let mut host = Host::of(kinds::mi300());
+    host.files.file("/sys/module/amdgpu/drivers/pci:amdgpu/bind", "");
+    for address in ["0000:0c:00.0", "0000:22:00.0"] {
+        host.pci(address, "0x1002", "0x120000", "amdgpu");
+        let folder = format!("/sys/devices/pci0000:00/{address}");
+        host.files
+            .file(&format!("{folder}/current_compute_partition"), "SPX\n")
+            .file(&format!("{folder}/current_memory_partition"), "NPS1\n");
+    }
+    host
+}
+
+/// Two of Intel's GPUs.
+pub(crate) fn intel() -> Host {
+    let mut host = Host::of(kinds::intel());
+    host.pci("0000:00:02.0", "0x8086", "0x030000", "i915")
+        .pci("0000:4d:00.0", "0x8086", "0x038000", "i915");
+    host.files.file("/sys/module/i915/srcversion", "1\n");
+    host
+}
+
+/// No GPU, but a network card.
+pub(crate) fn none() -> Host {
+    let mut host = Host::of(kinds::none());
+    host.pci("0000:01:00.0", "0x8086", "0x020000", "ixgbe");
+    host
+}
+
+/// What the driver of [`debian`] says.
+pub(crate) fn probed() -> Probed {
+    let gpu = |index: u32| ProbedGpu {
+        uuid: format!("GPU-{index:08x}-11c1-52b8-0517-92f30e7fac88"),
+        index,
+        model: "NVIDIA A100-SXM4-40GB".to_owned(),
+        cc: "8.0".to_owned(),
+        compute_mode: Some("default".to_owned()),
+        persistence: Some(true),
+        mig: Some((false, false)),
+        ..ProbedGpu::default()
+    };
+    Probed {
+        driver: "550.54.15".to_owned(),
+        gpus: vec![gpu(0), gpu(1)],
+        unreadable: Vec::new(),
+    }
+}
+
+/// The host's files, and a driver that answers.
+pub(crate) fn facts(host: &Host) -> Facts<'_> {
+    let mut facts = Facts::of(host).expect("a machine");
+    facts.probe = Asked::Answer(probed());
+    facts.kernel_log = Asked::Answer(String::new());
+    if host.look("/etc/docker/daemon.json").is_some() {
+        facts.docker = Asked::Answer(Docker {
+            version: "27.3.1".to_owned(),
+            default_runtime: "runc".to_owned(),
+            runtimes: vec!["runc".to_owned(), "nvidia".to_owned()],
+        });
+    }
+    let answers = |path: &str| Socket {
+        path: format!("/var/lib/kubelet/{path}"),
+        answers: Ok(()),
+    };
+    facts.sockets = Asked::Answer(vec![
+        answers("device-plugins/kubelet.sock"),
+        answers("device-plugins/divvy-gpu-mem-a1b2c3.sock"),
+        answers("pod-resources/kubelet.sock"),
+    ]);
+    facts.runtime_test = Asked::Answer(RuntimeTest {
+        program: "/usr/local/bin/divvy-runtime".to_owned(),
+        outcome: Ok(vec!["/dev/nvidia0".to_owned(), "/dev/nvidiactl".to_owned()]),
+    });
+    facts.extender = Asked::Answer(Extender {
+        url: "http://127.0.0.1:32766".to_owned(),
+        version: Ok("0.1.0".to_owned()),
+        filter_calls: Some(7),
+    });
+    facts.cluster = Asked::Answer(cluster());
+    facts
+}
+
+/// What one check says.
+pub(crate) fn one(id: &str, facts: &Facts<'_>) -> Line {
+    Line::of(checks::by_id(id).expect("a check"), facts)
+}
+
+/// A cluster on which all is well.
+pub(crate) fn cluster() -> Cluster {
+    let node = |name: &str| Node {
+        metadata: Meta {
+            labels: map(&[("divvy.dev/gpu", "true"), ("kubernetes.io/os", "linux")]),
+            ..named(name)
+        },
+        status: NodeStatus {
+            capacity: map(&[("cpu", "8"), ("aliyun.com/gpu-mem", "80"), ("aliyun.com/gpu-count", "2")]),
+            allocatable: map(&[("cpu", "8"), ("aliyun.com/gpu-mem", "80"), ("aliyun.com/gpu-count", "2")]),
+            node_info: NodeInfo {
+                kubelet_version: "v1.33.2".to_owned(),
+            },
+        },
+        ..Node::default()
+    };
+    let mut agent = plugin("divvy-agent", "ghcr.io/divvy-dev/divvy:0.1.0");
+    agent.metadata.labels = map(&[("app.kubernetes.io/name", "divvy")]);
+    let mut extender = pod("divvy-extender-7d9", "ghcr.io/divvy-dev/divvy:0.1.0");
+    extender.metadata.namespace = "divvy-system".to_owned();
+    let mut train = pod("train", "nvcr.io/nvidia/pytorch:24.05-py3");
+    train.spec.containers[0].resources.limits = map(&[("aliyun.com/gpu-mem", "8")]);
+    Cluster {
+        nodes: vec![node("gpu-1"), node("gpu-2")],
+        pods: vec![extender, train, pod("web", "nginx")],
+        daemon_sets: vec![agent],
+        runtime_classes: vec![RuntimeClass {
+            metadata: named("nvidia"),
+            handler: "nvidia".to_owned(),
+        }],
+        refused: BTreeMap::new(),
+    }
+}
+
+/// A running pod on gpu-1.
+pub(crate) fn pod(name: &str, image: &str) -> Pod {
+    Pod {
+        metadata: Meta {
+            namespace: "ml".to_owned(),
+            ..named(name)
+        },
+        spec: PodSpec {
+            node_name: Some("gpu-1".to_owned()),
+            containers: vec![Container {
+                name: "main".to_owned(),
+                image: image.to_owned(),
+                ..Container::default()
+            }],
+            ..PodSpec::default()
+        },
+        status: PodStatus {
+            phase: "Running".to_owned(),
+            ..PodStatus::default()
+        },
+    }
+}
+
+/// A DaemonSet on the nodes with GPUs.
+pub(crate) fn plugin(name: &str, image: &str) -> DaemonSet {
+    let mut set = DaemonSet {
+        metadata: Meta {
+            namespace: "divvy-system".to_owned(),
+            ..named(name)
+        },
+        ..DaemonSet::default()
+    };
+    set.spec.template.spec.node_selector = map(&[("divvy.dev/gpu", "true")]);
+    set.spec.template.spec.containers = pod("", image).spec.containers;
+    set.status.desired_number_scheduled = 2;
+    set
+}
+
+pub(crate) fn named(name: &str) -> Meta {
+    Meta {
+        name: name.to_owned(),
+        ..Meta::default()
+    }
+}
+
+pub(crate) fn map(entries: &[(&str, &str)]) -> BTreeMap<String, String> {
+    entries
+        .iter()
+        .map(|(key, value)| ((*key).to_owned(), (*value).to_owned()))
+        .collect()
+}
+
+const MANIFEST: &str = r#"apiVersion: v1
+kind: Pod
+metadata: {name: kube-scheduler, namespace: kube-system}
+spec:
+  containers:
+  - name: kube-scheduler
+    image: registry.k8s.io/kube-scheduler:v1.33.2
+    command: [kube-scheduler, --config=/etc/kubernetes/scheduler/config.yaml, --leader-elect=true]
+    volumeMounts: [{name: config, mountPath: /etc/kubernetes/scheduler}]
+  volumes:
+  - {name: config, hostPath: {path: /etc/divvy-scheduler, type: DirectoryOrCreate}}
+"#;
+
+const SCHEDULER: &str = r#"apiVersion: kubescheduler.config.k8s.io/v1
+kind: KubeSchedulerConfiguration
+extenders:
+- urlPrefix: http://127.0.0.1:32766/gpushare-scheduler
+  ignorable: false
+  managedResources: [{name: aliyun.com/gpu-mem, ignoredByScheduler: false}]
+"#;
+
+impl Host {
+    fn control_plane(&mut self) -> &mut Host {
+        self.files
+            .file("/etc/kubernetes/manifests/kube-scheduler.yaml", MANIFEST)
+            .file("/etc/divvy-scheduler/config.yaml", SCHEDULER);
+        self
+    }
+
+    /// The static pod, changed.
+    pub(crate) fn manifest(&mut self, from: &str, to: &str) -> &mut Host {
+        assert!(MANIFEST.contains(from), "{from}");
+        self.files
+            .file("/etc/kubernetes/manifests/kube-scheduler.yaml", MANIFEST.replace(from, to));
+        self
+    }
+
+    /// kube-scheduler's configuration, changed.
+    pub(crate) fn scheduler(&mut self, from: &str, to: &str) -> &mut Host {
+        assert!(SCHEDULER.contains(from), "{from}");
+        self.files
+            .file("/etc/divvy-scheduler/config.yaml", SCHEDULER.replace(from, to));
+        self
+    }
+}

@@ -1,0 +1,151 @@
+//! `divvy doctor`: collects facts, has them judged, prints.
+
+mod cluster;
+mod engine;
+mod http;
+mod programs;
+mod repair;
+
+use std::fs::File;
+use std::io::{BufRead, BufReader, IsTerminal as _};
+use std::path::Path;
+use std::sync::mpsc;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use divvy_doctor::explain::Log;
+use divvy_doctor::{Check, Facts, Finding, Line, Report, Status, Stop, checks};
+use divvy_hardware::Files;
+
+use super::{Unclear, say};
+use crate::cli::doctor::{DoctorArgs, DoctorOutput};
+use crate::printer;
+
+/// The exit status.
+pub async fn run(mut args: DoctorArgs) -> anyhow::Result<u8> {
+    if let Some(log) = &args.explain {
+        return explain(log, args.output);
+    }
+    args.node |= !args.cluster;
+    if !args.root.is_dir() {
+        return Err(Unclear(format!(
+            "--root {}: there is no such folder; give the folder that has the copied machine's /proc, /sys, /dev and /etc",
+            args.root.display()
+        ))
+        .into());
+    }
+    if args.fix && args.root != Path::new("/") {
+        return Err(Unclear("--fix with --root: a copy is not put right; run it on the machine itself".to_owned()).into());
+    }
+    let checks: Vec<Check> = checks::ALL
+        .iter()
+        .filter(|check| args.only.is_empty() || args.only.contains(&check.id))
+        .copied()
+        .collect();
+    let mut report = look(&args, &checks).await?;
+    if args.fix && repair::all(&report).await? {
+        report = look(&args, &checks).await?;
+    }
+    match args.output {
+        DoctorOutput::Json => printer::json(&report)?,
+        DoctorOutput::Text => {
+            let coloured = std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
+            printer::print(&report.text(coloured))?;
+        }
+    }
+    Ok(report.exit_status())
+}
+
+/// Explains the error texts of a log, which may be long and may never end: line by line.
+fn explain(path: &Path, output: DoctorOutput) -> anyhow::Result<u8> {
+    let reader: Box<dyn BufRead> = if path == Path::new("-") {
+        Box::new(std::io::stdin().lock())
+    } else {
+        let file = File::open(path).with_context(|| format!("--explain: {} cannot be read", path.display()))?;
+        Box::new(BufReader::new(file))
+    };
+    let mut log = Log::default();
+    for line in reader.split(b'\n') {
+        log.read(&String::from_utf8_lossy(&line.context("the log cannot be read")?));
+    }
+    match output {
+        DoctorOutput::Json => printer::json(&log.found())?,
+        DoctorOutput::Text => printer::print(&log.text())?,
+    }
+    Ok(u8::from(log.found().is_empty()))
+}
+
+/// Asks everybody, then runs the checks. A file of a hung driver can hang whoever reads it, and a thread cannot be ended: what is left of it ends with
+/// the program.
+async fn look(args: &DoctorArgs, checks: &[Check]) -> anyhow::Result<Report> {
+    let files: &'static Files = Box::leak(Box::new(Files::below(&args.root)));
+    let limit = args.timeout;
+    let begun = tokio::task::spawn_blocking(|| Facts::of(files));
+    let mut facts = match tokio::time::timeout(limit, begun).await {
+        Ok(Ok(Some(facts))) => facts,
+        Ok(Ok(None)) => anyhow::bail!("{} cannot be read", args.root.display()),
+        Ok(Err(error)) => return Err(error.into()),
+        Err(_) => anyhow::bail!(
+            "the files of the driver could not be read within {} s: a driver that hangs holds up whoever looks at it; reboot the machine",
+            limit.as_secs()
+        ),
+    };
+    facts.node = args.node;
+    if let Some(root) = &args.driver_root {
+        facts.driver_root.clone_from(root);
+    }
+    programs::ask(args, &mut facts).await;
+    let (wanted, not_run) = Report::plan(&facts, checks);
+    let wanted: Vec<Check> = wanted.into_iter().copied().collect();
+    let todo = wanted.clone();
+    let lines = tokio::task::spawn_blocking(move || judged(facts, todo, limit)).await?;
+    for trouble in files.troubles() {
+        say(&format!("note: not looked at: {trouble}"))?;
+    }
+    Ok(Report { checks: lines, not_run })
+}
+
+/// Runs checks in a thread of their own, and waits for each.
+fn judged(facts: Facts<'static>, checks: Vec<Check>, limit: Duration) -> Vec<Line> {
+    let (sender, receiver) = mpsc::channel();
+    let todo = checks.clone();
+    std::thread::spawn(move || {
+        for check in &todo {
+            if sender.send(Line::of(check, &facts)).is_err() {
+                return;
+            }
+        }
+    });
+    let mut lines: Vec<Line> = Vec::new();
+    for check in &checks {
+        match receiver.recv_timeout(limit) {
+            Ok(line) => lines.push(line),
+            Err(_) => {
+                lines.push(Line::new(check, Err(hangs(limit))));
+                break;
+            }
+        }
+    }
+    for check in &checks[lines.len()..] {
+        let reason = "a check before this one did not end".to_owned();
+        lines.push(Line::new(check, Err(Stop::Skip(reason))));
+    }
+    lines
+}
+
+fn hangs(limit: Duration) -> Stop {
+    Stop::Problem(Finding {
+        found: format!("reading the files of the driver did not end within {} s", limit.as_secs()),
+        why: "a driver that hangs holds up every program that looks at it, and containers do not start".to_owned(),
+        fix: "dmesg | grep -e NVRM -e amdgpu -e i915 says what happened last; reboot the machine".to_owned(),
+        repairs: Vec::new(),
+    })
+}
+
+/// Whether anything failed that can be put right.
+fn repairable(report: &Report) -> impl Iterator<Item = &Line> {
+    report
+        .checks
+        .iter()
+        .filter(|line| line.status > Status::Skip && !line.repairs.is_empty())
+}

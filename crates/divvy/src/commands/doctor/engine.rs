@@ -1,0 +1,136 @@
+//! What container engines and runtimes say.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::Context as _;
+use divvy_container::runtime::settings;
+use divvy_doctor::facts::programs::{Docker, RuntimeTest};
+use divvy_doctor::{Asked, Facts};
+use serde::Deserialize;
+use serde_json::{Value, json};
+use tokio::net::UnixStream;
+
+use super::http;
+use super::programs::too_long;
+
+const DOCKER: &str = "/var/run/docker.sock";
+
+/// Docker's version, and the runtimes with which it runs now.
+pub(super) async fn docker(limit: Duration) -> Asked<Docker> {
+    #[derive(Deserialize)]
+    #[serde(rename_all = "PascalCase")]
+    struct Version {
+        version: String,
+    }
+    #[derive(Deserialize)]
+    #[serde(rename_all = "PascalCase")]
+    struct Info {
+        #[serde(default)]
+        default_runtime: String,
+        #[serde(default)]
+        runtimes: BTreeMap<String, Value>,
+    }
+    if !Path::new(DOCKER).exists() {
+        return Asked::Absent("no Docker runs here".to_owned());
+    }
+    let get = |path: &'static str| http::get(UnixStream::connect(DOCKER), "docker", path, limit);
+    let (version, info) = tokio::join!(get("/version"), get("/info"));
+    let read = || -> Result<Docker, String> {
+        let version: Version = serde_json::from_str(&version?).map_err(|error| error.to_string())?;
+        let info: Info = serde_json::from_str(&info?).map_err(|error| error.to_string())?;
+        Ok(Docker {
+            version: version.version,
+            default_runtime: info.default_runtime,
+            runtimes: info.runtimes.into_keys().collect(),
+        })
+    };
+    match read() {
+        Ok(docker) => Asked::Answer(docker),
+        Err(reason) => Asked::Failed(format!("{DOCKER}: {reason}")),
+    }
+}
+
+/// Has `divvy-runtime` prepare a container that asks for all GPUs, with a program that does nothing in place of runc: no container comes of it.
+pub(super) async fn runtime_test(facts: &Facts<'_>, limit: Duration) -> Asked<RuntimeTest> {
+    let beside = std::env::current_exe().map(|own| own.with_file_name("divvy-runtime"));
+    let program = match beside {
+        Ok(program) if program.is_file() => program,
+        _ => match facts.program(&["divvy-runtime"]) {
+            Some(program) => PathBuf::from(program),
+            None => return Asked::Absent("divvy-runtime is not installed here".to_owned()),
+        },
+    };
+    let shown = program.display().to_string();
+    match tokio::time::timeout(limit, prepared(&program)).await {
+        Ok(Ok(outcome)) => Asked::Answer(RuntimeTest { program: shown, outcome }),
+        Ok(Err(error)) => Asked::Failed(format!("{shown} could not be tried: {error:#}")),
+        Err(_) => Asked::Failed(too_long(&shown, limit)),
+    }
+}
+
+async fn prepared(program: &Path) -> anyhow::Result<Result<Vec<String>, String>> {
+    let bundle = tempfile::Builder::new().prefix("divvy-doctor-").tempdir()?;
+    let configuration = bundle.path().join("config.json");
+    let container = json!({
+        "ociVersion": "1.0.2",
+        "process": {"args": ["true"], "cwd": "/", "env": ["PATH=/bin", "NVIDIA_VISIBLE_DEVICES=all"]},
+        "root": {"path": "rootfs"},
+        "linux": {},
+    });
+    std::fs::write(&configuration, container.to_string())?;
+    let settings = bundle.path().join("config.toml");
+    std::fs::write(&settings, test_settings()?)?;
+    let output = tokio::process::Command::new(program)
+        .args(["create", "--bundle"])
+        .arg(bundle.path())
+        .arg("divvy-doctor")
+        .env("NVIDIA_CTK_CONFIG_FILE_PATH", &settings)
+        .kill_on_drop(true)
+        .output()
+        .await?;
+    if !output.status.success() {
+        let text = String::from_utf8_lossy(&output.stderr);
+        let last = text
+            .lines()
+            .rev()
+            .find(|line| !line.trim().is_empty())
+            .unwrap_or("without a word");
+        return Ok(Err(last.to_owned()));
+    }
+    let container: Value = serde_json::from_slice(&std::fs::read(&configuration)?)?;
+    let devices = container["linux"]["devices"].as_array().into_iter().flatten();
+    Ok(Ok(devices
+        .filter_map(|device| device["path"].as_str().map(str::to_owned))
+        .collect()))
+}
+
+/// The machine's own settings, but for what would make the test another one: the real runtime, and who may ask by the environment.
+fn test_settings() -> anyhow::Result<String> {
+    let nothing = ["/bin/true", "/usr/bin/true"]
+        .into_iter()
+        .find(|path| Path::new(path).exists())
+        .context("there is no /bin/true")?;
+    let text = match std::fs::read_to_string(settings::PATH) {
+        Ok(text) => text,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => String::new(),
+        Err(error) => return Err(anyhow::Error::new(error).context(settings::PATH)),
+    };
+    let mut table: toml::Table = text.parse().with_context(|| settings::PATH.to_owned())?;
+    table.insert(
+        "accept-nvidia-visible-devices-envvar-when-unprivileged".to_owned(),
+        true.into(),
+    );
+    let runtime = table
+        .entry("nvidia-container-runtime")
+        .or_insert_with(|| toml::Table::new().into());
+    if let Some(runtime) = runtime.as_table_mut() {
+        // That mode looks at pods, and here is none.
+        if runtime.get("mode").and_then(toml::Value::as_str) == Some("divvy") {
+            runtime.insert("mode".to_owned(), "auto".into());
+        }
+        runtime.insert("runtimes".to_owned(), toml::Value::Array(vec![nothing.into()]));
+    }
+    Ok(table.to_string())
+}

@@ -1,0 +1,51 @@
+//! One question over HTTP.
+
+use std::time::Duration;
+
+use http_body_util::{BodyExt as _, Empty, Limited};
+use hyper::body::Bytes;
+use hyper_util::rt::TokioIo;
+use tokio::io::{AsyncRead, AsyncWrite};
+
+use super::programs::too_long;
+
+/// `/metrics` of an extender with thousands of nodes has less.
+const LARGEST: usize = 8 * 1024 * 1024;
+
+/// The body that is answered with 200, or what went wrong.
+pub(super) async fn get<S>(
+    connect: impl Future<Output = std::io::Result<S>>,
+    host: &str,
+    path: &str,
+    limit: Duration,
+) -> Result<String, String>
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let asked = async {
+        let stream = connect.await.map_err(|error| error.to_string())?;
+        let handshake = hyper::client::conn::http1::handshake(TokioIo::new(stream));
+        let (mut sender, connection) = handshake.await.map_err(|error| error.to_string())?;
+        let driven = tokio::spawn(connection);
+        let request = http::Request::get(path)
+            .header(http::header::HOST, host)
+            .body(Empty::<Bytes>::new())
+            .map_err(|error| error.to_string())?;
+        let response = sender.send_request(request).await.map_err(|error| error.to_string())?;
+        let status = response.status();
+        let body = Limited::new(response.into_body(), LARGEST)
+            .collect()
+            .await
+            .map_err(|error| error.to_string())?;
+        driven.abort();
+        let text = String::from_utf8_lossy(&body.to_bytes()).into_owned();
+        match status.is_success() {
+            true => Ok(text),
+            false => Err(format!("{status}: {}", text.lines().next().unwrap_or_default())),
+        }
+    };
+    match tokio::time::timeout(limit, asked).await {
+        Ok(answer) => answer,
+        Err(_) => Err(too_long("it", limit)),
+    }
+}
