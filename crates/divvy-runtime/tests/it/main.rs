@@ -1,5 +1,6 @@
 //! `divvy-runtime` as an engine calls it: in front of a program that says what it was given, and in front of the real runtimes.
 
+mod artefact;
 mod bed;
 mod hostile;
 mod legacy;
