@@ -34,12 +34,14 @@ fn once_prints_what_the_machine_description_says() {
         {
             "uuid": GPU0, "index": 0, "minor": 0, "pci": "0000:80:00.0", "model": "NVIDIA A100-SXM4-40GB", "cc": "8.0",
             "sms": 108, "clockMHz": 1410, "totalMiB": 40960, "usedMiB": 510, "numa": null, "temperature": 35,
-            "utilization": 0, "links": [[GPU1, "nvlink", 12], [GPU1, "single-switch", 0]], "lost": false, "error": null,
+            "utilization": 0, "links": [[GPU1, "nvlink", 12], [GPU1, "single-switch", 0]],
+            "computeMode": "default", "persistence": true, "lost": false, "error": null,
         },
         {
             "uuid": GPU1, "index": 1, "minor": 5, "pci": "0000:af:00.0", "model": "Tesla T4", "cc": "7.5",
             "sms": 40, "clockMHz": 1590, "totalMiB": 15360, "usedMiB": 0, "numa": 1, "temperature": 60,
-            "utilization": 90, "links": [[GPU0, "nvlink", 12], [GPU0, "single-switch", 0]], "lost": false, "error": null,
+            "utilization": 90, "links": [[GPU0, "nvlink", 12], [GPU0, "single-switch", 0]],
+            "computeMode": "default", "persistence": true, "lost": false, "error": null,
         },
     ]);
     assert_eq!(snapshot, json!({"v": 1, "driver": "550.54.15", "cuda": "12.4", "gpus": gpus}));
