@@ -258,6 +258,13 @@ fn notes(root: &Root<'_>, engine: Engine, wish: &Wish, wanted: &Wanted) -> anyho
             "there is no {} on this machine: containers of the runtime {} will not start before it is there",
             wish.path, wish.name
         ));
+    } else if let Some(folder) = wish.path.strip_suffix("/divvy-runtime")
+        && root.file(&format!("{folder}/divvy-probe")).is_none()
+    {
+        notes.push(format!(
+            "there is no {folder}/divvy-probe: without a CDI spec (divvy cdi generate) containers of the runtime {} will not start",
+            wish.name
+        ));
     }
     let old = wanted.containerd.as_deref().and_then(engines::containerd::release);
     if wish.cdi == Some(true) && engine == Engine::Containerd && old.is_some_and(|old| old < (1, 7)) {

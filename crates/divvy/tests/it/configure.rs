@@ -167,6 +167,15 @@ fn what_is_wrong_is_refused_and_all_stays_as_it_was() {
 }
 
 #[test]
+fn a_program_that_is_missing_is_told() {
+    let told = |files: &[(&str, &str)]| stderr(&Machine::of(files).configure(&["docker", "--dry-run"]));
+    let (runtime, probe) = (("/usr/local/bin/divvy-runtime", ""), ("/usr/local/bin/divvy-probe", ""));
+    assert!(told(&[]).contains("there is no /usr/local/bin/divvy-runtime"));
+    assert!(told(&[runtime]).contains("there is no /usr/local/bin/divvy-probe"));
+    assert!(!told(&[runtime, probe]).contains("there is no"));
+}
+
+#[test]
 fn all_engines_of_a_machine_are_found() {
     let machine = Machine::of(&[(DOCKER, "{}"), (CONTAINERD, V2)]);
     let output = machine.configure(&["--detect", "-o", "json"]);
