@@ -3,6 +3,7 @@
 use std::fs;
 use std::os::unix::fs::{PermissionsExt as _, symlink};
 use std::path::Path;
+use std::process::Command;
 
 use super::image::{Image, elf, said};
 
@@ -38,6 +39,54 @@ fn libraries_that_are_mounted_are_in_the_cache_under_each_of_their_names() {
         .permissions()
         .mode();
     assert_eq!(mode & 0o777, 0o644);
+}
+
+/// The loader of a real libc, in an image that has a cache of its own, and in one that has none.
+#[test]
+#[expect(clippy::print_stderr, reason = "a test that was skipped says so")]
+fn a_program_in_the_container_finds_the_library_where_no_loader_searches() {
+    const LIBRARY: &str = "/opt/strange/libcuda.so.1";
+    let image = Image::new(&[LIBRARY]);
+    let compiled = |text: &str, to: &Path, words: &[&str]| {
+        let source = image.at("source.c");
+        fs::write(&source, text).expect("written");
+        let output = Command::new("cc").arg("-o").arg(to).arg(&source).args(words).output();
+        output.is_ok_and(|output| output.status.success())
+    };
+    let program = "#include <dlfcn.h>\n#include <stdio.h>\nint main(void) { void *l = dlopen(\"libcuda.so.1\", RTLD_NOW);\
+                   if (!l) { puts(dlerror()); return 1; } puts(((const char *(*)(void))dlsym(l, \"name\"))()); return 0; }";
+    let built = compiled(
+        "const char *name(void) { return \"mounted\"; }",
+        &image.rootfs(LIBRARY),
+        &["-shared", "-fPIC"],
+    ) && compiled(program, &image.rootfs("/program"), &["-ldl"]);
+    let linked = Command::new("ldd").arg(image.rootfs("/program")).output().expect("it runs");
+    for library in String::from_utf8_lossy(&linked.stdout)
+        .split_whitespace()
+        .filter(|word| word.starts_with('/'))
+    {
+        image.put(library, b"");
+        fs::copy(library, image.rootfs(library)).expect("copied");
+    }
+    let run = || {
+        let output = Command::new("chroot")
+            .arg(image.folder.path().join("rootfs"))
+            .arg("/program")
+            .output()
+            .expect("it runs");
+        String::from_utf8_lossy(&output.stdout).trim().to_owned()
+    };
+    if !built || !run().contains("cannot open shared object file") {
+        eprintln!("SKIPPED: it needs a C compiler, and root for chroot");
+        return;
+    }
+    assert!(image.run(&["update-ldcache", "--folder", "/opt/strange"]).status.success());
+    assert_eq!(run(), "mounted");
+    // Among a whole distribution's libraries the loader halves the list to find it.
+    image.put("/etc/ld.so.cache", &fs::read("/etc/ld.so.cache").expect("a cache"));
+    assert!(run().contains("cannot open shared object file"));
+    assert!(image.run(&["update-ldcache", "--folder", "/opt/strange"]).status.success());
+    assert_eq!(run(), "mounted");
 }
 
 /// The cache of a real distribution: this machine's.
