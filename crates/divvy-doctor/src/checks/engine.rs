@@ -1,6 +1,6 @@
 //! containerd and CRI-O, as they are configured.
 
-use divvy_container::engines::{Configuration, containerd};
+use divvy_container::engines::{Configuration, containerd, crio, docker};
 
 use crate::check::{Repair, Severity, Stop, Verdict, milder, problem, repaired_by, skip};
 use crate::facts::{Asked, Engine, Facts, Kind, for_gpus};
@@ -443,47 +443,34 @@ pub(super) fn cdi(facts: &Facts<'_>) -> Verdict {
 
 /// R16
 pub(super) fn restarted(facts: &Facts<'_>) -> Verdict {
+    let mut engines: Vec<Engine> = facts.engine().into_iter().collect();
+    engines.extend(facts.engines().into_iter().filter(|engine| engine.kind == Kind::Docker));
+    engines.dedup();
     let mut looked = Vec::new();
-    for (process, files, service) in running(facts) {
-        let Some(started) = facts
-            .processes(process)
-            .into_iter()
-            .filter_map(|(number, _)| facts.started(number))
-            .max()
-        else {
+    for engine in &engines {
+        let Some(started) = facts.process_of(engine).and_then(|process| facts.started(process)) else {
             continue;
         };
-        let newer: Vec<&String> = files
-            .iter()
-            .filter(|file| facts.root.modified(file).is_some_and(|written| written > started))
-            .collect();
-        if let Some(file) = newer.first() {
+        // Files on the disk, not what the engine printed.
+        let read = match engine.kind {
+            Kind::Containerd => containerd::read(&facts.root, &engine.file, containerd::Merge::Keys),
+            Kind::Crio => crio::read(&facts.root, &engine.file),
+            Kind::Docker => docker::read(&facts.root, &engine.file),
+        };
+        // One that cannot be read is told elsewhere (R07, R08), and was written all the same.
+        let files = read.map_or_else(|_| vec![engine.file.clone()], |all| all.files);
+        let newer = |file: &&String| facts.root.modified(file).is_some_and(|written| written > started);
+        if let Some(file) = files.iter().find(newer) {
             return problem(
-                format!("{file} was written after {process} was started"),
+                format!("{file} was written after {} was started", engine.name),
                 "what is in the file is not what the engine does: GPUs work after the next boot only",
-                format!("systemctl restart {service}"),
+                format!("systemctl restart {}", engine.service),
             );
         }
-        looked.push(process);
+        looked.push(engine.name);
     }
     match looked.is_empty() {
         true => skip("no container engine runs here"),
         false => Ok(looked.join(", ")),
     }
-}
-
-/// Engines that may run: process, files, unit.
-fn running(facts: &Facts<'_>) -> Vec<(&'static str, Vec<String>, &'static str)> {
-    let mut running = vec![("dockerd", vec!["/etc/docker/daemon.json".to_owned()], "docker")];
-    if let Ok(engine) = facts.engine() {
-        // Files on the disk, not what the engine printed.
-        let files = match engine.kind {
-            Kind::Containerd => containerd::read(&facts.root, &engine.file, containerd::Merge::Keys).map(|all| all.files),
-            Kind::Crio => divvy_container::engines::crio::read(&facts.root, &engine.file).map(|all| all.files),
-            Kind::Docker => Ok(Vec::new()),
-        };
-        let process = if engine.kind == Kind::Crio { "crio" } else { "containerd" };
-        running.push((process, files.unwrap_or_default(), engine.service));
-    }
-    running
 }

@@ -113,6 +113,30 @@ impl Facts<'_> {
         }
     }
 
+    /// The process of an engine of pods. Docker starts a containerd of its own with another file, which is none.
+    pub fn process_of(&self, engine: &Engine) -> Option<u32> {
+        if engine.kind != Kind::Containerd {
+            let name = if engine.kind == Kind::Crio { "crio" } else { "dockerd" };
+            return self.processes(name).first().map(|(number, _)| *number);
+        }
+        let told = |arguments: &[String]| {
+            let mut words = arguments.iter().skip(1);
+            let joined = words
+                .clone()
+                .find_map(|word| word.strip_prefix("--config=").map(str::to_owned));
+            joined.or_else(|| {
+                words.find(|word| *word == "--config" || *word == "-c")?;
+                words.next().cloned()
+            })
+        };
+        let processes = self.processes("containerd").into_iter();
+        let mut own = processes.filter(|(_, arguments)| match told(arguments) {
+            Some(file) => file == engine.file,
+            None => engine.file == containerd::CONFIG,
+        });
+        own.next().map(|(number, _)| number)
+    }
+
     /// What the engine of pods is configured to do: as it says itself where it could be asked, else by its files.
     pub(crate) fn configuration(&self, engine: &Engine) -> Result<Configuration, Stop> {
         let read = match (engine.kind, &self.containerd) {

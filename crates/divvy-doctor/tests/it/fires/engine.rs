@@ -311,6 +311,28 @@ pub(super) const CASES: &[Case] = &[
             "was written after containerd was started",
         ),
     ),
+    with(
+        Status::Warn,
+        files(
+            "R16",
+            debian,
+            |host| {
+                // Docker's own containerd, started later, is another one.
+                host.files
+                    .file("/proc/800/comm", "containerd\n")
+                    .file(
+                        "/proc/800/cmdline",
+                        "containerd\0--config\0/var/run/docker/containerd/containerd.toml\0",
+                    )
+                    .file(
+                        "/proc/800/stat",
+                        "800 (containerd) S 1 700 700 0 -1 1 2 3 4 5 6 7 8 9 20 0 12 0 9000 5 6\n",
+                    );
+                host.written("/etc/containerd/config.toml", 1_700_000_011);
+            },
+            "/etc/containerd/config.toml was written after containerd was started",
+        ),
+    ),
 ];
 
 fn toolkit(host: &mut Host, version: &str) {

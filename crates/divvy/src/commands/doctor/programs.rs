@@ -70,19 +70,9 @@ async fn containerd(facts: &Facts<'_>, limit: Duration) -> Asked<String> {
     let Ok(engine) = facts.engine() else {
         return Asked::Absent("no containerd here".to_owned());
     };
-    for (process, arguments) in facts.processes("containerd") {
-        let mut words = arguments.iter().skip(1);
-        let told = words
-            .clone()
-            .find_map(|word| word.strip_prefix("--config=").map(str::to_owned))
-            .or_else(|| {
-                words.find(|word| *word == "--config" || *word == "-c")?;
-                words.next().cloned()
-            });
-        if engine.kind == Kind::Containerd && told.as_ref().unwrap_or(&engine.file) == &engine.file {
-            let program = PathBuf::from(format!("/proc/{process}/exe"));
-            return output_of(&program, &["--config", &engine.file, "config", "dump"], limit).await;
-        }
+    if let (Kind::Containerd, Some(process)) = (engine.kind, facts.process_of(&engine)) {
+        let program = PathBuf::from(format!("/proc/{process}/exe"));
+        return output_of(&program, &["--config", &engine.file, "config", "dump"], limit).await;
     }
     Asked::Absent("containerd does not run".to_owned())
 }
