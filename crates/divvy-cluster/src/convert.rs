@@ -1,7 +1,6 @@
 //! Slim Kubernetes objects to values of the model.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
 
 use divvy_model::{
     ContainerKind, ContainerRequest, GpuRules, Held, Inventory, Node, Phase, Pod, PodRequest, legacy, names, quantity_milli,
@@ -94,16 +93,13 @@ pub fn request(object: &PodObject) -> Result<PodRequest, divvy_model::Error> {
             gpu_count,
         })
         .collect();
-    Ok(PodRequest {
-        containers,
-        rules: rules(object),
-    })
+    Ok(PodRequest::new(containers, rules(object)))
 }
 
 /// Which GPUs it takes.
-fn rules(object: &PodObject) -> Option<Arc<Result<GpuRules, divvy_model::Error>>> {
+fn rules(object: &PodObject) -> Option<Result<GpuRules, divvy_model::Error>> {
     let annotations = object.metadata.annotations.as_ref()?;
-    GpuRules::from_annotations(annotations).transpose().map(Arc::new)
+    GpuRules::from_annotations(annotations).transpose()
 }
 
 /// The first container that asks for GPU memory and chooses GPUs by itself as well.

@@ -69,6 +69,13 @@ pub fn bind_annotations(index: u32, units_per_gpu: u64, pod_units: u64, assume_t
     ])
 }
 
+/// What a pod has on several GPUs, index → units, in the form of [`names::GPUSHARE_ALLOCATION`]. Who reads that sums it up over containers, so the
+/// pod's total stands under the first one.
+pub fn allocation_text(gpus: &BTreeMap<u32, u64>) -> String {
+    let gpus: Vec<String> = gpus.iter().map(|(index, units)| format!("\"{index}\":{units}")).collect();
+    format!("{{\"0\":{{{}}}}}", gpus.join(","))
+}
+
 /// Namespace of the ConfigMaps that name unhealthy GPUs.
 pub const UNHEALTHY_NAMESPACE: &str = "kube-system";
 
@@ -116,6 +123,14 @@ mod tests {
             ],
             Ok(Some(&[(1, 3)])),
         );
+    }
+
+    #[test]
+    fn what_is_written_of_several_gpus_is_read_again() {
+        let gpus = BTreeMap::from([(0, 3), (5, 3)]);
+        let text = allocation_text(&gpus);
+        assert_eq!(text, r#"{"0":{"0":3,"5":3}}"#);
+        assert_eq!(parse_allocation(&text), Some(gpus));
     }
 
     #[test]

@@ -37,7 +37,7 @@ pub use node::Node;
 pub use pod::{Held, Phase, Pod, PodKey};
 pub use quantity::{parse_quantity, quantity_milli, quantity_value};
 pub use request::{ContainerKind, ContainerRequest, PodRequest};
-pub use rules::{GpuRules, ModelRule, Prefer};
+pub use rules::{GpuRules, MOST_GPUS, ModelRule, Prefer};
 pub use xid::xid_is_fatal;
 
 /// Parses one of our JSON formats: checks `"v":1` before anything else is looked at.

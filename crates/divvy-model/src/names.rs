@@ -14,7 +14,7 @@ pub const ALLOCATION: &str = "divvy.dev/allocation";
 
 /// What all annotations of ours begin with.
 pub const PREFIX: &str = "divvy.dev/";
-/// Pod annotation: over how many GPUs its memory is spread evenly. Reserved.
+/// Pod annotation: over how many GPUs its memory is spread evenly.
 pub const GPUS: &str = "divvy.dev/gpus";
 /// Pod annotation: products of GPUs that it takes or does not take.
 pub const GPU_MODEL: &str = "divvy.dev/gpu-model";
@@ -27,7 +27,7 @@ pub const GPU_UUID: &str = "divvy.dev/gpu-uuid";
 /// Pod annotation: share of compute. Reserved.
 pub const GPU_CORES: &str = "divvy.dev/gpu-cores";
 /// What of ours a user may write on a pod.
-pub const POD_KEYS: [&str; 4] = [GPU_MODEL, GPU_MEMORY, GPU_PREFER, GPU_UUID];
+pub const POD_KEYS: [&str; 5] = [GPU_MODEL, GPU_MEMORY, GPU_PREFER, GPU_UUID, GPUS];
 /// Annotation of a pod that only asks whether the scheduler calls the extender (`divvy scheduler-config --check`). Its value is a word
 /// that comes back in the refusal.
 pub const SCHEDULER_CHECK: &str = "divvy.dev/scheduler-check";

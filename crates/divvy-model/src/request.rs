@@ -40,6 +40,15 @@ pub struct PodRequest {
 }
 
 impl PodRequest {
+    /// Containers in the kubelet's order, and what the pod's annotations say of the GPUs that it takes.
+    pub fn new(containers: Vec<ContainerRequest>, rules: Option<Result<GpuRules, Error>>) -> PodRequest {
+        let rules = rules.map(|rules| rules.and_then(|rules| rules.can_spread(&containers).map(|()| rules)));
+        PodRequest {
+            rules: rules.map(Arc::new),
+            containers,
+        }
+    }
+
     /// Whether any container asks for shared GPU memory.
     pub fn wants_memory(&self) -> bool {
         self.containers.iter().any(|container| container.units > 0)
@@ -113,6 +122,35 @@ mod tests {
         check(&[(Sidecar, 2), (Init, 4), (App, 1)], Some(6));
         check(&[(Init, 4), (Sidecar, 2), (App, 1)], Some(4));
         check(&[(Init, 2), (Sidecar, 1), (App, 3), (App, 1)], Some(5));
+    }
+
+    #[test]
+    fn what_cannot_be_spread_evenly_is_refused_with_what_could() {
+        let error = |gpus: u32, units: &[u64]| {
+            let container = |(i, units): (usize, &u64)| ContainerRequest {
+                name: format!("c{i}"),
+                kind: App,
+                units: *units,
+                gpu_count: 0,
+            };
+            let rules = GpuRules {
+                gpus: Some(gpus),
+                ..GpuRules::default()
+            };
+            let request = PodRequest::new(units.iter().enumerate().map(container).collect(), Some(Ok(rules)));
+            match request.rules.as_deref() {
+                Some(Err(error)) => error.to_string(),
+                _ => String::new(),
+            }
+        };
+        assert_eq!(error(2, &[4, 0, 2]), "");
+        assert_eq!(error(1, &[3]), "");
+        assert_eq!(
+            error(2, &[4, 3]),
+            "divvy.dev/gpus: \"2\" was found, but the 3 units of aliyun.com/gpu-mem that container c1 asks for cannot be spread evenly over 2 GPUs; ask \
+             for 2 or 4"
+        );
+        assert!(error(4, &[3]).ends_with("ask for 4"), "{}", error(4, &[3]));
     }
 
     #[test]

@@ -3,11 +3,13 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use crate::{Error, MiB, names, quantity_value};
+use crate::{ContainerRequest, Error, MiB, names, quantity_value};
 
 /// What a pod's annotations say of the GPUs that it takes. The default takes any.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct GpuRules {
+    /// Over how many GPUs its memory is spread evenly; `None`: one.
+    pub gpus: Option<u32>,
     /// Products.
     pub models: ModelRule,
     /// Only GPUs with at least this much memory in all.
@@ -17,6 +19,9 @@ pub struct GpuRules {
     /// Of those that fit, which first.
     pub prefer: Option<Prefer>,
 }
+
+/// The most GPUs that a pod may have its memory on; no node that policies are asked about is taken for larger.
+pub const MOST_GPUS: u32 = 16;
 
 /// A preference among GPUs that fit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -152,12 +157,17 @@ impl GpuRules {
             let wrong = |what: &'static str, allowed: &str| Err(Error::invalid(what, format!("{value:?} was found; {allowed}")));
             match key.as_str() {
                 names::ALLOCATION | names::SCHEDULER_CHECK => {}
-                names::GPUS => {
-                    return wrong(
-                        names::GPUS,
-                        "this version of Divvy gives a pod memory on one GPU; take the annotation away",
-                    );
-                }
+                names::GPUS => match value.parse().ok().filter(|gpus| (1..=MOST_GPUS).contains(gpus)) {
+                    Some(gpus) => rules.get_or_insert_default().gpus = Some(gpus),
+                    None => {
+                        return wrong(
+                            names::GPUS,
+                            &format!(
+                                "over how many GPUs of one node the pod's memory is spread evenly is a number from 1 to {MOST_GPUS}, such as \"2\""
+                            ),
+                        );
+                    }
+                },
                 names::GPU_MODEL => match ModelRule::parse(value) {
                     Ok(models) => rules.get_or_insert_default().models = models,
                     Err(why) => {
@@ -212,6 +222,30 @@ impl GpuRules {
             }
         }
         Ok(rules)
+    }
+
+    /// Whether what each container asks for can be spread evenly over the GPUs.
+    ///
+    /// # Errors
+    /// A container for which it cannot: who it is, and what it could ask for.
+    pub fn can_spread(&self, containers: &[ContainerRequest]) -> Result<(), Error> {
+        let gpus = u64::from(self.gpus.unwrap_or(1).max(1));
+        match containers.iter().find(|container| !container.units.is_multiple_of(gpus)) {
+            None => Ok(()),
+            Some(ContainerRequest { name, units, .. }) => {
+                let below = units - units % gpus;
+                let or_less = if below > 0 { format!("{below} or ") } else { String::new() };
+                Err(Error::invalid(
+                    names::GPUS,
+                    format!(
+                        "\"{gpus}\" was found, but the {units} units of {} that container {name} asks for cannot be spread evenly over {gpus} GPUs; \
+                         ask for {or_less}{}",
+                        names::GPU_MEM,
+                        below.saturating_add(gpus)
+                    ),
+                ))
+            }
+        }
     }
 
     /// Whether a GPU may be taken, whatever is free on it.
@@ -303,8 +337,10 @@ mod tests {
             ("divvy.dev/gpu-memory", ">= 40Gi"),
             ("divvy.dev/gpu-prefer", "fastest"),
             ("divvy.dev/gpu-uuid", "GPU-1, GPU-2"),
+            ("divvy.dev/gpus", " 2 "),
         ]);
         let rules = rules.expect("they are right").expect("some");
+        assert_eq!(rules.gpus, Some(2));
         assert_eq!((rules.least_memory, rules.prefer), (MiB(40 * 1024), Some(Prefer::Fastest)));
         assert_eq!(
             rules.to_string(),
@@ -315,7 +351,13 @@ mod tests {
         assert!(!rules.allow("NVIDIA A100-SXM4-40GB", MiB(40960), Some("GPU-3")));
         assert!(!rules.allow("NVIDIA A100-SXM4-40GB", MiB(40960), None));
         for (key, value, parts) in [
-            ("divvy.dev/gpus", "2", &["divvy.dev/gpus: \"2\" was found", "on one GPU"][..]),
+            (
+                "divvy.dev/gpus",
+                "0",
+                &["divvy.dev/gpus: \"0\" was found", "from 1 to 16", "\"2\""][..],
+            ),
+            ("divvy.dev/gpus", "17", &["from 1 to 16"]),
+            ("divvy.dev/gpus", "two", &["\"two\" was found"]),
             ("divvy.dev/gpu-model", "A100*,,T4", &["\"\" is no pattern", "\"!T4\""]),
             ("divvy.dev/gpu-model", "!!T4", &["\"!!T4\" is no pattern"]),
             ("divvy.dev/gpu-memory", "40Gi", &["\"40Gi\" was found", "\">=40Gi\""]),

@@ -7,34 +7,45 @@ use std::sync::Arc;
 use divvy_model::legacy::LegacyAllocation;
 use divvy_model::{Allocation, ContainerShare, Error, GpuRules, GpuShare, Health, Held, MemoryUnit, MiB, PodRequest};
 
-use crate::{GpuState, Ledger, NodeState, NodeView, Reservation, Source, Unusable};
+use crate::{GpuState, Ledger, NodeState, NodeView, Reservation, Source, Unusable, several};
 
-/// What a pod asks for, as far as placement goes: memory on one GPU.
+/// What a pod asks for, as far as placement goes: memory on one GPU, or as much on each of several.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Ask {
-    /// Units of gpu-mem, by Kubernetes' effective formula.
+    /// Units of gpu-mem in all, by Kubernetes' effective formula.
     pub units: u64,
-    /// The same in MiB; `None` if that is more than can be counted.
+    /// Of so many GPUs of one node; at least one.
+    pub gpus: usize,
+    /// How much of each of them, in MiB; `None` if that is more than can be counted.
     pub memory: Option<MiB>,
     /// Which GPUs it takes; `None`: any.
     pub rules: Option<Arc<Result<GpuRules, Error>>>,
 }
 
 impl Ask {
-    /// This many units in a cluster with this unit.
+    /// This many units of one GPU in a cluster with this unit.
     pub fn new(units: u64, unit: MemoryUnit) -> Ask {
+        Ask::spread(units, 1, unit)
+    }
+
+    /// As [`Ask::new`], spread over so many GPUs; rounded up, if it cannot be spread evenly.
+    fn spread(units: u64, gpus: usize, unit: MemoryUnit) -> Ask {
+        let gpus = gpus.max(1);
         Ask {
             units,
-            memory: unit.memory(units),
+            gpus,
+            memory: unit.memory(units.div_ceil(gpus as u64)),
             rules: None,
         }
     }
 
     /// What a pod asks for. More than can be counted is `u64::MAX` units, which fit nowhere.
     pub fn of(request: &PodRequest, unit: MemoryUnit) -> Ask {
+        let rules = request.rules.as_deref().and_then(|rules| rules.as_ref().ok());
+        let gpus = rules.and_then(|rules| rules.gpus).unwrap_or(1);
         Ask {
             rules: request.rules.clone(),
-            ..Ask::new(request.effective_units().unwrap_or(u64::MAX), unit)
+            ..Ask::spread(request.effective_units().unwrap_or(u64::MAX), gpus as usize, unit)
         }
     }
 
@@ -52,10 +63,11 @@ impl Ask {
         }
     }
 
-    /// How much: `3 units (3072 MiB)`.
+    /// How much: `3 units (3072 MiB)`, `8 units (2 GPUs with 4096 MiB each)`.
     pub fn amount(&self) -> String {
         let s = if self.units == 1 { "" } else { "s" };
         match self.memory {
+            Some(memory) if self.gpus > 1 => format!("{} unit{s} ({} GPUs with {memory} each)", self.units, self.gpus),
             Some(memory) => format!("{} unit{s} ({memory})", self.units),
             None => format!("{} unit{s} (more memory than can be counted)", self.units),
         }
@@ -72,27 +84,33 @@ impl fmt::Display for Ask {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.amount())?;
         match self.wanted() {
+            Some(rules) if self.gpus > 1 => write!(f, " on GPUs {rules}"),
             Some(rules) => write!(f, " on a GPU {rules}"),
             None => Ok(()),
         }
     }
 }
 
-/// A GPU that was chosen.
+/// The GPUs that were chosen.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Choice {
     /// The node.
     pub node: String,
-    /// The GPU's UUID, where it is known.
+    /// One, or as many as were asked for, in ascending order of index.
+    pub gpus: Vec<ChosenGpu>,
+    /// Units that the pod gets in all.
+    pub units: u64,
+    /// What it gets of each GPU, in MiB.
+    pub memory: MiB,
+}
+
+/// A GPU of a [`Choice`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ChosenGpu {
+    /// Its UUID, where it is known.
     pub uuid: Option<String>,
     /// Its index.
     pub index: u32,
-    /// Units that it offers in all.
-    pub gpu_units: u64,
-    /// Units that the pod gets.
-    pub units: u64,
-    /// The same in MiB.
-    pub memory: MiB,
 }
 
 /// Why a node does not take a pod.
@@ -104,8 +122,12 @@ pub enum Refusal {
     Unusable(Unusable),
     /// No single GPU that it takes has that much left.
     NoGpuFits,
-    /// It takes none of the node's GPUs, whatever is free there.
+    /// Not as many of the GPUs that it takes as it asks for have that much left.
+    TooFewFit(Ask),
+    /// It takes none of the node's GPUs, or not as many as it asks for, whatever is free there.
     NoGpuTaken(Ask),
+    /// It asks for several GPUs, and the node is known by gpushare's capacities only, whose plugin gives a container one GPU.
+    OneGpuOnly,
     /// Which GPUs it takes cannot be read.
     Unreadable(Error),
     /// The request is larger than any number of MiB that can be written.
@@ -128,7 +150,17 @@ impl Refusal {
             Refusal::Unusable(why) => format!("node {node} is not offered: {why}"),
             Refusal::Uncountable(ask) => format!("the pod asks for {ask}"),
             // The same for all nodes: kube-scheduler counts them.
+            Refusal::NoGpuTaken(ask) if ask.gpus > 1 => {
+                let wanted = ask.wanted().map(|rules| format!(" {rules}")).unwrap_or_default();
+                format!("fewer than {} GPUs{wanted}", ask.gpus)
+            }
             Refusal::NoGpuTaken(ask) => format!("no GPU {}", ask.wanted().unwrap_or_default()),
+            Refusal::TooFewFit(ask) => format!(
+                "fewer than {} GPUs with {} free",
+                ask.gpus,
+                ask.memory.unwrap_or(MiB(u64::MAX))
+            ),
+            Refusal::OneGpuOnly => return Cow::Borrowed("several GPUs for a pod need Divvy's agent on the node"),
             Refusal::Unreadable(error) => format!("the pod's annotations: {error}"),
         })
     }
@@ -173,19 +205,26 @@ impl Ledger {
     }
 
     /// Chooses the GPU of a node: the one with the least left that is enough, of equals the lowest index; as
-    /// gpushare does (research/gpushare.md 3.4). A GPU that failed or is lost is never chosen.
+    /// gpushare does (research/gpushare.md 3.4). Of several GPUs those that work best together. A GPU that failed or is lost is never chosen.
     pub fn choose(&self, node: &str, ask: &Ask) -> Result<Choice, Refusal> {
         let view = self.known(node)?;
-        let (position, memory) = best_fit(&view, ask)?;
-        chosen(&view, position, ask, memory)
+        let (state, memory) = offered(&view, ask)?;
+        let positions = best(&view, ask)?;
+        Ok(chosen(state, &positions, ask, memory))
     }
 
-    /// As [`Ledger::choose`], but the GPU at this position of [`NodeState::gpus`], if it has room and is well.
-    pub fn choose_at(&self, node: &str, position: usize, ask: &Ask) -> Result<Choice, Refusal> {
+    /// As [`Ledger::choose`], but the GPUs at these positions of [`NodeState::gpus`], if they are as many as are asked for, each has room and is well.
+    pub fn choose_at(&self, node: &str, positions: &[usize], ask: &Ask) -> Result<Choice, Refusal> {
         let view = self.known(node)?;
-        let (_, memory) = offered(&view, ask)?;
-        view.liking(position, ask).ok_or(Refusal::NoGpuFits)?;
-        chosen(&view, position, ask, memory)
+        let (state, memory) = offered(&view, ask)?;
+        let mut positions = positions.to_vec();
+        positions.sort_unstable();
+        positions.dedup();
+        let good = positions.iter().all(|position| view.liking(*position, ask).is_some());
+        if positions.len() != ask.gpus || !good {
+            return Err(short(ask));
+        }
+        Ok(chosen(state, &positions, ask, memory))
     }
 
     fn known<'a>(&'a self, node: &str) -> Result<NodeView<'a>, Refusal> {
@@ -220,14 +259,18 @@ impl Question<'_> {
         {
             return Ok(());
         }
-        let (_, memory) = offered(&view, &self.ask)?;
+        let (state, memory) = offered(&view, &self.ask)?;
         if view.most_free() < memory {
-            return Err(Refusal::NoGpuFits);
+            return Err(short(&self.ask));
         }
-        match self.ask.rules {
-            None => Ok(()),
-            Some(_) => best_fit(&view, &self.ask).map(drop),
+        if self.ask.rules.is_none() {
+            return Ok(());
         }
+        let good = (0..state.gpus.len()).filter(|position| view.liking(*position, &self.ask).is_some());
+        if good.take(self.ask.gpus).count() < self.ask.gpus {
+            return Err(short(&self.ask));
+        }
+        Ok(())
     }
 }
 
@@ -240,82 +283,102 @@ fn offered<'a>(view: &NodeView<'a>, ask: &Ask) -> Result<(&'a NodeState, MiB), R
     if let Some(Err(error)) = ask.rules.as_deref() {
         return Err(Refusal::Unreadable(error.clone()));
     }
-    if ask.rules.is_some() && !state.gpus.iter().any(|gpu| ask.takes(gpu)) {
+    if ask.rules.is_some() && state.gpus.iter().filter(|gpu| ask.takes(gpu)).take(ask.gpus).count() < ask.gpus {
         return Err(Refusal::NoGpuTaken(ask.clone()));
+    }
+    if ask.gpus > 1 && state.source != Source::Inventory {
+        return Err(Refusal::OneGpuOnly);
     }
     Ok((state, ask.memory.ok_or_else(|| Refusal::Uncountable(ask.clone()))?))
 }
 
+/// There are too few with room.
+fn short(ask: &Ask) -> Refusal {
+    match ask.gpus {
+        1 => Refusal::NoGpuFits,
+        _ => Refusal::TooFewFit(ask.clone()),
+    }
+}
+
+/// The GPUs of a node for a pod, in ascending order of position.
+pub(crate) fn best(view: &NodeView<'_>, ask: &Ask) -> Result<Vec<usize>, Refusal> {
+    let (state, _) = offered(view, ask)?;
+    let positions = match ask.gpus {
+        1 => best_fit(view, ask).map(|position| vec![position]),
+        _ => several::best(view, ask, 0..state.gpus.len()),
+    };
+    positions.ok_or_else(|| short(ask))
+}
+
 /// Of the GPUs with room those that are preferred, of these the one with the least left, of equals the lowest index.
-pub(crate) fn best_fit(view: &NodeView<'_>, ask: &Ask) -> Result<(usize, MiB), Refusal> {
-    let (state, memory) = offered(view, ask)?;
-    state
-        .gpus
-        .iter()
-        .enumerate()
-        .filter_map(|(position, gpu)| {
-            let liking = view.liking(position, ask)?;
-            Some((Reverse(liking), view.free(position), gpu.index, position))
-        })
-        .min()
-        .map(|(_, _, _, position)| (position, memory))
-        .ok_or(Refusal::NoGpuFits)
+fn best_fit(view: &NodeView<'_>, ask: &Ask) -> Option<usize> {
+    let gpus = view.state()?.gpus.iter().enumerate();
+    gpus.filter_map(|(position, gpu)| {
+        let liking = view.liking(position, ask)?;
+        Some((Reverse(liking), view.free(position), gpu.index, position))
+    })
+    .min()
+    .map(|(.., position)| position)
 }
 
 impl NodeView<'_> {
     /// How much a pod likes the GPU at this position, the higher the more; `None` if it does not take it, or finds no room there.
     pub(crate) fn liking(&self, position: usize, ask: &Ask) -> Option<u64> {
-        let gpu = self.state()?.gpus.get(position)?;
+        let state = self.state()?;
+        let gpu = state.gpus.get(position)?;
+        if ask.gpus > 1 && state.source != Source::Inventory {
+            return None;
+        }
         let good = gpu.health == Health::Ok && ask.takes(gpu) && self.free(position) >= ask.memory?;
         good.then(|| gpu.preference(ask.rules().and_then(|rules| rules.prefer)))
     }
 }
 
-fn chosen(view: &NodeView<'_>, position: usize, ask: &Ask, memory: MiB) -> Result<Choice, Refusal> {
-    let gpu = view
-        .state()
-        .and_then(|state| state.gpus.get(position))
-        .ok_or(Refusal::NoGpuFits)?;
-    Ok(Choice {
-        node: view.name().to_owned(),
+fn chosen(state: &NodeState, positions: &[usize], ask: &Ask, memory: MiB) -> Choice {
+    let gpus = positions.iter().filter_map(|position| state.gpus.get(*position));
+    let gpu = |gpu: &GpuState| ChosenGpu {
         uuid: gpu.uuid.clone(),
         index: gpu.index,
-        gpu_units: gpu.units,
+    };
+    Choice {
+        node: state.name.clone(),
+        gpus: gpus.map(gpu).collect(),
         units: ask.units,
         memory,
-    })
+    }
 }
 
 impl Choice {
-    /// What is to be written on the pod. On a node that is known only by gpushare's capacities the GPU has no name but its
-    /// index, so gpushare's form is all that can be said truthfully; either side can resolve that later.
+    /// What is to be written on the pod: of each GPU as much, for the pod and for each of its containers. On a node that is known only by
+    /// gpushare's capacities the GPU has no name but its index, so gpushare's form is all that can be said truthfully; either side can resolve
+    /// that later.
     pub fn held(&self, request: &PodRequest, unit: MemoryUnit) -> Held {
-        let Some(uuid) = &self.uuid else {
-            return Held::Legacy(LegacyAllocation {
-                gpus: BTreeMap::from([(self.index, self.units)]),
-            });
+        let count = self.gpus.len().max(1) as u64;
+        let uuids: Option<Vec<&String>> = self.gpus.iter().map(|gpu| gpu.uuid.as_ref()).collect();
+        let Some(uuids) = uuids else {
+            let gpus = self.gpus.iter().map(|gpu| (gpu.index, self.units / count));
+            return Held::Legacy(LegacyAllocation { gpus: gpus.collect() });
         };
-        let containers = request
-            .memory_containers()
-            .map(|container| {
-                let share = ContainerShare {
-                    uuid: uuid.clone(),
-                    // Not more than the pod's, which was countable.
-                    memory: unit.memory(container.units).unwrap_or(self.memory),
-                    cores: 0,
-                };
-                (container.name.clone(), vec![share])
-            })
-            .collect();
+        let containers = request.memory_containers().map(|container| {
+            // Not more than the pod's, which was countable.
+            let memory = unit.memory(container.units.div_ceil(count)).unwrap_or(self.memory);
+            let share = |uuid: &&String| ContainerShare {
+                uuid: (*uuid).clone(),
+                memory,
+                cores: 0,
+            };
+            (container.name.clone(), uuids.iter().map(share).collect())
+        });
+        let share = |uuid: &&String| GpuShare {
+            uuid: (*uuid).clone(),
+            memory: self.memory,
+            cores: 0,
+            whole: false,
+        };
         Held::Allocation(Allocation {
             v: 1,
-            gpus: vec![GpuShare {
-                uuid: uuid.clone(),
-                memory: self.memory,
-                cores: 0,
-                whole: false,
-            }],
-            containers,
+            containers: containers.collect(),
+            gpus: uuids.iter().map(share).collect(),
         })
     }
 }

@@ -64,23 +64,31 @@ impl Ledger {
         began
     }
 
-    /// If a request fits on no GPU of a node, but would if nothing were kept for pods that departed: whose memory that is.
+    /// If a request does not fit on a node, but would if nothing were kept for pods that departed: whose memory that is.
     pub fn kept_from(&self, node: &str, ask: &Ask) -> Option<KeptFor> {
         let view = self.node(node)?;
         let state = view.state().filter(|state| !matches!(state.source, Source::Unusable(_)))?;
-        let memory = ask
-            .memory
-            .filter(|memory| *memory > MiB::ZERO && view.most_free() < *memory)?;
+        let memory = ask.memory.filter(|memory| *memory > MiB::ZERO)?;
+        if ask.gpus > 1 && state.source != Source::Inventory {
+            return None;
+        }
         let gpus = state.gpus.iter().enumerate();
-        gpus.filter(|(position, gpu)| gpu.health == Health::Ok && view.free_without_departed(*position) >= memory)
-            .find_map(|(position, gpu)| {
-                let departed = view.departed(position).into_iter().next();
-                departed.map(|(_, pod, memory)| KeptFor {
-                    index: gpu.index,
-                    pod,
-                    memory,
-                })
+        let well = gpus.filter(|(_, gpu)| gpu.health == Health::Ok && ask.takes(gpu));
+        let (now, rest): (Vec<_>, Vec<_>) = well.partition(|(position, _)| view.free(*position) >= memory);
+        let mut then = rest
+            .into_iter()
+            .filter(|(position, _)| view.free_without_departed(*position) >= memory);
+        if now.len() >= ask.gpus || now.len() + then.clone().count() < ask.gpus {
+            return None;
+        }
+        then.find_map(|(position, gpu)| {
+            let departed = view.departed(position).into_iter().next();
+            departed.map(|(_, pod, memory)| KeptFor {
+                index: gpu.index,
+                pod,
+                memory,
             })
+        })
     }
 
     /// The pod's object has vanished.

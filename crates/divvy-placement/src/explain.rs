@@ -11,8 +11,8 @@ pub struct NodeReport {
     pub node: String,
     /// What was asked.
     pub ask: Ask,
-    /// The decision; on success the index of the GPU that would be chosen now, or `None` for a pod without GPU.
-    pub verdict: Result<Option<u32>, Refusal>,
+    /// The decision; on success the indices of the GPUs that would be chosen now, none for a pod without GPU.
+    pub verdict: Result<Vec<u32>, Refusal>,
     /// What the node's GPUs were read from; `None` if the node is not known.
     pub source: Option<Source>,
     /// The unit in which the cluster counts.
@@ -143,6 +143,13 @@ pub enum Hint {
         /// The same in MiB.
         memory: MiB,
     },
+    /// Not as many GPUs of the node are that large, even empty.
+    TooFew {
+        /// So many are.
+        gpus: usize,
+        /// So many are asked for.
+        needed: usize,
+    },
     /// No GPU of the node is that large, even empty.
     TooLarge {
         /// Units of the node's largest GPU.
@@ -177,6 +184,11 @@ impl fmt::Display for Hint {
                 write!(f, "GPU {index} has room when pod {pod} ({memory}) ends or is deleted")
             }
             Hint::AskLess { units, memory } => write!(f, "a request of at most {units} ({memory}) fits now"),
+            Hint::TooFew { gpus: 0, .. } => f.write_str("none of the node's GPUs is that large, even empty"),
+            Hint::TooFew { gpus, needed } => write!(
+                f,
+                "{gpus} of the node's GPUs are that large, even empty, and {needed} are asked for"
+            ),
             Hint::TooLarge { units, memory } => write!(
                 f,
                 "no GPU of this node is that large, even empty: the largest has {units} units ({memory})"
@@ -238,14 +250,28 @@ impl fmt::Display for NodeReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let node = &self.node;
         match &self.verdict {
-            Ok(Some(index)) => write!(f, "node {node} has room for {} on GPU {index}", self.ask),
-            Ok(None) => write!(f, "node {node} has room: no GPU memory was asked for"),
+            Ok(gpus) if gpus.is_empty() => write!(f, "node {node} has room: no GPU memory was asked for"),
+            Ok(gpus) => write!(f, "node {node} has room for {} on {}", self.ask, gpu_list(gpus)),
             Err(Refusal::UnknownNode) => write!(f, "node {node} is not known"),
             Err(Refusal::Unusable(why)) => write!(f, "node {node} is not offered: {why}"),
             Err(Refusal::Uncountable(ask)) => write!(f, "{ask} is not a request that any GPU could meet"),
             Err(Refusal::Unreadable(error)) => write!(f, "the pod's annotations: {error}"),
-            Err(Refusal::NoGpuFits | Refusal::NoGpuTaken(_)) => {
+            Err(Refusal::OneGpuOnly) => write!(
+                f,
+                "node {node} is served by gpushare's device plugin, which gives a container one GPU; several need Divvy's agent there"
+            ),
+            Err(Refusal::NoGpuFits | Refusal::NoGpuTaken(_) | Refusal::TooFewFit(_)) => {
                 match self.ask.wanted() {
+                    rules if self.ask.gpus > 1 => {
+                        let (fit, taken) = self.fitting();
+                        let rules = rules.map(|rules| format!(" {rules}")).unwrap_or_default();
+                        let memory = self.ask.memory.unwrap_or(MiB(u64::MAX));
+                        write!(
+                            f,
+                            "node {node}: {fit} of {taken} GPUs{rules} have {memory} free, {} are needed: ",
+                            self.ask.gpus
+                        )?;
+                    }
                     Some(rules) => write!(f, "node {node} has no GPU {rules} that has {} free: ", self.ask.amount())?,
                     None => write!(f, "node {node} has no GPU with {} free: ", self.ask)?,
                 }
@@ -276,7 +302,23 @@ impl GpuReport {
     }
 }
 
+/// `GPU 1`, `GPUs 0 and 1`, `GPUs 0, 1 and 2`
+pub fn gpu_list(indices: &[u32]) -> String {
+    let names: Vec<String> = indices.iter().map(u32::to_string).collect();
+    match names.as_slice() {
+        [one] => format!("GPU {one}"),
+        [others @ .., last] => format!("GPUs {} and {last}", others.join(", ")),
+        [] => "no GPU".to_owned(),
+    }
+}
+
 impl NodeReport {
+    /// On how many GPUs there is room, of how many that the pod takes.
+    pub fn fitting(&self) -> (usize, usize) {
+        let taken = self.gpus.iter().filter(|gpu| gpu.taken);
+        (taken.clone().filter(|gpu| gpu.fits).count(), taken.count())
+    }
+
     /// The most that is free on one GPU that is offered and that the pod takes.
     pub fn largest_free(&self) -> MiB {
         let offered = !matches!(self.source, None | Some(Source::Unusable(_)));
@@ -323,13 +365,13 @@ impl Ledger {
     pub fn explain(&self, node: &str, ask: &Ask) -> NodeReport {
         let verdict = match self.choose(node, ask) {
             Err(refusal) if refusal == Refusal::UnknownNode || ask.units > 0 => Err(refusal),
-            Ok(choice) if ask.units > 0 => Ok(Some(choice.index)),
-            _ => Ok(None),
+            Ok(choice) if ask.units > 0 => Ok(choice.gpus.iter().map(|gpu| gpu.index).collect()),
+            _ => Ok(Vec::new()),
         };
         let view = self.node(node).filter(|view| view.state().is_some());
         let gpus = view.map(|view| reports(&view, ask)).unwrap_or_default();
         let hints = match &verdict {
-            Err(Refusal::NoGpuFits) => hints(&gpus, ask, self.unit()),
+            Err(Refusal::NoGpuFits | Refusal::TooFewFit(_)) => hints(&gpus, ask, self.unit()),
             _ => Vec::new(),
         };
         NodeReport {
@@ -449,6 +491,47 @@ fn hints(gpus: &[GpuReport], ask: &Ask, unit: MemoryUnit) -> Vec<Hint> {
     let mut hints = Vec::new();
     let gpus = || gpus.iter().filter(|gpu| gpu.taken);
     let well = || gpus().filter(|gpu| gpu.health == Health::Ok);
+    let missing = ask.gpus.saturating_sub(well().filter(|gpu| gpu.fits).count());
+    // What one change brings about.
+    if missing == 1 {
+        hints_of_one(&gpus().filter(|gpu| !gpu.fits).collect::<Vec<_>>(), memory, &mut hints);
+    }
+    let nth = |mut amounts: Vec<MiB>| {
+        amounts.sort_unstable_by(|a, b| b.cmp(a));
+        amounts.get(ask.gpus - 1).copied().unwrap_or(MiB::ZERO)
+    };
+    let in_all = |units: u64| units.saturating_mul(ask.gpus as u64);
+    let largest = nth(gpus().map(|gpu| gpu.capacity).collect());
+    if largest < memory && ask.gpus == 1 {
+        hints.push(Hint::TooLarge {
+            units: unit.units_in(largest),
+            memory: largest,
+        });
+    } else if largest < memory {
+        hints.push(Hint::TooFew {
+            gpus: gpus().filter(|gpu| gpu.capacity >= memory).count(),
+            needed: ask.gpus,
+        });
+    }
+    let free = nth(well().map(|gpu| gpu.free).collect());
+    if unit.units_in(free) > 0 {
+        let units = in_all(unit.units_in(free));
+        hints.push(Hint::AskLess {
+            units,
+            memory: if ask.gpus == 1 {
+                free
+            } else {
+                unit.memory(units).unwrap_or(free)
+            },
+        });
+    }
+    hints
+}
+
+/// The GPUs that would have room by one change, and what that is.
+fn hints_of_one(gpus: &[&GpuReport], memory: MiB, hints: &mut Vec<Hint>) {
+    let gpus = || gpus.iter().copied();
+    let well = || gpus().filter(|gpu| gpu.health == Health::Ok);
     for gpu in well() {
         if let Some(holder) = gpu
             .holders
@@ -489,19 +572,4 @@ fn hints(gpus: &[GpuReport], ask: &Ask, unit: MemoryUnit) -> Vec<Hint> {
             memory: holder.memory,
         });
     }
-    let largest = gpus().map(|gpu| gpu.capacity).max().unwrap_or(MiB::ZERO);
-    if largest < memory {
-        hints.push(Hint::TooLarge {
-            units: unit.units_in(largest),
-            memory: largest,
-        });
-    }
-    let free = well().map(|gpu| gpu.free).max().unwrap_or(MiB::ZERO);
-    if unit.units_in(free) > 0 {
-        hints.push(Hint::AskLess {
-            units: unit.units_in(free),
-            memory: free,
-        });
-    }
-    hints
 }

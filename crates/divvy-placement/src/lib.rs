@@ -2,12 +2,12 @@
 //!
 //! - [`NodeState`]: one node's GPUs as its inventory or its capacity describes them
 //! - [`Ledger`]: nodes, pods and allocations in flight, updated event by event; what each GPU has left
-//! - [`Ask`], [`Choice`], [`Refusal`]: does it fit, on which GPU, and why not
+//! - [`Ask`], [`Choice`], [`Refusal`]: does it fit, on which GPUs, and why not
 //! - [`Topology`]: how a node's GPUs are connected, and which of them work best together
 //! - [`NodeReport`]: a refusal in full, for `divvy why`, events and error messages
 //! - [`Anomaly`]: what in the ledger should not be; [`Overbooked`]: a GPU that was promised twice, and to whom
 //! - [`Departed`]: a pod that vanished while its container ran, whose memory is not given again at once
-//! - [`Victims`]: who would have to go so that one GPU has room
+//! - [`Victims`]: who would have to go so that a GPU has room
 //! - [`Totals`]: numbers of the whole ledger, for metrics
 //! - [`policy`]: which node is best, and which of its GPUs: the policies, for the extender and the simulator
 //! - [`audit`]: whether a history kept to all of this
@@ -26,15 +26,16 @@ mod ledger;
 mod node;
 mod overbooked;
 pub mod policy;
+mod several;
 mod topology;
 mod totals;
 mod victims;
 mod view;
 
 pub use anomaly::Anomaly;
-pub use choose::{Ask, Choice, Question, Refusal};
+pub use choose::{Ask, Choice, ChosenGpu, Question, Refusal};
 pub use departed::{Departed, KeptFor};
-pub use explain::{DepartedHolder, GpuReport, Hint, Holder, HolderKind, NodeReport, PodReport, PodShare};
+pub use explain::{DepartedHolder, GpuReport, Hint, Holder, HolderKind, NodeReport, PodReport, PodShare, gpu_list};
 pub use ledger::{Ledger, Reservation, Standing};
 pub use node::{GpuState, NodeState, Source, Unusable};
 pub use overbooked::{Overbooked, Promise};

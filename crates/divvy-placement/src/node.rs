@@ -3,6 +3,8 @@ use std::fmt;
 
 use divvy_model::{Error, Gpu, Health, Inventory, MemoryUnit, MiB, Node, Prefer, legacy};
 
+use crate::Topology;
+
 /// What is known of one node: its GPUs, and whether and from what they may be offered.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NodeState {
@@ -14,6 +16,8 @@ pub struct NodeState {
     pub source: Source,
     /// The GPUs in ascending order of index, those that failed or cannot be offered among them.
     pub gpus: Vec<GpuState>,
+    /// How they are connected, by their positions in the list.
+    pub topology: Topology,
     /// Allocatable CPU in thousandths of a core.
     pub cpu_milli: u64,
     /// Allocatable main memory in bytes.
@@ -66,6 +70,16 @@ impl GpuState {
             }
         }
     }
+}
+
+fn topology(node: &Node, gpus: &[GpuState]) -> Topology {
+    let Some(Ok(inventory)) = &node.inventory else {
+        return Topology::default();
+    };
+    let links = |uuid: &str| inventory.gpu(uuid).map_or(&[][..], |gpu| gpu.links.as_slice());
+    let uuids = gpus.iter().map(|gpu| gpu.uuid.as_deref().unwrap_or_default());
+    let gpus: Vec<_> = uuids.map(|uuid| (uuid, links(uuid))).collect();
+    Topology::new(&gpus)
 }
 
 fn speed(gpu: &Gpu) -> (u16, u16, u32, u32) {
@@ -164,6 +178,7 @@ impl NodeState {
             name: node.name.clone(),
             uid: node.uid.clone(),
             source,
+            topology: topology(node, &gpus),
             gpus,
             cpu_milli: node.cpu_milli,
             memory_bytes: node.memory_bytes,

@@ -2,12 +2,12 @@ use divvy_model::{Health, MiB, Pod};
 
 use crate::{Ask, Ledger, NodeView, Source};
 
-/// Pods without which a GPU has room for another one.
+/// Pods without which a GPU, or several of a node, have room for another one.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Victims<'a> {
-    /// The GPU's index.
-    pub index: u32,
-    /// The pods; none if it has room already.
+    /// The GPUs' indices, ascending.
+    pub indices: Vec<u32>,
+    /// The pods; none if there is room already.
     pub pods: Vec<&'a Pod>,
 }
 
@@ -15,8 +15,8 @@ pub struct Victims<'a> {
 type Price = (Option<i64>, usize, MiB);
 
 impl Ledger {
-    /// Which pods of a node are to be evicted so that one GPU has room for a pod, when kube-scheduler, which knows sums only, proposes these UIDs; as UIDs, in
-    /// the order of the node's pods. `None`: no GPU has room whoever of lower priority goes.
+    /// Which pods of a node are to be evicted so that one GPU, or as many as it asks for, has room for a pod, when kube-scheduler, which knows sums only, proposes these UIDs; as UIDs, in
+    /// the order of the node's pods. `None`: there is no room whoever of lower priority goes.
     ///
     /// Those proposed are enough where they can be: kube-scheduler has seen to disruption budgets for them. Else all pods of lower priority count. The
     /// fewest of the lowest priority are taken. One that was proposed and has no GPU memory here is kept: it is in the way for another reason. So are
@@ -54,43 +54,73 @@ impl Ledger {
         Some(uids)
     }
 
-    /// The pods of lower priority that would have to go for a pod to have room on a GPU of a node, whatever else is in its way there.
+    /// The pods of lower priority that would have to go for a pod to have room on GPUs of a node, whatever else is in its way there.
     pub fn in_the_way(&self, node: &str, pod: &Pod) -> Option<Victims<'_>> {
         let view = self.node(node)?;
         let lower: Vec<&Pod> = view.pods().filter(|other| other.priority < pod.priority).collect();
         self.fewest(&view, &Ask::of(&pod.request, self.unit()), &lower)
     }
 
-    /// Of all GPUs the one with the cheapest victims among the candidates.
+    /// Of all GPUs the one with the cheapest victims among the candidates; of several one after the other, as who goes for one may make room on others.
     fn fewest<'a>(&self, view: &NodeView<'a>, ask: &Ask, candidates: &[&'a Pod]) -> Option<Victims<'a>> {
         let state = view.state().filter(|state| !matches!(state.source, Source::Unusable(_)))?;
+        if ask.gpus > 1 && state.source != Source::Inventory {
+            return None;
+        }
         let memory = ask.memory?;
-        let well = state
-            .gpus
-            .iter()
-            .enumerate()
-            .filter(|(_, gpu)| gpu.health == Health::Ok && ask.takes(gpu));
-        let priced = well.filter_map(|(position, gpu)| {
-            let (price, pods) = self.fewest_of(view, position, memory, candidates)?;
-            Some((price, gpu.index, pods))
-        });
-        let (_, index, pods) = priced.min_by_key(|(price, index, _)| (*price, *index))?;
-        Some(Victims { index, pods })
+        let mut open: Vec<usize> = (0..state.gpus.len())
+            .filter(|position| state.gpus[*position].health == Health::Ok && ask.takes(&state.gpus[*position]))
+            .collect();
+        let mut positions = Vec::new();
+        let mut pods: Vec<&Pod> = Vec::new();
+        for _ in 0..ask.gpus {
+            let priced = open.iter().filter_map(|position| {
+                let (price, more) = self.fewest_of(view, *position, memory, candidates, &pods)?;
+                Some((price, state.gpus[*position].index, *position, more))
+            });
+            let (_, _, position, more) = priced.min_by_key(|(price, index, ..)| (*price, *index))?;
+            open.retain(|other| *other != position);
+            positions.push(position);
+            pods.extend(more);
+        }
+        if ask.gpus > 1 {
+            self.spare(view, &positions, memory, &mut pods);
+        }
+        let mut indices: Vec<u32> = positions.into_iter().map(|position| state.gpus[position].index).collect();
+        indices.sort_unstable();
+        Some(Victims { indices, pods })
     }
 
+    /// Keeps those that need not go any more since others do, the dearest first.
+    fn spare<'a>(&self, view: &NodeView<'a>, positions: &[usize], memory: MiB, pods: &mut Vec<&'a Pod>) {
+        let mut order = pods.clone();
+        order.sort_by_key(|pod| (std::cmp::Reverse(dearness(pod)), pod.uid.as_str()));
+        for pod in order {
+            let others: Vec<&Pod> = pods.iter().filter(|other| other.uid != pod.uid).copied().collect();
+            let room = |position: &usize| view.free_beside(*position, self.held_by(view, *position, &others)) >= memory;
+            if positions.iter().all(room) {
+                *pods = others;
+            }
+        }
+    }
+
+    /// Who has to go beside those that are gone.
     fn fewest_of<'a>(
         &self,
         view: &NodeView<'a>,
         position: usize,
         memory: MiB,
         candidates: &[&'a Pod],
+        gone: &[&'a Pod],
     ) -> Option<(Price, Vec<&'a Pod>)> {
-        let room = |own: MiB| view.free_beside(position, own) >= memory;
+        let freed = self.held_by(view, position, gone);
+        let room = |own: MiB| view.free_beside(position, own.saturating_add(freed)) >= memory;
         if room(MiB::ZERO) {
             return Some(((None, 0, MiB::ZERO), Vec::new()));
         }
         let mut here: Vec<(i64, MiB, &Pod)> = candidates
             .iter()
+            .filter(|pod| !gone.iter().any(|other| other.uid == pod.uid))
             .map(|pod| (dearness(pod), self.held_at(view, position, pod), *pod))
             .filter(|(_, held, _)| *held > MiB::ZERO)
             .collect();
@@ -124,6 +154,11 @@ impl Ledger {
         let parts = view.state().map(|state| self.parts(state, &pod.held)).unwrap_or_default();
         let here = parts.iter().filter(|part| part.position == Some(position));
         here.fold(MiB::ZERO, |sum, part| sum.saturating_add(part.memory))
+    }
+
+    fn held_by(&self, view: &NodeView<'_>, position: usize, pods: &[&Pod]) -> MiB {
+        let held = pods.iter().map(|pod| self.held_at(view, position, pod));
+        held.fold(MiB::ZERO, MiB::saturating_add)
     }
 
     fn holds_here(&self, view: &NodeView<'_>, pod: &Pod) -> bool {

@@ -8,7 +8,7 @@ use std::fmt::Write as _;
 
 use divvy_cluster::objects::{NodeObject, PodObject, PodStatus};
 use divvy_model::{Health, Held, MiB, Node, Pod, runtime};
-use divvy_placement::{Ask, GpuReport, HolderKind, Ledger, NodeReport, Refusal};
+use divvy_placement::{Ask, GpuReport, HolderKind, Ledger, NodeReport, Refusal, gpu_list};
 use serde::Serialize;
 
 pub use placement::{Placement, placement, placement_text};
@@ -171,7 +171,7 @@ pub fn answer(ledger: &Ledger, pod: &Pod, object: &PodObject, sites: &BTreeMap<S
         state: "waiting",
         summary: String::new(),
         units: ask.units,
-        memory: ask.memory,
+        memory: ledger.unit().memory(ask.units),
         reported: reported(&status),
         holds: Vec::new(),
         nodes: Vec::new(),
@@ -193,7 +193,7 @@ pub fn answer(ledger: &Ledger, pod: &Pod, object: &PodObject, sites: &BTreeMap<S
     } else if pod.node.is_some() {
         bound(&mut answer, ledger, pod, &status);
     } else if sites.values().all(|site| site.sum.capacity == 0) {
-        nobody_offers(&mut answer, sites, &asked(&ask));
+        nobody_offers(&mut answer, sites, &asked_where(&ask));
     } else {
         waiting(&mut answer, ledger, &ask, pod, &|node| {
             obstacle(sites.get(node)?, node, &ask, object)
@@ -218,9 +218,9 @@ fn is_it_running(node: &str) -> String {
 }
 
 /// No node has a unit to give: Divvy is not there, or not ready anywhere.
-fn nobody_offers(answer: &mut Answer, sites: &BTreeMap<String, Site>, size: &str) {
+fn nobody_offers(answer: &mut Answer, sites: &BTreeMap<String, Site>, asked: &str) {
     answer.summary = format!(
-        "waits; it asks for {size} on one GPU, and no node of the cluster offers any {}: Divvy's agent is not installed, or not ready",
+        "waits; it asks for {asked}, and no node of the cluster offers any {}: Divvy's agent is not installed, or not ready",
         divvy_model::names::GPU_MEM
     );
     for (name, site) in sites {
@@ -328,37 +328,46 @@ fn waiting(answer: &mut Answer, ledger: &Ledger, ask: &Ask, pod: &Pod, obstacle:
     let reports = ledger.explain_all(ask);
     let (room, closed): (Vec<_>, Vec<_>) = reports
         .iter()
-        .filter(|report| matches!(report.verdict, Ok(Some(_))))
+        .filter(|report| has_room(report))
         .map(|report| (report, obstacle(&report.node)))
         .partition(|(_, obstacle)| obstacle.is_none());
-    let (size, place) = (asked(ask), where_asked(ask));
+    let asked = asked_where(ask);
     answer.summary = if let Some(Err(error)) = ask.rules.as_deref() {
         format!("waits; it goes nowhere: {error}")
     } else if let Some((report, _)) = room.first() {
-        format!(
-            "waits; it asks for {size} on {place}, and node {} has room for that now",
-            report.node
-        )
+        format!("waits; it asks for {asked}, and node {} has room for that now", report.node)
     } else if let Some((report, Some((reason, _)))) = closed.first() {
+        let what = if ask.gpus == 1 { "a GPU" } else { "as many GPUs" };
         format!(
-            "waits; it asks for {size} on {place}. Node {} has a GPU with that much free, but {reason}",
+            "waits; it asks for {asked}. Node {} has {what} with that much free, but {reason}",
             report.node
         )
+    } else if ask.gpus > 1 {
+        let most = reports
+            .iter()
+            .max_by_key(|report| (report.fitting(), std::cmp::Reverse(&report.node)));
+        match most.map(|report| (report, report.fitting())) {
+            Some((report, (fit, taken))) if taken > 0 => format!(
+                "waits; it asks for {asked}. No node has as many with that much free; on node {} it is {fit} of {taken}",
+                report.node
+            ),
+            _ => format!("waits; it asks for {asked}, and the cluster has none"),
+        }
     } else if let Some(report) = reports
         .iter()
         .filter(|report| ask.memory.is_some_and(|memory| report.sum_free() >= memory))
         .max_by_key(|report| report.largest_free())
     {
         format!(
-            "waits; it asks for {size} on {place}. Node {} has {} free in all, but at most {} on one GPU",
+            "waits; it asks for {asked}. Node {} has {} free in all, but at most {} on one GPU",
             report.node,
             amount(report.sum_free()),
             amount(report.largest_free())
         )
     } else if !reports.iter().flat_map(|report| &report.gpus).any(|gpu| gpu.taken) {
-        format!("waits; it asks for {size} on {place}, and the cluster has none")
+        format!("waits; it asks for {asked}, and the cluster has none")
     } else {
-        format!("waits; it asks for {size} on {place}, and none has that much free")
+        format!("waits; it asks for {asked}, and none has that much free")
     };
     if pod.deleting {
         answer.summary.push_str(" (it is being deleted)");
@@ -409,10 +418,18 @@ fn without_preemption(line: &str) -> &str {
     line.strip_suffix(" no new claims to deallocate,").unwrap_or(line)
 }
 
+fn has_room(report: &NodeReport) -> bool {
+    report.verdict.as_ref().is_ok_and(|gpus| !gpus.is_empty())
+}
+
 fn node_answer(report: &NodeReport) -> NodeAnswer {
     let reason = match &report.verdict {
-        Ok(Some(index)) => format!("GPU {index} has room"),
-        Ok(None) => "no GPU memory was asked for".to_owned(),
+        Ok(gpus) if gpus.is_empty() => "no GPU memory was asked for".to_owned(),
+        Ok(gpus) => format!("{} {} room", gpu_list(gpus), if gpus.len() == 1 { "has" } else { "have" }),
+        Err(Refusal::TooFewFit(ask)) => {
+            let (fit, taken) = report.fitting();
+            format!("{fit} of {taken} GPUs have {} free, {} are needed", asked(ask), ask.gpus)
+        }
         Err(Refusal::NoGpuFits) => {
             format!(
                 "at most {} free on one GPU, {} in all",
@@ -424,7 +441,7 @@ fn node_answer(report: &NodeReport) -> NodeAnswer {
     };
     NodeAnswer {
         node: report.node.clone(),
-        fits: matches!(report.verdict, Ok(Some(_))),
+        fits: has_room(report),
         reason,
         gpus: report.gpus.iter().map(gpu_answer).collect(),
     }
@@ -474,6 +491,7 @@ fn named(index: u32, model: &str) -> String {
     }
 }
 
+/// How much of each GPU.
 fn asked(ask: &Ask) -> String {
     match ask.memory {
         Some(memory) => amount(memory),
@@ -481,10 +499,15 @@ fn asked(ask: &Ask) -> String {
     }
 }
 
-/// `one GPU`, `a GPU of a product like a100*`
-fn where_asked(ask: &Ask) -> String {
-    ask.wanted()
-        .map_or_else(|| "one GPU".to_owned(), |rules| format!("a GPU {rules}"))
+/// `3 GiB on one GPU`, `3 GiB on a GPU of a product like a100*`, `4 GiB on each of 2 GPUs`
+fn asked_where(ask: &Ask) -> String {
+    let size = asked(ask);
+    match (ask.wanted(), ask.gpus) {
+        (None, 1) => format!("{size} on one GPU"),
+        (Some(rules), 1) => format!("{size} on a GPU {rules}"),
+        (None, gpus) => format!("{size} on each of {gpus} GPUs"),
+        (Some(rules), gpus) => format!("{size} on each of {gpus} GPUs {rules}"),
+    }
 }
 
 /// `20 GiB`, or `1500 MiB` where that is no whole number of GiB.

@@ -11,8 +11,8 @@ use super::{Core, Key};
 
 impl Core {
     /// Exactly `size` ids (as far as there are so many), all of `must_include` among them, as many as possible on one GPU:
-    /// that of `must_include`, else that of the pod that this call is probably for, else the fullest that has room. Any
-    /// input gets a legal answer: an error would reject the pod for good (research/reliability.md section 1.5).
+    /// that of `must_include`, else that of the pod that this call is probably for, else the fullest that has room. Of a pod on
+    /// several GPUs as many on each. Any input gets a legal answer: an error would reject the pod for good (research/reliability.md section 1.5).
     pub fn preferred(&mut self, available: &[String], must_include: &[String], size: usize) -> Vec<String> {
         self.guess = None;
         let mut seen = BTreeSet::new();
@@ -38,16 +38,27 @@ impl Core {
         let included = must_include
             .iter()
             .find_map(|id| id.parse::<DeviceId>().ok().map(|id| id.uuid().to_owned()));
-        let first = included.or_else(|| guess.as_ref().map(|(_, uuid)| uuid.clone()));
+        let wanted: &[String] = guess.as_ref().map_or(&[], |(_, uuids)| uuids);
+        if let (Some(each), [_, _, ..]) = (size.checked_div(wanted.len()), wanted) {
+            for uuid in wanted {
+                let here = |id: &&String| id.parse::<DeviceId>().is_ok_and(|id| id.uuid() == uuid);
+                let missing = each
+                    .saturating_sub(chosen.iter().filter(here).count())
+                    .min(size - chosen.len());
+                let Some(ids) = free.get_mut(uuid) else { continue };
+                chosen.extend((0..missing).filter_map(|_| ids.pop_first()).map(|(_, id)| id.to_owned()));
+            }
+        }
+        let first = included.or_else(|| wanted.first().cloned());
         let missing = |chosen: &Vec<String>| size.saturating_sub(chosen.len());
         let mut order: Vec<&String> = free.keys().collect();
         // After the wanted GPU: those that can take the rest alone, the fullest first; then the emptiest.
         order.sort_by_key(|uuid| {
             let room = free.get(*uuid).map_or(0, BTreeSet::len);
             let known = self.gpu(uuid).is_some();
-            let wanted = first.as_ref() == Some(*uuid);
+            let first = first.as_ref() == Some(*uuid);
             let fits = room >= missing(&chosen);
-            (!wanted, !known, !fits, if fits { room } else { usize::MAX - room })
+            (!first, !known, !fits, if fits { room } else { usize::MAX - room })
         });
         for uuid in order {
             let ids = free.get(uuid).into_iter().flatten();
@@ -59,9 +70,9 @@ impl Core {
         chosen
     }
 
-    /// The container that the kubelet is probably admitting, and its GPU: of a pod that is bound here, is not being deleted, has an
+    /// The container that the kubelet is probably admitting, and its GPUs: of a pod that is bound here, is not being deleted, has an
     /// allocation, and whose first container without a handout asks for this many. Of several the pod that was seen first.
-    fn likely_container(&self, size: usize, must_include: &[String]) -> Option<(Key, String)> {
+    fn likely_container(&self, size: usize, must_include: &[String]) -> Option<(Key, Vec<String>)> {
         let size = u64::try_from(size).ok().filter(|size| *size > 0)?;
         let mut candidates: Vec<_> = self
             .pods
@@ -89,19 +100,21 @@ impl Core {
             .collect();
         candidates.sort_by_key(|(seq, _, _)| *seq);
         candidates.into_iter().find_map(|(_, known, container)| {
-            let uuid = match &known.pin {
-                divvy_model::Held::Allocation(allocation) => allocation
-                    .containers
-                    .get(container)
-                    .and_then(|shares| shares.first())
-                    .map(|share| share.uuid.clone()),
-                held => self.shares(held).into_iter().next().map(|share| share.uuid),
-            }?;
+            let uuids: Vec<String> = match &known.pin {
+                divvy_model::Held::Allocation(allocation) => {
+                    let shares = allocation.containers.get(container)?;
+                    shares.iter().map(|share| share.uuid.clone()).collect()
+                }
+                held => self.shares(held).into_iter().take(1).map(|share| share.uuid).collect(),
+            };
+            if uuids.is_empty() {
+                return None;
+            }
             let key = Key {
                 uid: known.pod.uid.clone(),
                 container: container.clone(),
             };
-            Some((key, uuid))
+            Some((key, uuids))
         })
     }
 }

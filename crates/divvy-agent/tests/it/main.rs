@@ -7,4 +7,5 @@ mod node;
 mod races;
 mod random;
 mod reconcile;
+mod several;
 mod shell;

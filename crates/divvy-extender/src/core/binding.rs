@@ -16,7 +16,7 @@ pub struct BindingRequest {
     pub uid: String,
     /// The node.
     pub node: String,
-    /// Divvy's annotation and gpushare's five; none for a pod without GPU memory.
+    /// Divvy's annotation and gpushare's five, and a sixth for several GPUs; none for a pod without GPU memory.
     pub annotations: BTreeMap<String, String>,
 }
 
@@ -37,18 +37,26 @@ impl BindingRequest {
 }
 
 /// What is written on a pod that holds this on this node; `None` if the node has no such GPU. Divvy's own annotation names
-/// GPUs by UUID, so a node that is known only by gpushare's capacities gets gpushare's annotations alone.
+/// GPUs by UUID, so a node that is known only by gpushare's capacities gets gpushare's annotations alone. Of several GPUs those can name the first one
+/// only; all are in the one that gpushare's later version has for that, which `kubectl inspect gpushare` reads.
 pub(super) fn annotations(held: &Held, node: &NodeState, pod_units: u64, unix_ns: u64) -> Option<BTreeMap<String, String>> {
-    let (position, ours) = match held {
+    let (positions, ours): (Option<Vec<usize>>, _) = match held {
         Held::Allocation(allocation) => (
-            node.by_uuid(&allocation.gpus.first()?.uuid)?,
+            allocation.gpus.iter().map(|share| node.by_uuid(&share.uuid)).collect(),
             Some((names::ALLOCATION.to_owned(), allocation.to_json())),
         ),
-        Held::Legacy(legacy) => (node.by_index(*legacy.gpus.keys().next()?)?, None),
+        Held::Legacy(legacy) => (legacy.gpus.keys().map(|index| node.by_index(*index)).collect(), None),
         Held::Nothing | Held::Unreadable(_) => return None,
     };
-    let gpu = node.gpus.get(position)?;
-    let mut all = legacy::bind_annotations(gpu.index, gpu.units, pod_units, unix_ns);
+    let gpus: Option<Vec<_>> = positions?.into_iter().map(|position| node.gpus.get(position)).collect();
+    let gpus = gpus?;
+    let first = gpus.first()?;
+    let mut all = legacy::bind_annotations(first.index, first.units, pod_units, unix_ns);
+    if gpus.len() > 1 {
+        let each = pod_units / gpus.len() as u64;
+        let units = gpus.iter().map(|gpu| (gpu.index, each)).collect();
+        all.insert(names::GPUSHARE_ALLOCATION.to_owned(), legacy::allocation_text(&units));
+    }
     all.extend(ours);
     Some(all)
 }

@@ -36,7 +36,7 @@ impl Core {
         ranking
     }
 
-    /// The GPU that a pod gets on a node.
+    /// The GPUs that a pod gets on a node.
     pub(super) fn choose(&mut self, pod: &Pod, node: &str, ask: &Ask) -> Option<Choice> {
         let ledger = self.index.ledger();
         self.fleet.follow(ledger);

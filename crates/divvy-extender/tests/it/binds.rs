@@ -2,7 +2,7 @@
 //! research/reliability.md section 2.2, F numbers of its section 4.2.
 
 use divvy_extender::core::{Action, Core, Got, Posted, Timing};
-use divvy_model::{ContainerKind, ContainerRequest, Held, MemoryUnit};
+use divvy_model::{ContainerKind, ContainerRequest, GpuRules, Health, Held, Link, MemoryUnit, PodRequest};
 use proptest::prelude::*;
 
 use crate::values::*;
@@ -77,6 +77,67 @@ fn a_node_with_an_inventory_gets_both_forms_of_the_allocation() {
     );
     assert_eq!(text("ALIYUN_COM_GPU_MEM_ASSUME_TIME").len(), 19);
     assert_eq!(binding.annotations.len(), 6);
+}
+
+#[test]
+fn a_pod_on_several_gpus_gets_all_of_them_in_one_binding_and_in_the_form_that_inspect_reads() {
+    let mut q = pod("q", 12);
+    let rules = GpuRules {
+        gpus: Some(2),
+        ..GpuRules::default()
+    };
+    q.request = PodRequest::new(q.request.containers, Some(Ok(rules)));
+    let mut linked = node("n", &[16, 16, 16]);
+    if let Some(Ok(inventory)) = &mut linked.inventory {
+        inventory.gpus[2].links = vec![Link("GPU-n-1".to_owned(), "nvlink".to_owned(), 12)];
+    }
+    let mut core = synced(&[linked, gpushare_node("old", 32, 2)], std::slice::from_ref(&q));
+    let answer = core.filter(&q, ["n", "old"]).expect("synced");
+    assert_eq!((answer.passed.as_slice(), answer.failed.len()), (&[0][..], 1));
+    let (op, binding) = one_post(core.begin_bind(args(&q, "n"), at(0)).1);
+    let text = |key: &str| binding.annotations[key].as_str();
+    assert_eq!(
+        text("divvy.dev/allocation"),
+        r#"{"v":1,"gpus":[{"uuid":"GPU-n-1","memMiB":6144,"cores":0,"whole":false},{"uuid":"GPU-n-2","memMiB":6144,"cores":0,"whole":false}],"containers":{"main":[{"uuid":"GPU-n-1","memMiB":6144,"cores":0},{"uuid":"GPU-n-2","memMiB":6144,"cores":0}]}}"#
+    );
+    assert_eq!(text("scheduler.framework.gpushare.allocation"), r#"{"0":{"1":6,"2":6}}"#);
+    assert_eq!((text("ALIYUN_COM_GPU_MEM_IDX"), text("ALIYUN_COM_GPU_MEM_POD")), ("1", "12"));
+    assert_eq!(free(&core, "n"), [16, 10, 10]);
+    assert_eq!(one_answer(core.posted(op, Posted::Created, at(1))), Ok(()));
+    core.index_mut().apply_pod(bound(&q, &binding));
+    assert_eq!(free(&core, "n"), [16, 10, 10], "counted once");
+}
+
+#[test]
+fn a_bind_of_several_gpus_without_an_answer_is_sent_again_with_the_same_gpus_while_all_are_well() {
+    let mut q = pod("q", 12);
+    let rules = GpuRules {
+        gpus: Some(2),
+        ..GpuRules::default()
+    };
+    q.request = PodRequest::new(q.request.containers, Some(Ok(rules)));
+    let mut core = synced(&[node("n", &[16, 16, 16])], std::slice::from_ref(&q));
+    let (op, first) = one_post(core.begin_bind(args(&q, "n"), at(0)).1);
+    core.posted(op, Posted::Unknown("timeout".to_owned()), at(1));
+    core.got(op, Got::Found(Box::new(q.clone())), at(2));
+    let (op, second) = one_post(core.begin_bind(args(&q, "n"), at(3)).1);
+    assert_eq!(
+        first.annotations["divvy.dev/allocation"],
+        second.annotations["divvy.dev/allocation"]
+    );
+    core.posted(op, Posted::Unknown("timeout".to_owned()), at(4));
+    core.got(op, Got::Found(Box::new(q.clone())), at(5));
+    // One of the two fails: another choice, and what may still be carried out stays booked.
+    let mut failed = node("n", &[16, 16, 16]);
+    if let Some(Ok(inventory)) = &mut failed.inventory {
+        inventory.gpus[0].health = Health::Failed;
+    }
+    core.index_mut().apply_node(&failed);
+    let (op, ..) = one_get(core.begin_bind(args(&q, "n"), at(6)).1);
+    let (_, third) = one_post(core.got(op, Got::Found(Box::new(q.clone())), at(7)));
+    let text = &third.annotations["scheduler.framework.gpushare.allocation"];
+    assert_eq!(text, r#"{"0":{"1":6,"2":6}}"#);
+    assert_eq!(free(&core, "n"), [10, 4, 10]);
 }
 
 #[test]

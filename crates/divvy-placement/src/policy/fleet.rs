@@ -9,8 +9,8 @@ use super::hash::Mixer;
 use super::{
     Cost, Decision, Demand, GpuGroup, Limits, Mix, Models, NodeId, Placer, Policy, Shape, Term, demand_of, from_ledger, rank,
 };
-use crate::choose::best_fit;
-use crate::{Ask, Choice, Ledger, NodeView};
+use crate::choose::best;
+use crate::{Ask, Choice, Ledger, NodeView, several};
 
 /// A ledger's nodes under a policy. A change of a node costs what that node costs; a node with GPUs of several products is several
 /// nodes of the [`Placer`], of which the best counts.
@@ -49,8 +49,8 @@ pub struct Ranking {
 pub struct Offer {
     /// The node.
     pub node: String,
-    /// The GPU, by its position in [`crate::NodeState::gpus`].
-    pub gpu: usize,
+    /// The GPUs, by their positions in [`crate::NodeState::gpus`].
+    pub gpus: Vec<usize>,
     /// In what the policy counts: lower is better.
     pub cost: i64,
     /// What that is made of.
@@ -158,7 +158,8 @@ impl Fleet {
     /// What the pod would cost on these nodes.
     ///
     /// Of a pod with rules only GPUs count that it takes, and where it prefers some, only nodes with room on the best of these; the others have no
-    /// cost.
+    /// cost. One that asks for several GPUs gets those of one product and size, which are what the policies know; where that is possible nowhere, a
+    /// node is best on which it can have different ones.
     pub fn rank<'n, I>(&mut self, pod: &Pod, ask: &Ask, nodes: I, ledger: &Ledger) -> Ranking
     where
         I: IntoIterator<Item = &'n str> + Clone,
@@ -168,7 +169,7 @@ impl Fleet {
         let mut of: Vec<u32> = Vec::new();
         let mut count: u32 = 0;
         let mut most = 0;
-        for name in nodes {
+        for name in nodes.clone() {
             if ask.rules.is_none() {
                 ids.extend(self.nodes.get(name).into_iter().flatten().map(|group| group.id));
             } else if let Some((liking, groups)) = ledger.node(name).and_then(|view| self.liked(&view, ask)) {
@@ -194,6 +195,11 @@ impl Fleet {
             .best_of(&ids, &found)
             .and_then(|at| of.get(at))
             .map(|at| *at as usize);
+        let best = best.or_else(|| {
+            let nodes = nodes.into_iter().enumerate().filter(|_| ask.gpus > 1);
+            let fits = nodes.filter(|(_, node)| ledger.fits(node, ask, &pod.uid).is_ok());
+            fits.min_by_key(|(_, node)| (rank(node), *node)).map(|(at, _)| at)
+        });
         for (at, cost) in of.iter().zip(found) {
             let known = &mut costs[*at as usize];
             *known = lower(*known, cost);
@@ -201,21 +207,21 @@ impl Fleet {
         Ranking { costs, best }
     }
 
-    /// The GPU that a pod gets on a node: the policy's, as far as the ledger agrees that the pod takes it and that it has room; else the one that
-    /// fits best. `None` if none has room.
+    /// The GPUs that a pod gets on a node: the policy's, as far as the ledger agrees that the pod takes them and that they have room; else those that
+    /// fit best. `None` if it has no room.
     pub fn choose(&mut self, pod: &Pod, ask: &Ask, node: &str, ledger: &Ledger) -> Option<Choice> {
-        let position = self.gpu(pod, ask, node, ledger);
-        let chosen = position.and_then(|position| ledger.choose_at(node, position, ask).ok());
+        let positions = self.gpus(pod, ask, node, ledger);
+        let chosen = positions.and_then(|positions| ledger.choose_at(node, &positions, ask).ok());
         chosen.or_else(|| ledger.choose(node, ask).ok())
     }
 
-    /// The GPU of a node that is best for a pod, by its position in [`crate::NodeState::gpus`]; `None` if the policy sees no room.
-    pub fn gpu(&mut self, pod: &Pod, ask: &Ask, node: &str, ledger: &Ledger) -> Option<usize> {
+    /// The GPUs of a node that are best for a pod, by their positions in [`crate::NodeState::gpus`]; `None` if the policy sees no room.
+    pub fn gpus(&mut self, pod: &Pod, ask: &Ask, node: &str, ledger: &Ledger) -> Option<Vec<usize>> {
         let demand = demand_of(pod, ask)?;
         let view = ledger.node(node)?;
         let (_, ids) = self.liked(&view, ask)?;
         let decision = self.placer.decide_among(&demand, rank(&pod.uid), &ids)?;
-        self.position(&view, ask, decision)
+        self.positions(&view, ask, decision)
     }
 
     /// All nodes that the policy sees room on, on a GPU that the pod takes, the best first: what it prefers, then what costs least. Each is looked at by
@@ -236,12 +242,12 @@ impl Fleet {
             let (Some(cost), Some(decision)) = (cost, decision) else {
                 continue;
             };
-            let Some(gpu) = self.position(&view, ask, decision) else {
+            let Some(gpus) = self.positions(&view, ask, decision) else {
                 continue;
             };
             let offer = Offer {
                 node: view.name().to_owned(),
-                gpu,
+                gpus,
                 cost: cost.amount,
                 terms: self.placer.terms(&demand, decision.node),
             };
@@ -262,22 +268,33 @@ impl Fleet {
         Some((most, ids.collect()))
     }
 
-    /// The GPU of a decision. Those of a group are alike to the policy, not always to the pod: where it likes another one better, that.
-    fn position(&self, view: &NodeView<'_>, ask: &Ask, decision: Decision) -> Option<usize> {
+    /// The GPUs of a decision. Those of a group are alike to the policy, not always to the pod: where it likes another one better, that; and of several
+    /// those that work best together.
+    fn positions(&self, view: &NodeView<'_>, ask: &Ask, decision: Decision) -> Option<Vec<usize>> {
         let mut groups = self.nodes.get(view.name())?.iter();
         let group = groups.find(|group| group.id == decision.node)?;
+        if ask.gpus > 1 {
+            return several::best(view, ask, group.positions.iter().copied());
+        }
         let position = group.positions.get(decision.gpus.positions().next()?).copied()?;
         if ask.rules.is_none() || view.liking(position, ask) == group.liking(view, ask) {
-            return Some(position);
+            return Some(vec![position]);
         }
-        best_fit(view, ask).ok().map(|(position, _)| position)
+        best(view, ask).ok()
     }
 }
 
 impl Group {
-    /// How much a pod likes the best of its GPUs that it takes and that has room; `None` if there is none.
+    /// How much a pod likes the best of its GPUs that it takes and that has room, or the least liked of as many as it needs; `None` if there are not
+    /// as many.
     fn liking(&self, view: &NodeView<'_>, ask: &Ask) -> Option<u64> {
-        self.positions.iter().filter_map(|position| view.liking(*position, ask)).max()
+        let likings = self.positions.iter().filter_map(|position| view.liking(*position, ask));
+        if ask.gpus == 1 {
+            return likings.max();
+        }
+        let mut likings: Vec<u64> = likings.collect();
+        likings.sort_unstable_by_key(|liking| Reverse(*liking));
+        likings.get(ask.gpus - 1).copied()
     }
 }
 

@@ -88,7 +88,7 @@ pub fn demand_of(pod: &Pod, ask: &Ask) -> Option<Demand> {
         cpu_milli: clamp(pod.cpu_milli),
         // Rounded up, as what is left is rounded down.
         memory_mib: clamp(pod.memory_bytes.div_ceil(1 << 20)),
-        gpus: u8::from(memory > 0),
+        gpus: if memory > 0 { u8::try_from(ask.gpus).ok()? } else { 0 },
         share: Share::Memory(memory),
         models: ModelSet::ANY,
     })

@@ -50,7 +50,7 @@ fn a_pods_containers_share_one_gpu() {
     // Case 7
     let asked = Ask::of(&request(&[5, 5, 0]), GIB);
     assert_eq!(asked.units, 10);
-    assert_eq!(fixture().choose("n1", &asked).expect("fits").index, 1);
+    assert_eq!(fixture().choose("n1", &asked).expect("fits").gpus[0].index, 1);
 }
 
 #[test]
@@ -62,10 +62,10 @@ fn the_smallest_gpu_that_is_enough_is_chosen_and_of_equals_the_first() {
     for (index, free) in [12207, 8138, 4069, 16276].into_iter().enumerate() {
         ledger.apply_pod(gpushare_pod(&format!("p{index}"), "n", index as u32, 16276 - free));
     }
-    assert_eq!(ledger.choose("n", &Ask::new(8138, mib)).expect("fits").index, 1);
+    assert_eq!(ledger.choose("n", &Ask::new(8138, mib)).expect("fits").gpus[0].index, 1);
     // Case 15
-    assert_eq!(fixture().choose("n1", &ask(6)).expect("fits").index, 0);
-    assert_eq!(fixture().choose("n4", &ask(3)).expect("fits").index, 0);
+    assert_eq!(fixture().choose("n1", &ask(6)).expect("fits").gpus[0].index, 0);
+    assert_eq!(fixture().choose("n4", &ask(3)).expect("fits").gpus[0].index, 0);
 }
 
 #[test]
@@ -96,12 +96,12 @@ fn each_gpu_counts_by_its_own_size() {
     let mut ledger = Ledger::new(GIB);
     ledger.apply_node(&divvy_node("mixed", &[40, 40, 14]));
     assert_eq!(free(&ledger, "mixed"), [40, 40, 14]);
-    assert_eq!(ledger.choose("mixed", &ask(14)).expect("fits").index, 2);
-    assert_eq!(ledger.choose("mixed", &ask(15)).expect("fits").index, 0);
+    assert_eq!(ledger.choose("mixed", &ask(14)).expect("fits").gpus[0].index, 2);
+    assert_eq!(ledger.choose("mixed", &ask(15)).expect("fits").gpus[0].index, 0);
     assert_eq!(ledger.choose("mixed", &ask(41)), Err(Refusal::NoGpuFits));
     ledger.apply_pod(divvy_pod("p", "mixed", 1, 30));
-    assert_eq!(ledger.choose("mixed", &ask(15)).expect("fits").index, 0);
-    assert_eq!(ledger.choose("mixed", &ask(3)).expect("fits").index, 1);
+    assert_eq!(ledger.choose("mixed", &ask(15)).expect("fits").gpus[0].index, 0);
+    assert_eq!(ledger.choose("mixed", &ask(3)).expect("fits").gpus[0].index, 1);
     // gpushare's index names the same GPU.
     ledger.apply_pod(gpushare_pod("old", "mixed", 1, 10));
     assert_eq!(free(&ledger, "mixed"), [40, 0, 14]);
@@ -120,7 +120,7 @@ fn a_gpu_that_failed_is_not_offered_and_its_neighbours_are_used_to_the_last_unit
         ledger.apply_node(&node);
         ledger.apply_pod(divvy_pod("p", "n1", 0, 10));
         assert_eq!(filter(&ledger, "n1", 8), INSUFFICIENT);
-        assert_eq!(ledger.choose("n1", &ask(6)).expect("fits").index, 0);
+        assert_eq!(ledger.choose("n1", &ask(6)).expect("fits").gpus[0].index, 0);
         let report = ledger.explain("n1", &ask(8));
         assert!(
             report
@@ -336,7 +336,7 @@ fn a_refusal_says_what_is_in_the_way_and_what_would_help() {
         hints[0],
         "no GPU of this node is that large, even empty: the largest has 16 units (16384 MiB)"
     );
-    assert_eq!(ledger.explain("n4", &ask(16)).verdict, Ok(Some(0)));
+    assert_eq!(ledger.explain("n4", &ask(16)).verdict, Ok(vec![0]));
     assert_eq!(ledger.explain("nx", &ask(1)).to_string(), "node nx is not known");
     assert_eq!(ledger.explain_all(&ask(1)).len(), 4);
 }

@@ -2,9 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use divvy_model::{Health, Node, Phase, Pod};
+use divvy_model::{GpuRules, Health, Node, Phase, Pod, PodRequest};
 use divvy_placement::policy::{Fleet, Limits, Policy, Ranking};
-use divvy_placement::{Ask, Ledger, Reservation, Standing};
+use divvy_placement::{Ask, Choice, Ledger, Reservation, Standing};
 use proptest::prelude::*;
 
 use crate::fixture::*;
@@ -15,7 +15,15 @@ const NODES: [&str; 5] = ["n0", "n1", "n2", "n3", "n4"];
 fn node(at: usize, kind: usize) -> Node {
     let name = NODES[at];
     let mut node = match kind % 6 {
-        0 | 1 => divvy_node(name, &[16, 16, 16]),
+        0 => divvy_node(name, &[16, 16, 16]),
+        1 => {
+            let mut node = divvy_node(name, &[16, 16, 16, 16]);
+            for (a, b) in [(0, 2), (1, 3)] {
+                let link = divvy_model::Link(uuid(name, b), "nvlink".to_owned(), 4);
+                edit_gpu(&mut node, a, |gpu| gpu.links.push(link));
+            }
+            node
+        }
         2 => divvy_node(name, &[16, 40, 16]),
         3 => gpushare_node(name, 32, 2),
         4 => gpushare_node(name, 0, 0),
@@ -37,12 +45,25 @@ fn asking(number: usize, units: u64) -> Pod {
     }
 }
 
+/// As `asking`, that many units of each of so many GPUs.
+fn asking_several(number: usize, units: u64, gpus: u32) -> Pod {
+    let mut pod = asking(number, units * u64::from(gpus));
+    if gpus > 1 {
+        let rules = GpuRules {
+            gpus: Some(gpus),
+            ..GpuRules::default()
+        };
+        pod.request = PodRequest::new(pod.request.containers, Some(Ok(rules)));
+    }
+    pod
+}
+
 #[derive(Debug, Clone)]
 enum Event {
     Node(usize, usize),
     NodeGone(usize),
     /// A pod comes, and is bound to the best node and GPU; or reserved there only.
-    Arrive(u64, bool),
+    Arrive(u64, u32, bool),
     /// A pod appears where somebody else has put it.
     Appear(usize, usize, u64),
     End(usize),
@@ -56,7 +77,7 @@ fn event() -> impl Strategy<Value = Event> {
     prop_oneof![
         2 => (0..NODES.len(), 0_usize..6).prop_map(|(at, kind)| Event::Node(at, kind)),
         1 => (0..NODES.len()).prop_map(Event::NodeGone),
-        8 => (0_u64..20, any::<bool>()).prop_map(|(units, bound)| Event::Arrive(units, bound)),
+        8 => (0_u64..20, 1_u32..4, any::<bool>()).prop_map(|(units, gpus, bound)| Event::Arrive(units, gpus, bound)),
         2 => (0..NODES.len(), 0_usize..3, 1_u64..10).prop_map(|(node, gpu, units)| Event::Appear(node, gpu, units)),
         2 => any::<usize>().prop_map(Event::End),
         2 => any::<usize>().prop_map(Event::Gone),
@@ -106,7 +127,7 @@ impl World {
     }
 
     /// Where the policy would have the pod, after what it says was checked.
-    fn place(&mut self, pod: &Pod) -> Option<(&'static str, usize)> {
+    fn place(&mut self, pod: &Pod) -> Option<(&'static str, Choice)> {
         let ask = Ask::of(&pod.request, GIB);
         self.fleet.follow(&self.ledger);
         // Prices are of the last look at the nodes.
@@ -121,18 +142,27 @@ impl World {
         assert_eq!(found, fresh.rank(pod, &ask, NODES, &self.ledger), "{pod:?}");
         for (name, cost) in NODES.iter().zip(&found.costs).filter(|_| ask.units > 0) {
             let fits = self.ledger.fits(name, &ask, "somebody").is_ok();
-            assert_eq!(cost.is_some(), fits, "{name} for {ask}");
-            let gpu = self.fleet.gpu(pod, &ask, name, &self.ledger);
-            assert_eq!(gpu.is_some(), fits, "{name} for {ask}");
-            assert_eq!(gpu, fresh.gpu(pod, &ask, name, &self.ledger), "{name} for {ask}");
-            if let Some(position) = gpu {
-                let choice = self.ledger.choose_at(name, position, &ask).expect("what is chosen fits");
-                assert_eq!(choice.units, ask.units);
+            assert_eq!(fits, self.ledger.choose(name, &ask).is_ok(), "{name} for {ask}");
+            // Of GPUs of several products together the policies know nothing.
+            assert!(fits || cost.is_none(), "{name} for {ask}");
+            assert!(cost.is_some() || !fits || ask.gpus > 1, "{name} for {ask}");
+            let gpus = self.fleet.gpus(pod, &ask, name, &self.ledger);
+            assert_eq!(gpus.is_some(), cost.is_some(), "{name} for {ask}");
+            assert_eq!(gpus, fresh.gpus(pod, &ask, name, &self.ledger), "{name} for {ask}");
+            let chosen = self.fleet.choose(pod, &ask, name, &self.ledger);
+            assert_eq!(chosen.is_some(), fits, "{name} for {ask}");
+            if let Some(positions) = gpus {
+                let choice = self.ledger.choose_at(name, &positions, &ask).expect("what is chosen fits");
+                assert_eq!((choice.units, choice.gpus.len()), (ask.units, ask.gpus));
+                assert_eq!(Some(choice), chosen);
             }
         }
         self.alone_is_no_worse(pod, &ask, &found);
         let best = NODES[found.best?];
-        Some((best, self.fleet.gpu(pod, &ask, best, &self.ledger).filter(|_| ask.units > 0)?))
+        Some((
+            best,
+            self.fleet.choose(pod, &ask, best, &self.ledger).filter(|_| ask.units > 0)?,
+        ))
     }
 
     /// Asked about without the best, the others keep their order.
@@ -163,7 +193,7 @@ impl World {
             Event::NodeGone(at) => {
                 self.ledger.delete_node(NODES[at]);
             }
-            Event::Arrive(units, bound) => self.arrive(units, bound),
+            Event::Arrive(units, gpus, bound) => self.arrive(units, gpus, bound),
             Event::Appear(node, gpu, units) => {
                 self.number += 1;
                 self.put(divvy_pod(&format!("p{}", self.number), NODES[node], gpu, units));
@@ -197,15 +227,13 @@ impl World {
         }
     }
 
-    fn arrive(&mut self, units: u64, bound: bool) {
+    fn arrive(&mut self, units: u64, gpus: u32, bound: bool) {
         self.number += 1;
-        let pod = asking(self.number, units);
+        let pod = asking_several(self.number, units, gpus);
         self.fleet.arrived(&pod, &self.ledger);
         self.history.push(pod.clone());
         self.put(pod.clone());
-        let Some((node, position)) = self.place(&pod) else { return };
-        let ask = Ask::of(&pod.request, GIB);
-        let choice = self.ledger.choose_at(node, position, &ask).expect("what is chosen fits");
+        let Some((node, choice)) = self.place(&pod) else { return };
         let held = choice.held(&pod.request, GIB);
         if bound {
             self.put(Pod {
@@ -260,9 +288,8 @@ fn choices(policy: Policy, nodes: &[Node], pods: u64) -> Vec<(String, u32)> {
         fleet.follow(&ledger);
         fleet.arrived(&pod, &ledger);
         let best = names[fleet.rank(&pod, &ask, names.iter().copied(), &ledger).best.expect("room")];
-        let position = fleet.gpu(&pod, &ask, best, &ledger).expect("room");
-        let choice = ledger.choose_at(best, position, &ask).expect("fits");
-        chosen.push((best.to_owned(), choice.index));
+        let choice = fleet.choose(&pod, &ask, best, &ledger).expect("fits");
+        chosen.push((best.to_owned(), choice.gpus[0].index));
         ledger.apply_pod(Pod {
             node: Some(best.to_owned()),
             held: choice.held(&pod.request, GIB),

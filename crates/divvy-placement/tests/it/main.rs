@@ -10,5 +10,6 @@ mod mapping;
 mod policies;
 mod recount;
 mod rules;
+mod several;
 mod topology;
 mod victims;

@@ -50,12 +50,16 @@ fn check(ledger: &Ledger, pod: &Pod, expected: [Option<u32>; 4]) {
     let ask = Ask::of(&pod.request, GIB);
     for (node, expected) in NODES.iter().zip(expected) {
         let chosen = ledger.choose(node, &ask);
-        assert_eq!(chosen.as_ref().map(|choice| choice.index).ok(), expected, "{ask} on {node}");
+        assert_eq!(
+            chosen.as_ref().map(|choice| choice.gpus[0].index).ok(),
+            expected,
+            "{ask} on {node}"
+        );
         assert_eq!(ledger.fits(node, &ask, "p").is_ok(), expected.is_some(), "{ask} on {node}");
         let report = ledger.explain(node, &ask);
         assert_eq!(report.verdict.is_ok(), expected.is_some(), "{report}");
         for (position, gpu) in report.gpus.iter().enumerate() {
-            let at = ledger.choose_at(node, position, &ask);
+            let at = ledger.choose_at(node, &[position], &ask);
             assert_eq!(gpu.fits, at.is_ok(), "{ask} on {node}, GPU {position}");
         }
     }
@@ -144,11 +148,15 @@ fn a_node_costs_what_the_gpus_cost_that_the_pod_takes() {
             let offered: Vec<(String, usize, i64)> = fleet
                 .offers(&wants, &ask, ledger)
                 .into_iter()
-                .map(|offer| (offer.node, offer.gpu, offer.cost))
+                .map(|offer| (offer.node, offer.gpus[0], offer.cost))
                 .filter(|(node, ..)| node == "mixed")
                 .collect();
             let choice = fleet.choose(&wants, &ask, "mixed", ledger).expect("room");
-            (fleet.rank(&wants, &ask, ["mixed"], ledger).costs, offered, choice.index)
+            (
+                fleet.rank(&wants, &ask, ["mixed"], ledger).costs,
+                offered,
+                choice.gpus[0].index,
+            )
         };
         let (costs, offered, index) = cost(&ledger());
         assert_eq!(costs, cost(&only).0, "{policy}");

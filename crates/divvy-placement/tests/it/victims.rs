@@ -80,7 +80,7 @@ fn the_lowest_priority_goes_first_then_the_fewest_then_the_least_memory() {
     let way = |units| {
         let victims = found.in_the_way("n1", &urgent(units)).expect("some");
         (
-            victims.index,
+            victims.indices[0],
             victims.pods.iter().map(|pod| pod.name.as_str()).collect::<Vec<_>>(),
         )
     };
@@ -105,7 +105,7 @@ fn a_pod_that_is_being_deleted_anyway_goes_before_any_other() {
         "what was proposed is enough"
     );
     let found = ledger.in_the_way("n1", &urgent(16)).expect("some");
-    assert_eq!((found.index, found.pods[0].name.as_str()), (1, "b"));
+    assert_eq!((found.indices[0], found.pods[0].name.as_str()), (1, "b"));
 }
 
 #[test]
@@ -155,7 +155,7 @@ proptest! {
         let mut all = Vec::new();
         for (number, (gpu, units, priority)) in pods.iter().enumerate() {
             let pod = Pod { priority: *priority, ..divvy_pod(&format!("p{number}"), "n1", *gpu, *units) };
-            if ledger.choose_at("n1", *gpu, &ask(*units)).is_ok() {
+            if ledger.choose_at("n1", &[*gpu], &ask(*units)).is_ok() {
                 ledger.apply_pod(pod.clone());
                 all.push(pod);
             }

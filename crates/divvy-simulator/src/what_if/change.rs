@@ -69,9 +69,12 @@ fn in_units(node: &mut Node, old: MemoryUnit, new: MemoryUnit) {
 }
 
 fn ask_in_units(pod: &mut Pod, old: MemoryUnit, new: MemoryUnit) {
+    let rules = pod.request.rules.as_deref().and_then(|rules| rules.as_ref().ok());
+    let gpus = u64::from(rules.and_then(|rules| rules.gpus).unwrap_or(1).max(1));
     for container in &mut pod.request.containers {
         if container.units > 0 {
-            container.units = units_for(old.memory(container.units), new);
+            // What is spread over several GPUs can be, afterwards, too.
+            container.units = gpus.saturating_mul(units_for(old.memory(container.units.div_ceil(gpus)), new));
         }
     }
     if let Held::Legacy(legacy) = &mut pod.held {

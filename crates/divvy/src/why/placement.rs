@@ -4,10 +4,10 @@ use std::fmt::Write as _;
 
 use divvy_model::{Held, Pod};
 use divvy_placement::policy::{Fleet, Limits, Offer, Policy};
-use divvy_placement::{Ask, Ledger};
+use divvy_placement::{Ask, GpuState, Ledger, gpu_list};
 use serde::Serialize;
 
-use super::{asked, named};
+use super::{asked, asked_where, named};
 use crate::printer::columns;
 
 /// So many nodes are shown.
@@ -38,7 +38,7 @@ pub struct Placement {
 pub struct Candidate {
     /// Its name.
     pub node: String,
-    /// The GPU that the pod would get: `GPU 0 (NVIDIA …)`.
+    /// The GPU that the pod would get: `GPU 0 (NVIDIA …)`; of several `GPUs 0 and 2 (NVIDIA …)`.
     pub gpu: String,
     /// What the policy compares; lower is better.
     pub cost: i64,
@@ -72,14 +72,18 @@ pub fn placement(ledger: &Ledger, pod: &Pod, policy: Policy) -> Placement {
     let offers = fleet.offers(pod, &ask, &without);
     let candidate = |offer: &Offer| {
         let view = without.node(&offer.node);
-        let gpu = view.and_then(|view| view.state()).and_then(|state| state.gpus.get(offer.gpu));
+        let state = view.and_then(|view| view.state());
+        let gpus: Vec<&GpuState> = state
+            .iter()
+            .flat_map(|state| offer.gpus.iter().filter_map(|at| state.gpus.get(*at)))
+            .collect();
         let terms = offer.terms.iter().map(|term| TermAnswer {
             name: term.name,
             milli: term.milli,
         });
         Candidate {
             node: offer.node.clone(),
-            gpu: gpu.map_or_else(|| "-".to_owned(), |gpu| named(gpu.index, &gpu.model)),
+            gpu: names_of(&gpus),
             cost: offer.cost,
             terms: terms.collect(),
         }
@@ -87,10 +91,25 @@ pub fn placement(ledger: &Ledger, pod: &Pod, policy: Policy) -> Placement {
     Placement {
         pod: pod.key().to_string(),
         policy: policy.name(),
-        asks: asked(&ask),
+        asks: match ask.gpus {
+            1 => asked(&ask),
+            _ => asked_where(&ask),
+        },
         node: pod.node.clone(),
         nodes: offers.len(),
         best: offers.iter().take(SHOWN).map(candidate).collect(),
+    }
+}
+
+fn names_of(gpus: &[&GpuState]) -> String {
+    let indices: Vec<u32> = gpus.iter().map(|gpu| gpu.index).collect();
+    match gpus {
+        [] => "-".to_owned(),
+        [gpu] => named(gpu.index, &gpu.model),
+        [first, others @ ..] if others.iter().all(|gpu| gpu.model == first.model) && !first.model.is_empty() => {
+            format!("{} ({})", gpu_list(&indices), first.model)
+        }
+        _ => gpu_list(&indices),
     }
 }
 

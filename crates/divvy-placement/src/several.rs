@@ -1,0 +1,48 @@
+//! Several GPUs of one node for a pod.
+
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
+
+use crate::{Ask, Candidate, NodeView};
+
+/// Of the GPUs at these positions as many as are asked for, in ascending order; `None` if not as many have room.
+///
+/// First what the pod prefers; then GPUs of one product and size, as far as there are as many; of these what works best together
+/// ([`crate::Topology::choose`]).
+pub(crate) fn best(view: &NodeView<'_>, ask: &Ask, among: impl IntoIterator<Item = usize>) -> Option<Vec<usize>> {
+    let state = view.state()?;
+    let with_liking = among
+        .into_iter()
+        .filter_map(|position| Some((view.liking(position, ask)?, position)));
+    let mut liked: Vec<(u64, usize)> = with_liking.collect();
+    liked.sort_unstable_by_key(|(liking, position)| (Reverse(*liking), *position));
+    // Those that it likes better than the last that it needs are taken whatever they are connected to.
+    let (least, _) = *liked.get(ask.gpus.checked_sub(1)?)?;
+    liked.retain(|(liking, _)| *liking >= least);
+    let candidates: Vec<Candidate> = liked
+        .into_iter()
+        .map(|(liking, position)| Candidate {
+            position,
+            free: view.free(position),
+            must: liking > least,
+        })
+        .collect();
+    let mut alike: BTreeMap<_, Vec<Candidate>> = BTreeMap::new();
+    for candidate in &candidates {
+        let gpu = &state.gpus[candidate.position];
+        alike.entry((gpu.model.as_str(), gpu.total)).or_default().push(*candidate);
+    }
+    let musts = candidates.iter().filter(|candidate| candidate.must).count();
+    let enough = |of: &&Vec<Candidate>| of.iter().filter(|candidate| candidate.must).count() == musts;
+    let sets = alike
+        .values()
+        .filter(enough)
+        .filter_map(|of| state.topology.choose(of, ask.gpus));
+    let best = sets.min_by_key(|set| {
+        let free = set
+            .iter()
+            .fold(0_u64, |sum, position| sum.saturating_add(view.free(*position).0));
+        (Reverse(state.topology.worth(set)), free, set.clone())
+    });
+    best.or_else(|| state.topology.choose(&candidates, ask.gpus))
+}
