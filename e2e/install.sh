@@ -175,8 +175,11 @@ wanted() {
   check "a preference" refused_with 'divvy.dev/gpu-prefer: "best" was found; which GPUs come first is fastest, most-memory or least-memory' \
     would_create 'divvy.dev/gpu-prefer: best'
   check "names" refused_with 'divvy.dev/gpu-uuid: "GPU-1," was found; GPUs are named by their UUIDs' would_create 'divvy.dev/gpu-uuid: "GPU-1,"'
+  check "how many GPUs" refused_with 'divvy.dev/gpus: "17" was found; over how many GPUs of one node' would_create 'divvy.dev/gpus: "17"'
+  check "more GPUs than units" refused_with 'divvy.dev/gpus: "2" was found, but a container asks for a number of units of aliyun.com/gpu-mem (1)' \
+    would_create 'divvy.dev/gpus: "2"'
   check "what is right is taken" would_create \
-    'divvy.dev/gpu-model: "A100*, !A100-PCIE*", divvy.dev/gpu-memory: ">=40Gi", divvy.dev/gpu-prefer: fastest, divvy.dev/gpu-uuid: "GPU-1, GPU-2"'
+    'divvy.dev/gpu-model: "A100*, !A100-PCIE*", divvy.dev/gpu-memory: ">=40Gi", divvy.dev/gpu-prefer: fastest, divvy.dev/gpu-uuid: "GPU-1, GPU-2", divvy.dev/gpus: "1"'
 }
 
 token() { # [of the running agent's pod]

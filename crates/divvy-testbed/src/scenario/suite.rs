@@ -38,6 +38,8 @@ pub enum Scene {
     Packed,
     /// A pod does not take any GPU.
     Wanted,
+    /// A pod's memory on two GPUs.
+    Several,
     /// A pod of higher priority.
     Preempted,
     /// SIGTERM ignored.
@@ -74,7 +76,7 @@ pub enum Scene {
 
 impl Scene {
     /// All of them, in the order in which they are played.
-    pub const ALL: [Scene; 25] = [
+    pub const ALL: [Scene; 26] = [
         Scene::Tour,
         Scene::TooLarge,
         Scene::SeveralContainers,
@@ -84,6 +86,7 @@ impl Scene {
         Scene::Many,
         Scene::Packed,
         Scene::Wanted,
+        Scene::Several,
         Scene::Preempted,
         Scene::Stubborn,
         Scene::Forced,
@@ -132,6 +135,10 @@ impl Scene {
                 "small pods share one GPU though kube-scheduler alone would spread them",
             ),
             Scene::Wanted => ("wanted", "pods say which product they take, how large, and which they prefer"),
+            Scene::Several => (
+                "several",
+                "a pod's memory lies on two GPUs, those with NVLinks to each other, and it sees exactly both",
+            ),
             Scene::Preempted => (
                 "preempted",
                 "a pod of high priority evicts those that make room on one GPU; `why` when sums say that there is room",
@@ -176,7 +183,7 @@ impl Scene {
         match self {
             Scene::Tour | Scene::TooLarge | Scene::Many | Scene::Stubborn | Scene::Drained => &[Machine::Laptop, Machine::Mixed],
             Scene::Packed | Scene::Wanted => &[Machine::Laptop, Machine::Mixed],
-            Scene::Libraries | Scene::Preempted => &[Machine::Mixed],
+            Scene::Libraries | Scene::Preempted | Scene::Several => &[Machine::Mixed],
             _ => &[Machine::Laptop],
         }
     }
@@ -196,6 +203,7 @@ impl Scene {
             Scene::Many => pods::many(play).await,
             Scene::Packed => placement::packed(play).await,
             Scene::Wanted => placement::wanted(play).await,
+            Scene::Several => placement::several(play).await,
             Scene::Preempted => placement::preempted(play).await,
             Scene::Stubborn => ends::stubborn(play).await,
             Scene::Forced => ends::forced(play).await,

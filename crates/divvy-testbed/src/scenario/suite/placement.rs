@@ -84,6 +84,51 @@ pub(super) async fn wanted<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), Sto
     .await
 }
 
+/// The mixed node's A100 have NVLinks to each other; its T4 has none.
+pub(super) async fn several<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), Stop> {
+    play.scene("A pod's memory lies on two GPUs: those that are connected best, and it sees both and no other")
+        .await?;
+    let mixed = play.ready(Machine::Mixed).await?;
+    let on_two = |name: &str, units: u64| pod(name).gpu_mem(units).grace_seconds(1).annotation(names::GPUS, "2");
+    let text = |units: u64| format!("asks for {units} GiB, with {}: \"2\"", names::GPUS);
+    play.create(&on_two("pair", 20), &text(20)).await?;
+    sees_both(play, "pair", &mixed, 20).await?;
+    play.used(&mixed, 20).await?;
+    play.create(&on_two("larger", 62), &text(62)).await?;
+    play.refused("larger", "fewer than 2 GPUs with 31744 MiB free").await?;
+    let why = ["asks for 31 GiB on each of 2 GPUs", "0 of 3", "a request of at most 60"];
+    play.why("larger", &why).await?;
+    play.create(
+        &on_two("no-two", 2).annotation(names::GPU_MODEL, "T4"),
+        &format!("{} and {}: T4, of which there is one", text(2), names::GPU_MODEL),
+    )
+    .await?;
+    play.refused("no-two", "fewer than 2 GPUs of a product like t4").await?;
+    play.delete("default", "pair", "as its owner wishes").await?;
+    sees_both(play, "larger", &mixed, 62).await
+}
+
+async fn sees_both<C: Cluster>(play: &mut Play<'_, C>, name: &str, mixed: &str, units: u64) -> Result<(), Stop> {
+    let (object, reports) = play.started("default", name).await?;
+    let node = object.spec.node_name.unwrap_or_default();
+    let Some(report) = reports.first() else { return Ok(()) };
+    let is_gpu = |path: &&String| path.strip_prefix("/dev/nvidia").is_some_and(|minor| minor.parse::<u32>().is_ok());
+    let gpus: Vec<&String> = report.devices.iter().filter(is_gpu).collect();
+    play.check(
+        node == mixed && gpus == ["/dev/nvidia0", "/dev/nvidia1"],
+        &format!("{name}'s container sees both A100 of {mixed} and no other GPU"),
+        || format!("{gpus:?} of {node}"),
+    )?;
+    let env = |key: &str| report.env.get(key).map(String::as_str);
+    let told = [env(names::ALIYUN_IDX), env(names::ALIYUN_CONTAINER), env(names::ALIYUN_DEV)];
+    let units = units.to_string();
+    play.check(
+        told == [Some("0,1"), Some(&units), Some("40")],
+        "it is told both indices and its memory on both",
+        || format!("{told:?}"),
+    )
+}
+
 /// A class of every cluster, whose pods may evict ordinary ones.
 const URGENT: &str = "system-cluster-critical";
 

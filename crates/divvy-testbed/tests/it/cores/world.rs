@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use divvy_extender::core::BindArgs;
 use divvy_model::ContainerKind::{App, Init, Sidecar};
-use divvy_model::{ContainerKind, ContainerRequest, Health, MiB, Pod, PodKey, PodRequest};
+use divvy_model::{ContainerKind, ContainerRequest, GpuRules, Health, MiB, Pod, PodKey, PodRequest};
 
 use super::api::{Api, booked, share};
 use super::extender::Extender;
@@ -18,16 +18,21 @@ const NAMES: [&str; 5] = ["a", "b", "c", "d", "e"];
 /// Nodes by name with their GPUs in units.
 const NODES: [(&str, &[u64]); 2] = [("n1", &[4]), ("n2", &[6, 4])];
 
-fn shapes() -> [&'static [(&'static str, ContainerKind, u64)]; 8] {
+/// Over how many GPUs what these ask for is spread.
+type Shape = (u32, &'static [(&'static str, ContainerKind, u64)]);
+
+fn shapes() -> [Shape; 10] {
     [
-        &[("m", App, 1)],
-        &[("m", App, 2)],
-        &[("m", App, 4)],
-        &[("m", App, 3)],
-        &[("m", App, 1), ("n", App, 2)],
-        &[("i", Init, 3), ("m", App, 1)],
-        &[("i", Init, 2), ("s", Sidecar, 1), ("m", App, 1), ("n", App, 0)],
-        &[("i", Init, 2), ("m", App, 2)],
+        (1, &[("m", App, 1)]),
+        (1, &[("m", App, 2)]),
+        (1, &[("m", App, 4)]),
+        (1, &[("m", App, 3)]),
+        (1, &[("m", App, 1), ("n", App, 2)]),
+        (1, &[("i", Init, 3), ("m", App, 1)]),
+        (1, &[("i", Init, 2), ("s", Sidecar, 1), ("m", App, 1), ("n", App, 0)]),
+        (1, &[("i", Init, 2), ("m", App, 2)]),
+        (2, &[("m", App, 4)]),
+        (2, &[("i", Init, 4), ("s", Sidecar, 2), ("m", App, 2)]),
     ]
 }
 
@@ -314,9 +319,14 @@ impl World {
         let free = NAMES
             .iter()
             .filter(|name| !self.api.pods.contains_key(&super::api::key(name)));
-        let shape = shapes()[usize::from(shape) % shapes().len()];
-        if let Some(uid) = pick(free, name).and_then(|name| self.api.create(name, request(shape))) {
-            self.story.tell(|| format!("{uid} is created: {shape:?}"));
+        let (gpus, shape) = shapes()[usize::from(shape) % shapes().len()];
+        let rules = GpuRules {
+            gpus: Some(gpus),
+            ..GpuRules::default()
+        };
+        let request = PodRequest::new(request(shape).containers, (gpus > 1).then_some(Ok(rules)));
+        if let Some(uid) = pick(free, name).and_then(|name| self.api.create(name, request)) {
+            self.story.tell(|| format!("{uid} is created: {shape:?} on {gpus} GPUs"));
         }
     }
 
@@ -613,15 +623,19 @@ impl World {
             .fold(MiB::ZERO, |sum, (_, memory)| sum.saturating_add(memory))
     }
 
-    /// Naively: some good GPU of the node has that much left.
+    /// Naively: some good GPU of the node, or as many as it asks for, has its part left.
     fn fits(&self, pod: &Pod, node: usize) -> bool {
         let node = &self.nodes[node];
-        let wanted = pod.request.effective_units().unwrap() * GIB;
-        node.gpus.iter().filter(|gpu| gpu.health == Health::Ok).any(|gpu| {
+        let rules = pod.request.rules.as_deref().and_then(|rules| rules.as_ref().ok());
+        let gpus = rules.and_then(|rules| rules.gpus).unwrap_or(1);
+        let wanted = pod.request.effective_units().unwrap() / u64::from(gpus) * GIB;
+        let good = node.gpus.iter().filter(|gpu| gpu.health == Health::Ok);
+        let with_room = good.filter(|gpu| {
             let offered = gpu.total.saturating_sub(node.reserve).0 / GIB * GIB;
             let taken = self.api.ledger(&gpu.uuid).saturating_add(self.ghosts(node, &gpu.uuid));
             taken.0 + wanted <= offered
-        })
+        });
+        with_room.count() >= gpus as usize
     }
 
     /// The pods that wait.
