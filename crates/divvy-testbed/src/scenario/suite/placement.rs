@@ -112,7 +112,10 @@ async fn sees_both<C: Cluster>(play: &mut Play<'_, C>, name: &str, mixed: &str, 
     let (object, reports) = play.started("default", name).await?;
     let node = object.spec.node_name.unwrap_or_default();
     let Some(report) = reports.first() else { return Ok(()) };
-    let is_gpu = |path: &&String| path.strip_prefix("/dev/nvidia").is_some_and(|minor| minor.parse::<u32>().is_ok());
+    let is_gpu = |path: &&String| {
+        path.strip_prefix("/dev/nvidia")
+            .is_some_and(|minor| minor.parse::<u32>().is_ok())
+    };
     let gpus: Vec<&String> = report.devices.iter().filter(is_gpu).collect();
     play.check(
         node == mixed && gpus == ["/dev/nvidia0", "/dev/nvidia1"],
@@ -126,7 +129,8 @@ async fn sees_both<C: Cluster>(play: &mut Play<'_, C>, name: &str, mixed: &str, 
         told == [Some("0,1"), Some(&units), Some("40")],
         "it is told both indices and its memory on both",
         || format!("{told:?}"),
-    )
+    )?;
+    Ok(())
 }
 
 /// A class of every cluster, whose pods may evict ordinary ones.
