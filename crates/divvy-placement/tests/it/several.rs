@@ -28,6 +28,15 @@ fn linked(name: &str) -> Node {
     node
 }
 
+/// A running pod with so many units of each of two GPUs.
+fn on_two(name: &str, node: &str, gpus: [usize; 2], units: u64) -> Pod {
+    let mut pod = divvy_pod(name, node, gpus[0], units);
+    if let (Held::Allocation(held), Held::Allocation(other)) = (&mut pod.held, divvy_pod(name, node, gpus[1], units).held) {
+        held.gpus.extend(other.gpus);
+    }
+    pod
+}
+
 fn ledger(nodes: &[Node], pods: &[Pod]) -> Ledger {
     let mut ledger = Ledger::new(GIB);
     for node in nodes {
@@ -131,8 +140,12 @@ fn a_refusal_says_how_many_have_room_and_how_many_are_needed() {
         divvy_pod("a", "n", 1, 10),
         divvy_pod("b", "n", 2, 14),
         divvy_pod("c", "n", 3, 15),
+        on_two("two", "full", [0, 1], 10),
+        divvy_pod("one", "full", 0, 3),
+        divvy_pod("small", "full", 2, 12),
+        divvy_pod("one-more", "full", 3, 12),
     ];
-    let ledger = ledger(&[linked("n"), gpushare_node("old", 64, 4)], &pods);
+    let ledger = ledger(&[linked("n"), linked("full"), gpushare_node("old", 64, 4)], &pods);
     let said = |units: u64, gpus: u32, node: &str| {
         let pod = asking("p", &[units * u64::from(gpus)], gpus);
         let ask = Ask::of(&pod.request, GIB);
@@ -146,6 +159,7 @@ fn a_refusal_says_how_many_have_room_and_how_many_are_needed() {
         said(8, 3, "n"),
         said(17, 2, "n"),
         said(1, 5, "n"),
+        said(10, 2, "full"),
         said(1, 2, "old"),
     ];
     insta::assert_snapshot!(texts.join("\n"));
@@ -153,13 +167,6 @@ fn a_refusal_says_how_many_have_room_and_how_many_are_needed() {
 
 #[test]
 fn victims_make_room_on_as_many_gpus_as_are_asked_for() {
-    let on_two = |name: &str, gpus: [usize; 2], units: u64| {
-        let mut pod = divvy_pod(name, "n", gpus[0], units);
-        if let (Held::Allocation(held), Held::Allocation(other)) = (&mut pod.held, divvy_pod(name, "n", gpus[1], units).held) {
-            held.gpus.extend(other.gpus);
-        }
-        pod
-    };
     let urgent = |units: u64, gpus: u32| Pod {
         priority: 1000,
         ..asking("urgent", &[units * u64::from(gpus)], gpus)
@@ -171,7 +178,7 @@ fn victims_make_room_on_as_many_gpus_as_are_asked_for() {
     };
     // Who has two GPUs frees both; the two with one each are more.
     let pods = [
-        on_two("ab", [0, 1], 16),
+        on_two("ab", "n", [0, 1], 16),
         divvy_pod("c", "n", 2, 16),
         divvy_pod("d", "n", 3, 16),
     ];
