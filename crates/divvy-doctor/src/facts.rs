@@ -6,6 +6,8 @@ mod machine;
 pub mod programs;
 mod scheduler;
 
+use std::sync::OnceLock;
+
 use divvy_container::cdi::generate::{Root, Tree};
 
 use cluster::Cluster;
@@ -76,6 +78,8 @@ pub struct Facts<'t> {
     pub extender: Asked<Extender>,
     /// The API server's objects.
     pub cluster: Asked<Cluster>,
+    /// All processes, by number and name, once somebody has asked for one: there are hundreds.
+    process_names: OnceLock<Vec<(u32, String)>>,
 }
 
 impl<'t> Facts<'t> {
@@ -97,6 +101,7 @@ impl<'t> Facts<'t> {
             sockets: Asked::Not(not()),
             extender: Asked::Not(not()),
             cluster: Asked::Not(not()),
+            process_names: OnceLock::new(),
         };
         facts.driver_root = facts.usual_driver_root();
         Some(facts)

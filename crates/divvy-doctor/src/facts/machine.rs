@@ -229,23 +229,20 @@ impl Facts<'_> {
 
     /// Processes with this name: number and arguments.
     pub fn processes(&self, name: &str) -> Vec<(u32, Vec<String>)> {
-        let numbers = self
-            .root
-            .names("/proc")
-            .into_iter()
-            .filter_map(|entry| entry.parse::<u32>().ok());
+        let all = self.process_names.get_or_init(|| {
+            let numbers = self.root.names("/proc").into_iter().filter_map(|entry| entry.parse().ok());
+            let named = numbers.filter_map(|number: u32| Some((number, self.root.text(&format!("/proc/{number}/comm"))?)));
+            named.collect()
+        });
         let mut found = Vec::new();
-        for number in numbers {
-            if self.root.text(&format!("/proc/{number}/comm")).as_deref() != Some(name) {
-                continue;
-            }
+        for (number, _) in all.iter().filter(|(_, comm)| comm == name) {
             let line = self
                 .root
                 .read(&format!("/proc/{number}/cmdline"), 64 * 1024)
                 .unwrap_or_default();
             let line = String::from_utf8_lossy(&line).into_owned();
             found.push((
-                number,
+                *number,
                 line.split('\0').filter(|word| !word.is_empty()).map(str::to_owned).collect(),
             ));
         }

@@ -1,7 +1,9 @@
 //! Checks on machines and clusters that are values.
 
-// The builders are divvy-container's own, and not all of them are used here.
-#[allow(dead_code)]
+#[expect(
+    dead_code,
+    reason = "the builders are divvy-container's own, and not all of them are used here"
+)]
 #[path = "../../../divvy-container/tests/it/machine.rs"]
 mod machine;
 
