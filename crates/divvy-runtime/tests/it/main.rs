@@ -5,5 +5,6 @@ mod bed;
 mod hostile;
 mod legacy;
 mod live;
+mod podman;
 mod real;
 mod shim;

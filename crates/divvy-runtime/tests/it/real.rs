@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use super::bed::{Bed, built};
 
-fn runtimes() -> Vec<PathBuf> {
+pub(crate) fn runtimes() -> Vec<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let folders: Vec<PathBuf> = std::env::split_paths(&path)
         .chain(["/usr/sbin".into(), "/sbin".into()])
@@ -21,7 +21,7 @@ fn runtimes() -> Vec<PathBuf> {
 }
 
 /// Root's only: namespaces, mounts and device nodes are made.
-fn may_run() -> bool {
+pub(crate) fn may_run() -> bool {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let uid = status
         .lines()
@@ -30,7 +30,7 @@ fn may_run() -> bool {
 }
 
 /// An image from scratch: a shell and a few programs of this machine, with the libraries that they are linked with.
-fn copy_programs(root: &Path) {
+pub(crate) fn copy_programs(root: &Path) {
     let programs = ["/bin/sh", "/bin/ls", "/bin/cat", "/bin/grep", "/usr/bin/tr"];
     let linked = Command::new("ldd").args(programs).output().expect("it runs");
     let linked = String::from_utf8_lossy(&linked.stdout).into_owned();

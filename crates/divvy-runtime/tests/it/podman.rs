@@ -1,0 +1,98 @@
+//! Podman puts CDI devices into containers by itself: what comes of that is held against what we make of the same spec.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::Path;
+use std::process::Command;
+
+use super::bed::Bed;
+use super::real::{copy_programs, may_run, runtimes};
+
+/// Everything of podman's own is below the bed, or in a mount namespace that ends with it; the spec is where podman 4 looks for it. The first
+/// container is podman's alone, for machines on which it runs none.
+const SCRIPT: &str = r#"
+mount -t tmpfs none /run && mount -t tmpfs none /dev/shm && mkdir -p /run/cdi && cp "$BED"/cdi/*.json /run/cdi/ || exit 2
+run() {
+  runtime=$1; shift
+  podman --root "$BED/storage" --runroot "$BED/runroot" --tmpdir "$BED/tmp" --storage-driver vfs --cgroup-manager cgroupfs --events-backend none \
+    --runtime "$runtime" run --rm --network none --log-driver none --hostname gpu --security-opt label=disable --security-opt seccomp=unconfined \
+    --ulimit nofile=512:512 --ulimit nproc=512:512 "$@" --rootfs "$BED/bundle/rootfs" \
+    /bin/sh -c "tr '\0' '\n' < /proc/self/environ; ls -ln --time-style=+ /dev; cat /proc/self/mountinfo"
+}
+run "$RUNC" > "$BED/alone" || exit 3
+run "$RUNC" --device nvidia.com/gpu=0 > "$BED/engine" && run "$BED/shim" --env NVIDIA_VISIBLE_DEVICES=nvidia.com/gpu=0 > "$BED/ours"
+"#;
+
+/// Without what differs between any two containers.
+fn lines(path: &Path) -> Vec<String> {
+    let text = fs::read_to_string(path).expect("written");
+    let mut lines: Vec<String> = text
+        .lines()
+        // What asked for the GPU; the engine was asked by its flag.
+        .filter(|line| !line.starts_with("NVIDIA_VISIBLE_DEVICES="))
+        .map(|line| {
+            // mountinfo begins with three numbers of the mount.
+            let numbered = line.starts_with(|first: char| first.is_ascii_digit());
+            let words = line.split(' ').skip(if numbered { 3 } else { 0 });
+            let word = |word: &str| {
+                let parts = word.split(['/', '-']).map(|part| {
+                    let id = part.len() == 64 && part.bytes().all(|byte| byte.is_ascii_hexdigit());
+                    if id { "ID" } else { part }
+                });
+                parts.collect::<Vec<&str>>().join("/")
+            };
+            words.map(word).collect::<Vec<String>>().join(" ")
+        })
+        .collect();
+    lines.sort();
+    lines
+}
+
+#[test]
+#[expect(clippy::print_stderr, reason = "a test that was skipped says so")]
+fn a_container_is_the_same_whether_podman_puts_the_gpu_in_or_we_do() {
+    let runc = runtimes().into_iter().find(|path| path.ends_with("runc"));
+    let podman = Command::new("podman").arg("--version").output().is_ok();
+    let (Some(runc), true, true) = (runc, podman, may_run()) else {
+        eprintln!("SKIPPED: no container was run: it needs root, podman and runc (Debian: apt-get install podman runc)");
+        return;
+    };
+    let bed = Bed::new("{}");
+    let root = bed.path("bundle/rootfs");
+    copy_programs(&root);
+    for folder in ["dev", "proc", "sys", "run"] {
+        fs::create_dir_all(root.join(folder)).expect("made");
+    }
+    bed.settings("cdi", &runc);
+    let shim = bed.path("shim");
+    // Podman hands no variables on.
+    let text = format!(
+        "#!/bin/sh\nNVIDIA_CTK_CONFIG_FILE_PATH={} exec {} \"$@\"\n",
+        bed.path("config.toml").display(),
+        env!("CARGO_BIN_EXE_divvy-runtime")
+    );
+    fs::write(&shim, text).expect("written");
+    fs::set_permissions(&shim, fs::Permissions::from_mode(0o755)).expect("its mode");
+    let output = Command::new("unshare")
+        .args(["--mount", "--propagation", "private", "sh", "-c", SCRIPT])
+        .env("BED", bed.folder.path())
+        .env("RUNC", &runc)
+        .output()
+        .expect("unshare runs");
+    let said = String::from_utf8_lossy(&output.stderr);
+    if matches!(output.status.code(), Some(2 | 3)) {
+        eprintln!("SKIPPED: podman runs no container on this machine: {said}");
+        return;
+    }
+    assert!(output.status.success(), "{said}");
+    let (alone, engine, ours) = (
+        lines(&bed.path("alone")),
+        lines(&bed.path("engine")),
+        lines(&bed.path("ours")),
+    );
+    assert_eq!(engine, ours);
+    for part in ["nvidia0", " /usr/lib/libcuda.so.1 ro,nosuid,nodev"] {
+        assert!(ours.iter().any(|line| line.contains(part)), "{part}: {ours:#?}");
+        assert!(!alone.iter().any(|line| line.contains(part)), "{part}: {alone:#?}");
+    }
+}
