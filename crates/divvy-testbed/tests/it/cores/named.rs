@@ -1,9 +1,9 @@
 //! Interleavings that are too rare for chance, or that broke something once.
 
-use divvy_model::ContainerKind::App;
-use divvy_model::{Health, MiB};
+use divvy_model::ContainerKind::{App, Sidecar};
+use divvy_model::{Health, MiB, Pod};
 
-use super::ops::Fate;
+use super::ops::{Ending, Fate};
 use super::world::{World, request};
 
 /// The node with two GPUs.
@@ -59,6 +59,40 @@ fn ids_that_come_back_while_a_container_is_being_created_do_not_move_it_to_anoth
         work(world, &second)?;
         work(world, &second)?;
         work(world, &first)?;
+        world.quiet()
+    });
+}
+
+/// A sidecar that ended is being started again when the last app ends: the pod's worker writes its status when that is done, and the sidecar has
+/// ended, too.
+#[test]
+fn a_pod_has_not_ended_while_its_sidecar_is_being_created() {
+    told(|world| {
+        let request = request(&[("s", Sidecar, 2), ("m", App, 1)]);
+        let uid = world.api.create("first", request).ok_or("the name is taken")?;
+        world.extender.watch(&world.api, usize::MAX, usize::MAX);
+        let pod = world.api.pod(&uid).ok_or("no pod")?.clone();
+        world.bind(&pod, NODE)?;
+        world.answer_all()?;
+        kubelet_sees(world)?;
+        // The sandbox, then a grant and a create for each container.
+        for _ in 0..5 {
+            work(world, &uid)?;
+        }
+        let end = |world: &mut World, container: &str| {
+            let World { api, nodes, story, .. } = world;
+            let running = &nodes[NODE].cgroups[&uid].running;
+            let at = running.keys().position(|name| name == container).expect("it runs");
+            nodes[NODE].end(api, &uid, at, Ending::Well, story);
+        };
+        end(world, "s");
+        work(world, &uid)?;
+        assert!(!world.nodes[NODE].creating.is_empty(), "granted, not yet created");
+        end(world, "m");
+        let ended = |world: &World| world.api.pod(&uid).is_none_or(Pod::ended);
+        assert!(!ended(world));
+        work(world, &uid)?;
+        assert!(ended(world));
         world.quiet()
     });
 }

@@ -360,6 +360,8 @@ impl SimNode {
         let name = self.creating.remove(&(uid.to_owned(), container.to_owned()));
         let Some(spec) = name.and_then(|name| self.disk.specs.get(&name)) else {
             story.tell(|| format!("  {uid}/{container}: unresolvable CDI device, to be tried again"));
+            self.finish(uid);
+            self.report(api, uid);
             return Ok(());
         };
         let spec = cdi::Spec::parse(spec).map_err(|error| error.to_string())?;
@@ -393,6 +395,7 @@ impl SimNode {
             edits.env
         );
         self.runs(uid, container, gpus);
+        self.finish(uid);
         self.report(api, uid);
         Ok(())
     }
@@ -447,8 +450,17 @@ impl SimNode {
             .map(|c| c.kind);
         let restarts = local.is_live() && (how == Ending::Crash || kind == Some(ContainerKind::Sidecar));
         local.set(container, if restarts { State::Waiting } else { State::Done });
+        self.finish(uid);
+    }
+
+    /// Sidecars are ended with the last app container, and the pod with them. Pod workers are serial: a create under way is waited for, and no
+    /// status is written that does not know of it.
+    fn finish(&mut self, uid: &str) {
+        if self.creating.keys().any(|(of, _)| of == uid) {
+            return;
+        }
+        let Some(local) = self.kubelet.pods.get_mut(uid) else { return };
         if local.is_live() && local.apps_done() {
-            // Sidecars are ended with the last app container.
             local.finished = true;
             if let Some(cgroup) = self.cgroups.get_mut(uid) {
                 cgroup.running.clear();
@@ -474,6 +486,9 @@ impl SimNode {
     pub(crate) fn restart_kubelet(&mut self, api: &mut Api, registered: bool, story: &mut Story) -> Result<(), String> {
         self.kubelet.restart();
         self.creating.clear();
+        for uid in self.kubelet.pods.keys().cloned().collect::<Vec<_>>() {
+            self.finish(&uid);
+        }
         if registered {
             self.stream();
         }

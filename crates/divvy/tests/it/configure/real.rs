@@ -2,9 +2,10 @@
 //! said: containerd of the PATH and of `~/.cache/divvy-cluster`, dockerd of the PATH.
 
 use std::io::{Read as _, Write as _};
+use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use super::{V2, went_well};
@@ -224,7 +225,7 @@ fn containerd_s_cri_plugin_starts_with_the_runtime() {
 }
 
 #[test]
-fn dockerd_says_itself_that_it_has_the_runtime() {
+fn dockerd_has_the_runtime_and_gives_its_containers_the_gpus_that_they_ask_for() {
     if !rustix::process::geteuid().is_root() {
         return skipped("dockerd is started by root alone");
     }
@@ -246,9 +247,10 @@ fn dockerd_says_itself_that_it_has_the_runtime() {
         "--set-default",
         "--cdi",
         "--runtime-path",
-        "/opt/divvy-runtime",
+        &at("runtime"),
     ];
     went_well(&divvy(&args, &[]));
+    runtime_with_a_gpu(folder.path());
     let log = std::fs::File::create(at("log")).expect("a log");
     let child = Command::new(program)
         .args([
@@ -294,6 +296,87 @@ fn dockerd_says_itself_that_it_has_the_runtime() {
     }
     let body = answer.split_once("\r\n\r\n").expect("a body").1;
     let info: serde_json::Value = serde_json::from_str(body).unwrap_or_else(|error| panic!("{error}: {body}"));
-    assert_eq!(info["Runtimes"]["nvidia"]["path"], "/opt/divvy-runtime");
+    assert_eq!(info["Runtimes"]["nvidia"]["path"], at("runtime"));
     assert_eq!(info["DefaultRuntime"], "nvidia");
+    containers_get_what_they_ask_for(folder.path());
+}
+
+/// `divvy-runtime` with a GPU that is `/dev/null`, as a program without arguments of its own.
+fn runtime_with_a_gpu(folder: &Path) {
+    let at = |name: &str| folder.join(name).display().to_string();
+    let program = Path::new(env!("CARGO_BIN_EXE_divvy")).with_file_name("divvy-runtime");
+    if !program.exists() {
+        let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+        let target = program.ancestors().nth(2).expect("target/PROFILE/program");
+        cargo
+            .args(["build", "--quiet", "-p", "divvy-runtime", "--target-dir"])
+            .arg(target);
+        assert!(cargo.status().expect("cargo").success(), "divvy-runtime does not build");
+    }
+    let spec = r#"{"cdiVersion": "0.5.0", "kind": "nvidia.com/gpu", "devices": [{"name": "0", "containerEdits":
+        {"deviceNodes": [{"path": "/dev/nvidia0", "hostPath": "/dev/null"}]}}], "containerEdits": {"env": ["OF_THE_SPEC=1"]}}"#;
+    let settings = format!(
+        "accept-nvidia-visible-devices-envvar-when-unprivileged = true\n[nvidia-container-runtime]\nmode = \"cdi\"\n\
+         [nvidia-container-runtime.modes.cdi]\nspec-dirs = [\"{}\"]\n",
+        at("cdi")
+    );
+    let script = format!(
+        "#!/bin/sh\nNVIDIA_CTK_CONFIG_FILE_PATH={} exec {} \"$@\"\n",
+        at("config.toml"),
+        program.display()
+    );
+    std::fs::create_dir(at("cdi")).expect("made");
+    for (name, text) in [("cdi/nvidia.json", spec), ("config.toml", &settings), ("runtime", &script)] {
+        std::fs::write(at(name), text).expect("written");
+    }
+    std::fs::set_permissions(at("runtime"), std::fs::Permissions::from_mode(0o755)).expect("its mode");
+}
+
+/// Of an image from scratch: a shell and `ls` of this machine.
+fn containers_get_what_they_ask_for(folder: &Path) {
+    let at = |name: &str| folder.join(name).display().to_string();
+    let Some(docker) = programs("docker").into_iter().next() else {
+        return skipped("no container was run: there is no docker in the PATH");
+    };
+    let docker = |args: &[&str]| {
+        let host = format!("unix://{}", at("d.sock"));
+        let output = Command::new(&docker).args(["--host", &host]).args(args).output();
+        output.expect("it runs")
+    };
+    let copy = "set -e; mkdir -p image; for file in /bin/sh /bin/ls $(ldd /bin/sh /bin/ls | grep -o '/[^ :]*' | sort -u); do cp -L --parents $file image; done; \
+                tar -C image -cf image.tar .";
+    let copied = Command::new("sh")
+        .args(["-c", copy])
+        .current_dir(folder)
+        .status()
+        .expect("it runs");
+    assert!(copied.success());
+    went_well(&docker(&["import", &at("image.tar"), "divvy-test"]));
+    let run = |more: &[&str]| {
+        let mut args = vec!["run", "--rm", "--network", "none", "--ulimit", "nofile=512:512"];
+        args.extend(more);
+        args.extend(["divvy-test", "/bin/sh", "-c", "echo of the spec: $OF_THE_SPEC; ls /dev"]);
+        docker(&args)
+    };
+    let plain = run(&[]);
+    if !plain.status.success() {
+        return skipped(&format!("no container was run: docker runs none here: {}", stderr(&plain)));
+    }
+    let devices = |output: &Output| {
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        text.lines().map(str::to_owned).collect::<Vec<String>>()
+    };
+    let gpu = run(&["--env", "NVIDIA_VISIBLE_DEVICES=0"]);
+    went_well(&gpu);
+    let mut expected = devices(&plain);
+    assert_eq!(expected[0], "of the spec:");
+    expected[0].push_str(" 1");
+    expected.push("nvidia0".to_owned());
+    expected.sort();
+    let mut found = devices(&gpu);
+    found.sort();
+    assert_eq!(found, expected, "exactly what was asked for");
+    let wrong = run(&["--env", "NVIDIA_VISIBLE_DEVICES=7"]);
+    assert!(!wrong.status.success());
+    assert!(stderr(&wrong).contains("nvidia.com/gpu=7"), "{}", stderr(&wrong));
 }
