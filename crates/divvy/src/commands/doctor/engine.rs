@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use tokio::net::UnixStream;
 
 use super::http;
-use super::programs::too_long;
+use super::programs::{last_line, too_long};
 
 const DOCKER: &str = "/var/run/docker.sock";
 
@@ -91,13 +91,7 @@ async fn prepared(program: &Path) -> anyhow::Result<Result<Vec<String>, String>>
         .output()
         .await?;
     if !output.status.success() {
-        let text = String::from_utf8_lossy(&output.stderr);
-        let last = text
-            .lines()
-            .rev()
-            .find(|line| !line.trim().is_empty())
-            .unwrap_or("without a word");
-        return Ok(Err(last.to_owned()));
+        return Ok(Err(last_line(&output.stderr)));
     }
     let container: Value = serde_json::from_slice(&std::fs::read(&configuration)?)?;
     let devices = container["linux"]["devices"].as_array().into_iter().flatten();

@@ -129,16 +129,15 @@ pub(super) async fn output_of(program: &Path, arguments: &[&str], limit: Duratio
         // Whoever could not be started has said nothing.
         Ok(Err(error)) => Asked::Absent(format!("{shown} could not be started: {error}")),
         Ok(Ok(output)) if output.status.success() => Asked::Answer(String::from_utf8_lossy(&output.stdout).into_owned()),
-        Ok(Ok(output)) => {
-            let text = String::from_utf8_lossy(&output.stderr);
-            let last = text
-                .lines()
-                .rev()
-                .find(|line| !line.trim().is_empty())
-                .unwrap_or("without a word");
-            Asked::Failed(format!("{last} ({}, {shown})", output.status))
-        }
+        Ok(Ok(output)) => Asked::Failed(format!("{} ({}, {shown})", last_line(&output.stderr), output.status)),
     }
+}
+
+/// What a program said last of why it failed.
+pub(super) fn last_line(errors: &[u8]) -> String {
+    let text = String::from_utf8_lossy(errors);
+    let last = text.lines().rev().find(|line| !line.trim().is_empty());
+    last.unwrap_or("without a word").to_owned()
 }
 
 async fn probe(args: &DoctorArgs, facts: &Facts<'_>, limit: Duration) -> Asked<Probed> {
