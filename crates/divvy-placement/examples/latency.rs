@@ -1,7 +1,7 @@
 //! Percentiles of one decision, with what it takes to learn of the pod and of its placement, at three sizes of clusters; and the first decision of a
 //! process that has just seen such a cluster.
 //!
-//! `cargo run --release -p divvy-placement --example latency -- [POLICY [DECISIONS]]`
+//! `cargo run --release -p divvy-placement --example latency -- [POLICY [DECISIONS [NODES]]]`
 
 #![allow(clippy::print_stdout)]
 
@@ -22,11 +22,15 @@ fn main() {
     let mut arguments = std::env::args().skip(1);
     let policy: Policy = arguments.next().as_deref().unwrap_or("divvy").parse().expect("a policy");
     let decisions: usize = arguments.next().map_or(20_000, |count| count.parse().expect("a number"));
+    let only: Option<usize> = arguments.next().map(|nodes| nodes.parse().expect("a number of nodes"));
     println!(
         "{:>6} {:>9} {:>9} {:>9} {:>9} {:>9} {:>9}  (microseconds)",
         "nodes", "mean", "p50", "p99", "p99.9", "most", "first"
     );
     for (nodes, only_large) in [(1213, false), (5000, true), (20_000, true)] {
+        if only.is_some_and(|only| only != nodes) {
+            continue;
+        }
         let mut cluster = Cluster::new(policy, nodes, only_large);
         cluster.fill();
         let mut micros: Vec<f64> = (0..decisions)

@@ -14,7 +14,7 @@ use std::collections::HashMap;
 use std::hash::BuildHasherDefault;
 
 use super::hash::Mixer;
-use super::rule::{Kept, Place, Rule};
+use super::rule::{Kept, Noted, Place, Rule};
 use super::state::State;
 use super::{Demand, Limits, Mix, Shape, Term};
 use mixture::Mixture;
@@ -186,6 +186,33 @@ impl Divvy {
         number
     }
 
+    /// As [`Divvy::know`], of the state in which the place is now.
+    fn before(&mut self, place: &Place<'_>) -> u32 {
+        self.noted(place).unwrap_or_else(|| {
+            let number = self.know(place.state);
+            self.note(place, number);
+            number
+        })
+    }
+
+    /// The number of the state in which the place is now, if it is known.
+    fn noted(&self, place: &Place<'_>) -> Option<u32> {
+        let noted = place.noted.get();
+        if noted.generation == self.generation {
+            return Some(noted.number);
+        }
+        let number = *self.states.numbers.get(place.state)?;
+        self.note(place, number);
+        Some(number)
+    }
+
+    fn note(&self, place: &Place<'_>, number: u32) {
+        place.noted.set(Noted {
+            generation: self.generation,
+            number,
+        });
+    }
+
     /// What a state costs: the less stranded and the more places, the better.
     fn cost_of(&mut self, number: u32) -> i64 {
         let known = &mut self.states.states[number as usize];
@@ -282,8 +309,7 @@ impl Rule for Divvy {
             Rise::Square
         };
         self.idle_milli = states.iter().map(milli).sum();
-        self.pressure
-            .refresh(self.idle_milli, rise, &self.shapes, states.iter().copied());
+        self.pressure.refresh(self.idle_milli, rise, &self.shapes, &states);
         self.until_refresh = (self.nodes / 4).max(16);
         self.epoch += 1;
         if self.states.states.len() > self.limits.states {
@@ -299,7 +325,7 @@ impl Rule for Divvy {
         if kept.generation != self.generation {
             *kept = Kept {
                 generation: self.generation,
-                before: self.know(place.state),
+                before: self.before(place),
                 ..Kept::default()
             };
             if place.takes_part() {
@@ -335,9 +361,9 @@ impl Rule for Divvy {
 
     fn guess(&mut self, place: &Place<'_>) -> i64 {
         let own = self.sequence_of.get(place.number()).copied();
-        let guess = match (self.states.numbers.get(place.state), own) {
+        let guess = match (self.noted(place), own) {
             // At best no GPU is idle in vain any more, and no place of worth is lost.
-            (Some(before), _) => -self.states.states[*before as usize].idle,
+            (Some(before), _) => -self.states.states[before as usize].idle,
             (None, Some(own)) => self.waste[own].growth(place),
             (None, None) => 0,
         };
@@ -359,7 +385,7 @@ impl Rule for Divvy {
 
     fn terms(&mut self, place: &Place<'_>) -> Vec<Term> {
         let level = if place.takes_part() { self.level(place) } else { None };
-        let (before, after) = (self.know(place.state), self.candidate(place, level));
+        let (before, after) = (self.before(place), self.candidate(place, level));
         let changes = self.cost_of(after) - self.cost_of(before);
         let idle = |number: u32| self.states.states[number as usize].idle;
         let stranding = idle(after) - idle(before);

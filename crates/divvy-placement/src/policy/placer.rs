@@ -279,6 +279,7 @@ impl Placer {
                     amount,
                     shape: &self.shapes[state.shape as usize],
                     state,
+                    noted: &there.noted,
                 });
                 row.guessed.set(slot, guess);
                 row.guesses += 1;
@@ -348,7 +349,8 @@ impl Placer {
         let row = &mut self.rows[number];
         row.guesses -= 1;
         row.guessed.set(slot, NO_FIT);
-        let Some(state) = &self.slots.get(slot).state else {
+        let there = self.slots.get(slot);
+        let Some(state) = &there.state else {
             return NO_FIT;
         };
         let Some(amount) = row.amounts[state.shape as usize] else {
@@ -359,6 +361,7 @@ impl Placer {
             amount,
             shape: &self.shapes[state.shape as usize],
             state,
+            noted: &there.noted,
         };
         let cost = self.rule.cost(&place, &mut row.kept[slot]);
         row.exact.set(slot, cost);
@@ -388,11 +391,13 @@ impl Placer {
         let amount = class.amount(shape)?;
         let mut level = None;
         if class.is_part(shape, amount) {
+            let slot = self.slots.get(there.slot as usize);
             level = self.rule.level(&Place {
                 demand: class,
                 amount,
                 shape,
-                state: self.slots.get(there.slot as usize).state.as_ref()?,
+                state: slot.state.as_ref()?,
+                noted: &slot.noted,
             });
         }
         there.free.gpus_for(class, amount, level)

@@ -1,3 +1,4 @@
+use std::cell::Cell;
 use std::fmt;
 
 use super::state::{State, View};
@@ -11,6 +12,8 @@ pub(crate) struct Place<'a> {
     pub(crate) amount: u32,
     pub(crate) shape: &'a Shape,
     pub(crate) state: &'a State,
+    /// What the rule noted of the state the last time, whatever the pod was.
+    pub(crate) noted: &'a Cell<Noted>,
 }
 
 impl Place<'_> {
@@ -100,6 +103,14 @@ pub(crate) trait Rule: fmt::Debug + Send {
     fn level(&mut self, _place: &Place<'_>) -> Option<u32> {
         None
     }
+}
+
+/// A number that a rule notes beside a state in which nodes are, so as not to search for it.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Noted {
+    /// What it is a number of; 0: nothing is noted.
+    pub(crate) generation: u32,
+    pub(crate) number: u32,
 }
 
 /// Numbers that a rule keeps with a place.

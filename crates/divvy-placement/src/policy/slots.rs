@@ -1,7 +1,9 @@
+use std::cell::Cell;
 use std::collections::HashMap;
 use std::hash::BuildHasherDefault;
 
 use super::hash::Mixer;
+use super::rule::Noted;
 use super::state::State;
 
 /// The states in which nodes are now, each with its nodes: what is known of a state is known of all of them.
@@ -22,6 +24,8 @@ pub(crate) struct Slot {
     pub(crate) state: Option<State>,
     /// How often it got another state.
     pub(crate) version: u32,
+    /// The rule's.
+    pub(crate) noted: Cell<Noted>,
     /// The highest rank first, so that the lowest can be taken off the end.
     nodes: Vec<(u64, u32)>,
 }
@@ -78,6 +82,7 @@ impl Slots {
             self.slots.push(Slot {
                 state: None,
                 version: 0,
+                noted: Cell::default(),
                 nodes: Vec::new(),
             });
             // No cluster has four thousand million nodes, and there are no more slots than nodes.
@@ -85,6 +90,7 @@ impl Slots {
         });
         let there = &mut self.slots[slot as usize];
         there.state = Some(state);
+        there.noted.set(Noted::default());
         there.version = there.version.wrapping_add(1);
         self.by_state.insert(state, slot);
         self.log(slot);

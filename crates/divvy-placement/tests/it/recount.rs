@@ -117,10 +117,11 @@ impl World {
         }
     }
 
-    /// Units by GPU of the departed of a node.
-    fn kept(&self, node: &str) -> BTreeMap<usize, u128> {
+    /// MiB by GPU of the departed of a node. `named`: its GPUs have names; else an allocation, which speaks of names, is of none of them.
+    fn kept(&self, node: &str, named: bool) -> BTreeMap<usize, u128> {
         let mut kept = BTreeMap::new();
-        for (pod, _) in self.departed.values().filter(|(pod, _)| pod.node.as_deref() == Some(node)) {
+        let here = self.departed.values().filter(|(pod, _)| pod.node.as_deref() == Some(node));
+        for (pod, _) in here.filter(|(pod, _)| named || matches!(pod.held, Held::Legacy(_))) {
             for (index, mib) in self.places(node, &pod.held) {
                 *kept.entry(index).or_default() += mib;
             }
@@ -159,7 +160,7 @@ impl World {
                 None if node.capacity_units > 0 => vec![0; node.capacity_gpus as usize],
                 None => Vec::new(),
             };
-            let kept = self.kept(name);
+            let kept = self.kept(name, ours.is_some());
             let spoken_of = |index: &usize| {
                 let held = held.get(*index);
                 held.is_some_and(|held| u128::from(*held) >= kept.get(index).copied().unwrap_or(0))
@@ -271,10 +272,10 @@ impl World {
         };
         let mut left: Vec<u128> = sizes.iter().map(|size| u128::from(*size)).collect();
         // Of what is held and what is kept for the departed the larger counts.
-        let mut kept = self.kept(name);
-        if ours.is_none() {
-            kept.clear();
-        }
+        let kept = match ours {
+            Some(_) => self.kept(name, true),
+            None => BTreeMap::new(),
+        };
         for (index, left) in left.iter_mut().enumerate() {
             let held = ours.map_or(0, |inventory| u128::from(inventory.gpus[index].held.0));
             *left = left.saturating_sub(held.max(kept.get(&index).copied().unwrap_or(0)));

@@ -19,9 +19,24 @@ pub(crate) const MICRO: i64 = 1_000_000;
 struct Watched {
     class: Demand,
     weight: u64,
-    /// By number of the shape: what it takes of a GPU, `None` where it may not be.
-    amounts: Vec<Option<u32>>,
     milli: u64,
+    /// Places that there are now.
+    places: u128,
+}
+
+/// Watched classes that take as much of as many GPUs, and so find room on the same ones.
+#[derive(Debug, Clone)]
+struct Alike {
+    gpus: u8,
+    amount: u32,
+    classes: Vec<Priced>,
+}
+
+#[derive(Debug, Clone)]
+struct Priced {
+    cpu_milli: u32,
+    /// Which of the watched it is.
+    watched: usize,
     /// Price of one place, in millionths of a thousandth of a GPU.
     price: i64,
 }
@@ -30,6 +45,10 @@ struct Watched {
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Pressure {
     watched: Vec<Watched>,
+    /// By number of the shape: its kind.
+    kind_of: Vec<usize>,
+    /// By kind of GPU, the product and its size: the classes that may be there.
+    kinds: Vec<Vec<Alike>>,
     /// Sum over all classes of weight times thousandths of GPUs.
     demand: u128,
 }
@@ -44,13 +63,12 @@ pub(crate) enum Rise {
 }
 
 impl Pressure {
-    pub(crate) fn new(classes: &[(Demand, u64)], shapes: &[(Shape, u64)]) -> Pressure {
+    pub(crate) fn new<'a>(classes: &[(Demand, u64)], shapes: &'a [(Shape, u64)]) -> Pressure {
         let watch = |(class, weight): &(Demand, u64)| Watched {
             class: *class,
             weight: *weight,
-            amounts: shapes.iter().map(|(shape, _)| class.amount(shape)).collect(),
             milli: super::mixture::milli(class, shapes),
-            price: 0,
+            places: 0,
         };
         let mut classes: Vec<(Demand, u64)> = classes.iter().filter(|(class, _)| class.gpus > 0).copied().collect();
         let seen: u64 = classes.iter().map(|(_, weight)| weight).sum();
@@ -67,41 +85,94 @@ impl Pressure {
             .collect();
         watched.sort_by_key(|watched| (std::cmp::Reverse(wanted(watched)), watched.class));
         watched.truncate(MOST);
-        Pressure { watched, demand }
+        let mut examples: Vec<&Shape> = Vec::new();
+        let mut kind = |shape: &'a Shape| {
+            let same = |other: &&Shape| (other.model, other.gpu_size) == (shape.model, shape.gpu_size);
+            examples.iter().position(same).unwrap_or_else(|| {
+                examples.push(shape);
+                examples.len() - 1
+            })
+        };
+        Pressure {
+            kind_of: shapes.iter().map(|(shape, _)| kind(shape)).collect(),
+            kinds: examples.into_iter().map(|shape| alike(&watched, shape)).collect(),
+            watched,
+            demand,
+        }
     }
 
     /// Sets the prices anew from what is idle now, in thousandths of GPUs, and the states of the nodes with how many are in each.
-    pub(crate) fn refresh<'a>(
-        &mut self,
-        idle_milli: u64,
-        rise: Rise,
-        shapes: &[(Shape, u64)],
-        states: impl Iterator<Item = (&'a State, usize)> + Clone,
-    ) {
+    pub(crate) fn refresh(&mut self, idle_milli: u64, rise: Rise, shapes: &[(Shape, u64)], states: &[(&State, usize)]) {
+        self.watched.iter_mut().for_each(|watched| watched.places = 0);
+        for (state, nodes) in states {
+            let number = state.shape as usize;
+            for alike in &self.kinds[self.kind_of[number]] {
+                alike.places(state, &shapes[number].0, |class, places| {
+                    self.watched[class.watched].places += u128::from(places) * *nodes as u128;
+                });
+            }
+        }
         let demand = self.demand.max(1);
-        for watched in &mut self.watched {
-            let places: u128 = states
-                .clone()
-                .map(|(state, nodes)| watched.places(state, &shapes[state.shape as usize].0) as u128 * nodes as u128)
-                .sum();
+        let price = |watched: &Watched| {
             // Demand per place: its share of what is idle, over what its places hold; at most 3.
             let wanted = u128::from(watched.weight) * u128::from(idle_milli) * MICRO as u128;
             let per_place = wanted
-                .checked_div(demand * places)
+                .checked_div(demand * watched.places)
                 .map_or(3 * MICRO, |ratio| i64::try_from(ratio).unwrap_or(i64::MAX).min(3 * MICRO));
             let lambda = match rise {
                 Rise::Linear => per_place,
                 Rise::Square => per_place * per_place / MICRO,
             };
-            watched.price = lambda.saturating_mul(i64::try_from(watched.milli).unwrap_or(i64::MAX));
+            lambda.saturating_mul(i64::try_from(watched.milli).unwrap_or(i64::MAX))
+        };
+        for class in self.kinds.iter_mut().flatten().flat_map(|alike| &mut alike.classes) {
+            class.price = price(&self.watched[class.watched]);
         }
     }
 
     /// What all places of a node in this state are worth, in millionths of a thousandth of a GPU.
     pub(crate) fn worth(&self, state: &State, shape: &Shape) -> i64 {
-        let worth = |watched: &Watched| watched.price * i64::from(watched.places(state, shape));
-        self.watched.iter().filter(|watched| watched.price > 0).map(worth).sum()
+        let mut worth = 0;
+        let kind = self.kind_of.get(state.shape as usize).and_then(|kind| self.kinds.get(*kind));
+        for alike in kind.into_iter().flatten() {
+            alike.places(state, shape, |class, places| worth += class.price * i64::from(places));
+        }
+        worth
     }
+}
+
+impl Alike {
+    /// Tells of each class for which there are places, and how many.
+    fn places(&self, state: &State, shape: &Shape, mut tell: impl FnMut(&Priced, u32)) {
+        let by_gpu = by_gpu(self.gpus, self.amount, state, shape);
+        if by_gpu > 0 {
+            for class in &self.classes {
+                tell(class, by_gpu.min(by_cpu(class.cpu_milli, by_gpu, state)));
+            }
+        }
+    }
+}
+
+fn alike(watched: &[Watched], shape: &Shape) -> Vec<Alike> {
+    let mut all: Vec<Alike> = Vec::new();
+    for (number, watched) in watched.iter().enumerate() {
+        let Some(amount) = watched.class.amount(shape) else { continue };
+        let gpus = watched.class.gpus;
+        let priced = Priced {
+            cpu_milli: watched.class.cpu_milli,
+            watched: number,
+            price: 0,
+        };
+        match all.iter_mut().find(|alike| (alike.gpus, alike.amount) == (gpus, amount)) {
+            Some(alike) => alike.classes.push(priced),
+            None => all.push(Alike {
+                gpus,
+                amount,
+                classes: vec![priced],
+            }),
+        }
+    }
+    all
 }
 
 /// Before any came it must be feared that pods come which need a whole node: half of one for each product and number of GPUs.
@@ -124,30 +195,37 @@ fn whole_nodes(shapes: &[(Shape, u64)]) -> impl Iterator<Item = (Demand, u64)> {
     })
 }
 
-impl Watched {
-    fn places(&self, state: &State, shape: &Shape) -> u32 {
-        match self.amounts.get(state.shape as usize) {
-            Some(Some(amount)) => places(&self.class, *amount, state, shape),
-            _ => 0,
-        }
+/// How many pods of a class, which takes so much of each GPU, a node in this state has room for, as if each were the only kind.
+pub(crate) fn places(class: &Demand, amount: u32, state: &State, shape: &Shape) -> u32 {
+    let by_gpu = by_gpu(class.gpus, amount, state, shape);
+    by_gpu.min(by_cpu(class.cpu_milli, by_gpu, state))
+}
+
+fn by_gpu(gpus: u8, amount: u32, state: &State, shape: &Shape) -> u32 {
+    let left = &state.left[..usize::from(shape.gpus).min(MOST_GPUS)];
+    match gpus {
+        0 => u32::MAX,
+        1 if amount == shape.gpu_size => state.whole(shape),
+        1 => left.iter().map(|left| times(*left, amount)).sum(),
+        gpus => times(left.iter().map(|left| u32::from(*left >= amount)).sum(), u32::from(gpus)),
     }
 }
 
-/// How many pods of a class, which takes so much of each GPU, a node in this state has room for, as if each were the only kind.
-pub(crate) fn places(class: &Demand, amount: u32, state: &State, shape: &Shape) -> u32 {
-    let by_cpu = state.cpu_milli.checked_div(class.cpu_milli).unwrap_or(u32::MAX);
-    if by_cpu == 0 {
-        return 0;
+/// As far as that matters when there is GPU enough for so many.
+fn by_cpu(cpu_milli: u32, by_gpu: u32, state: &State) -> u32 {
+    match by_gpu {
+        0 => 0,
+        1 => u32::from(cpu_milli <= state.cpu_milli),
+        _ if cpu_milli == 0 => u32::MAX,
+        _ => times(state.cpu_milli, cpu_milli),
     }
-    let left = &state.left[..usize::from(shape.gpus).min(MOST_GPUS)];
-    let by_gpu: u32 = match class.gpus {
-        0 => u32::MAX,
-        1 if amount == shape.gpu_size => state.whole(shape),
-        1 => left.iter().map(|left| left / amount).sum(),
-        gpus => {
-            let enough = left.iter().filter(|left| **left >= amount).count();
-            u32::try_from(enough).unwrap_or(0) / u32::from(gpus)
-        }
-    };
-    by_cpu.min(by_gpu)
+}
+
+/// How often one goes into the other: mostly not at all, or once, and a division is most of what a place costs to count.
+fn times(whole: u32, part: u32) -> u32 {
+    match whole {
+        whole if whole < part => 0,
+        whole if whole - part < part => 1,
+        whole => whole / part,
+    }
 }

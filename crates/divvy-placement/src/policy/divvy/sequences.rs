@@ -177,139 +177,195 @@ impl Sequences {
 
     /// Sum over the sequences of the thousandths of GPUs that are left in the end.
     pub(crate) fn stranded(&self, state: &State) -> u64 {
-        let mut left = [0; MOST_GPUS];
+        let whole = self.scaled(self.size);
+        let mut node = Node {
+            cpu: i16::try_from(state.cpu_milli / self.cpu_unit)
+                .unwrap_or(NEVER - 1)
+                .min(NEVER - 1),
+            whole: 0,
+            left: [0; MOST_GPUS],
+        };
         let mut count = 0;
         for amount in state.left.iter().filter(|left| **left > 0) {
-            left[count] = self.scaled(*amount);
+            match self.scaled(*amount) {
+                amount if amount == whole => node.whole += 1,
+                amount => node.left[count - usize::from(node.whole.unsigned_abs())] = amount,
+            }
             count += 1;
         }
-        let cpu = i16::try_from(state.cpu_milli / self.cpu_unit)
-            .unwrap_or(NEVER - 1)
-            .min(NEVER - 1);
         let sum = match count {
             0 => 0,
-            1 => dispatch!(self.level, simd => self.offer::<_, 1>(simd, cpu, &left)),
-            2 => dispatch!(self.level, simd => self.offer::<_, 2>(simd, cpu, &left)),
-            3 | 4 => dispatch!(self.level, simd => self.offer::<_, 4>(simd, cpu, &left)),
-            5..=8 => dispatch!(self.level, simd => self.offer::<_, 8>(simd, cpu, &left)),
-            _ => dispatch!(self.level, simd => self.offer::<_, MOST_GPUS>(simd, cpu, &left)),
+            1 => dispatch!(self.level, simd => self.offer::<_, 1>(simd, &node)),
+            2 => dispatch!(self.level, simd => self.offer::<_, 2>(simd, &node)),
+            3 | 4 => dispatch!(self.level, simd => self.offer::<_, 4>(simd, &node)),
+            5..=8 => dispatch!(self.level, simd => self.offer::<_, 8>(simd, &node)),
+            _ => dispatch!(self.level, simd => self.offer::<_, MOST_GPUS>(simd, &node)),
         };
         sum * 1000 / u64::from(self.scaled_size)
     }
 
-    /// Offers the sequences to a node with so many GPUs, as many side by side as the processor has lanes. What is left of the GPUs in the end, in
-    /// all sequences together.
+    /// Offers the sequences to a node with so many GPUs. What is left of the GPUs in the end, in all sequences together.
     #[inline(always)]
-    fn offer<S: Simd, const GPUS: usize>(&self, simd: S, cpu: i16, left: &[i16; MOST_GPUS]) -> u64 {
+    fn offer<S: Simd, const GPUS: usize>(&self, simd: S, node: &Node) -> u64 {
+        let size = self.scaled(self.size);
         let mut sum = 0;
-        for first in (0..SEQUENCES).step_by(S::i16s::LEN) {
-            sum += self.offer_some::<S, GPUS>(simd, first, cpu, left);
-        }
-        sum
-    }
-
-    #[inline(always)]
-    fn offer_some<S: Simd, const GPUS: usize>(&self, simd: S, first: usize, cpu: i16, left: &[i16; MOST_GPUS]) -> u64 {
-        let lanes = first..first + S::i16s::LEN;
-        let splat = |value: i16| S::i16s::splat(simd, value);
-        let (none, one, never, whole) = (splat(0), splat(1), splat(NEVER), splat(self.scaled(self.size)));
-        let mut cpu = splat(cpu);
-        let mut gpus = [none; GPUS];
-        for gpu in 0..GPUS {
-            gpus[gpu] = splat(left[gpu]);
-        }
-        for (number, step) in self.steps.iter().enumerate() {
-            let cpus = S::i16s::from_slice(simd, &step.cpus[lanes.clone()]);
-            let amounts = S::i16s::from_slice(simd, &step.amounts[lanes.clone()]);
-            // The GPU with the least left that is enough.
-            let mut best = never;
-            for gpu in &gpus {
-                best = best.min(gpu.simd_lt(amounts).select(never, *gpu));
-            }
-            // What is true where the pod is placed and its GPU not found yet. No comparison waits for another one.
-            let mut open = !(best.simd_eq(never) | cpu.simd_lt(cpus));
-            cpu -= open.select(cpus, none);
-            for gpu in &mut gpus {
-                let here = gpu.simd_eq(best) & open;
-                *gpu -= here.select(amounts, none);
-                open &= !here;
-            }
-            if step.any_whole {
-                let wanted = S::i16s::from_slice(simd, &step.whole[lanes.clone()]);
-                let mut found = none;
-                for gpu in &gpus {
-                    found += gpu.simd_eq(whole).select(one, none);
-                }
-                let placed = !(found.simd_lt(wanted) | cpu.simd_lt(cpus) | wanted.simd_eq(none));
-                cpu -= placed.select(cpus, none);
-                // All whole GPUs are alike: the pod gets the first ones.
-                let wanted = placed.select(wanted, none);
-                let mut before = none;
-                for gpu in &mut gpus {
-                    let is_whole = gpu.simd_eq(whole);
-                    let here = is_whole & before.simd_lt(wanted);
-                    before += is_whole.select(one, none);
-                    *gpu -= here.select(whole, none);
-                }
-            }
-            if !step.several.is_empty() {
-                let mut one_by_one = OneByOne::<GPUS>::default();
-                cpu.store_slice(&mut one_by_one.cpu[..S::i16s::LEN]);
-                for (gpu, left) in gpus.iter().zip(&mut one_by_one.left) {
-                    gpu.store_slice(&mut left[..S::i16s::LEN]);
-                }
-                one_by_one.take(&step.several, lanes.clone());
-                cpu = S::i16s::from_slice(simd, &one_by_one.cpu[..S::i16s::LEN]);
-                for (gpu, left) in gpus.iter_mut().zip(&one_by_one.left) {
-                    *gpu = S::i16s::from_slice(simd, &left[..S::i16s::LEN]);
-                }
-            }
-            if number % 4 == 3 {
-                // Whether any pod could still get a GPU.
-                let mut most = none;
-                for gpu in &gpus {
-                    most = most.max(*gpu);
-                }
-                let ended = cpu.simd_lt(splat(self.least_cpu)) | most.simd_lt(splat(self.least_amount));
-                if ended.all_true() {
+        // Two at a time: each waits for itself from step to step, and the processor handles the other meanwhile.
+        for first in (0..SEQUENCES).step_by(2 * S::i16s::LEN) {
+            let mut one = Lanes::<S, GPUS>::new(simd, first, node);
+            let mut other = Lanes::<S, GPUS>::new(simd, first + S::i16s::LEN, node);
+            for (number, step) in self.steps.iter().enumerate() {
+                one.offer(simd, step, size);
+                other.offer(simd, step, size);
+                let ended = |lanes: &Lanes<S, GPUS>| lanes.ended(simd, self.least_cpu, self.least_amount, size);
+                if number % 8 == 7 && ended(&one) && ended(&other) {
                     break;
                 }
             }
-        }
-        let mut sum = 0;
-        for gpu in &gpus {
-            let mut left = [0; SEQUENCES];
-            gpu.store_slice(&mut left[..S::i16s::LEN]);
-            // Lanes that are not there have nothing.
-            sum += left.iter().map(|left| u64::try_from(*left).unwrap_or(0)).sum::<u64>();
+            sum += one.left(size) + other.left(size);
         }
         sum
     }
+}
+
+/// As many sequences as the processor has lanes: what is left of a node in each.
+///
+/// Whole GPUs are all alike and only counted. One of which a part is taken becomes one of `gpus` that is nothing yet: those are as many as the node
+/// has GPUs, so there is one.
+struct Lanes<S: Simd, const GPUS: usize> {
+    first: usize,
+    cpu: S::i16s,
+    whole: S::i16s,
+    gpus: [S::i16s; GPUS],
+}
+
+impl<S: Simd, const GPUS: usize> Lanes<S, GPUS> {
+    /// From this sequence on.
+    #[inline(always)]
+    fn new(simd: S, first: usize, node: &Node) -> Self {
+        Lanes {
+            first,
+            cpu: S::i16s::splat(simd, node.cpu),
+            whole: S::i16s::splat(simd, node.whole),
+            gpus: std::array::from_fn(|gpu| S::i16s::splat(simd, node.left[gpu])),
+        }
+    }
+
+    #[inline(always)]
+    fn offer(&mut self, simd: S, step: &Step, whole: i16) {
+        let lanes = |all: &[i16; SEQUENCES]| S::i16s::from_slice(simd, &all[self.first..self.first + S::i16s::LEN]);
+        let splat = |value: i16| S::i16s::splat(simd, value);
+        let (none, one, never, size) = (splat(0), splat(1), splat(NEVER), splat(whole));
+        let (cpus, amounts) = (lanes(&step.cpus), lanes(&step.amounts));
+        // The GPU with the least left that is enough; a whole one if there is no other.
+        let mut best = never;
+        for gpu in &self.gpus {
+            best = best.min(gpu.simd_lt(amounts).select(never, *gpu));
+        }
+        let opens = best.simd_eq(never);
+        let enough = !(opens & (self.whole.simd_eq(none) | size.simd_lt(amounts)));
+        // What is true where the pod is placed and its GPU not found yet. No comparison waits for another one.
+        let mut open = enough & !self.cpu.simd_lt(cpus);
+        self.cpu -= open.select(cpus, none);
+        self.whole -= (opens & open).select(one, none);
+        let after = opens.select(size, best) - amounts;
+        let best = opens.select(none, best);
+        for gpu in &mut self.gpus {
+            let here = gpu.simd_eq(best) & open;
+            *gpu = here.select(after, *gpu);
+            open &= !here;
+        }
+        if step.any_whole {
+            let wanted = lanes(&step.whole);
+            let placed = !(self.whole.simd_lt(wanted) | self.cpu.simd_lt(cpus) | wanted.simd_eq(none));
+            self.cpu -= placed.select(cpus, none);
+            self.whole -= placed.select(wanted, none);
+        }
+        if !step.several.is_empty() {
+            self.offer_one_by_one(simd, &step.several, whole);
+        }
+    }
+
+    #[inline(always)]
+    fn offer_one_by_one(&mut self, simd: S, pods: &[Several], size: i16) {
+        let mut one_by_one = OneByOne::<GPUS>::new(size);
+        self.cpu.store_slice(&mut one_by_one.cpu[..S::i16s::LEN]);
+        self.whole.store_slice(&mut one_by_one.whole[..S::i16s::LEN]);
+        for (gpu, left) in self.gpus.iter().zip(&mut one_by_one.left) {
+            gpu.store_slice(&mut left[..S::i16s::LEN]);
+        }
+        one_by_one.take(pods, self.first..self.first + S::i16s::LEN);
+        self.cpu = S::i16s::from_slice(simd, &one_by_one.cpu[..S::i16s::LEN]);
+        self.whole = S::i16s::from_slice(simd, &one_by_one.whole[..S::i16s::LEN]);
+        for (gpu, left) in self.gpus.iter_mut().zip(&one_by_one.left) {
+            *gpu = S::i16s::from_slice(simd, &left[..S::i16s::LEN]);
+        }
+    }
+
+    /// Whether no pod can get a GPU any more.
+    #[inline(always)]
+    fn ended(&self, simd: S, least_cpu: i16, least_amount: i16, size: i16) -> bool {
+        let splat = |value: i16| S::i16s::splat(simd, value);
+        let mut most = self.whole.simd_eq(splat(0)).select(splat(0), splat(size));
+        for gpu in &self.gpus {
+            most = most.max(*gpu);
+        }
+        let ended = self.cpu.simd_lt(splat(least_cpu)) | most.simd_lt(splat(least_amount));
+        ended.all_true()
+    }
+
+    /// Of the GPUs, in all of them.
+    #[inline(always)]
+    fn left(&self, size: i16) -> u64 {
+        // By lane: a node's GPUs together are more than 16 bits hold, and far less than 32 do, so that nobody needs to look whether they do.
+        let mut sums = [0_i32; SEQUENCES];
+        let mut add = |lanes: &S::i16s, times: i32| {
+            let mut left = [0; SEQUENCES];
+            lanes.store_slice(&mut left[..S::i16s::LEN]);
+            for (sum, left) in sums[..S::i16s::LEN].iter_mut().zip(&left) {
+                *sum = sum.wrapping_add(i32::from(*left).wrapping_mul(times));
+            }
+        };
+        add(&self.whole, i32::from(size));
+        self.gpus.iter().for_each(|gpu| add(gpu, 1));
+        sums[..S::i16s::LEN].iter().map(|sum| u64::from(sum.unsigned_abs())).sum()
+    }
+}
+
+/// What a node has left, as the sequences see it.
+struct Node {
+    cpu: i16,
+    /// GPUs of which nothing is taken.
+    whole: i16,
+    /// Of the others that are not used up, the first so many.
+    left: [i16; MOST_GPUS],
 }
 
 /// What is left in some sequences, for pods that are offered one after another.
 struct OneByOne<const GPUS: usize> {
+    size: i16,
     cpu: [i16; SEQUENCES],
+    whole: [i16; SEQUENCES],
     left: [[i16; SEQUENCES]; GPUS],
 }
 
-impl<const GPUS: usize> Default for OneByOne<GPUS> {
-    fn default() -> Self {
+impl<const GPUS: usize> OneByOne<GPUS> {
+    fn new(size: i16) -> Self {
         OneByOne {
+            size,
             cpu: [0; SEQUENCES],
+            whole: [0; SEQUENCES],
             left: [[0; SEQUENCES]; GPUS],
         }
     }
-}
 
-impl<const GPUS: usize> OneByOne<GPUS> {
     /// Each from the GPUs with the least left that is enough, if there are as many. Not in the loop over the steps, which is to stay in registers.
     #[inline(never)]
     fn take(&mut self, pods: &[Several], sequences: Range<usize>) {
         for pod in pods.iter().filter(|pod| sequences.contains(&pod.sequence)) {
             let lane = pod.sequence - sequences.start;
             let enough = self.left.iter().filter(|left| left[lane] >= pod.amount).count();
-            if self.cpu[lane] < pod.cpu || enough < pod.gpus {
+            let whole = usize::from(self.whole[lane].unsigned_abs());
+            if self.cpu[lane] < pod.cpu || enough + whole < pod.gpus {
                 continue;
             }
             self.cpu[lane] -= pod.cpu;
@@ -317,8 +373,14 @@ impl<const GPUS: usize> OneByOne<GPUS> {
             for _ in 0..pod.gpus {
                 let fitting = self.left.iter().map(|left| left[lane]).enumerate();
                 let fitting = fitting.filter(|(gpu, left)| *left >= pod.amount && !taken[*gpu]);
-                if let Some((gpu, _)) = fitting.min_by_key(|(_, left)| *left) {
+                let found = fitting.min_by_key(|(_, left)| *left).map(|(gpu, _)| gpu);
+                let unused = || self.left.iter().position(|left| left[lane] == 0);
+                if let Some(gpu) = found {
                     self.left[gpu][lane] -= pod.amount;
+                    taken[gpu] = true;
+                } else if let Some(gpu) = unused() {
+                    self.whole[lane] -= 1;
+                    self.left[gpu][lane] = self.size - pod.amount;
                     taken[gpu] = true;
                 }
             }

@@ -68,8 +68,8 @@ impl Placer {
             return Vec::new();
         };
         let shape = &self.shapes[there.shape as usize];
-        let state = self.slots.get(there.slot as usize).state.as_ref();
-        let (Some(amount), Some(state)) = (class.amount(shape), state) else {
+        let slot = self.slots.get(there.slot as usize);
+        let (Some(amount), Some(state)) = (class.amount(shape), &slot.state) else {
             return Vec::new();
         };
         if !there.free.fits(shape, demand) {
@@ -80,6 +80,7 @@ impl Placer {
             amount,
             shape,
             state,
+            noted: &slot.noted,
         })
     }
 
