@@ -47,13 +47,17 @@ impl Core {
 fn scores(ranking: &Ranking) -> Vec<u8> {
     let amounts = || ranking.costs.iter().flatten().map(|cost| cost.amount);
     let (least, most) = (amounts().min().unwrap_or(0), amounts().max().unwrap_or(0));
-    let range = i128::from(most) - i128::from(least);
+    let range = most.abs_diff(least);
     let score = |cost: &Option<Cost>| {
         let Some(cost) = cost else { return 0 };
-        let better = i128::from(most) - i128::from(cost.amount);
-        // All are alike: as good as can be.
-        let part = (better * i128::from(OTHERS)).checked_div(range).unwrap_or(i128::from(OTHERS));
-        u8::try_from(part).unwrap_or(OTHERS)
+        let better = most.abs_diff(cost.amount);
+        let part = match better.checked_mul(u64::from(OTHERS)) {
+            // All are alike: as good as can be.
+            _ if range == 0 => return OTHERS,
+            Some(product) => product / range,
+            None => better / (range / u64::from(OTHERS)),
+        };
+        u8::try_from(part).map_or(OTHERS, |part| part.min(OTHERS))
     };
     let mut scores: Vec<u8> = ranking.costs.iter().map(score).collect();
     if let Some(best) = ranking.best.and_then(|best| scores.get_mut(best)) {

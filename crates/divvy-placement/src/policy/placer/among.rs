@@ -1,5 +1,8 @@
 //! The same decisions when only some of the nodes are in question, as kube-scheduler asks: its own filters have left the others out.
 
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+
 use super::super::hash::mix;
 use super::super::rule::Place;
 use super::super::{Demand, Policy, Term};
@@ -106,20 +109,22 @@ impl Placer {
         let slots = among.iter().filter_map(|id| self.slot_with_memory(*id, demand));
         let row = &self.rows[number];
         let mut best = NO_FIT;
-        let mut guesses: Vec<(i64, usize)> = Vec::new();
-        for slot in slots {
+        let mut guesses: Vec<Reverse<(i64, usize)>> = Vec::with_capacity(among.len());
+        // Nodes in equal state share a slot.
+        let mut seen = vec![false; row.guessed.len()];
+        for slot in slots.filter(|slot| !std::mem::replace(&mut seen[*slot], true)) {
             best = best.min(row.exact.get(slot));
             let guess = row.guessed.get(slot);
             if guess != NO_FIT {
-                guesses.push((guess, slot));
+                guesses.push(Reverse((guess, slot)));
             }
         }
-        guesses.sort_unstable();
-        guesses.dedup();
+        // Of thousands only the first few are looked at: not worth sorting.
+        let mut guesses = BinaryHeap::from(guesses);
         let all = guesses.len() <= FEW || !self.rule.is_dear();
         let (promising, in_turn) = self.rule.effort();
         let until = self.rule.work() + promising;
-        for (guess, slot) in guesses {
+        while let Some(Reverse((guess, slot))) = guesses.pop() {
             if !all && (guess > best || (best != NO_FIT && self.rule.work() >= until)) {
                 break;
             }
