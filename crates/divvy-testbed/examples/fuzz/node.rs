@@ -1,20 +1,6 @@
-//! Throws broken files at everything that reads files of others, for a while: `cargo run --release -p divvy-container --example fuzz -- 60 [SEED]`.
-//!
-//! The inputs are good files that are changed by chance (bytes, cuts, doubled pieces, words of the formats), and changed files that were read all
-//! the same are changed further. It needs no nightly compiler, as cargo-fuzz does, and sees no coverage; what a seed finds it finds again. An input
-//! that breaks a rule is written to a file and named, and the exit status is 1.
-
-#![allow(
-    clippy::print_stdout,
-    clippy::print_stderr,
-    clippy::exit,
-    reason = "a program for a terminal"
-)]
+//! What lies on a node: engines' files, CDI specs, OCI bundles, the loader's cache, the kubelet's checkpoint, the probe's lines.
 
 use std::collections::BTreeMap;
-use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::thread;
-use std::time::{Duration, Instant};
 
 use divvy_container::cdi::generate::ldcache::{self, Library};
 use divvy_container::cdi::{Edits, Format, Hook, Spec};
@@ -23,20 +9,29 @@ use divvy_container::runtime::bundle::{Bundle, Device};
 use divvy_container::runtime::plan::Asked;
 use divvy_container::runtime::settings::{Mode, Settings};
 use divvy_container::runtime::{legacy, request};
+use divvy_hardware::protocol::{self, FromProbe};
+use divvy_kubelet::checkpoint::Checkpoint;
 use serde_json::Value;
 
-/// Reads an input, and says whether it was good. Panics if a rule does not hold.
-type Target = fn(&[u8]) -> bool;
+use super::{Target, text};
 
-const TARGETS: [(&str, Target, &[&str]); 7] = [
-    ("config.toml", settings, &[TOML]),
-    ("config.json", bundle, &[CONFIG]),
-    ("CDI spec", spec, &[SPEC, YAML]),
-    ("ld.so.cache", cache, &[]),
-    ("daemon.json", docker, &[DAEMON]),
-    ("containerd's config.toml", containerd, &[CONTAINERD, CONTAINERD_3]),
-    ("crio.conf", crio, &[CRIO]),
-];
+pub(crate) fn targets() -> Vec<Target> {
+    vec![
+        Target::new("config.toml", settings, &[TOML]),
+        Target::new("config.json", bundle, &[CONFIG]),
+        Target::new("CDI spec", spec, &[SPEC, YAML]),
+        Target {
+            good: caches(),
+            ..Target::new("ld.so.cache", cache, &[])
+        },
+        Target::new("daemon.json", docker, &[DAEMON]),
+        Target::new("containerd's config.toml", containerd, &[CONTAINERD, CONTAINERD_3]),
+        Target::new("crio.conf", crio, &[CRIO]),
+        Target::new("the kubelet's checkpoint", checkpoint, &[CHECKPOINT, OLD_CHECKPOINT]),
+        Target::new("a line to the probe", question, &[QUESTION]),
+        Target::new("a line of the probe", line, &[ANSWER, REFUSAL, XID]),
+    ]
+}
 
 const TOML: &str = r#"accept-nvidia-visible-devices-as-volume-mounts = true
 supported-driver-capabilities = "compute,utility"
@@ -58,36 +53,18 @@ const DAEMON: &str = "{\n  \"runtimes\": {\"nvidia\": {\"path\": \"/a\", \"runti
 const CONTAINERD: &str = "version = 2\nimports = [\"/etc/containerd/conf.d/*.toml\"]\n# a comment\n[plugins.\"io.containerd.grpc.v1.cri\"]\nenable_cdi = false\n[plugins.\"io.containerd.grpc.v1.cri\".containerd]\ndefault_runtime_name = 'runc' # another\n[plugins.\"io.containerd.grpc.v1.cri\".containerd.runtimes.runc]\nruntime_type = \"io.containerd.runc.v2\"\noptions = { SystemdCgroup = true, BinaryName = \"\"\"runc\"\"\" }\n";
 const CONTAINERD_3: &str = "version = 3\n[plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.runc]\nruntime_type = 'io.containerd.runc.v2'\n[plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.runc.options]\nSystemdCgroup = false\n";
 const CRIO: &str = "[crio]\n[crio.runtime]\ndefault_runtime = \"crun\"\ncgroup_manager = \"systemd\"\n[crio.runtime.runtimes.crun]\nruntime_path = \"/usr/bin/crun\"\nallowed_annotations = [\"a\"]\n";
-/// What a format makes something of.
-const WORDS: [&str; 24] = [
-    "null",
-    "{}",
-    "[]",
-    "\"",
-    "\\u0000",
-    "\\ud800",
-    "1e999",
-    "-0",
-    "18446744073709551616",
-    "true",
-    "&a ",
-    "*a",
-    "<<: *a",
-    "!!binary ",
-    "- ",
-    ": ",
-    "|\n",
-    "'''",
-    "\n",
-    "=",
-    "[[",
-    "..",
-    "\u{202e}",
-    "all,none,void",
-];
 
-fn text(bytes: &[u8]) -> Option<&str> {
-    std::str::from_utf8(bytes).ok()
+fn caches() -> Vec<Vec<u8>> {
+    let libraries = ["libc.so.6", "libcuda.so.1", "libz.so.1.2"].map(|name| Library {
+        name,
+        path: "/usr/lib/x",
+        flags: 0x0303,
+        os_version: 0,
+        hwcap: 1 << 62,
+    });
+    let made = ldcache::with(None, &libraries).expect("a cache");
+    // A real one has extensions, too.
+    std::iter::once(made).chain(std::fs::read("/etc/ld.so.cache").ok()).collect()
 }
 
 fn settings(bytes: &[u8]) -> bool {
@@ -251,121 +228,58 @@ fn carry_out(files: &mut BTreeMap<String, String>, plan: &Plan) {
     }
 }
 
-/// xorshift64*
-struct Chance(u64);
+const CHECKPOINT: &str = r#"{"Data":{"PodDeviceEntries":[{"PodUID":"u-1","ContainerName":"c","ResourceName":"aliyun.com/gpu-mem","DeviceIDs":{"-1":["a-_-0","a-_-1"],"0":["a-_-2"]},"AllocResp":"CgQKAUESAQ=="},{"PodUID":"u-2","ContainerName":"c","ResourceName":"r","DeviceIDs":null,"AllocResp":null}],"RegisteredDevices":{"aliyun.com/gpu-mem":["a-_-0"],"r":null}},"Checksum":2254567890}"#;
+const OLD_CHECKPOINT: &str = r#"{"Data":{"PodDeviceEntries":[{"PodUID":"u","ContainerName":"c","ResourceName":"r","DeviceIDs":["a","b"],"AllocResp":""}],"RegisteredDevices":null},"Checksum":0}"#;
+const QUESTION: &str = r#"{"v":1,"id":7,"op":"snapshot"}"#;
+const ANSWER: &str = r#"{"id":7,"ok":{"v":1,"run":"a","gpus":[{"uuid":"GPU-0","minor":0}]}}"#;
+const REFUSAL: &str = r#"{"id":null,"err":{"code":"protocol","text":"the question is not JSON"}}"#;
+const XID: &str = r#"{"event":"xid","seq":1,"uuid":"GPU-1234","xid":79,"gi":null,"ci":3}"#;
 
-impl Chance {
-    fn below(&mut self, end: usize) -> usize {
-        self.0 ^= self.0 >> 12;
-        self.0 ^= self.0 << 25;
-        self.0 ^= self.0 >> 27;
-        let number = self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 33;
-        usize::try_from(number).unwrap_or(0) % end.max(1)
-    }
-
-    fn change(&mut self, input: &mut Vec<u8>) {
-        let at = self.below(input.len());
-        match self.below(8) {
-            0 if !input.is_empty() => input[at] ^= 1 << self.below(8),
-            1 if !input.is_empty() => input[at] = [0, 1, 0x7f, 0xff, b'"', b'\n', b' ', b'9'][self.below(8)],
-            2 => input.truncate(at),
-            3 => {
-                let end = (at + self.below(40)).min(input.len());
-                input.drain(at.min(end)..end);
-            }
-            4 => {
-                let end = (at + self.below(60)).min(input.len());
-                let piece = input[at.min(end)..end].to_vec();
-                let to = self.below(input.len());
-                input.splice(to..to, piece);
-            }
-            5 if input.len() >= 4 => {
-                let at = at.min(input.len() - 4);
-                let number = [0, 1, u32::MAX, 0x7fff_ffff, u32::try_from(input.len()).unwrap_or(0)][self.below(5)];
-                input[at..at + 4].copy_from_slice(&number.to_le_bytes());
-            }
-            _ => {
-                let word = WORDS[self.below(WORDS.len())];
-                input.splice(at..at, word.bytes());
-            }
-        }
-    }
-}
-
-fn main() {
-    let mut words = std::env::args().skip(1);
-    let number = |word: Option<String>, default: u64| word.map_or(Ok(default), |word| word.parse());
-    let (Ok(seconds), Ok(seed)) = (number(words.next(), 10), number(words.next(), 1)) else {
-        eprintln!("fuzz [SECONDS [SEED]]: for how long (all targets at once), and where chance begins (1)");
-        std::process::exit(2);
+/// What can be read is printed so that the same is read.
+fn checkpoint(bytes: &[u8]) -> bool {
+    let Ok(mut checkpoint) = Checkpoint::parse(bytes) else {
+        return false;
     };
-    std::panic::set_hook(Box::new(|_| {}));
-    let targets: Vec<_> = TARGETS
-        .into_iter()
-        .map(|target| thread::spawn(move || fuzz(target, Duration::from_secs(seconds), seed)))
-        .collect();
-    let mut broken = false;
-    for target in targets {
-        match target
-            .join()
-            .unwrap_or_else(|_| Err("a target ended before its time".to_owned()))
-        {
-            Ok(line) => println!("{line} (seed {seed}, {seconds} s)"),
-            Err(line) => {
-                eprintln!("{line}");
-                broken = true;
-            }
-        }
-    }
-    std::process::exit(i32::from(broken));
+    let again = Checkpoint::parse(checkpoint.to_text().as_bytes()).expect("what was printed can be read");
+    // What could not be read is not printed.
+    checkpoint.skipped.clear();
+    assert_eq!(again, checkpoint);
+    true
 }
 
-/// What was found, as a line: all targets at once.
-fn fuzz((name, target, good): (&str, Target, &[&str]), time: Duration, seed: u64) -> Result<String, String> {
-    let mut corpus: Vec<Vec<u8>> = good.iter().map(|text| text.as_bytes().to_vec()).collect();
-    if corpus.is_empty() {
-        let libraries = ["libc.so.6", "libcuda.so.1", "libz.so.1.2"].map(|name| Library {
-            name,
-            path: "/usr/lib/x",
-            flags: 0x0303,
-            os_version: 0,
-            hwcap: 1 << 62,
-        });
-        corpus.push(ldcache::with(None, &libraries).expect("a cache"));
-        // A real one has extensions, too.
-        corpus.extend(std::fs::read("/etc/ld.so.cache").ok());
-    }
-    for (number, input) in corpus.iter().enumerate() {
-        if !target(input) {
-            return Err(format!("{name}: good input {number} is refused"));
+/// A refusal carries the number of the question where there is one, so that who asked is told.
+fn question(bytes: &[u8]) -> bool {
+    let Some(text) = text(bytes) else { return false };
+    match protocol::parse_request(text) {
+        Ok(request) => {
+            assert_eq!(protocol::parse_request(&protocol::request_line(&request)).ok(), Some(request));
+            true
+        }
+        Err((id, failure)) => {
+            let value: Option<Value> = serde_json::from_str(text).ok();
+            assert_eq!(id, value.and_then(|value| value.get("id")?.as_u64()));
+            assert!(!failure.text.is_empty());
+            false
         }
     }
-    let (mut chance, mut read, mut refused) = (Chance(seed.max(1)), 0_u64, 0_u64);
-    let end = Instant::now() + time;
-    while Instant::now() < end {
-        let mut input = corpus[chance.below(corpus.len())].clone();
-        for _ in 0..=chance.below(4) {
-            chance.change(&mut input);
-        }
-        match catch_unwind(AssertUnwindSafe(|| target(&input))) {
-            Ok(false) => refused += 1,
-            Ok(true) => {
-                read += 1;
-                if corpus.len() < 200 && input.len() < 1 << 16 {
-                    corpus.push(input);
-                }
-            }
-            Err(cause) => {
-                let path = std::env::temp_dir().join(format!("divvy-fuzz-{}-{}", std::process::id(), name.len()));
-                let kept = std::fs::write(&path, &input);
-                let cause = cause
-                    .downcast_ref::<String>()
-                    .map(String::as_str)
-                    .or_else(|| cause.downcast_ref().copied());
-                let cause = cause.unwrap_or("a panic");
-                return Err(format!("{name}: {} breaks a rule ({kept:?}): {cause}", path.display()));
-            }
-        }
+}
+
+/// What can be read is said so that the same is read.
+fn line(bytes: &[u8]) -> bool {
+    let Some(read) = text(bytes).and_then(|text| protocol::parse_from_probe(text).ok()) else {
+        return false;
+    };
+    let said = match &read {
+        FromProbe::Answer { id, result } => protocol::answer_line(*id, result),
+        FromProbe::Xid(event) => protocol::event_line(event),
+        FromProbe::OtherEvent => return true,
+    };
+    match (protocol::parse_from_probe(&said).expect("what was said can be read"), &read) {
+        // Reading shortens what is too long, and a shortened text stays as it is.
+        (again @ FromProbe::Answer { result: Err(_), .. }, _) => assert_eq!(again, read),
+        // The last bit of fractions may differ.
+        (FromProbe::Answer { id, result: Ok(_) }, FromProbe::Answer { id: asked, .. }) => assert_eq!(id, *asked),
+        (again, _) => assert_eq!(again, read),
     }
-    Ok(format!("{name}: {read} inputs read, {refused} refused, no rule broken"))
+    true
 }
