@@ -4,6 +4,7 @@
 //! - [`call`]: the command line as runc and crun read it
 //! - [`settings`]: NVIDIA's `config.toml`, read unchanged
 //! - [`request`]: which devices a container asks for, by annotation, mount or environment
+//! - [`require`]: what an image requires of the driver
 //! - [`plan`]: what decides about its devices, and the edits of its configuration
 //! - [`live`]: CDI specs that are made when a container is created
 //! - [`legacy`]: what `nvidia-container-cli` is called with
@@ -18,4 +19,5 @@ pub mod legacy;
 pub mod live;
 pub mod plan;
 pub mod request;
+pub mod require;
 pub mod settings;

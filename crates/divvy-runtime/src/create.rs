@@ -5,10 +5,12 @@ use std::path::Path;
 use divvy_container::cdi::{Edits, Hook, Registry};
 use divvy_container::runtime::bundle::Bundle;
 use divvy_container::runtime::call::Call;
+use divvy_container::runtime::legacy;
+use divvy_container::runtime::live::{self, Live};
 use divvy_container::runtime::plan::{self, Asked, Decides, Plan};
 use divvy_container::runtime::request::{Container, Wanted};
+use divvy_container::runtime::require::{self, Facts};
 use divvy_container::runtime::settings::Settings;
-use divvy_container::runtime::{legacy, live};
 use divvy_files::Files;
 
 use crate::error::{Error, say};
@@ -35,15 +37,27 @@ pub(crate) fn prepare(call: &Call, settings: &Settings) -> Result<(), Error> {
     let specs = || files::specs(&settings.spec_dirs);
     let edits = match decides {
         Decides::Nobody => return Ok(()),
-        Decides::Specs(plan) => plan::edits(&plan, &specs()?)?,
-        Decides::Live(plan) => plan::edits(&plan, &live(call, settings)?)?,
-        Decides::Legacy(wanted) => legacy_hook(&container, &wanted, settings)?,
-        Decides::Allocation { uid, container } => {
+        Decides::Specs(plan) => {
             let registry = specs()?;
-            match plan::allocation(&uid, &container, &registry)? {
-                Plan::LeaveAlone => return Ok(()),
-                plan => plan::edits(&plan, &registry)?,
+            let edits = plan::edits(&plan, &registry)?;
+            required(call, &container, settings, &Facts::of_specs(&plan, &registry))?;
+            edits
+        }
+        Decides::Live(plan) => {
+            let (registry, facts) = live(call, settings)?;
+            let edits = plan::edits(&plan, &registry)?;
+            required(call, &container, settings, &facts)?;
+            edits
+        }
+        Decides::Legacy(wanted) => legacy_hook(&container, &wanted, settings)?,
+        Decides::Allocation { uid, container: name } => {
+            let registry = specs()?;
+            let plan = plan::allocation(&uid, &name, &registry)?;
+            if plan == Plan::LeaveAlone {
+                return Ok(());
             }
+            required(call, &container, settings, &Facts::of_specs(&plan, &registry))?;
+            plan::edits(&plan, &registry)?
         }
     };
     bundle.remove_legacy_hooks().map_err(of_bundle)?;
@@ -51,19 +65,37 @@ pub(crate) fn prepare(call: &Call, settings: &Settings) -> Result<(), Error> {
     files::replace(&path, &bundle.text()).map_err(file("written"))
 }
 
+/// Refuses an image whose programs this driver cannot run: what it says is read in the error, not in a log of CUDA's.
+fn required(call: &Call, container: &Container, settings: &Settings, facts: &Facts) -> Result<(), Error> {
+    match require::expressions(container, settings) {
+        Ok(expressions) => Ok(require::check(&expressions, facts)?),
+        // An image of its own sense of what a version is; NVIDIA's program would refuse it.
+        Err(error @ require::Error::CudaVersion(_)) => {
+            say(
+                Some(call),
+                "warning",
+                &format!("{error}; what it requires of the driver is not looked at"),
+            );
+            Ok(())
+        }
+        Err(error) => Err(error.into()),
+    }
+}
+
 /// The GPUs of this moment.
-fn live(call: &Call, settings: &Settings) -> Result<Registry, Error> {
+fn live(call: &Call, settings: &Settings) -> Result<(Registry, Facts), Error> {
     let said = probe::ask(settings)?;
     let machine = Files::below("/");
     let root = settings.cli.root.as_deref().filter(|root| !root.is_empty()).unwrap_or("/");
-    let (registry, notes) = live::registry(&machine, &said, root)?;
+    let Live { registry, facts, notes } = live::registry(&machine, &said, root)?;
     for note in notes.iter().chain(&machine.troubles()) {
         say(Some(call), "warning", note);
     }
-    Ok(match settings.no_additional_groups {
+    let registry = match settings.no_additional_groups {
         true => without_groups(registry),
         false => registry,
-    })
+    };
+    Ok((registry, facts))
 }
 
 fn without_groups(registry: Registry) -> Registry {

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::time::SystemTime;
 
 use divvy_container::runtime::call::{self, Call};
-use divvy_container::runtime::{bundle, live, plan, settings};
+use divvy_container::runtime::{bundle, live, plan, require, settings};
 use serde_json::json;
 use thiserror::Error as ThisError;
 
@@ -56,6 +56,9 @@ pub(crate) enum Error {
     /// What the container asks for cannot be given.
     #[error(transparent)]
     Plan(#[from] plan::Error),
+    /// The driver cannot run what the image has.
+    #[error(transparent)]
+    Require(#[from] require::Error),
     /// The driver was asked, and says nothing useful.
     #[error(
         "the driver was asked for this machine's GPUs, and {program}: {why}. Devices that CDI specs describe are had without it: nvidia.com/gpu=0 in \

@@ -107,7 +107,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_command_is_the_first_word_that_is_no_flag() {
+    fn case_17_a_the_command_is_the_first_word_that_is_no_flag() {
         let creates = |bundle: &str| (true, Some(bundle.to_owned()));
         let passes = (false, None);
         for (line, expected) in [

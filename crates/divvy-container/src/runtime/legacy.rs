@@ -7,6 +7,7 @@
 use thiserror::Error as ThisError;
 
 use super::request::{Container, VISIBLE_DEVICES, Wanted, is_legacy_image};
+use super::require;
 use super::settings::Settings;
 
 /// Why it cannot be called.
@@ -29,8 +30,8 @@ pub enum Error {
     )]
     Device(String),
     /// `CUDA_VERSION`
-    #[error("CUDA_VERSION is {0:?}, which is no version (12.4 is one)")]
-    CudaVersion(String),
+    #[error(transparent)]
+    Require(#[from] require::Error),
     /// `NVIDIA_IMEX_CHANNELS`
     #[error("NVIDIA_IMEX_CHANNELS has {0:?}; channels have numbers from 0 to 1048575")]
     Imex(String),
@@ -78,7 +79,8 @@ pub fn words(container: &Container, wanted: &Wanted, settings: &Settings, defaul
     words.extend(set("imex-channel", imex(container, settings)?.as_deref()));
     let capabilities = capabilities(container, settings)?;
     words.extend(capabilities.iter().map(|name| format!("--{name}")));
-    let requirements = requirements(container, settings)?;
+    // The program itself judges them.
+    let requirements = require::expressions(container, settings)?;
     words.extend(requirements.iter().map(|text| format!("--require={text}")));
     Ok(words)
 }
@@ -137,37 +139,4 @@ fn capabilities(container: &Container, settings: &Settings) -> Result<Vec<String
         });
     }
     Ok(allowed.into_iter().map(str::to_owned).collect())
-}
-
-/// What the image requires of the driver, by the names of its variables: the program itself judges it.
-fn requirements(container: &Container, settings: &Settings) -> Result<Vec<String>, Error> {
-    let off = container.variable("NVIDIA_DISABLE_REQUIRE").unwrap_or_default();
-    // As Go's strconv.ParseBool.
-    if settings.disable_require || ["1", "t", "T", "TRUE", "true", "True"].contains(&off) {
-        return Ok(Vec::new());
-    }
-    let mut names: Vec<&str> = container
-        .env
-        .iter()
-        .filter_map(|entry| entry.split_once('='))
-        .map(|(name, _)| name)
-        .filter(|name| name.starts_with("NVIDIA_REQUIRE_") && !name.starts_with("NVIDIA_REQUIRE_JETPACK"))
-        .collect();
-    names.sort_unstable();
-    names.dedup();
-    let values = names.iter().filter_map(|name| container.variable(name));
-    let mut all: Vec<String> = values.filter(|value| !value.is_empty()).map(str::to_owned).collect();
-    if is_legacy_image(container) {
-        let version = container.variable("CUDA_VERSION").unwrap_or_default();
-        let of_cuda = major_and_minor(version).ok_or_else(|| Error::CudaVersion(version.chars().take(100).collect()))?;
-        all.push(format!("cuda>={of_cuda}"));
-    }
-    Ok(all)
-}
-
-/// `9.0` of `9.0.116`, `9.0` of `9`.
-fn major_and_minor(version: &str) -> Option<String> {
-    let parts: Vec<&str> = version.split('.').collect();
-    let is_number = |part: &&str| !part.is_empty() && part.bytes().all(|c| c.is_ascii_digit());
-    (parts.len() <= 3 && parts.iter().all(is_number)).then(|| format!("{}.{}", parts[0], parts.get(1).unwrap_or(&"0")))
 }

@@ -3,6 +3,7 @@
 use serde::Deserialize;
 use thiserror::Error as ThisError;
 
+use super::require::Facts;
 use crate::cdi::generate::{self, Generated, Options, Tree, nvidia, proc, wsl};
 use crate::cdi::{Found, Registry};
 
@@ -28,18 +29,22 @@ pub enum Error {
 struct Snapshot {
     v: u32,
     driver: String,
-    gpus: Vec<Facts>,
+    #[serde(default)]
+    cuda: String,
+    gpus: Vec<Gpu>,
     #[serde(default)]
     unreadable: Vec<Unreadable>,
 }
 
 #[derive(Debug, Deserialize)]
-struct Facts {
+struct Gpu {
     uuid: String,
     index: u32,
     minor: u32,
     #[serde(default)]
     pci: String,
+    #[serde(default)]
+    cc: String,
     #[serde(default)]
     lost: bool,
 }
@@ -50,11 +55,22 @@ struct Unreadable {
     error: String,
 }
 
-/// The devices, and what somebody should know about them. `driver_root` is `/`, or where a driver container's root is mounted.
+/// What the machine has at this moment.
+#[derive(Debug)]
+pub struct Live {
+    /// The devices.
+    pub registry: Registry,
+    /// Of the driver and the GPUs.
+    pub facts: Facts,
+    /// What somebody should know about them, in sentences.
+    pub notes: Vec<String>,
+}
+
+/// The devices, and what is known of them. `driver_root` is `/`, or where a driver container's root is mounted.
 ///
 /// # Errors
 /// See [`Error`].
-pub fn registry(tree: &dyn Tree, probe: &str, driver_root: &str) -> Result<(Registry, Vec<String>), Error> {
+pub fn registry(tree: &dyn Tree, probe: &str, driver_root: &str) -> Result<Live, Error> {
     let refuse = |text: String| Err(Error::Snapshot(text));
     let snapshot: Snapshot = match serde_json::from_str(probe) {
         Ok(snapshot) => snapshot,
@@ -72,11 +88,12 @@ pub fn registry(tree: &dyn Tree, probe: &str, driver_root: &str) -> Result<(Regi
         .iter()
         .map(|gpu| format!("GPU {} is left out: the driver says {:?}", gpu.index, gpu.error))
         .collect();
-    let (lost, there): (Vec<Facts>, Vec<Facts>) = snapshot.gpus.into_iter().partition(|gpu| gpu.lost);
+    let (lost, there): (Vec<Gpu>, Vec<Gpu>) = snapshot.gpus.into_iter().partition(|gpu| gpu.lost);
     left_out.extend(
         lost.iter()
             .map(|gpu| format!("GPU {} ({}) is left out: it is lost", gpu.index, gpu.uuid)),
     );
+    let facts = facts(&snapshot.driver, &snapshot.cuda, &there);
     let gpus: Vec<nvidia::Gpu> = there
         .into_iter()
         .map(|gpu| nvidia::Gpu {
@@ -97,5 +114,24 @@ pub fn registry(tree: &dyn Tree, probe: &str, driver_root: &str) -> Result<(Regi
         priority: 0,
         spec: Ok(spec),
     };
-    Ok((Registry::new(vec![found]), left_out))
+    Ok(Live {
+        registry: Registry::new(vec![found]),
+        facts,
+        notes: left_out,
+    })
+}
+
+fn facts(driver: &str, cuda: &str, gpus: &[Gpu]) -> Facts {
+    let mut facts = Facts::of_driver(driver);
+    if !cuda.is_empty() {
+        facts.cuda = Some(cuda.to_owned());
+    }
+    // Of GPUs that are not alike, the one that the container gets may be either.
+    if let [first, rest @ ..] = gpus
+        && !first.cc.is_empty()
+        && rest.iter().all(|gpu| gpu.cc == first.cc)
+    {
+        facts.arch = Some(first.cc.clone());
+    }
+    facts
 }

@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn the_variable_means_what_it_means_everywhere() {
+    fn case_21_a_the_variable_means_what_it_means_everywhere() {
         let uuid = "GPU-0a1b2c3d-0000-1111-2222-333344445555";
         for (entries, expected) in [
             (vec![], Wanted::Nothing),
@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn annotations_go_before_mounts_and_mounts_before_the_environment() {
+    fn case_22_a_annotations_go_before_mounts_and_mounts_before_the_environment() {
         let mut container = env(&["NVIDIA_VISIBLE_DEVICES=all"]);
         container.annotations = [("cdi.k8s.io/a".to_owned(), "nvidia.com/gpu=1".to_owned())].into();
         container.mounts = vec![("/dev/null".to_owned(), format!("{MOUNTS}/0"))];
@@ -274,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mount_asks_for_a_device_by_whole_path_components() {
+    fn case_22_b_and_23_a_a_mount_asks_for_a_device_by_whole_path_components() {
         let settings = Settings {
             accept_mounts: true,
             ..Settings::default()

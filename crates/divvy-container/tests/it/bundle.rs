@@ -32,7 +32,7 @@ fn after(config: &str, edit: Value) -> String {
 
 /// The recorded container of NVIDIA's runtime, but for its second `NVIDIA_VISIBLE_DEVICES`.
 #[test]
-fn a_gpu_of_a_cdi_spec_comes_into_the_container() {
+fn case_20_a_gpu_of_a_cdi_spec_comes_into_the_container() {
     let config = r#"{"ociVersion":"1.2.0","process":{"user":{"uid":0,"gid":0},"env":["PATH=/usr/bin","NVIDIA_VISIBLE_DEVICES=0"],"cwd":"/"}}"#;
     let edit = json!({
         "env": ["NVIDIA_VISIBLE_DEVICES=void"],
@@ -44,7 +44,7 @@ fn a_gpu_of_a_cdi_spec_comes_into_the_container() {
 }
 
 #[test]
-fn what_is_not_edited_stays_as_it_was_to_the_byte() {
+fn case_24_what_is_not_edited_stays_as_it_was_to_the_byte() {
     let config =
         "{ \"newField\" : 1.50e+2 , \"process\":{\"env\":[\"FOO\",\"A=1\"], \"odd\":\"\\u0041\"},\n\"x\":{\"b\":1, \"a\":2} }";
     let text = after(config, json!({"env": ["B=2"]}));
@@ -55,7 +55,7 @@ fn what_is_not_edited_stays_as_it_was_to_the_byte() {
 }
 
 #[test]
-fn every_kind_of_edit_goes_where_the_runtime_specification_has_it() {
+fn case_31_every_kind_of_edit_goes_where_the_runtime_specification_has_it() {
     let config = r#"{"process":{"user":{"uid":1000,"gid":1001,"additionalGids":[5]},"env":["A=1","B=2","A=3"]},"mounts":[{"destination":"/a/b","source":"x"},{"destination":"/proc","source":"proc"},{"destination":"/a","source":"y"}],"linux":{"devices":[{"path":"/dev/gpu","major":9}],"resources":{"devices":[{"allow":false}],"memory":{"limit":18446744073709551615}}},"hooks":{"createContainer":[{"path":"/one"}]}}"#;
     let edit = json!({
         "env": ["A=4", "C=5"],
@@ -73,6 +73,27 @@ fn every_kind_of_edit_goes_where_the_runtime_specification_has_it() {
     let text = after(config, edit);
     let value: Value = serde_json::from_str(&text).expect("JSON");
     insta::assert_snapshot!(serde_json::to_string_pretty(&value).expect("text"));
+}
+
+#[test]
+fn case_30_b_a_node_without_permissions_is_in_the_container_and_may_not_be_used() {
+    let edit = json!({"deviceNodes": [{"path": "/dev/nvidia0", "permissions": "none"}, {"path": "/dev/nvidiactl"}]});
+    let text = after(r#"{"process":{"user":{"uid":1000,"gid":5}}}"#, edit);
+    let value: Value = serde_json::from_str(&text).expect("JSON");
+    let access: Vec<&Value> = value["linux"]["resources"]["devices"]
+        .as_array()
+        .expect("rules")
+        .iter()
+        .map(|rule| &rule["access"])
+        .collect();
+    assert_eq!(access, ["", "rwm"]);
+    let owners: Vec<&Value> = value["linux"]["devices"]
+        .as_array()
+        .expect("nodes")
+        .iter()
+        .map(|node| &node["uid"])
+        .collect();
+    assert_eq!(owners, [1000, 1000], "case 31: nodes belong to the process");
 }
 
 #[test]
@@ -106,7 +127,7 @@ fn a_device_that_is_not_there_is_an_error_that_names_it() {
 }
 
 #[test]
-fn hooks_of_the_legacy_runtime_go_and_others_stay() {
+fn case_25_hooks_of_the_legacy_runtime_go_and_others_stay() {
     let config = r#"{"hooks":{"prestart":[{"path":"/usr/bin/nvidia-container-runtime-hook","args":["x"]},{"path":"/bin/other"},{"path":"/opt/nvidia-container-toolkit"}],"poststop":[]}}"#;
     let mut bundle = Bundle::parse(config).expect("a configuration");
     assert!(bundle.remove_legacy_hooks().expect("read"));

@@ -91,7 +91,7 @@ fn good_documents_are_taken() {
 }
 
 #[test]
-fn bad_documents_are_refused_with_field_and_rule() {
+fn case_30_a_bad_documents_are_refused_with_field_and_rule() {
     let node = |fields: &str| with_edits(&format!(r#"{{"deviceNodes":[{{"path":"/dev/a"{fields}}}]}}"#));
     let hook = |fields: &str| with_edits(&format!(r#"{{"hooks":[{{{fields}}}]}}"#));
     let net = |devices: &str| with_edits(&format!(r#"{{"netDevices":[{devices}]}}"#));
@@ -190,7 +190,7 @@ fn unknown_fields_are_kept_wherever_they_are() {
 }
 
 #[test]
-fn each_feature_needs_its_version_and_no_newer_one() {
+fn case_28_a_each_feature_needs_its_version_and_no_newer_one() {
     for (edits, version) in [
         (r#"{"deviceNodes":[{"path":"/dev/a"}]}"#, "0.3.0"),
         (r#"{"mounts":[{"hostPath":"/a","containerPath":"/b"}]}"#, "0.3.0"),
@@ -227,4 +227,20 @@ fn each_feature_needs_its_version_and_no_newer_one() {
             }
         }
     }
+}
+
+#[test]
+fn case_28_b_the_name_of_a_device_decides_about_the_version_too() {
+    let device = |name: &str, node: &str| {
+        let text = with(
+            "1.1.0",
+            "nvidia.com/gpu",
+            &format!(r#"[{{"name":"{name}","containerEdits":{{"deviceNodes":[{{"path":"/dev/nvidia0"{node}}}]}}}}]"#),
+            "",
+        );
+        Version::least_for(&Spec::parse(&text).expect("a document")).to_string()
+    };
+    assert_eq!(device("GPU-edfee158", ""), "0.3.0");
+    assert_eq!(device("GPU-edfee158", r#","hostPath":"/driver/dev/nvidia0""#), "0.5.0");
+    assert_eq!(device("0", ""), "0.5.0");
 }

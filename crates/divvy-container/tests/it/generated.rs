@@ -145,8 +145,76 @@ fn a_machine_without_gpus_gets_no_spec_and_is_told_what_to_do() {
     }
 }
 
+/// The machine of NVIDIA's own tests, and what its generator writes for it: the same nodes and variables, the same files at the same places. Its five hooks
+/// are not there; mounts under more names do the first's work.
 #[test]
-fn every_spec_is_valid_the_same_twice_and_resolves() {
+fn case_33_a_all_that_nvidias_generator_mounts_is_there_without_its_hooks() {
+    let lib = "/lib/x86_64-linux-gnu";
+    let mut machine = Machine::default();
+    machine
+        .node("/dev/nvidia0")
+        .node("/dev/nvidiactl")
+        .file(&format!("{lib}/libcuda.so.999.88.77"), elf())
+        .file(&format!("{lib}/vdpau/libvdpau_nvidia.so.999.88.77"), elf());
+    let gpu = nvidia::Gpu {
+        pci: "0000:06:00.0".to_owned(),
+        ..nvidia::Gpu::default()
+    };
+    let options = Options {
+        class: "device".to_owned(),
+        naming: Naming::Index,
+        ..Options::new("example.com")
+    };
+    let spec = nvidia::generate(&machine, &[gpu], None, &options).expect("a spec").spec;
+    assert_eq!(spec.kind, "example.com/device");
+    let devices: Vec<(&str, Vec<&str>)> = spec
+        .devices
+        .iter()
+        .map(|device| {
+            let nodes = device.container_edits.device_nodes.iter().map(|node| node.path.as_str());
+            (device.name.as_str(), nodes.collect())
+        })
+        .collect();
+    assert_eq!(devices, [("0", vec!["/dev/nvidia0"]), ("all", vec!["/dev/nvidia0"])]);
+    let common = &spec.container_edits;
+    assert!(
+        common.env.contains(&"NVIDIA_VISIBLE_DEVICES=void".to_owned()),
+        "{:?}",
+        common.env
+    );
+    let folders = common
+        .env
+        .iter()
+        .find_map(|entry| entry.strip_prefix("NVIDIA_CTK_LIBCUDA_DIR="));
+    assert!(
+        folders.is_some_and(|list| list.split(':').any(|folder| folder == lib)),
+        "{folders:?}"
+    );
+    let nodes: Vec<&str> = common.device_nodes.iter().map(|node| node.path.as_str()).collect();
+    assert_eq!((nodes, common.hooks.len()), (vec!["/dev/nvidiactl"], 0));
+    for library in ["libcuda.so.999.88.77", "vdpau/libvdpau_nvidia.so.999.88.77"] {
+        let path = format!("{lib}/{library}");
+        let mount = common
+            .mounts
+            .iter()
+            .find(|mount| mount.container_path == path)
+            .expect("mounted");
+        assert_eq!(mount.host_path, path);
+        assert_eq!(mount.options, ["ro", "nosuid", "nodev", "rbind", "rprivate"]);
+    }
+    let link = common
+        .mounts
+        .iter()
+        .find(|mount| mount.container_path == format!("{lib}/libcuda.so"));
+    assert!(
+        link.is_some_and(|link| link.host_path.ends_with("libcuda.so.999.88.77")),
+        "{link:?}"
+    );
+    assert_eq!(Spec::parse(&spec.print(Format::Json)).expect("own text"), spec);
+}
+
+#[test]
+fn case_33_b_every_spec_is_valid_the_same_twice_and_resolves() {
     let machines = [kinds::debian(), kinds::red_hat(), kinds::mig()];
     for machine in &machines {
         let spec = of_nvidia(machine).spec;

@@ -22,7 +22,7 @@ fn each_format_gives_its_libraries() {
 }
 
 #[test]
-fn the_new_format_behind_an_old_one_counts() {
+fn case_35_a_the_new_format_behind_an_old_one_counts() {
     let new = ld_so_cache(&LIBRARIES);
     for before in 0..3 {
         let old: Vec<(&str, &str)> = [("libold.so.1", "/old"); 3][..before].to_vec();
@@ -51,7 +51,7 @@ fn the_flags_tell_64_bits_of_two_processors_from_the_rest() {
 }
 
 #[test]
-fn what_is_no_cache_is_refused_with_the_reason() {
+fn case_35_b_what_is_no_cache_is_refused_with_the_reason() {
     let cache = ld_so_cache(&LIBRARIES);
     let with = |at: usize, bytes: &[u8]| {
         let mut cache = cache.clone();
@@ -84,7 +84,7 @@ fn what_is_no_cache_is_refused_with_the_reason() {
 
 proptest! {
     #[test]
-    fn no_bytes_make_it_panic(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
+    fn case_35_c_no_bytes_make_it_panic(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
         let _ = parse(&bytes);
         let _ = parse(&[b"glibc-ld.so.cache1.1", &bytes[..]].concat());
         let _ = parse(&[b"ld.so-1.7.0\0", &bytes[..]].concat());

@@ -27,7 +27,7 @@ const BEFORE: &str = "--load-kmods | configure | --cuda-compat-mode=ldconfig | -
 const ALL: &str = "--compat32 | --compute | --display | --graphics | --ngx | --utility | --video";
 
 #[test]
-fn the_words_are_those_of_nvidias_hook() {
+fn case_26_a_the_words_are_those_of_nvidias_hook() {
     let require = "NVIDIA_REQUIRE_CUDA=cuda>=12.4 brand=tesla,driver>=470,driver<471";
     for (env, privileged, expected) in [
         (

@@ -1,6 +1,7 @@
 //! Specs of this moment's GPUs, from what the probe prints.
 
-use divvy_container::runtime::live::{KIND, registry};
+use divvy_container::runtime::live::{KIND, Live, registry};
+use divvy_container::runtime::require::Facts;
 use serde_json::{Value, json};
 
 use crate::machine::kinds;
@@ -17,7 +18,7 @@ fn the_devices_are_those_that_the_probe_names_by_index_and_uuid() {
         {"uuid": "GPU-b", "index": 1, "minor": 0, "totalMiB": 1},
         {"uuid": "GPU-c", "index": 2, "minor": 2, "totalMiB": 1, "lost": true},
     ]);
-    let (registry, notes) = registry(&machine, &snapshot(&gpus), "/").expect("a spec");
+    let Live { registry, notes, .. } = registry(&machine, &snapshot(&gpus), "/").expect("a spec");
     let names: Vec<String> = registry.devices().iter().map(|device| device.name.clone()).collect();
     assert_eq!(
         names,
@@ -44,7 +45,7 @@ fn the_devices_are_those_that_the_probe_names_by_index_and_uuid() {
 fn mig_devices_are_named_by_both_indexes() {
     let machine = kinds::mig();
     let gpus = json!([{"uuid": "GPU-a", "index": 0, "minor": 0, "totalMiB": 1}]);
-    let (registry, _) = registry(&machine, &snapshot(&gpus), "/").expect("a spec");
+    let Live { registry, .. } = registry(&machine, &snapshot(&gpus), "/").expect("a spec");
     let names: Vec<String> = registry.devices().iter().map(|device| device.name.clone()).collect();
     assert!(
         names.contains(&format!("{KIND}=0:0")) && !names.contains(&format!("{KIND}=0")),
@@ -54,7 +55,7 @@ fn mig_devices_are_named_by_both_indexes() {
 
 #[test]
 fn under_wsl_there_is_one_device() {
-    let (registry, _) = registry(&kinds::wsl(), &snapshot(&json!([])), "/").expect("a spec");
+    let Live { registry, .. } = registry(&kinds::wsl(), &snapshot(&json!([])), "/").expect("a spec");
     let names: Vec<String> = registry.devices().iter().map(|device| device.name.clone()).collect();
     assert_eq!(names, [format!("{KIND}=all")]);
 }
@@ -70,5 +71,24 @@ fn what_is_no_snapshot_and_a_machine_without_a_driver_are_refused_in_words() {
     ] {
         let error = registry(&kinds::debian(), probe, root).expect_err(part).to_string();
         assert!(error.contains(part), "{error}");
+    }
+}
+
+#[test]
+fn what_an_image_requires_is_judged_by_what_the_driver_says() {
+    let gpu = |index: u32, cc: &str| json!({"uuid": format!("GPU-{index}"), "index": index, "minor": index, "cc": cc});
+    for (gpus, arch) in [
+        (json!([gpu(0, "8.0"), gpu(1, "8.0")]), Some("8.0")),
+        (json!([gpu(0, "8.0"), gpu(1, "9.0")]), None),
+        (json!([gpu(0, "")]), None),
+    ] {
+        let Live { facts, .. } = registry(&kinds::debian(), &snapshot(&gpus), "/").expect("a spec");
+        let expected = Facts {
+            driver: Some("550.54.15".to_owned()),
+            cuda: Some("12.4".to_owned()),
+            arch: arch.map(str::to_owned),
+            brand: None,
+        };
+        assert_eq!(facts, expected);
     }
 }

@@ -12,4 +12,5 @@ mod machine;
 mod plan;
 mod properties;
 mod registry;
+mod require;
 mod rules;

@@ -43,7 +43,7 @@ fn what_is_not_there_is_named_and_nothing_is_injected() {
 }
 
 #[test]
-fn the_directory_of_the_higher_priority_wins() {
+fn case_29_b_the_directory_of_the_higher_priority_wins() {
     let registry = Registry::new(vec![file("/var/run/cdi/x", 1, &["a"]), file("/etc/cdi/x", 0, &["a", "b"])]);
     assert_eq!(
         env(&registry, &["v/c=a"]),
@@ -65,7 +65,7 @@ fn the_directory_of_the_higher_priority_wins() {
 }
 
 #[test]
-fn a_device_in_two_files_of_one_directory_is_nobodys_and_both_files_are_named() {
+fn case_29_a_a_device_in_two_files_of_one_directory_is_nobodys_and_both_files_are_named() {
     for higher in [None, Some(file("/var/run/cdi/c.yaml", 1, &["a"]))] {
         let mut files = vec![file("/etc/cdi/a.yaml", 0, &["a"]), file("/etc/cdi/b.yaml", 0, &["a", "b"])];
         files.extend(higher);
@@ -97,7 +97,7 @@ fn a_file_with_an_error_has_no_devices_and_says_why() {
 }
 
 #[test]
-fn only_two_endings_are_read() {
+fn case_29_c_only_two_endings_are_read() {
     for (name, read) in [
         ("a.json", true),
         ("a.yaml", true),

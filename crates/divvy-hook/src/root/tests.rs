@@ -95,7 +95,7 @@ impl Trap {
 
 /// CVE-2024-0132, CVE-2024-0134, CVE-2025-23267: a folder becomes a link out of the root between a look and a write.
 #[test]
-fn rule_3_a_folder_that_becomes_a_link_out_of_the_root_leads_nowhere() {
+fn case_37_a_rule_3_a_folder_that_becomes_a_link_out_of_the_root_leads_nowhere() {
     let trap = Trap::new();
     // Each kind of a link out: absolute, by .., and by /proc.
     for target in ["outside", "../outside", "/proc/self/root"] {
@@ -124,7 +124,7 @@ fn rule_3_a_folder_that_becomes_a_link_out_of_the_root_leads_nowhere() {
 
 /// CVE-2024-0133: the file itself becomes a link out of the root.
 #[test]
-fn rule_3_a_file_that_becomes_a_link_out_of_the_root_is_replaced_and_not_followed() {
+fn case_37_b_rule_3_a_file_that_becomes_a_link_out_of_the_root_is_replaced_and_not_followed() {
     let trap = Trap::new();
     let outside = trap.at("outside/ld.so.cache");
     symlink(&outside, trap.at("root/etc/swap")).expect("linked");
@@ -143,7 +143,7 @@ fn rule_3_a_file_that_becomes_a_link_out_of_the_root_is_replaced_and_not_followe
 
 /// The same by the fallback for old kernels.
 #[test]
-fn rule_3_without_openat2_neither_is_followed() {
+fn case_37_c_rule_3_without_openat2_neither_is_followed() {
     let trap = Trap::new();
     symlink(trap.at("outside"), trap.at("root/swap")).expect("linked");
     let (opened, refused) = trap.race(["root/etc", "root/swap"], |root| {
@@ -159,7 +159,7 @@ fn rule_3_without_openat2_neither_is_followed() {
 }
 
 #[test]
-fn rule_3_links_of_the_image_are_followed_within_it_and_those_of_proc_are_not() {
+fn case_37_d_rule_3_links_of_the_image_are_followed_within_it_and_those_of_proc_are_not() {
     let trap = Trap::new();
     let root = Root::open(&trap.at("root")).expect("opened");
     symlink("/", trap.at("root/top")).expect("linked");

@@ -28,7 +28,7 @@ fn in_namespace(image: &Image, script: &str) -> Option<std::process::Output> {
 
 #[test]
 #[expect(clippy::print_stderr, reason = "a test that was skipped says so")]
-fn rule_4_an_image_that_cannot_be_written_is_a_warning_or_an_error_as_one_likes() {
+fn case_42_rule_4_an_image_that_cannot_be_written_is_a_warning_or_an_error_as_one_likes() {
     let image = Image::new(&[CUDA]);
     let hook = env!("CARGO_BIN_EXE_divvy-hook");
     let root = image.at("rootfs");
@@ -71,7 +71,7 @@ fn rule_4_an_image_that_cannot_be_written_is_a_warning_or_an_error_as_one_likes(
 }
 
 #[test]
-fn rule_5_ten_starts_leave_what_one_leaves() {
+fn case_41_rule_5_ten_starts_leave_what_one_leaves() {
     let image = Image::new(&[CUDA]);
     let files = || {
         let output = Command::new("find").arg(image.folder.path()).output().expect("it runs");
@@ -190,7 +190,7 @@ fn rule_9_no_variable_of_the_image_makes_it_open_a_file_of_the_image() {
 /// A constructor in the image's library leaves a mark when it is loaded.
 #[test]
 #[expect(clippy::print_stderr, reason = "a test that was skipped says so")]
-fn rule_9_a_library_that_the_image_wants_preloaded_is_not() {
+fn case_38_rule_9_a_library_that_the_image_wants_preloaded_is_not() {
     let Some(hook) = static_hook() else {
         eprintln!("SKIPPED: it needs the musl target");
         return;

@@ -127,7 +127,7 @@ fn without_a_library_nothing_is_written() {
 }
 
 #[test]
-fn links_are_made_with_their_folders_and_replaced() {
+fn case_36_a_links_are_made_with_their_folders_and_replaced() {
     let image = Image::new(&[]);
     let links = [
         "create-symlinks",
@@ -164,7 +164,7 @@ fn links_are_made_with_their_folders_and_replaced() {
 }
 
 #[test]
-fn what_it_does_not_know_is_a_warning_and_what_is_wrong_an_error() {
+fn case_36_b_what_it_does_not_know_is_a_warning_and_what_is_wrong_an_error() {
     let image = Image::new(&[]);
     let output = image.run(&["enable-cuda-compat", "--host-driver-version=1"]);
     assert!(

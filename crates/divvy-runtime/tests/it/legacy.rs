@@ -19,7 +19,7 @@ fn bed(config: &str) -> Bed {
 }
 
 #[test]
-fn a_prestart_hook_of_ours_calls_nvidias_program_with_its_words() {
+fn case_26_c_a_prestart_hook_of_ours_calls_nvidias_program_with_its_words() {
     let mut config: Value = serde_json::from_str(&asking("0,1")).expect("JSON");
     config["hooks"] = json!({"prestart": [{"path": "/usr/bin/nvidia-container-runtime-hook"}, {"path": "/bin/other"}]});
     let bed = bed(&config.to_string());
@@ -57,7 +57,7 @@ fn a_prestart_hook_of_ours_calls_nvidias_program_with_its_words() {
 }
 
 #[test]
-fn who_asks_for_nothing_has_no_hook() {
+fn case_26_b_who_asks_for_nothing_has_no_hook() {
     for device in ["void", ""] {
         let bed = bed(&asking(device));
         bed.create().expect("created");

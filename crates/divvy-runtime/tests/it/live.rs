@@ -112,7 +112,7 @@ fn a_container_has_the_gpus_that_the_driver_has_now() {
 
 /// Who asks for no GPU does not wait for a driver.
 #[test]
-fn the_driver_is_not_asked_for_a_container_without_a_gpu() {
+fn case_18_b_the_driver_is_not_asked_for_a_container_without_a_gpu() {
     for device in ["void", "", "nvidia.com/gpu=0"] {
         let bed = Bed::new(&asking(device));
         settings(&bed, "auto", &bed.path("low-level"));

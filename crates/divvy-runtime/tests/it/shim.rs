@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use super::bed::{Bed, asking};
 
 #[test]
-fn whatever_is_not_a_creation_is_handed_on_as_it_came() {
+fn case_17_b_whatever_is_not_a_creation_is_handed_on_as_it_came() {
     let bed = Bed::new("this is no configuration");
     for words in [
         &["delete", "create"][..],
@@ -24,7 +24,7 @@ fn whatever_is_not_a_creation_is_handed_on_as_it_came() {
 }
 
 #[test]
-fn a_container_that_asks_for_no_gpu_stays_as_it_is_to_the_byte() {
+fn case_18_a_a_container_that_asks_for_no_gpu_stays_as_it_is_to_the_byte() {
     for config in [
         asking("void"),
         asking(""),
@@ -34,7 +34,13 @@ fn a_container_that_asks_for_no_gpu_stays_as_it_is_to_the_byte() {
     ] {
         let bed = Bed::new(&config);
         let before = fs::metadata(bed.config()).expect("there");
-        bed.create().expect("created");
+        let output = bed.run(&["--root", "/r", "create", "--bundle", ".", "c1"]);
+        let said = String::from_utf8_lossy(&output.stdout).into_owned();
+        assert_eq!(
+            (output.status.code(), said.as_str()),
+            (Some(7), "--root\n/r\ncreate\n--bundle\n.\nc1\nA=1\n"),
+            "words and environment are handed on"
+        );
         let after = fs::metadata(bed.config()).expect("there");
         assert_eq!(bed.text(), config);
         assert_eq!(
@@ -46,7 +52,7 @@ fn a_container_that_asks_for_no_gpu_stays_as_it_is_to_the_byte() {
 }
 
 #[test]
-fn a_container_that_asks_for_a_gpu_has_it_and_its_file_keeps_mode_and_owner() {
+fn case_21_b_a_container_that_asks_for_a_gpu_has_it_and_its_file_keeps_mode_and_owner() {
     for device in ["0", "0,0", " 0 ,", "all", "nvidia.com/gpu=0"] {
         let bed = Bed::new(&asking(device));
         let config = bed.create().expect("created");
@@ -81,7 +87,7 @@ fn run_is_a_creation_too_and_the_current_folder_is_the_bundle() {
 
 /// containerd reads the log and puts the last error into the pod's events.
 #[test]
-fn what_is_in_the_way_is_said_to_the_caller_and_in_the_engines_log() {
+fn case_19_what_is_in_the_way_is_said_to_the_caller_and_in_the_engines_log() {
     let bed = Bed::new(&asking("7"));
     let (before, log) = (bed.text(), bed.path("log.json"));
     let output = bed.run(&["--log", log.to_str().expect("text"), "--log-format", "json", "create", "c1"]);
@@ -96,6 +102,8 @@ fn what_is_in_the_way_is_said_to_the_caller_and_in_the_engines_log() {
         (line["level"].as_str(), line["msg"].as_str()),
         (Some("error"), Some(said.trim_end()))
     );
+    let keys: Vec<&String> = line.as_object().expect("an object").keys().collect();
+    assert_eq!(keys, ["level", "msg", "time"], "case 27: those of runc's own lines");
     assert!(
         line["time"]
             .as_str()
@@ -114,7 +122,7 @@ fn what_is_in_the_way_is_said_to_the_caller_and_in_the_engines_log() {
 }
 
 #[test]
-fn what_was_not_taken_is_a_warning_in_the_log_and_the_container_starts() {
+fn case_22_c_what_was_not_taken_is_a_warning_in_the_log_and_the_container_starts() {
     let bed = Bed::new(&asking("all"));
     let low_level = bed.path("low-level");
     let specs = bed.path("cdi");
@@ -187,7 +195,7 @@ fn it_does_not_take_itself_for_the_real_runtime() {
 }
 
 #[test]
-fn the_version_is_ours_and_then_the_real_runtimes() {
+fn case_27_a_the_version_is_ours_and_then_the_real_runtimes() {
     let bed = Bed::new("{}");
     let output = bed.run(&["--version"]);
     let said = String::from_utf8_lossy(&output.stdout).into_owned();
@@ -197,4 +205,42 @@ fn the_version_is_ours_and_then_the_real_runtimes() {
         env!("CARGO_PKG_VERSION")
     );
     assert_eq!(said, expected);
+}
+
+/// NVIDIA's judges only in mode legacy.
+#[test]
+fn case_44_d_an_image_that_the_driver_cannot_run_is_not_started_in_mode_cdi_either() {
+    let config = |more: &[&str]| {
+        let env: Vec<&str> = ["NVIDIA_VISIBLE_DEVICES=0"].iter().chain(more).copied().collect();
+        json!({"process": {"env": env}}).to_string()
+    };
+    let mut spec = super::bed::nvidia();
+    spec["cdiVersion"] = json!("0.6.0");
+    spec["annotations"] = json!({"divvy.dev/driver-version": "535.129.03"});
+    for (env, says) in [
+        (&["NVIDIA_REQUIRE_CUDA=cuda>=12.2"][..], None),
+        (
+            &["NVIDIA_REQUIRE_CUDA=cuda>=12.4"],
+            Some(
+                "requirement error: unsatisfied condition: cuda>=12.4, please update your driver to a newer version, or use an earlier cuda container; this machine has driver 535.129.03, CUDA 12.2",
+            ),
+        ),
+        (&["NVIDIA_REQUIRE_CUDA=cuda>=12.4", "NVIDIA_DISABLE_REQUIRE=true"], None),
+        (&["NVIDIA_REQUIRE_CUDA=cuda>=12.4 brand=tesla,driver>=535,driver<536"], None),
+        (&["NVIDIA_REQUIRE_X=foo>1"], Some("invalid expression: \"foo>1\"")),
+        (&["CUDA_VERSION=13.0.1"], Some("unsatisfied condition: cuda>=13.0")),
+        (&["CUDA_VERSION=cu124"], None),
+    ] {
+        let bed = Bed::new(&config(env));
+        bed.spec("nvidia.json", &spec);
+        let created = bed.create();
+        match says {
+            None => assert!(created.is_ok(), "{env:?}: {created:?}"),
+            Some(part) => {
+                let error = created.expect_err(part);
+                assert!(error.contains(part), "{env:?}: {error}");
+                assert_eq!(bed.text(), config(env), "its file is untouched");
+            }
+        }
+    }
 }

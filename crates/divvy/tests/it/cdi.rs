@@ -174,7 +174,7 @@ fn the_probe_tells_the_gpus_and_a_changed_driver_makes_the_spec_stale() {
 }
 
 #[test]
-fn what_keeps_a_spec_from_being_made_is_told_with_what_to_do() {
+fn case_33_c_what_keeps_a_spec_from_being_made_is_told_with_what_to_do() {
     let none = Tree::of(&kinds::none());
     let debian = Tree::of(&kinds::debian());
     let probe = ["generate", "--gpus-from", "probe", "--probe", "/nowhere/divvy-probe"];
@@ -216,10 +216,13 @@ fn what_keeps_a_spec_from_being_made_is_told_with_what_to_do() {
         assert!(!output.status.success() && output.stdout.is_empty(), "{args:?}");
         assert!(stderr(&output).contains(part), "{args:?}: {}", stderr(&output));
     }
+    let file = none.at("out/nvidia.yaml");
+    assert_eq!(none.cdi(&["generate", "-o", &file]).status.code(), Some(1));
+    assert!(!std::path::Path::new(&file).exists(), "there is no spec, and none is written");
 }
 
 #[test]
-fn the_list_says_of_each_device_whether_containers_get_it() {
+fn case_29_d_the_list_says_of_each_device_whether_containers_get_it() {
     let tree = Tree::of(&kinds::none());
     assert!(stderr(&tree.cdi(&["list"])).contains("no CDI devices in /etc/cdi, /var/run/cdi"));
     for (file, vendor, name) in [

@@ -109,7 +109,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn minors_of_capabilities_are_read_and_other_lines_skipped() {
+    fn case_34_minors_of_capabilities_are_read_and_other_lines_skipped() {
         let found = mig_minors(
             "config 1\nmonitor 2\ninvalidLine\ngpu0/gi0/access 3\ngpu0/gi0/ci0/access 4\nx y z 5\ngpu1/gi0/access -1\n 7",
         );
