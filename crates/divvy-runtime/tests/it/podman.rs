@@ -11,6 +11,7 @@ use super::real::{copy_programs, may_run, runtimes};
 /// Everything of podman's own is below the bed, or in a mount namespace that ends with it; the spec is where podman 4 looks for it. The first
 /// container is podman's alone, for machines on which it runs none.
 const SCRIPT: &str = r#"
+! mountpoint -q /sys/fs/cgroup/unified || umount /sys/fs/cgroup/unified || exit 2
 mount -t tmpfs none /run && mount -t tmpfs none /dev/shm && mkdir -p /run/cdi && cp "$BED"/cdi/*.json /run/cdi/ || exit 2
 run() {
   runtime=$1; shift
@@ -19,8 +20,8 @@ run() {
     --ulimit nofile=512:512 --ulimit nproc=512:512 "$@" --rootfs "$BED/bundle/rootfs" \
     /bin/sh -c "tr '\0' '\n' < /proc/self/environ; ls -ln --time-style=+ /dev; cat /proc/self/mountinfo"
 }
-run "$RUNC" > "$BED/alone" || exit 3
-run "$RUNC" --device nvidia.com/gpu=0 > "$BED/engine" && run "$BED/shim" --env NVIDIA_VISIBLE_DEVICES=nvidia.com/gpu=0 > "$BED/ours"
+run "$RUNTIME" > "$BED/alone" || exit 3
+run "$RUNTIME" --device nvidia.com/gpu=0 > "$BED/engine" && run "$BED/shim" --env NVIDIA_VISIBLE_DEVICES=nvidia.com/gpu=0 > "$BED/ours"
 "#;
 
 /// Without what differs between any two containers.
@@ -51,19 +52,33 @@ fn lines(path: &Path) -> Vec<String> {
 #[test]
 #[expect(clippy::print_stderr, reason = "a test that was skipped says so")]
 fn a_container_is_the_same_whether_podman_puts_the_gpu_in_or_we_do() {
-    let runc = runtimes().into_iter().find(|path| path.ends_with("runc"));
+    let runtimes = runtimes();
     let podman = Command::new("podman").arg("--version").output().is_ok();
-    let (Some(runc), true, true) = (runc, podman, may_run()) else {
-        eprintln!("SKIPPED: no container was run: it needs root, podman and runc (Debian: apt-get install podman runc)");
+    if runtimes.is_empty() || !podman || !may_run() {
+        eprintln!(
+            "SKIPPED: no container was run: it needs root, podman, and runc or crun (Debian: apt-get install podman runc crun)"
+        );
         return;
-    };
+    }
+    for runtime in &runtimes {
+        if let Err(said) = the_same_container(runtime) {
+            eprintln!(
+                "SKIPPED: podman runs no container with {} on this machine: {said}",
+                runtime.display()
+            );
+        }
+    }
+}
+
+/// An error if podman runs none by itself.
+fn the_same_container(runtime: &Path) -> Result<(), String> {
     let bed = Bed::new("{}");
     let root = bed.path("bundle/rootfs");
     copy_programs(&root);
     for folder in ["dev", "proc", "sys", "run"] {
         fs::create_dir_all(root.join(folder)).expect("made");
     }
-    bed.settings("cdi", &runc);
+    bed.settings("cdi", runtime);
     let shim = bed.path("shim");
     // Podman hands no variables on.
     let text = format!(
@@ -76,23 +91,23 @@ fn a_container_is_the_same_whether_podman_puts_the_gpu_in_or_we_do() {
     let output = Command::new("unshare")
         .args(["--mount", "--propagation", "private", "sh", "-c", SCRIPT])
         .env("BED", bed.folder.path())
-        .env("RUNC", &runc)
+        .env("RUNTIME", runtime)
         .output()
         .expect("unshare runs");
     let said = String::from_utf8_lossy(&output.stderr);
     if matches!(output.status.code(), Some(2 | 3)) {
-        eprintln!("SKIPPED: podman runs no container on this machine: {said}");
-        return;
+        return Err(said.into_owned());
     }
-    assert!(output.status.success(), "{said}");
+    assert!(output.status.success(), "{}: {said}", runtime.display());
     let (alone, engine, ours) = (
         lines(&bed.path("alone")),
         lines(&bed.path("engine")),
         lines(&bed.path("ours")),
     );
-    assert_eq!(engine, ours);
+    assert_eq!(engine, ours, "{}", runtime.display());
     for part in ["nvidia0", " /usr/lib/libcuda.so.1 ro,nosuid,nodev"] {
         assert!(ours.iter().any(|line| line.contains(part)), "{part}: {ours:#?}");
         assert!(!alone.iter().any(|line| line.contains(part)), "{part}: {alone:#?}");
     }
+    Ok(())
 }

@@ -1,5 +1,7 @@
 //! `divvy configure` on machines that are folders, and on real engines, which say themselves what they read.
 
+mod cri;
+mod pods;
 mod real;
 
 use std::os::unix::fs::PermissionsExt as _;

@@ -12,7 +12,7 @@ use super::{V2, went_well};
 use crate::cli::{divvy, stderr};
 
 /// Programs of this name: in the PATH, and those that the real cluster was built of.
-fn programs(name: &str) -> Vec<PathBuf> {
+pub(super) fn programs(name: &str) -> Vec<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let mut found: Vec<PathBuf> = std::env::split_paths(&path)
         .map(|folder| folder.join(name))
@@ -31,7 +31,7 @@ fn programs(name: &str) -> Vec<PathBuf> {
 }
 
 #[expect(clippy::print_stdout, reason = "a test that did nothing must say so")]
-fn skipped(why: &str) {
+pub(super) fn skipped(why: &str) {
     println!("skipped: {why}");
 }
 
@@ -56,7 +56,7 @@ impl Drop for Running {
 }
 
 /// Until the engine answers; its log when it does not.
-fn eventually<T>(log: &Path, mut what: impl FnMut() -> Option<T>) -> T {
+pub(super) fn eventually<T>(log: &Path, mut what: impl FnMut() -> Option<T>) -> T {
     let begun = Instant::now();
     loop {
         if let Some(answer) = what() {
@@ -301,9 +301,8 @@ fn dockerd_has_the_runtime_and_gives_its_containers_the_gpus_that_they_ask_for()
     containers_get_what_they_ask_for(folder.path());
 }
 
-/// `divvy-runtime` with a GPU that is `/dev/null`, as a program without arguments of its own.
-fn runtime_with_a_gpu(folder: &Path) {
-    let at = |name: &str| folder.join(name).display().to_string();
+/// The program, built if it is not there.
+pub(super) fn divvy_runtime() -> PathBuf {
     let program = Path::new(env!("CARGO_BIN_EXE_divvy")).with_file_name("divvy-runtime");
     if !program.exists() {
         let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
@@ -313,6 +312,13 @@ fn runtime_with_a_gpu(folder: &Path) {
             .arg(target);
         assert!(cargo.status().expect("cargo").success(), "divvy-runtime does not build");
     }
+    program
+}
+
+/// `divvy-runtime` with a GPU that is `/dev/null`, as a program without arguments of its own.
+fn runtime_with_a_gpu(folder: &Path) {
+    let at = |name: &str| folder.join(name).display().to_string();
+    let program = divvy_runtime();
     let spec = r#"{"cdiVersion": "0.5.0", "kind": "nvidia.com/gpu", "devices": [{"name": "0", "containerEdits":
         {"deviceNodes": [{"path": "/dev/nvidia0", "hostPath": "/dev/null"}]}}], "containerEdits": {"env": ["OF_THE_SPEC=1"]}}"#;
     let settings = format!(
