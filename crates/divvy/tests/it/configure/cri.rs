@@ -21,6 +21,14 @@ pub(super) struct SandboxMetadata {
     pub(super) namespace: String,
 }
 
+#[derive(Clone, PartialEq, Message)]
+pub(super) struct Mount {
+    #[prost(string, tag = "1")]
+    pub(super) container_path: String,
+    #[prost(string, tag = "2")]
+    pub(super) host_path: String,
+}
+
 /// `NODE` is 2: the machine's own.
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct NamespaceOption {
@@ -114,6 +122,8 @@ pub(super) struct ContainerConfig {
     pub(super) command: Vec<String>,
     #[prost(message, repeated, tag = "6")]
     pub(super) envs: Vec<Variable>,
+    #[prost(message, repeated, tag = "7")]
+    pub(super) mounts: Vec<Mount>,
     #[prost(map = "string, string", tag = "10")]
     pub(super) annotations: HashMap<String, String>,
     #[prost(string, tag = "11")]

@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 
 use super::cri::{
     CdiDevice, ContainerConfig, ContainerMetadata, ContainerSecurity, ContainerStatus, Cri, Image, LinuxContainer, LinuxSandbox,
-    NamespaceOption, SandboxConfig, SandboxMetadata, SandboxSecurity, Variable,
+    Mount, NamespaceOption, SandboxConfig, SandboxMetadata, SandboxSecurity, Variable,
 };
 use super::real::{divvy_runtime, eventually, programs, skipped};
 use super::went_well;
@@ -123,6 +123,8 @@ struct Ask<'a> {
     privileged: bool,
     env: Option<(&'a str, &'a str)>,
     annotation: Option<(&'a str, &'a str)>,
+    /// Where `/dev/null` is mounted.
+    mount: Option<&'a str>,
     /// The kubelet's own way.
     cdi: Option<&'a str>,
 }
@@ -270,6 +272,14 @@ impl Engine {
                 .map(|(name, value)| Variable {
                     name: name.to_owned(),
                     value: value.to_owned(),
+                })
+                .collect(),
+            mounts: ask
+                .mount
+                .into_iter()
+                .map(|path| Mount {
+                    container_path: path.to_owned(),
+                    host_path: "/dev/null".to_owned(),
                 })
                 .collect(),
             annotations: HashMap::from_iter(ask.annotation.map(|(key, value)| (key.to_owned(), value.to_owned()))),
@@ -572,6 +582,29 @@ fn pods(engine: &Engine, low_level: &str, without: &[String]) {
         ours,
         "{}",
         what("by the variable, where that is allowed")
+    );
+
+    settings(
+        engine,
+        low_level,
+        "accept-nvidia-visible-devices-as-volume-mounts = true",
+        "cdi",
+        "",
+    );
+    let path = "/var/run/nvidia-container-devices/cdi/nvidia.com/gpu/0";
+    let mounted = run(
+        "nvidia",
+        Ask {
+            mount: Some(path),
+            ..plain
+        },
+        "mount",
+    );
+    let more = beyond(&mounted, &ours);
+    assert!(
+        matches!(more.as_slice(), [mount] if mount.contains(path)) && beyond(&ours, &mounted).is_empty(),
+        "{}: {more:#?}",
+        what("by a mount, which is there itself, too")
     );
 
     // The node's agent has described the pod's grant; whatever the pod says, it gets that.

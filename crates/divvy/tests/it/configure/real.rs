@@ -20,7 +20,11 @@ pub(super) fn programs(name: &str) -> Vec<PathBuf> {
         .collect();
     found.retain(|program| program.is_file());
     found.truncate(1);
-    let cache = std::env::var_os("HOME").map(|home| Path::new(&home).join(".cache/divvy-cluster"));
+    let home = std::env::var_os("HOME").map(|home| Path::new(&home).join(".cache"));
+    let cache = std::env::var_os("XDG_CACHE_HOME")
+        .filter(|cache| !cache.is_empty())
+        .map(PathBuf::from);
+    let cache = cache.or(home).map(|cache| cache.join("divvy-cluster"));
     let built = cache
         .and_then(|cache| std::fs::read_dir(cache).ok())
         .into_iter()
