@@ -51,9 +51,16 @@ impl Waste {
 
     fn unplaced(&self, state: &State, shape: &Shape) -> i64 {
         let total = i64::try_from(state.total()).unwrap_or(i64::MAX);
+        let most = state.left.iter().copied().max().unwrap_or(0);
         let mut unplaced = total * self.pods_elsewhere;
         for (class, amount, weight) in &self.classes {
-            let placed = i64::from(places(class, *amount, state, shape)) * i64::from(*amount) * i64::from(class.gpus);
+            // On most nodes no GPU has enough for most classes.
+            let places = if *amount > most {
+                0
+            } else {
+                places(class, *amount, state, shape)
+            };
+            let placed = i64::from(places) * i64::from(*amount) * i64::from(class.gpus);
             unplaced += weight * (total - placed);
         }
         unplaced

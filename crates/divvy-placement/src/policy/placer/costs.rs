@@ -36,7 +36,7 @@ impl Costs {
         if amount <= self.least[block] {
             self.least[block] = amount;
         } else if before == self.least[block] {
-            self.least[block] = self.amounts[self.slots_of(block)].iter().copied().min().unwrap_or(NO_FIT);
+            self.least[block] = least_of(&self.amounts[self.slots_of(block)]);
         }
         before
     }
@@ -59,7 +59,7 @@ impl Costs {
     }
 
     pub(super) fn least(&self) -> i64 {
-        self.least.iter().copied().min().unwrap_or(NO_FIT)
+        least_of(&self.least)
     }
 
     /// All slots with this cost, which is not to be [`NO_FIT`], in ascending order.
@@ -89,6 +89,18 @@ impl Costs {
     fn slots_of(&self, block: usize) -> Range<usize> {
         block * BLOCK..((block + 1) * BLOCK).min(self.amounts.len())
     }
+}
+
+/// Four at a time, so that not each comparison waits for the one before it.
+fn least_of(amounts: &[i64]) -> i64 {
+    let (fours, rest) = amounts.as_chunks::<4>();
+    let mut least = [NO_FIT; 4];
+    for four in fours {
+        for (least, amount) in least.iter_mut().zip(four) {
+            *least = *amount.min(least);
+        }
+    }
+    least.iter().chain(rest).copied().min().unwrap_or(NO_FIT)
 }
 
 #[cfg(test)]
