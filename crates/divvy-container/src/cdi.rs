@@ -7,6 +7,7 @@
 //! - [`QualifiedName`], [`annotations`]: how devices are asked for
 //! - [`Registry`]: all specs of a machine: priorities, conflicts, the order of edits
 //! - [`stale`]: whether a spec was made for the driver that is loaded
+//! - [`moved`]: a spec whose paths are below another root
 //! - [`generate`]: from a machine's files and GPUs to a spec
 //! - [`GrantSpec`]: the projection of a grant to the spec that the runtime reads
 //!
@@ -16,6 +17,7 @@
 pub mod annotations;
 pub mod generate;
 mod grant;
+pub mod moved;
 mod name;
 mod registry;
 mod spec;

@@ -3,6 +3,7 @@
 //!
 //! - [`call`]: the command line as runc and crun read it
 //! - [`settings`]: NVIDIA's `config.toml`, read unchanged
+//! - [`edit`]: that file as a text, with settings set
 //! - [`request`]: which devices a container asks for, by annotation, mount or environment
 //! - [`require`]: what an image requires of the driver
 //! - [`plan`]: what decides about its devices, and the edits of its configuration
@@ -15,6 +16,7 @@
 
 pub mod bundle;
 pub mod call;
+pub mod edit;
 pub mod legacy;
 pub mod live;
 pub mod plan;

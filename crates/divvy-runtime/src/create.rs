@@ -13,11 +13,11 @@ use divvy_container::runtime::require::{self, Facts};
 use divvy_container::runtime::settings::Settings;
 use divvy_files::Files;
 
-use crate::error::{Error, say};
+use crate::error::{Error, Log};
 use crate::{files, low_level, probe};
 
 /// Puts into its configuration what the container is to have. One that asks for nothing stays as it is, to the byte.
-pub(crate) fn prepare(call: &Call, settings: &Settings) -> Result<(), Error> {
+pub(crate) fn prepare(call: &Call, settings: &Settings, log: &Log) -> Result<(), Error> {
     let path = Path::new(call.bundle.as_deref().unwrap_or(".".as_ref())).join("config.json");
     let file = |what| {
         let path = path.clone();
@@ -32,7 +32,7 @@ pub(crate) fn prepare(call: &Call, settings: &Settings) -> Result<(), Error> {
     let container = bundle.container().map_err(of_bundle)?;
     let Asked { decides, ignored } = Asked::of(&container, settings)?;
     for sentence in &ignored {
-        say(Some(call), "warning", sentence);
+        log.warning(sentence);
     }
     let specs = || files::specs(&settings.spec_dirs);
     let edits = match decides {
@@ -40,13 +40,13 @@ pub(crate) fn prepare(call: &Call, settings: &Settings) -> Result<(), Error> {
         Decides::Specs(plan) => {
             let registry = specs()?;
             let edits = plan::edits(&plan, &registry)?;
-            required(call, &container, settings, &Facts::of_specs(&plan, &registry))?;
+            required(log, &container, settings, &Facts::of_specs(&plan, &registry))?;
             edits
         }
         Decides::Live(plan) => {
-            let (registry, facts) = live(call, settings)?;
+            let (registry, facts) = live(log, settings)?;
             let edits = plan::edits(&plan, &registry)?;
-            required(call, &container, settings, &facts)?;
+            required(log, &container, settings, &facts)?;
             edits
         }
         Decides::Legacy(wanted) => legacy_hook(&container, &wanted, settings)?,
@@ -56,26 +56,31 @@ pub(crate) fn prepare(call: &Call, settings: &Settings) -> Result<(), Error> {
             if plan == Plan::LeaveAlone {
                 return Ok(());
             }
-            required(call, &container, settings, &Facts::of_specs(&plan, &registry))?;
+            required(log, &container, settings, &Facts::of_specs(&plan, &registry))?;
             plan::edits(&plan, &registry)?
         }
     };
     bundle.remove_legacy_hooks().map_err(of_bundle)?;
     bundle.apply(&edits, files::device).map_err(of_bundle)?;
-    files::replace(&path, &bundle.text()).map_err(file("written"))
+    files::replace(&path, &bundle.text()).map_err(file("written"))?;
+    log.info(&format!(
+        "{}: {} device nodes, {} mounts, {} variables and {} hooks put in",
+        path.display(),
+        edits.device_nodes.len(),
+        edits.mounts.len(),
+        edits.env.len(),
+        edits.hooks.len()
+    ));
+    Ok(())
 }
 
 /// Refuses an image whose programs this driver cannot run: what it says is read in the error, not in a log of CUDA's.
-fn required(call: &Call, container: &Container, settings: &Settings, facts: &Facts) -> Result<(), Error> {
+fn required(log: &Log, container: &Container, settings: &Settings, facts: &Facts) -> Result<(), Error> {
     match require::expressions(container, settings) {
         Ok(expressions) => Ok(require::check(&expressions, facts)?),
         // An image of its own sense of what a version is; NVIDIA's program would refuse it.
         Err(error @ require::Error::CudaVersion(_)) => {
-            say(
-                Some(call),
-                "warning",
-                &format!("{error}; what it requires of the driver is not looked at"),
-            );
+            log.warning(&format!("{error}; what it requires of the driver is not looked at"));
             Ok(())
         }
         Err(error) => Err(error.into()),
@@ -83,13 +88,13 @@ fn required(call: &Call, container: &Container, settings: &Settings, facts: &Fac
 }
 
 /// The GPUs of this moment.
-fn live(call: &Call, settings: &Settings) -> Result<(Registry, Facts), Error> {
+fn live(log: &Log, settings: &Settings) -> Result<(Registry, Facts), Error> {
     let said = probe::ask(settings)?;
     let machine = Files::below("/");
     let root = settings.cli.root.as_deref().filter(|root| !root.is_empty()).unwrap_or("/");
     let Live { registry, facts, notes } = live::registry(&machine, &said, root)?;
     for note in notes.iter().chain(&machine.troubles()) {
-        say(Some(call), "warning", note);
+        log.warning(note);
     }
     let registry = match settings.no_additional_groups {
         true => without_groups(registry),

@@ -3,10 +3,11 @@
 
 use std::fs::OpenOptions;
 use std::io::Write as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use divvy_container::runtime::call::{self, Call};
+use divvy_container::runtime::settings::{Level, Settings};
 use divvy_container::runtime::{bundle, live, plan, require, settings};
 use serde_json::json;
 use thiserror::Error as ThisError;
@@ -93,26 +94,89 @@ pub(crate) enum Error {
     },
 }
 
-/// Tells why.
-pub(crate) fn report(error: &Error, call: Option<&Call>) {
-    say(call, "error", &format!("divvy-runtime: {error}"));
+/// Where lines go: to the file that the engine asked runc for, and to one of our own (`nvidia-container-runtime.debug`).
+#[derive(Debug, Default)]
+pub(crate) struct Log {
+    engine: Option<PathBuf>,
+    is_json: bool,
+    own: Option<PathBuf>,
+    level: Level,
 }
 
-/// A line for the engine's log, and for standard error if it is an error.
-pub(crate) fn say(call: Option<&Call>, level: &str, text: &str) {
-    if level == "error" {
+impl Log {
+    pub(crate) fn of(call: &Call) -> Log {
+        Log {
+            engine: call.log.as_ref().map(PathBuf::from),
+            is_json: call.log_is_json,
+            ..Log::default()
+        }
+    }
+
+    /// From here on there is our own file, too.
+    pub(crate) fn also(&mut self, settings: &Settings) {
+        self.own = settings.debug.as_ref().map(PathBuf::from);
+        self.level = settings.log_level;
+    }
+
+    /// Why nothing was created; on standard error, too.
+    pub(crate) fn error(&self, error: &Error) {
+        let text = format!("divvy-runtime: {error}");
         // Nobody is left to be told if that fails.
         let _ = writeln!(std::io::stderr(), "{text}");
+        self.say(Level::Error, &text);
     }
-    let Some((call, path)) = call.and_then(|call| Some((call, call.log.as_ref()?))) else {
-        return;
-    };
-    let time = humantime::format_rfc3339_seconds(SystemTime::now()).to_string();
-    let line = if call.log_is_json {
-        json!({"level": level, "msg": text, "time": time}).to_string()
-    } else {
-        format!("time={time:?} level={level} msg={text:?}")
-    };
-    let log = OpenOptions::new().create(true).append(true).open(path);
-    let _ = log.and_then(|mut log| writeln!(log, "{line}"));
+
+    /// What somebody should know about a container that is created.
+    pub(crate) fn warning(&self, text: &str) {
+        self.say(Level::Warning, text);
+    }
+
+    /// What was done; in our own file alone, since engines show all that is in theirs.
+    pub(crate) fn info(&self, text: &str) {
+        if self.level >= Level::Info
+            && let Some(path) = &self.own
+        {
+            self.in_own(path, Level::Info, text);
+        }
+    }
+
+    fn say(&self, level: Level, text: &str) {
+        if let Some(path) = &self.engine {
+            // The file of the engine, which finds out by itself.
+            let _ = append(path, &self.line(level, text));
+        }
+        if level <= self.level
+            && let Some(path) = &self.own
+        {
+            self.in_own(path, level, text);
+        }
+    }
+
+    /// A log that cannot be written is nobody's reason not to start a container.
+    fn in_own(&self, path: &Path, level: Level, text: &str) {
+        let folder = path.parent().map_or(Ok(()), std::fs::create_dir_all);
+        let written = folder.and_then(|()| append(path, &self.line(level, text)));
+        if let (Err(error), Some(engine)) = (written, &self.engine) {
+            let why = format!(
+                "nvidia-container-runtime.debug: {} cannot be written: {error}",
+                path.display()
+            );
+            let _ = append(engine, &self.line(Level::Warning, &why));
+        }
+    }
+
+    /// As runc writes its own.
+    fn line(&self, level: Level, text: &str) -> String {
+        let time = humantime::format_rfc3339_seconds(SystemTime::now()).to_string();
+        let level = level.as_str();
+        match self.is_json {
+            true => json!({"level": level, "msg": text, "time": time}).to_string(),
+            false => format!("time={time:?} level={level} msg={text:?}"),
+        }
+    }
+}
+
+fn append(path: &Path, line: &str) -> std::io::Result<()> {
+    let mut file = OpenOptions::new().create(true).append(true).open(path)?;
+    writeln!(file, "{line}")
 }

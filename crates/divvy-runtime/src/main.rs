@@ -19,21 +19,28 @@ use std::process::ExitCode;
 
 use divvy_container::runtime::call::Call;
 
-use error::Error;
+use error::{Error, Log};
 
 fn main() -> ExitCode {
     let words: Vec<OsString> = std::env::args_os().skip(1).collect();
     let call = Call::parse(&words);
-    let error = match &call {
+    let (log, error) = match &call {
         Ok(call) => run(call, &words),
-        Err(error) => Error::Call(error.clone()),
+        Err(error) => (Log::default(), Error::Call(error.clone())),
     };
-    error::report(&error, call.as_ref().ok());
+    log.error(&error);
     ExitCode::FAILURE
 }
 
 /// Returns only if something is in the way.
-fn run(call: &Call, words: &[OsString]) -> Error {
+fn run(call: &Call, words: &[OsString]) -> (Log, Error) {
+    // A version is asked for by many, and nothing happens that a log should tell.
+    let mut log = if call.version { Log::default() } else { Log::of(call) };
+    let error = go(call, words, &mut log);
+    (log, error)
+}
+
+fn go(call: &Call, words: &[OsString], log: &mut Log) -> Error {
     if call.version {
         // runc's own follows: engines read that.
         let banner = format!(
@@ -48,12 +55,15 @@ fn run(call: &Call, words: &[OsString]) -> Error {
         Ok(settings) => settings,
         Err(error) => return error,
     };
+    if !call.version {
+        log.also(&settings);
+    }
     let runtime = match low_level::find(&settings.runtimes) {
         Ok(runtime) => runtime,
         Err(error) => return error,
     };
     if call.creates
-        && let Err(error) = create::prepare(call, &settings)
+        && let Err(error) = create::prepare(call, &settings, log)
     {
         return error;
     }

@@ -4,6 +4,7 @@ pub mod cdi;
 pub mod configure;
 pub mod doctor;
 mod nvidia_ctk;
+pub mod runtime_config;
 pub mod simulate;
 
 use std::net::SocketAddr;
@@ -63,6 +64,7 @@ pub enum Command {
     #[command(subcommand)]
     Cdi(cdi::CdiCommand),
     Configure(Box<configure::ConfigureArgs>),
+    RuntimeConfig(runtime_config::RuntimeConfigArgs),
     Doctor(Box<doctor::DoctorArgs>),
     Simulate(Box<simulate::SimulateArgs>),
     Completions(CompletionsArgs),

@@ -13,6 +13,7 @@ pub mod extender;
 pub mod inspect;
 pub mod manifests;
 mod progress;
+pub mod runtime_config;
 pub mod scheduler_config;
 pub mod simulate;
 pub mod why;
@@ -41,6 +42,7 @@ pub async fn run(cli: Cli) -> anyhow::Result<u8> {
         Command::SchedulerConfig(args) => scheduler_config::run(*args).await,
         Command::Cdi(command) => cdi::run(command).await,
         Command::Configure(args) => configure::run(*args).await.map(|()| true),
+        Command::RuntimeConfig(args) => runtime_config::run(&args).map(|()| true),
         Command::Simulate(args) => simulate::run(*args).await.map(|()| true),
         Command::Manifests(args) => manifests::run(&args).map(|()| true),
         #[cfg(feature = "completions")]

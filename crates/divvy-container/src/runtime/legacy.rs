@@ -6,7 +6,7 @@
 
 use thiserror::Error as ThisError;
 
-use super::request::{Container, VISIBLE_DEVICES, Wanted, is_legacy_image};
+use super::request::{Container, VISIBLE_DEVICES, Wanted, imex_by_mount, is_legacy_image};
 use super::require;
 use super::settings::Settings;
 
@@ -33,7 +33,7 @@ pub enum Error {
     #[error(transparent)]
     Require(#[from] require::Error),
     /// `NVIDIA_IMEX_CHANNELS`
-    #[error("NVIDIA_IMEX_CHANNELS has {0:?}; channels have numbers from 0 to 1048575")]
+    #[error("the container asks for the IMEX channel {0:?} (NVIDIA_IMEX_CHANNELS); channels have numbers from 0 to 1048575")]
     Imex(String),
 }
 
@@ -101,8 +101,12 @@ fn devices(wanted: &Wanted) -> Result<Option<String>, Error> {
 }
 
 fn imex(container: &Container, settings: &Settings) -> Result<Option<String>, Error> {
+    let mounted = imex_by_mount(container, settings);
     let list = container.variable("NVIDIA_IMEX_CHANNELS").unwrap_or_default();
-    let names: Vec<&str> = list.split(',').map(str::trim).filter(|name| !name.is_empty()).collect();
+    let names: Vec<&str> = match mounted.is_empty() {
+        true => list.split(',').map(str::trim).filter(|name| !name.is_empty()).collect(),
+        false => mounted.iter().map(String::as_str).collect(),
+    };
     if settings.ignore_imex || names.is_empty() {
         return Ok(None);
     }

@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::settings::Settings;
+use super::settings::{Mode, Settings};
 use crate::cdi::QualifiedName;
 
 /// The variable that everybody knows.
@@ -68,7 +68,7 @@ impl Request {
             };
         }
         if settings.accept_mounts {
-            let mounted = by_mount(container, &mut ignored);
+            let mounted = by_mount(container, settings.mode, &mut ignored);
             if !mounted.is_empty() {
                 return Request {
                     wanted: wanted(mounted),
@@ -116,28 +116,47 @@ fn by_annotation(container: &Container, prefixes: &[String]) -> Vec<String> {
     values.flat_map(|(_, value)| items(value)).collect()
 }
 
-fn by_mount(container: &Container, ignored: &mut Vec<String>) -> Vec<String> {
-    let mut seen = BTreeSet::new();
+fn by_mount(container: &Container, mode: Mode, ignored: &mut Vec<String>) -> Vec<String> {
     let mut devices = Vec::new();
-    for (source, destination) in &container.mounts {
-        let destination = clean(destination);
-        let below = destination.strip_prefix(MOUNTS).and_then(|rest| rest.strip_prefix('/'));
-        let (Some(device), true) = (below, clean(source) == "/dev/null") else {
-            continue;
-        };
-        if !seen.insert(device.to_owned()) {
-            continue;
-        }
+    for device in mounted(container) {
         match device.split_once('/') {
-            None if device != "cdi" && device != "imex" => devices.push(device.to_owned()),
+            None if device != "cdi" && device != "imex" => devices.push(device),
             Some(("cdi", name)) => match cdi_name(name) {
                 Some(name) => devices.push(name),
-                None => ignored.push(format!("Ignoring mount {destination:?}: {name:?} is no name of a CDI device")),
+                None => ignored.push(format!(
+                    "Ignoring mount \"{MOUNTS}/{device}\": {name:?} is no name of a CDI device"
+                )),
             },
-            _ => ignored.push(format!("Ignoring mount {destination:?}: it names no GPU")),
+            Some(("imex", _)) if mode == Mode::Legacy => {}
+            Some(("imex", channel)) => ignored.push(format!(
+                "Ignoring mount \"{MOUNTS}/{device}\": the IMEX channel {channel:?} can be had in mode \"legacy\" only"
+            )),
+            _ => ignored.push(format!("Ignoring mount \"{MOUNTS}/{device}\": it names no GPU")),
         }
     }
     devices
+}
+
+/// The IMEX channels that are asked for by mounts, if mounts count.
+pub(super) fn imex_by_mount(container: &Container, settings: &Settings) -> Vec<String> {
+    let mounted = if settings.accept_mounts {
+        mounted(container)
+    } else {
+        Vec::new()
+    };
+    let channels = mounted.iter().filter_map(|device| device.strip_prefix("imex/"));
+    channels.map(str::to_owned).collect()
+}
+
+/// What is below the folder of devices, each once.
+fn mounted(container: &Container) -> Vec<String> {
+    let mut seen = BTreeSet::new();
+    let all = container.mounts.iter().filter(|(source, _)| clean(source) == "/dev/null");
+    all.filter_map(|(_, destination)| {
+        let device = clean(destination).strip_prefix(MOUNTS)?.strip_prefix('/')?.to_owned();
+        seen.insert(device.clone()).then_some(device)
+    })
+    .collect()
 }
 
 /// `vendor/class/device` or `vendor/class=device`.

@@ -59,6 +59,38 @@ pub enum Mode {
     Divvy,
 }
 
+/// What goes into a log file of our own: this, and what weighs more.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
+pub enum Level {
+    /// Why a container was not created.
+    Error,
+    /// What somebody should know about one that was.
+    Warning,
+    /// What was done.
+    #[default]
+    Info,
+}
+
+impl Level {
+    /// As logs name it.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Level::Error => "error",
+            Level::Warning => "warning",
+            Level::Info => "info",
+        }
+    }
+
+    /// Of the names that NVIDIA's runtime knows; a name that is none is the default, as there.
+    fn named(name: &str) -> Level {
+        match name.to_ascii_lowercase().as_str() {
+            "panic" | "fatal" | "error" => Level::Error,
+            "warn" | "warning" => Level::Warning,
+            _ => Level::Info,
+        }
+    }
+}
+
 /// The settings.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Settings {
@@ -68,6 +100,8 @@ pub struct Settings {
     pub runtimes: Vec<String>,
     /// `nvidia-container-runtime.debug`: a log file of our own.
     pub debug: Option<String>,
+    /// `nvidia-container-runtime.log-level`: what goes into that file.
+    pub log_level: Level,
     /// `...modes.cdi.spec-dirs`, the later the stronger.
     pub spec_dirs: Vec<String>,
     /// `...modes.cdi.default-kind`: of devices that are asked for by index or UUID.
@@ -156,6 +190,7 @@ struct Features {
 #[serde(rename_all = "kebab-case", default)]
 struct Runtime {
     debug: Option<String>,
+    log_level: Option<String>,
     mode: Option<String>,
     runtimes: Option<Vec<String>>,
     modes: Modes,
@@ -230,7 +265,8 @@ impl Settings {
         Ok(Settings {
             mode,
             runtimes: list(runtime.runtimes, &["runc", "crun"]),
-            debug: runtime.debug,
+            debug: runtime.debug.filter(|path| !path.is_empty()),
+            log_level: Level::named(runtime.log_level.as_deref().unwrap_or_default()),
             spec_dirs: list(cdi.spec_dirs, &["/etc/cdi", "/var/run/cdi"]),
             default_kind: cdi.default_kind.unwrap_or_else(|| crate::cdi::NVIDIA_KIND.to_owned()),
             annotation_prefixes: list(cdi.annotation_prefixes, &["cdi.k8s.io/"]),
@@ -317,7 +353,7 @@ cuda-compat-mode = "ldconfig"
     fn what_is_set_is_taken() {
         let text = "accept-nvidia-visible-devices-as-volume-mounts = true\ndisable-require = true\n\
                     supported-driver-capabilities = \"video, compute,video\"\naccept-nvidia-visible-devices-envvar-when-unprivileged = true\nswarm-resource = \"A, B\"\n\
-                    [nvidia-container-runtime]\nmode = \"divvy\"\nruntimes = [\"/opt/crun\"]\ndebug = \"/var/log/x\"\n\
+                    [nvidia-container-runtime]\nmode = \"divvy\"\nruntimes = [\"/opt/crun\"]\ndebug = \"/var/log/x\"\nlog-level = \"warn\"\n\
                     [nvidia-container-runtime.modes.cdi]\nannotation-prefixes = []\ndefault-kind = \"a.com/b\"\nspec-dirs = [\"/c\"]\n\
                     [nvidia-container-runtime.modes.jit-cdi]\nprobe = \"/p\"\nnvml-library = \"/l\"\n\
                     [nvidia-container-runtime.modes.legacy]\ncuda-compat-mode = \"disabled\"\n\
@@ -328,6 +364,7 @@ cuda-compat-mode = "ldconfig"
             mode: Mode::Divvy,
             runtimes: vec!["/opt/crun".to_owned()],
             debug: Some("/var/log/x".to_owned()),
+            log_level: Level::Warning,
             spec_dirs: vec!["/c".to_owned()],
             default_kind: "a.com/b".to_owned(),
             annotation_prefixes: vec![],

@@ -140,7 +140,7 @@ fn what_the_program_cannot_be_called_for_is_refused() {
         (
             &["NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_IMEX_CHANNELS=1048576"],
             "",
-            "has \"1048576\"",
+            "the IMEX channel \"1048576\"",
         ),
         (&["NVIDIA_VISIBLE_DEVICES=0;rm -rf"], "", "by the name \"0;rm -rf\""),
         (&["NVIDIA_VISIBLE_DEVICES=--pid=1"], "", "by the name \"--pid=1\""),
@@ -162,4 +162,55 @@ fn what_is_supported_by_default_is_given_though_nothing_is_asked() {
         "supported-driver-capabilities = \"utility,video\"",
     );
     assert_eq!(found, Ok(format!("{BEFORE} | --device=0 | --utility")));
+}
+
+#[test]
+fn case_23_b_a_mount_asks_for_an_imex_channel_and_for_no_device() {
+    let settings = |accept: bool| {
+        let text = format!(
+            "accept-nvidia-visible-devices-as-volume-mounts = {accept}\naccept-nvidia-visible-devices-envvar-when-unprivileged = true\n[nvidia-container-runtime]\nmode = \"legacy\"\n"
+        );
+        Settings::parse(&text).expect("settings")
+    };
+    let mounted = |names: &[&str]| Container {
+        mounts: names
+            .iter()
+            .map(|name| ("/dev/null".to_owned(), format!("/var/run/nvidia-container-devices/{name}")))
+            .collect(),
+        ..container(&["NVIDIA_VISIBLE_DEVICES=1", "NVIDIA_IMEX_CHANNELS=7"], false)
+    };
+    for (names, accept, expected) in [
+        (
+            &["0", "imex/3"][..],
+            true,
+            "--device=0 | --imex-channel=3 | --compute | --utility",
+        ),
+        (
+            &["imex/3", "imex/4"],
+            true,
+            "--device=1 | --imex-channel=3,4 | --compute | --utility",
+        ),
+        (&["0"], true, "--device=0 | --imex-channel=7 | --compute | --utility"),
+        (
+            &["0", "imex/3"],
+            false,
+            "--device=1 | --imex-channel=7 | --compute | --utility",
+        ),
+    ] {
+        let (container, settings) = (mounted(names), settings(accept));
+        let request = Request::of(&container, &settings);
+        assert!(request.ignored.is_empty(), "{:?}", request.ignored);
+        let words = words(&container, &request.wanted, &settings, "@/sbin/ldconfig").expect("called");
+        assert_eq!(words.join(" | "), format!("{BEFORE} | {expected}"), "{names:?} {accept}");
+    }
+    let elsewhere = Settings {
+        accept_mounts: true,
+        ..Settings::default()
+    };
+    let request = Request::of(&mounted(&["0", "imex/3"]), &elsewhere);
+    assert!(
+        request.ignored[0].contains("in mode \"legacy\" only"),
+        "{:?}",
+        request.ignored
+    );
 }

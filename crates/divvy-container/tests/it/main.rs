@@ -2,6 +2,7 @@
 
 mod bundle;
 mod documents;
+mod edit;
 mod engines;
 mod generated;
 mod ldcache;
@@ -9,6 +10,7 @@ mod legacy;
 mod live;
 #[expect(dead_code, reason = "some of it only the tests of divvy use")]
 mod machine;
+mod moved;
 mod plan;
 mod properties;
 mod registry;

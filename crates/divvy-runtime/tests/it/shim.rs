@@ -244,3 +244,64 @@ fn case_44_d_an_image_that_the_driver_cannot_run_is_not_started_in_mode_cdi_eith
         }
     }
 }
+
+#[test]
+fn case_27_b_a_log_of_its_own_tells_what_was_done_and_is_in_nobodys_way() {
+    let bed = Bed::new(&asking("0"));
+    let low_level = bed.path("low-level");
+    let own = bed.path("log/runtime.log");
+    let with = |text: &str| bed.settings_and("cdi", &low_level, text);
+    let settings = |path: &std::path::Path, level: &str| {
+        let text = fs::read_to_string(bed.path("config.toml")).expect("there");
+        let more = format!("[nvidia-container-runtime]\ndebug = {path:?}\nlog-level = {level:?}\n");
+        fs::write(bed.path("config.toml"), text.replace("[nvidia-container-runtime]\n", &more)).expect("written");
+    };
+    let log = || fs::read_to_string(&own).unwrap_or_default();
+    with("");
+    settings(&own, "info");
+    assert_eq!(bed.run(&["--version"]).status.code(), Some(7));
+    assert_eq!(bed.run(&["state", "c1"]).status.code(), Some(7));
+    assert!(!own.exists(), "nothing was done");
+    bed.create().expect("created");
+    assert!(
+        log().contains("level=info") && log().contains("config.json: 1 device nodes, 1 mounts, 1 variables and 0 hooks put in"),
+        "{}",
+        log()
+    );
+    fs::write(bed.config(), asking("7")).expect("written");
+    bed.create().expect_err("no such device");
+    assert_eq!(log().lines().count(), 2);
+    assert!(
+        log()
+            .lines()
+            .nth(1)
+            .is_some_and(|line| line.contains("level=error msg=\"divvy-runtime: could not apply")),
+        "{}",
+        log()
+    );
+
+    with("");
+    settings(&own, "error");
+    fs::write(bed.config(), asking("0")).expect("written");
+    bed.create().expect("created");
+    assert_eq!(log().lines().count(), 2, "what was done is below that level");
+
+    with("");
+    settings(std::path::Path::new("/proc/nowhere/x.log"), "info");
+    fs::write(bed.config(), asking("0")).expect("written");
+    let engine = bed.path("log.json");
+    let output = bed.run(&[
+        "--log",
+        engine.to_str().expect("text"),
+        "--log-format",
+        "json",
+        "create",
+        "c1",
+    ]);
+    assert_eq!(output.status.code(), Some(7), "it starts all the same");
+    let said = fs::read_to_string(engine).expect("the engine's log");
+    assert!(
+        said.contains("\"level\":\"warning\"") && said.contains("/proc/nowhere/x.log cannot be written"),
+        "{said}"
+    );
+}

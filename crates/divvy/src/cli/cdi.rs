@@ -11,6 +11,7 @@ pub enum CdiCommand {
     Generate(Box<CdiGenerateArgs>),
     List(CdiListArgs),
     Validate(CdiValidateArgs),
+    Transform(CdiTransformArgs),
 }
 
 /// Make the CDI spec of this machine's GPUs: device nodes, the driver's libraries, programs, firmware and sockets
@@ -219,4 +220,41 @@ pub enum CdiValidateOutput {
     Text,
     /// JSON
     Json,
+}
+
+/// Move the paths of a CDI spec below another root: for a spec that was made in a driver's container, or is for one
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  divvy cdi transform --from /run/nvidia/driver --to / --input nvidia.yaml
+  divvy cdi transform --from /host --to / -i in.yaml -o /var/run/cdi/nvidia.yaml
+  divvy cdi transform --relative-to container --from /usr/local/nvidia --to /opt/nvidia < in.json
+
+Of the machine (host) are the sources of mounts, device nodes and the programs of hooks; of the container, where mounts and device nodes are put, and programs that run
+there (startContainer). What is moved begins with the root by whole components: /driver is not the root of /driver-x/lib. Arguments of hooks stay.")]
+pub struct CdiTransformArgs {
+    /// The root that paths are below now
+    #[arg(long, value_name = "DIR")]
+    pub from: String,
+    /// The root that they are to be below
+    #[arg(long, value_name = "DIR")]
+    pub to: String,
+    /// Whose paths are meant
+    #[arg(long, value_name = "SIDE", default_value = "host")]
+    pub relative_to: CdiSide,
+    /// The spec; - is standard input
+    #[arg(short, long, value_name = "FILE", default_value = "-")]
+    pub input: PathBuf,
+    /// Write to this file, whole or not at all; - is standard output
+    #[arg(short, long, value_name = "FILE", default_value = "-")]
+    pub output: PathBuf,
+}
+
+/// Sides of a mount.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum CdiSide {
+    /// The machine
+    Host,
+    /// The container
+    Container,
 }

@@ -4,7 +4,7 @@ use std::ffi::OsString;
 
 use clap::{Args, Parser, Subcommand};
 
-/// Divvy in place of NVIDIA's nvidia-ctk: runtime configure, cdi generate, cdi list
+/// Divvy in place of NVIDIA's nvidia-ctk: runtime configure, cdi generate, cdi list, cdi transform root, config
 #[derive(Debug, Parser)]
 #[command(name = "nvidia-ctk", version)]
 struct NvidiaCtk {
@@ -26,6 +26,63 @@ enum Command {
     /// CDI specs
     #[command(subcommand)]
     Cdi(Cdi),
+    /// Settings of the runtime: config.toml
+    #[command(args_conflicts_with_subcommands = true)]
+    Config(Config),
+}
+
+#[derive(Debug, Args)]
+struct Config {
+    #[command(subcommand)]
+    command: Option<ConfigCommand>,
+    /// The file
+    #[arg(long, short, alias = "config")]
+    config_file: Option<String>,
+    /// Set this: KEY[=VALUE]
+    #[arg(long)]
+    set: Vec<String>,
+    /// Write to the file itself
+    #[arg(long, short)]
+    in_place: bool,
+    /// Write to this file [default: standard output]
+    #[arg(long, short)]
+    output: Option<String>,
+}
+
+#[derive(Debug, Subcommand)]
+enum ConfigCommand {
+    /// What is assumed without a file
+    #[command(aliases = ["create-default", "generate-default"])]
+    Default {
+        /// Write to this file [default: standard output]
+        #[arg(long, short)]
+        output: Option<String>,
+    },
+}
+
+#[derive(Debug, Subcommand)]
+enum Transform {
+    /// Move paths below another root
+    Root(Root),
+}
+
+#[derive(Debug, Args)]
+struct Root {
+    /// The root that paths are below now
+    #[arg(long)]
+    from: String,
+    /// The root that they are to be below
+    #[arg(long)]
+    to: String,
+    /// host or container
+    #[arg(long, default_value = "host", value_parser = ["host", "container"])]
+    relative_to: String,
+    /// The spec; - is standard input
+    #[arg(long, default_value = "-")]
+    input: String,
+    /// The file; none: standard output
+    #[arg(long, default_value = "")]
+    output: String,
 }
 
 #[derive(Debug, Subcommand)]
@@ -40,6 +97,9 @@ enum Cdi {
     Generate(Box<Generate>),
     /// The devices that there are, by name
     List(List),
+    /// Change a spec
+    #[command(subcommand)]
+    Transform(Transform),
 }
 
 #[derive(Debug, Args)]
@@ -207,6 +267,40 @@ pub(super) fn translate(given: &[OsString]) -> Result<Vec<OsString>, clap::Error
             words.extend(["cdi", "list", "-o", "name"].map(str::to_owned));
             for folder in &args.spec_dir {
                 flag(&mut words, "spec-dir", folder);
+            }
+        }
+        Command::Cdi(Cdi::Transform(Transform::Root(args))) => {
+            words.extend(["cdi", "transform"].map(str::to_owned));
+            let output = if args.output.is_empty() { "-" } else { &args.output };
+            for (name, value) in [
+                ("from", args.from.as_str()),
+                ("to", &args.to),
+                ("relative-to", &args.relative_to),
+                ("input", &args.input),
+                ("output", output),
+            ] {
+                flag(&mut words, name, value);
+            }
+        }
+        Command::Config(args) => {
+            words.push("runtime-config".to_owned());
+            let output = match args.command {
+                Some(ConfigCommand::Default { output }) => {
+                    words.push("--default".to_owned());
+                    output
+                }
+                None => args.output,
+            };
+            for option in &args.set {
+                flag(&mut words, "set", option);
+            }
+            for (name, value) in [("config-file", args.config_file), ("output", output)] {
+                if let Some(value) = value.filter(|value| !value.is_empty()) {
+                    flag(&mut words, name, &value);
+                }
+            }
+            if args.in_place {
+                words.push("--in-place".to_owned());
             }
         }
     }

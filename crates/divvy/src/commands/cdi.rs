@@ -2,6 +2,7 @@
 
 mod generate;
 mod list;
+mod transform;
 mod validate;
 
 use std::path::Path;
@@ -21,6 +22,7 @@ pub async fn run(command: CdiCommand) -> anyhow::Result<bool> {
         CdiCommand::Generate(args) => generate::run(*args).await.map(|()| true),
         CdiCommand::List(args) => list::run(&args),
         CdiCommand::Validate(args) => validate::run(&args),
+        CdiCommand::Transform(args) => transform::run(&args).map(|()| true),
     }
 }
 

@@ -284,3 +284,100 @@ fn nvidia_s_tool_s_flags_do_the_same_here() {
     ]);
     assert!(!stderr(&output).contains("unexpected argument"), "{}", stderr(&output));
 }
+
+#[test]
+fn case_16_a_the_runtimes_settings_are_shown_and_set_as_by_nvidias_tool() {
+    let machine = Machine::of(&[]);
+    let file = machine.at("/deep/config.toml").display().to_string();
+    for words in [
+        &["config", "default"][..],
+        &["config", "create-default"],
+        &["config", "--config-file", &file],
+    ] {
+        let output = nvidia_ctk(words);
+        went_well(&output);
+        assert_eq!(stdout(&output), divvy_container::runtime::edit::DEFAULT, "{words:?}");
+    }
+    let output = nvidia_ctk(&["config", "--config-file", &file, "--set", "bogus.key=1", "--in-place"]);
+    assert_eq!(output.status.code(), Some(1));
+    let says = "invalid --set option bogus.key=1: invalid config option: undefined field: \"bogus\"";
+    assert!(stderr(&output).contains(says), "{}", stderr(&output));
+    assert!(!std::path::Path::new(&file).exists(), "nothing was written");
+
+    let output = nvidia_ctk(&["config", "-c", &file, "--set", "nvidia-container-runtime.runtimes=crun:runc"]);
+    went_well(&output);
+    assert!(
+        stdout(&output).contains("\nruntimes = [\"crun\", \"runc\"]\n"),
+        "{}",
+        stdout(&output)
+    );
+    assert!(!std::path::Path::new(&file).exists(), "it was shown");
+
+    went_well(&nvidia_ctk(&[
+        "config",
+        "--config",
+        &file,
+        "-i",
+        "--set",
+        "nvidia-container-cli.no-cgroups",
+    ]));
+    assert!(machine.read("/deep/config.toml").contains("\nno-cgroups = true\n"));
+    std::fs::write(&file, "# mine\n[nvidia-container-runtime]\nmode = \"cdi\" # why\n").expect("written");
+    went_well(&nvidia_ctk(&[
+        "config",
+        "--config-file",
+        &file,
+        "-i",
+        "--set=nvidia-container-runtime.mode=legacy",
+    ]));
+    assert_eq!(
+        machine.read("/deep/config.toml"),
+        "# mine\n[nvidia-container-runtime]\nmode = \"legacy\" # why\n"
+    );
+    let other = machine.at("/other.toml").display().to_string();
+    went_well(&nvidia_ctk(&["config", "default", "-o", &other]));
+    assert_eq!(machine.read("/other.toml"), divvy_container::runtime::edit::DEFAULT);
+}
+
+#[test]
+fn case_32_c_a_spec_of_a_drivers_container_is_moved_by_nvidias_words() {
+    let spec = "{\"cdiVersion\":\"0.5.0\",\"kind\":\"v.com/gpu\",\"devices\":[{\"name\":\"a\",\"containerEdits\":{\"mounts\":[\
+                {\"hostPath\":\"/driver/lib/a.so\",\"containerPath\":\"/lib/a.so\"},{\"hostPath\":\"/driver-x/lib/a.so\",\"containerPath\":\"/lib/b.so\"}]}}]}";
+    let machine = Machine::of(&[("/in.json", spec)]);
+    let (input, output) = (
+        machine.at("/in.json").display().to_string(),
+        machine.at("/out.yaml").display().to_string(),
+    );
+    let root = |more: &[&str]| {
+        let words = [
+            "cdi",
+            "transform",
+            "root",
+            "--from",
+            "/driver",
+            "--to",
+            "/",
+            "--input",
+            &input,
+        ];
+        nvidia_ctk(&[&words[..], more].concat())
+    };
+    let printed = root(&[]);
+    went_well(&printed);
+    let moved: serde_json::Value = serde_json::from_str(&stdout(&printed)).expect("JSON, as it came");
+    let mounts = &moved["devices"][0]["containerEdits"]["mounts"];
+    assert_eq!(
+        (&mounts[0]["hostPath"], &mounts[1]["hostPath"]),
+        (&"/lib/a.so".into(), &"/driver-x/lib/a.so".into())
+    );
+    went_well(&root(&["--output", &output]));
+    assert!(machine.read("/out.yaml").contains("hostPath: /lib/a.so"));
+    for (more, says) in [
+        (&["--output", "x.yml"][..], "engines look only at files that end in"),
+        (&["--relative-to", "image"], "invalid value 'image'"),
+    ] {
+        let output = root(more);
+        assert_eq!(output.status.code(), Some(1), "{more:?}");
+        assert!(stderr(&output).contains(says), "{}", stderr(&output));
+    }
+}

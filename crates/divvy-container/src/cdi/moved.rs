@@ -1,0 +1,79 @@
+//! A spec that was made where the driver is at one path, for a machine or a container where it is at another: `nvidia-ctk cdi transform root`.
+
+use super::{Edits, Spec, Version};
+
+/// Whose paths are meant.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Side {
+    /// The machine's: sources of mounts, device nodes, programs of hooks that run there.
+    Host,
+    /// The container's: where mounts and device nodes are put.
+    Container,
+}
+
+/// Puts what is below `from` below `to`, by whole components of paths. Arguments of hooks stay: nobody knows which are paths. The spec's version becomes
+/// what it needs now, if that is more. How many paths are others now.
+pub fn move_root(spec: &mut Spec, from: &str, to: &str, side: Side) -> usize {
+    let mut changed = 0;
+    let mut replace = |path: &mut String| {
+        if let Some(new) = below(path, from, to).filter(|new| new != path) {
+            *path = new;
+            changed += 1;
+        }
+    };
+    let devices = spec.devices.iter_mut().map(|device| &mut device.container_edits);
+    for edits in devices.chain([&mut spec.container_edits]) {
+        of_edits(edits, side, &mut replace);
+    }
+    let least = Version::least_for(spec);
+    if Version::parse(&spec.cdi_version).is_some_and(|version| version < least) {
+        spec.cdi_version = least.to_string();
+    }
+    changed
+}
+
+fn of_edits(edits: &mut Edits, side: Side, replace: &mut impl FnMut(&mut String)) {
+    for node in &mut edits.device_nodes {
+        match (side, &mut node.host_path) {
+            (Side::Host, Some(path)) => replace(path),
+            // One path for both sides, of which one is to change.
+            (Side::Host, None) => {
+                let mut host = node.path.clone();
+                replace(&mut host);
+                node.host_path = (host != node.path).then_some(host);
+            }
+            (Side::Container, host) => {
+                let before = node.path.clone();
+                replace(&mut node.path);
+                if host.is_none() && node.path != before {
+                    *host = Some(before);
+                }
+            }
+        }
+    }
+    for mount in &mut edits.mounts {
+        replace(match side {
+            Side::Host => &mut mount.host_path,
+            Side::Container => &mut mount.container_path,
+        });
+    }
+    // A program that is run in the container is the container's.
+    let of_host = |name: &str| name != "startContainer";
+    let hooks = edits
+        .hooks
+        .iter_mut()
+        .filter(|hook| of_host(&hook.hook_name) == (side == Side::Host));
+    hooks.for_each(|hook| replace(&mut hook.path));
+}
+
+/// The path below the other root; `None` if it is not below the first.
+fn below(path: &str, from: &str, to: &str) -> Option<String> {
+    let rest = path.strip_prefix(from.trim_end_matches('/'))?;
+    let to = to.trim_end_matches('/');
+    match rest {
+        "" if to.is_empty() => Some("/".to_owned()),
+        "" => Some(to.to_owned()),
+        rest if rest.starts_with('/') => Some(format!("{to}{rest}")),
+        _ => None,
+    }
+}

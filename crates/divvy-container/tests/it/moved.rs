@@ -1,0 +1,60 @@
+//! A driver's root that is elsewhere.
+
+use divvy_container::cdi::Spec;
+use divvy_container::cdi::moved::{Side, move_root};
+use serde_json::{Value, json};
+
+fn spec() -> Value {
+    json!({
+        "cdiVersion": "0.3.0", "kind": "v.com/gpu",
+        "devices": [{"name": "a", "containerEdits": {"deviceNodes": [{"path": "/driver/dev/nvidia0"}, {"path": "/dev/x"}]}}],
+        "containerEdits": {
+            "mounts": [
+                {"hostPath": "/driver/lib/a.so", "containerPath": "/driver/lib/a.so"},
+                {"hostPath": "/driver-x/lib/a.so", "containerPath": "/lib/b.so"},
+            ],
+            "hooks": [
+                {"hookName": "createContainer", "path": "/driver/bin/hook", "args": ["/driver/bin/hook", "--folder=/driver/lib"]},
+                {"hookName": "startContainer", "path": "/driver/bin/inside"},
+            ],
+        },
+    })
+}
+
+fn moved(from: &str, to: &str, side: Side) -> (Value, usize) {
+    let mut spec = Spec::parse(&spec().to_string()).expect("a spec");
+    let changed = move_root(&mut spec, from, to, side);
+    assert!(spec.is_valid(), "{:?}", spec.problems());
+    (serde_json::to_value(&spec).expect("JSON"), changed)
+}
+
+#[test]
+fn case_32_a_the_machines_paths_move_by_whole_components_and_arguments_of_hooks_stay() {
+    let mut expected = spec();
+    expected["cdiVersion"] = json!("0.5.0");
+    expected["devices"][0]["containerEdits"]["deviceNodes"][0] =
+        json!({"path": "/driver/dev/nvidia0", "hostPath": "/dev/nvidia0"});
+    expected["containerEdits"]["mounts"][0]["hostPath"] = json!("/lib/a.so");
+    expected["containerEdits"]["hooks"][0]["path"] = json!("/bin/hook");
+    for from in ["/driver", "/driver/"] {
+        assert_eq!(moved(from, "/", Side::Host), (expected.clone(), 3), "{from}");
+    }
+    assert_eq!(moved("/elsewhere", "/", Side::Host), (spec(), 0));
+    assert_eq!(moved("/driver", "/driver", Side::Host), (spec(), 0));
+    let (below, _) = moved("/", "/run/nvidia/driver", Side::Host);
+    assert_eq!(
+        below["containerEdits"]["mounts"][1]["hostPath"],
+        "/run/nvidia/driver/driver-x/lib/a.so"
+    );
+}
+
+#[test]
+fn case_32_b_the_containers_paths_move_without_the_machines() {
+    let mut expected = spec();
+    expected["cdiVersion"] = json!("0.5.0");
+    expected["devices"][0]["containerEdits"]["deviceNodes"][0] =
+        json!({"path": "/dev/nvidia0", "hostPath": "/driver/dev/nvidia0"});
+    expected["containerEdits"]["mounts"][0]["containerPath"] = json!("/lib/a.so");
+    expected["containerEdits"]["hooks"][1]["path"] = json!("/bin/inside");
+    assert_eq!(moved("/driver", "/", Side::Container), (expected, 3));
+}

@@ -1,0 +1,71 @@
+//! `divvy cdi transform`.
+
+use std::io::Read as _;
+use std::path::Path;
+
+use anyhow::Context as _;
+use divvy_container::cdi::moved::{Side, move_root};
+use divvy_container::cdi::{Format, Problem, Severity, Spec};
+
+use super::{LARGEST_SPEC, read_bounded, say, write_whole};
+use crate::cli::cdi::{CdiSide, CdiTransformArgs};
+use crate::printer;
+
+/// Reads a spec, moves its paths, and writes it.
+pub(super) fn run(args: &CdiTransformArgs) -> anyhow::Result<()> {
+    for (flag, path) in [("--from", &args.from), ("--to", &args.to)] {
+        anyhow::ensure!(
+            path.starts_with('/'),
+            "{flag} {path}: a whole path, which begins with /, is needed"
+        );
+    }
+    let shown = args.input.display();
+    let text = if args.input == Path::new("-") {
+        let mut text = String::new();
+        std::io::stdin()
+            .take(LARGEST_SPEC)
+            .read_to_string(&mut text)
+            .context("standard input cannot be read")?;
+        text
+    } else {
+        read_bounded(&args.input, LARGEST_SPEC).with_context(|| format!("{shown} cannot be read"))?
+    };
+    let mut spec = Spec::parse(&text).with_context(|| format!("{shown}"))?;
+    let side = match args.relative_to {
+        CdiSide::Host => Side::Host,
+        CdiSide::Container => Side::Container,
+    };
+    let changed = move_root(&mut spec, &args.from, &args.to, side);
+    let problems = spec.problems();
+    let refused = problems.iter().find(|problem| problem.severity == Severity::Error);
+    anyhow::ensure!(
+        refused.is_none(),
+        "{shown}: engines would refuse the spec: {}",
+        refused.map_or_else(String::new, Problem::to_string)
+    );
+    if changed == 0 {
+        say(&format!(
+            "warning: no path of {shown} is below {}: nothing was changed",
+            args.from
+        ))?;
+    }
+    let named = |path: &Path| path.extension().is_some_and(|ending| ending == "json");
+    // In the form in which it came, unless the new file's name says another.
+    let is_json = match args.output == Path::new("-") {
+        true => text.trim_start().starts_with('{'),
+        false => named(&args.output),
+    };
+    let text = spec.print(if is_json { Format::Json } else { Format::Yaml });
+    if args.output == Path::new("-") {
+        return Ok(printer::print(&text)?);
+    }
+    let name = args.output.file_name().unwrap_or_default().to_string_lossy();
+    anyhow::ensure!(
+        divvy_container::cdi::is_spec_file(&name),
+        "--output {}: engines look only at files that end in .yaml or .json; name it so",
+        args.output.display()
+    );
+    write_whole(&args.output, &text, 0o644).with_context(|| format!("{} was not written", args.output.display()))?;
+    say(&format!("note: {}: {changed} paths moved", args.output.display()))?;
+    Ok(())
+}
