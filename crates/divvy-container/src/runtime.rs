@@ -7,6 +7,7 @@
 //! - [`request`]: which devices a container asks for, by annotation, mount or environment
 //! - [`require`]: what an image requires of the driver
 //! - [`plan`]: what decides about its devices, and the edits of its configuration
+//! - [`extras`]: what it asks for beside GPUs
 //! - [`live`]: CDI specs that are made when a container is created
 //! - [`legacy`]: what `nvidia-container-cli` is called with
 //! - [`bundle`]: a `config.json` that is edited in place: what is not touched stays as it was, to the byte
@@ -17,6 +18,7 @@
 pub mod bundle;
 pub mod call;
 pub mod edit;
+pub mod extras;
 pub mod legacy;
 pub mod live;
 pub mod plan;

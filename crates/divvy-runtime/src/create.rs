@@ -2,15 +2,16 @@
 
 use std::path::Path;
 
+use divvy_container::cdi::generate::Extras;
 use divvy_container::cdi::{Edits, Hook, Registry};
 use divvy_container::runtime::bundle::Bundle;
 use divvy_container::runtime::call::Call;
-use divvy_container::runtime::legacy;
 use divvy_container::runtime::live::{self, Live};
 use divvy_container::runtime::plan::{self, Asked, Decides, Plan};
 use divvy_container::runtime::request::{Container, Wanted};
 use divvy_container::runtime::require::{self, Facts};
 use divvy_container::runtime::settings::Settings;
+use divvy_container::runtime::{extras, legacy};
 use divvy_files::Files;
 
 use crate::error::{Error, Log};
@@ -38,13 +39,16 @@ pub(crate) fn prepare(call: &Call, settings: &Settings, log: &Log) -> Result<(),
     let edits = match decides {
         Decides::Nobody => return Ok(()),
         Decides::Specs(plan) => {
+            if extras::extras(&container, settings).map_err(plan::Error::from)?.0 != Extras::default() {
+                log.warning(ONLY_LIVE);
+            }
             let registry = specs()?;
             let edits = plan::edits(&plan, &registry)?;
             required(log, &container, settings, &Facts::of_specs(&plan, &registry))?;
             edits
         }
         Decides::Live(plan) => {
-            let (registry, facts) = live(log, settings)?;
+            let (registry, facts) = live(log, settings, &container)?;
             let edits = plan::edits(&plan, &registry)?;
             required(log, &container, settings, &facts)?;
             edits
@@ -74,6 +78,9 @@ pub(crate) fn prepare(call: &Call, settings: &Settings, log: &Log) -> Result<(),
     Ok(())
 }
 
+const ONLY_LIVE: &str = "What the container asks for beside GPUs (IMEX channels, NVIDIA_GDS, NVIDIA_MOFED, NVIDIA_GDRCOPY, NVIDIA_NVSWITCH) is had where \
+                         its GPUs come from the driver of this moment (mode \"jit-cdi\"), and these come from CDI specs";
+
 /// Refuses an image whose programs this driver cannot run: what it says is read in the error, not in a log of CUDA's.
 fn required(log: &Log, container: &Container, settings: &Settings, facts: &Facts) -> Result<(), Error> {
     match require::expressions(container, settings) {
@@ -88,12 +95,13 @@ fn required(log: &Log, container: &Container, settings: &Settings, facts: &Facts
 }
 
 /// The GPUs of this moment.
-fn live(log: &Log, settings: &Settings) -> Result<(Registry, Facts), Error> {
+fn live(log: &Log, settings: &Settings, container: &Container) -> Result<(Registry, Facts), Error> {
+    let (extras, ignored) = extras::extras(container, settings).map_err(plan::Error::from)?;
     let said = probe::ask(settings)?;
     let machine = Files::below("/");
     let root = settings.cli.root.as_deref().filter(|root| !root.is_empty()).unwrap_or("/");
-    let Live { registry, facts, notes } = live::registry(&machine, &said, root)?;
-    for note in notes.iter().chain(&machine.troubles()) {
+    let Live { registry, facts, notes } = live::registry(&machine, &said, root, extras)?;
+    for note in ignored.iter().chain(&notes).chain(&machine.troubles()) {
         log.warning(note);
     }
     let registry = match settings.no_additional_groups {

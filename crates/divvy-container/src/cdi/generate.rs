@@ -8,6 +8,7 @@
 //! `nvidia-uvm` and `nvidia-caps` change with a reboot.
 
 pub mod amd;
+mod extras;
 mod files;
 pub mod intel;
 pub mod ldcache;
@@ -24,6 +25,7 @@ use thiserror::Error as ThisError;
 use super::name::{check_class, check_device, check_vendor};
 use super::{Device, DeviceNode, Edits, NameError, Problem, Spec, Version, stale};
 
+pub use extras::{Channels, Extras};
 pub use tree::{Entry, Kind, Root, Tree};
 
 /// By what devices are called.
@@ -55,6 +57,8 @@ pub struct Options {
     /// The machine's `divvy-hook`, by its whole path: it writes the libraries into the container's own `ld.so.cache`, for images whose loader does not
     /// search the folders. NVIDIA's specs only.
     pub hook: Option<String>,
+    /// What containers get beside the GPUs. NVIDIA's specs only.
+    pub extras: Extras,
 }
 
 impl Options {
@@ -68,6 +72,7 @@ impl Options {
             driver_root: "/".to_owned(),
             dev_root: None,
             hook: None,
+            extras: Extras::default(),
         }
     }
 }
@@ -100,6 +105,12 @@ pub enum Error {
     /// No GPU can be given to a container.
     #[error("{0}")]
     NoGpu(String),
+    /// A channel that is asked for is not there.
+    #[error(
+        "there is no {0}, and this IMEX channel is asked for; nvidia-modprobe makes it once its major number is in /proc/devices \
+         (nvidia-caps-imex-channels, from driver 550 on), or ask for one that is there"
+    )]
+    NoChannel(String),
     /// Vendor or class are none.
     #[error(transparent)]
     Name(#[from] NameError),

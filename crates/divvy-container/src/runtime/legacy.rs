@@ -37,6 +37,8 @@ pub enum Error {
     Imex(String),
 }
 
+/// The channels that a container asks for.
+pub(super) const IMEX: &str = "NVIDIA_IMEX_CHANNELS";
 /// Channels of IMEX that a driver can have.
 const IMEX_CHANNELS: u32 = 1 << 20;
 
@@ -100,9 +102,10 @@ fn devices(wanted: &Wanted) -> Result<Option<String>, Error> {
     }
 }
 
-fn imex(container: &Container, settings: &Settings) -> Result<Option<String>, Error> {
+/// The IMEX channels that are asked for, in the words of `nvidia-container-cli`.
+pub(super) fn imex(container: &Container, settings: &Settings) -> Result<Option<String>, Error> {
     let mounted = imex_by_mount(container, settings);
-    let list = container.variable("NVIDIA_IMEX_CHANNELS").unwrap_or_default();
+    let list = container.variable(IMEX).unwrap_or_default();
     let names: Vec<&str> = match mounted.is_empty() {
         true => list.split(',').map(str::trim).filter(|name| !name.is_empty()).collect(),
         false => mounted.iter().map(String::as_str).collect(),

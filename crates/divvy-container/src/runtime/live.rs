@@ -4,7 +4,7 @@ use serde::Deserialize;
 use thiserror::Error as ThisError;
 
 use super::require::Facts;
-use crate::cdi::generate::{self, Generated, Options, Tree, nvidia, proc, wsl};
+use crate::cdi::generate::{self, Extras, Generated, Options, Tree, nvidia, proc, wsl};
 use crate::cdi::{Found, Registry};
 
 /// The kind of its devices, as NVIDIA's runtime calls them: no file of a machine has it, so nothing stale is taken by mistake.
@@ -66,11 +66,12 @@ pub struct Live {
     pub notes: Vec<String>,
 }
 
-/// The devices, and what is known of them. `driver_root` is `/`, or where a driver container's root is mounted.
+/// The devices, and what is known of them. `driver_root` is `/`, or where a driver container's root is mounted; `extras` is what
+/// each device has beside a GPU.
 ///
 /// # Errors
 /// See [`Error`].
-pub fn registry(tree: &dyn Tree, probe: &str, driver_root: &str) -> Result<Live, Error> {
+pub fn registry(tree: &dyn Tree, probe: &str, driver_root: &str, extras: Extras) -> Result<Live, Error> {
     let refuse = |text: String| Err(Error::Snapshot(text));
     let snapshot: Snapshot = match serde_json::from_str(probe) {
         Ok(snapshot) => snapshot,
@@ -81,6 +82,7 @@ pub fn registry(tree: &dyn Tree, probe: &str, driver_root: &str) -> Result<Live,
     }
     let options = Options {
         driver_root: driver_root.to_owned(),
+        extras,
         ..Options::new(VENDOR)
     };
     let mut left_out: Vec<String> = snapshot

@@ -127,9 +127,9 @@ fn by_mount(container: &Container, mode: Mode, ignored: &mut Vec<String>) -> Vec
                     "Ignoring mount \"{MOUNTS}/{device}\": {name:?} is no name of a CDI device"
                 )),
             },
-            Some(("imex", _)) if mode == Mode::Legacy => {}
+            Some(("imex", _)) if matches!(mode, Mode::Auto | Mode::JitCdi | Mode::Legacy) => {}
             Some(("imex", channel)) => ignored.push(format!(
-                "Ignoring mount \"{MOUNTS}/{device}\": the IMEX channel {channel:?} can be had in mode \"legacy\" only"
+                "Ignoring mount \"{MOUNTS}/{device}\": the IMEX channel {channel:?} can be had in modes \"auto\", \"jit-cdi\" and \"legacy\" only"
             )),
             _ => ignored.push(format!("Ignoring mount \"{MOUNTS}/{device}\": it names no GPU")),
         }

@@ -2,7 +2,7 @@
 
 use divvy_container::runtime::legacy::words;
 use divvy_container::runtime::request::{Container, Request};
-use divvy_container::runtime::settings::Settings;
+use divvy_container::runtime::settings::{Mode, Settings};
 
 fn container(env: &[&str], privileged: bool) -> Container {
     Container {
@@ -205,11 +205,12 @@ fn case_23_b_a_mount_asks_for_an_imex_channel_and_for_no_device() {
     }
     let elsewhere = Settings {
         accept_mounts: true,
+        mode: Mode::Cdi,
         ..Settings::default()
     };
     let request = Request::of(&mounted(&["0", "imex/3"]), &elsewhere);
     assert!(
-        request.ignored[0].contains("in mode \"legacy\" only"),
+        request.ignored[0].contains("in modes \"auto\", \"jit-cdi\" and \"legacy\" only"),
         "{:?}",
         request.ignored
     );

@@ -1,10 +1,14 @@
 //! Specs of this moment's GPUs, from what the probe prints.
 
+use divvy_container::cdi::generate::{Channels, Extras};
+use divvy_container::runtime::bundle::Bundle;
+use divvy_container::runtime::extras::extras;
 use divvy_container::runtime::live::{KIND, Live, registry};
 use divvy_container::runtime::require::Facts;
+use divvy_container::runtime::settings::Settings;
 use serde_json::{Value, json};
 
-use crate::machine::kinds;
+use crate::machine::{Machine, kinds};
 
 fn snapshot(gpus: &Value) -> String {
     json!({"v": 1, "driver": "550.54.15", "cuda": "12.4", "gpus": gpus, "unreadable": [{"index": 9, "lost": true, "error": "gone"}]}).to_string()
@@ -18,7 +22,7 @@ fn the_devices_are_those_that_the_probe_names_by_index_and_uuid() {
         {"uuid": "GPU-b", "index": 1, "minor": 0, "totalMiB": 1},
         {"uuid": "GPU-c", "index": 2, "minor": 2, "totalMiB": 1, "lost": true},
     ]);
-    let Live { registry, notes, .. } = registry(&machine, &snapshot(&gpus), "/").expect("a spec");
+    let Live { registry, notes, .. } = registry(&machine, &snapshot(&gpus), "/", Extras::default()).expect("a spec");
     let names: Vec<String> = registry.devices().iter().map(|device| device.name.clone()).collect();
     assert_eq!(
         names,
@@ -45,7 +49,7 @@ fn the_devices_are_those_that_the_probe_names_by_index_and_uuid() {
 fn mig_devices_are_named_by_both_indexes() {
     let machine = kinds::mig();
     let gpus = json!([{"uuid": "GPU-a", "index": 0, "minor": 0, "totalMiB": 1}]);
-    let Live { registry, .. } = registry(&machine, &snapshot(&gpus), "/").expect("a spec");
+    let Live { registry, .. } = registry(&machine, &snapshot(&gpus), "/", Extras::default()).expect("a spec");
     let names: Vec<String> = registry.devices().iter().map(|device| device.name.clone()).collect();
     assert!(
         names.contains(&format!("{KIND}=0:0")) && !names.contains(&format!("{KIND}=0")),
@@ -55,7 +59,7 @@ fn mig_devices_are_named_by_both_indexes() {
 
 #[test]
 fn under_wsl_there_is_one_device() {
-    let Live { registry, .. } = registry(&kinds::wsl(), &snapshot(&json!([])), "/").expect("a spec");
+    let Live { registry, .. } = registry(&kinds::wsl(), &snapshot(&json!([])), "/", Extras::default()).expect("a spec");
     let names: Vec<String> = registry.devices().iter().map(|device| device.name.clone()).collect();
     assert_eq!(names, [format!("{KIND}=all")]);
 }
@@ -69,7 +73,9 @@ fn what_is_no_snapshot_and_a_machine_without_a_driver_are_refused_in_words() {
         (&fine, "/nowhere", "there is no folder /nowhere"),
         (&snapshot(&json!([])), "/", "the driver knows no GPU"),
     ] {
-        let error = registry(&kinds::debian(), probe, root).expect_err(part).to_string();
+        let error = registry(&kinds::debian(), probe, root, Extras::default())
+            .expect_err(part)
+            .to_string();
         assert!(error.contains(part), "{error}");
     }
 }
@@ -82,7 +88,7 @@ fn what_an_image_requires_is_judged_by_what_the_driver_says() {
         (json!([gpu(0, "8.0"), gpu(1, "9.0")]), None),
         (json!([gpu(0, "")]), None),
     ] {
-        let Live { facts, .. } = registry(&kinds::debian(), &snapshot(&gpus), "/").expect("a spec");
+        let Live { facts, .. } = registry(&kinds::debian(), &snapshot(&gpus), "/", Extras::default()).expect("a spec");
         let expected = Facts {
             driver: Some("550.54.15".to_owned()),
             cuda: Some("12.4".to_owned()),
@@ -91,4 +97,149 @@ fn what_an_image_requires_is_judged_by_what_the_driver_says() {
         };
         assert_eq!(facts, expected);
     }
+}
+
+#[test]
+fn what_is_asked_for_beside_gpus_is_there_or_is_said_not_to_be() {
+    let mut machine = kinds::debian();
+    for path in [
+        "/dev/nvidia-fs0",
+        "/dev/nvidia-fs1",
+        "/dev/infiniband/uverbs0",
+        "/dev/infiniband/rdma_cm",
+        "/dev/infiniband/issm0",
+        "/dev/gdrdrv",
+        "/dev/nvidia-nvswitch0",
+        "/dev/nvidia-nvswitchctl",
+        "/dev/nvidia-caps-imex-channels/channel0",
+        "/dev/nvidia-caps-imex-channels/channel3",
+    ] {
+        machine.node(path);
+    }
+    machine.file("/etc/cufile.json", "{}");
+    machine.file("/run/udev/data/b259:0", "");
+    let gpus = snapshot(&json!([{"uuid": "GPU-a", "index": 0, "minor": 0}]));
+    let plain = paths(&machine, &gpus, Extras::default()).expect("a spec").0;
+    let some = |numbers: &[u32]| Channels::Some(numbers.iter().copied().collect());
+    let with = |change: fn(&mut Extras)| {
+        let mut extras = Extras::default();
+        change(&mut extras);
+        extras
+    };
+    for (extras, expected) in [
+        (
+            with(|extras| extras.storage = true),
+            &["/dev/nvidia-fs0", "/dev/nvidia-fs1", "/etc/cufile.json", "/run/udev"][..],
+        ),
+        (
+            with(|extras| extras.rdma = true),
+            &["/dev/infiniband/rdma_cm", "/dev/infiniband/uverbs0"],
+        ),
+        (with(|extras| extras.gdrcopy = true), &["/dev/gdrdrv"]),
+        (
+            with(|extras| extras.nvswitch = true),
+            &["/dev/nvidia-nvswitch0", "/dev/nvidia-nvswitchctl"],
+        ),
+        (
+            with(|extras| extras.imex = Channels::All),
+            &[
+                "/dev/nvidia-caps-imex-channels/channel0",
+                "/dev/nvidia-caps-imex-channels/channel3",
+            ],
+        ),
+        (
+            Extras {
+                imex: some(&[3]),
+                ..Extras::default()
+            },
+            &["/dev/nvidia-caps-imex-channels/channel3"],
+        ),
+    ] {
+        let (mut paths, notes) = paths(&machine, &gpus, extras.clone()).expect("a spec");
+        paths.retain(|path| !plain.contains(path));
+        assert_eq!(
+            (paths, notes.len()),
+            (expected.iter().map(|path| (*path).to_owned()).collect(), 1),
+            "{extras:?}"
+        );
+    }
+    let error = paths(
+        &machine,
+        &gpus,
+        Extras {
+            imex: some(&[1]),
+            ..Extras::default()
+        },
+    )
+    .expect_err("no channel 1");
+    assert!(
+        error.contains("there is no /dev/nvidia-caps-imex-channels/channel1"),
+        "{error}"
+    );
+    let (_, notes) = paths(&kinds::debian(), &gpus, with(|extras| extras.gdrcopy = true)).expect("a spec");
+    assert!(
+        notes[1].contains("GDRCopy is asked for, and the machine has no device node of it"),
+        "{notes:?}"
+    );
+}
+
+/// Nodes and files that a container with GPU 0 gets, sorted, and what is noted.
+fn paths(machine: &Machine, gpus: &str, extras: Extras) -> Result<(Vec<String>, Vec<String>), String> {
+    let Live { registry, notes, .. } = registry(machine, gpus, "/", extras).map_err(|error| error.to_string())?;
+    let edits = registry
+        .edits(&[&format!("{KIND}=0")])
+        .map_err(|error| format!("{error:?}"))?;
+    let mut paths: Vec<String> = Vec::new();
+    for edits in edits {
+        paths.extend(edits.device_nodes.iter().map(|node| node.path.clone()));
+        paths.extend(edits.mounts.iter().map(|mount| mount.container_path.clone()));
+    }
+    paths.sort();
+    Ok((paths, notes))
+}
+
+#[test]
+fn variables_ask_for_it_as_they_do_for_gpus() {
+    let container = |privileged: bool, env: &[&str]| {
+        let bounding: &[&str] = if privileged { &["CAP_SYS_ADMIN"] } else { &[] };
+        let text = json!({"process": {"env": env, "capabilities": {"bounding": bounding}}}).to_string();
+        Bundle::parse(&text)
+            .and_then(|bundle| bundle.container())
+            .expect("a container")
+    };
+    let env = [
+        "NVIDIA_GDS=enabled",
+        "NVIDIA_MOFED=true",
+        "NVIDIA_GDRCOPY=",
+        "NVIDIA_NVSWITCH=enabled",
+    ];
+    let wanted = Extras {
+        storage: true,
+        nvswitch: true,
+        ..Extras::default()
+    };
+    for (privileged, accept, expected) in [(true, false, true), (false, true, true), (false, false, false)] {
+        let settings = Settings {
+            accept_environment: accept,
+            ..Settings::default()
+        };
+        let env = [&env[..], &["NVIDIA_IMEX_CHANNELS=2"]].concat();
+        let wanted = Extras {
+            imex: Channels::Some([2].into()),
+            ..wanted.clone()
+        };
+        let (found, ignored) = extras(&container(privileged, &env), &settings).expect("fine");
+        assert_eq!(found, if expected { wanted } else { Extras::default() });
+        assert_eq!(ignored.is_empty(), expected, "{ignored:?}");
+    }
+    let channels = |list: &str| {
+        let env = format!("NVIDIA_IMEX_CHANNELS={list}");
+        extras(&container(true, &[&env]), &Settings::default())
+            .map(|(extras, _)| extras.imex)
+            .ok()
+    };
+    assert_eq!(channels("0, 3"), Some(Channels::Some([0, 3].into())));
+    assert_eq!(channels("3,all"), Some(Channels::All));
+    assert_eq!(channels(""), Some(Channels::default()));
+    assert_eq!(channels("1048576"), None);
 }

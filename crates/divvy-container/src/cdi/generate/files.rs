@@ -143,6 +143,19 @@ pub(super) fn firmware(root: &Root<'_>, machine: &Root<'_>, version: &str) -> Ve
     Vec::new()
 }
 
+/// What GPUDirect Storage reads beside its device nodes: which disks there are, and its configuration.
+pub(super) fn storage(machine: &Root<'_>) -> Vec<Mount> {
+    let mut mounts: Vec<Mount> = at(machine, "/etc/cufile.json", "/etc/cufile.json".to_owned())
+        .into_iter()
+        .collect();
+    if let Some((real, entry)) = machine.resolve("/run/udev")
+        && entry.kind == Kind::Folder
+    {
+        mounts.push(mount(machine.host(&real), "/run/udev".to_owned(), &FILE));
+    }
+    mounts
+}
+
 /// Sockets of daemons that run now, and the pipes of MPS.
 pub(super) fn sockets(root: &Root<'_>) -> Vec<Mount> {
     let mut mounts = Vec::new();

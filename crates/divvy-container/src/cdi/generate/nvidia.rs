@@ -73,6 +73,7 @@ pub fn generate(tree: &dyn Tree, gpus: &[Gpu], driver: Option<&str>, options: &O
     if draft.items.is_empty() {
         return Err(no_gpu(gpus, &draft.notes));
     }
+    options.extras.describe(&nodes, &machine, &mut draft)?;
     draft.finish(options)
 }
 
