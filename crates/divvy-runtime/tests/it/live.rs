@@ -26,7 +26,15 @@ pub(crate) fn driver(bed: &Bed) -> Option<PathBuf> {
     fs::create_dir_all(root.join("dev")).expect("made");
     fs::write(root.join("usr/bin/nvidia-smi"), "#!/bin/sh\n").expect("written");
     // Numbers of /dev/null and its like: the container is to be able to open them.
-    for (name, minor) in [("nvidiactl", 3), ("nvidia-uvm", 5), ("nvidia0", 7), ("nvidia1", 8)] {
+    fs::create_dir_all(root.join("dev/nvidia-caps-imex-channels")).expect("made");
+    for (name, minor) in [
+        ("nvidiactl", 3),
+        ("nvidia-uvm", 5),
+        ("nvidia0", 7),
+        ("nvidia1", 8),
+        ("gdrdrv", 9),
+        ("nvidia-caps-imex-channels/channel3", 11),
+    ] {
         let path = root.join("dev").join(name);
         mknodat(
             rustix::fs::CWD,
@@ -108,6 +116,36 @@ fn a_container_has_the_gpus_that_the_driver_has_now() {
             "the engine's environment is not for the probe: {seen}"
         );
     }
+}
+
+#[test]
+#[expect(clippy::print_stderr, reason = "a test that was skipped says so")]
+fn what_a_container_asks_for_beside_a_gpu_it_has_beside_a_gpu() {
+    let bed = Bed::new(&asking("0"));
+    if driver(&bed).is_none() {
+        eprintln!("SKIPPED: it needs root, who may make device nodes");
+        return;
+    }
+    settings(&bed, "jit-cdi", &bed.path("low-level"));
+    let mut config: Value = serde_json::from_str(&asking("0")).expect("JSON");
+    let env = config["process"]["env"].as_array_mut().expect("variables");
+    env.extend(["NVIDIA_GDRCOPY=enabled", "NVIDIA_IMEX_CHANNELS=3"].map(Value::from));
+    fs::write(bed.config(), config.to_string()).expect("written");
+    let config = bed.create().expect("created");
+    let nodes: Vec<&str> = config["linux"]["devices"]
+        .as_array()
+        .expect("devices")
+        .iter()
+        .filter_map(|device| device["path"].as_str())
+        .collect();
+    let expected = [
+        "/dev/gdrdrv",
+        "/dev/nvidia-caps-imex-channels/channel3",
+        "/dev/nvidia-uvm",
+        "/dev/nvidiactl",
+        "/dev/nvidia1",
+    ];
+    assert_eq!(nodes, expected);
 }
 
 /// Who asks for no GPU does not wait for a driver.
