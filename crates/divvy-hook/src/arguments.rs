@@ -2,6 +2,7 @@
 
 use std::ffi::OsString;
 
+use crate::compat::FOLDER;
 use crate::error::{Error, Result};
 use crate::links::Link;
 
@@ -9,13 +10,21 @@ pub(crate) const HELP: &str = "\
 What a container needs that mounts and device nodes do not give it. Container runtimes run this program, because a CDI spec says so
 (divvy cdi generate --hooks minimal) or divvy-runtime does (mode \"legacy\"); the container's state is read from standard input.
 
-Usage: divvy-hook update-ldcache --folder FOLDER... [--on-failure ignore|fail]
+Usage: divvy-hook update-ldcache --folder FOLDER... [--host-driver-version VERSION] [--on-failure ignore|fail]
+       divvy-hook enable-cuda-compat --host-driver-version VERSION [--cuda-compat-container-root FOLDER] [--on-failure ignore|fail]
        divvy-hook create-symlinks --link TARGET::LINK... [--on-failure ignore|fail]
+       divvy-hook update-application-profile [--on-failure ignore|fail]
        divvy-hook legacy [--env NAME=VALUE]... -- nvidia-container-cli WORD...
 
   update-ldcache    Puts the libraries that are mounted into these folders of the container into its /etc/ld.so.cache, so that a
-                    loader that does not search the folders finds them. The file is written here; nothing of the image is run
+                    loader that does not search the folders finds them. The file is written here; nothing of the image is run.
+                    musl's loader gets the folders in its ld-musl-ARCH.path. With --host-driver-version, enable-cuda-compat, too
+  enable-cuda-compat
+                    Puts the image's own libcuda (/usr/local/cuda/compat) before the machine's, if it is newer than that driver and made
+                    for it: CUDA's forward compatibility, which GPUs of data centres have and others refuse. After update-ldcache
   create-symlinks   Makes these links in the container, with the folders that they need
+  update-application-profile
+                    Tells EGL in the container which GPUs it has (/etc/nvidia/nvidia-application-profiles-rc.d/10-container.conf)
   legacy            Becomes nvidia-container-cli with the container's process and root added to its words
 
   --on-failure      What happens if the image's files cannot be written (read-only, full): ignore (a warning; the default) or fail
@@ -32,6 +41,12 @@ pub(crate) enum Hook {
     Unknown(String),
     UpdateLdcache {
         folders: Vec<String>,
+        /// The machine's driver, if the image's own libcuda may take its place.
+        host_driver: Option<String>,
+        compat: String,
+        on_failure: OnFailure,
+    },
+    UpdateApplicationProfile {
         on_failure: OnFailure,
     },
     CreateSymlinks {
@@ -62,11 +77,36 @@ impl Hook {
             "--help" | "-h" | "help" => Ok(Hook::Help),
             "--version" | "-V" => Ok(Hook::Version),
             "update-ldcache" => {
-                let (folders, on_failure) = lists(name, rest, "folder")?;
-                Ok(Hook::UpdateLdcache { folders, on_failure })
+                let (folders, host_driver, on_failure) = lists(name, rest, "folder", &["host-driver-version"])?;
+                Ok(Hook::UpdateLdcache {
+                    folders,
+                    host_driver: host_driver.into_iter().next_back(),
+                    compat: FOLDER.to_owned(),
+                    on_failure,
+                })
             }
+            "enable-cuda-compat" => {
+                // The machine's CUDA version says no more than its driver's.
+                let more = ["cuda-compat-container-root"];
+                let (host_driver, folder, on_failure) = lists(name, rest, "host-driver-version", &more)?;
+                let compat = folder.into_iter().next_back().unwrap_or_else(|| FOLDER.to_owned());
+                match compat.starts_with('/') {
+                    false => Err(Error::Usage(format!(
+                        "--cuda-compat-container-root {compat}: a whole path is needed"
+                    ))),
+                    true => Ok(Hook::UpdateLdcache {
+                        folders: Vec::new(),
+                        host_driver: host_driver.into_iter().next_back(),
+                        compat,
+                        on_failure,
+                    }),
+                }
+            }
+            "update-application-profile" => Ok(Hook::UpdateApplicationProfile {
+                on_failure: on_failure(&values(name, rest, &["on-failure"])?)?,
+            }),
             "create-symlinks" => {
-                let (links, on_failure) = lists(name, rest, "link")?;
+                let (links, _, on_failure) = lists(name, rest, "link", &[])?;
                 let links = links.iter().map(|link| Link::parse(link)).collect::<Result<_>>()?;
                 Ok(Hook::CreateSymlinks { links, on_failure })
             }
@@ -90,22 +130,33 @@ impl Hook {
     }
 }
 
-/// The values of one flag, and of `--on-failure`.
-fn lists(hook: &str, words: &[OsString], flag: &str) -> Result<(Vec<String>, OnFailure)> {
-    let mut list = Vec::new();
-    let mut on_failure = OnFailure::Ignore;
-    for (name, value) in values(hook, words, &[flag, "on-failure"])? {
-        match (name.as_str(), value.as_str()) {
-            ("on-failure", "ignore") => on_failure = OnFailure::Ignore,
-            ("on-failure", "fail") => on_failure = OnFailure::Fail,
-            ("on-failure", other) => return Err(Error::Usage(format!("--on-failure is {other:?}; there are ignore and fail"))),
-            _ => list.push(value),
-        }
-    }
+/// The values of one flag, of which there is one at least, of others, and of `--on-failure`.
+fn lists(hook: &str, words: &[OsString], flag: &str, others: &[&str]) -> Result<(Vec<String>, Vec<String>, OnFailure)> {
+    let known: Vec<&str> = [flag, "on-failure"].iter().chain(others).copied().collect();
+    let found = values(hook, words, &known)?;
+    let on_failure = on_failure(&found)?;
+    let (list, rest): (Vec<_>, Vec<_>) = found
+        .into_iter()
+        .filter(|(name, _)| name != "on-failure")
+        .partition(|(name, _)| name == flag);
+    let text = |list: Vec<(String, String)>| list.into_iter().map(|(_, value)| value).collect();
     match list.is_empty() {
         true => Err(Error::Usage(format!("{hook} needs --{flag}"))),
-        false => Ok((list, on_failure)),
+        false => Ok((text(list), text(rest), on_failure)),
     }
+}
+
+/// The last `--on-failure`.
+fn on_failure(found: &[(String, String)]) -> Result<OnFailure> {
+    let mut on_failure = OnFailure::Ignore;
+    for (_, value) in found.iter().filter(|(name, _)| name == "on-failure") {
+        on_failure = match value.as_str() {
+            "ignore" => OnFailure::Ignore,
+            "fail" => OnFailure::Fail,
+            other => return Err(Error::Usage(format!("--on-failure is {other:?}; there are ignore and fail"))),
+        };
+    }
+    Ok(on_failure)
 }
 
 /// Flags with a value, which may stand behind `=`.
@@ -150,11 +201,11 @@ mod tests {
         for (line, expected) in [
             (
                 "update-ldcache --folder /a --folder=/b",
-                "UpdateLdcache { folders: [\"/a\", \"/b\"], on_failure: Ignore }",
+                "UpdateLdcache { folders: [\"/a\", \"/b\"], host_driver: None, compat: \"/usr/local/cuda/compat\", on_failure: Ignore }",
             ),
             (
                 "update-ldcache --on-failure fail --folder /a",
-                "UpdateLdcache { folders: [\"/a\"], on_failure: Fail }",
+                "UpdateLdcache { folders: [\"/a\"], host_driver: None, compat: \"/usr/local/cuda/compat\", on_failure: Fail }",
             ),
             (
                 "create-symlinks --link a.so.1::/l/a.so",
@@ -163,6 +214,14 @@ mod tests {
             (
                 "legacy --env A=b -- cli -x",
                 "Legacy { environment: [\"A=b\"], words: [\"cli\", \"-x\"] }",
+            ),
+            (
+                "enable-cuda-compat --host-driver-version=535.1 --cuda-compat-container-root /c",
+                "UpdateLdcache { folders: [], host_driver: Some(\"535.1\"), compat: \"/c\", on_failure: Ignore }",
+            ),
+            (
+                "update-application-profile --on-failure=fail",
+                "UpdateApplicationProfile { on_failure: Fail }",
             ),
             ("chmod --mode 755", "Unknown(\"chmod\")"),
             ("--help", "Help"),
@@ -179,6 +238,11 @@ mod tests {
                 "update-ldcache knows no \"--ldconfig-path\"",
             ),
             ("update-ldcache --folder /a --on-failure no", "there are ignore and fail"),
+            ("enable-cuda-compat", "enable-cuda-compat needs --host-driver-version"),
+            (
+                "update-application-profile --x 1",
+                "update-application-profile knows no \"--x\"",
+            ),
             ("legacy --env A=b", "is not said after --"),
             ("--bogus", "is no flag"),
         ] {

@@ -13,21 +13,33 @@ const CACHE: &str = "/etc/ld.so.cache";
 /// Of an ELF file, what tells the machine that it is for.
 const HEADER: usize = 20;
 
-/// Adds what is mounted into these folders, and the links beside it that lead to it by another version of its name.
-pub(crate) fn update(root: &Root, mounts: &[String], folders: &[String]) -> Result<()> {
+/// A list of musl's loader, which has no cache: its folders, in their order.
+const MUSL_DEFAULT: &str = "/lib:/usr/local/lib:/usr/lib";
+/// Of such a list.
+const MUSL_LIMIT: usize = 64 * 1024;
+
+/// Adds what is mounted into these folders, and the links beside it that lead to it by another version of its name; in front of it, all libraries of
+/// the folder `first`.
+pub(crate) fn update(root: &Root, mounts: &[String], folders: &[String], first: Option<&str>) -> Result<()> {
     let mut found: Vec<(String, String, i32)> = Vec::new();
-    for folder in folders {
+    let mut with_libraries: Vec<&str> = Vec::new();
+    for (folder, mounted_only) in first
+        .map(|folder| (folder, false))
+        .into_iter()
+        .chain(folders.iter().map(|folder| (folder.as_str(), true)))
+    {
         let folder = folder.trim_end_matches('/');
         let mounted: BTreeSet<&str> = mounts
             .iter()
             .filter_map(|path| stem(path.strip_prefix(folder)?.strip_prefix('/')?))
             .collect();
-        if mounted.is_empty() {
+        if mounted.is_empty() && mounted_only {
             continue;
         }
+        with_libraries.push(folder);
         for name in root.names(folder)? {
             let path = format!("{folder}/{name}");
-            if stem(&name).is_some_and(|stem| mounted.contains(stem))
+            if stem(&name).is_some_and(|stem| mounted.contains(stem) || !mounted_only)
                 && let Some(header) = root.read(&path, HEADER)?
                 && let Some(flags) = ldcache::flags_of(&header)
             {
@@ -35,6 +47,11 @@ pub(crate) fn update(root: &Root, mounts: &[String], folders: &[String]) -> Resu
             }
         }
     }
+    if found.is_empty() {
+        return Ok(());
+    }
+    for_musl(root, &with_libraries)?;
+    let before = root.read(CACHE, ldcache::LIMIT)?;
     let added: Vec<Library<'_>> = found
         .iter()
         .map(|(name, path, flags)| Library {
@@ -45,10 +62,6 @@ pub(crate) fn update(root: &Root, mounts: &[String], folders: &[String]) -> Resu
             hwcap: 0,
         })
         .collect();
-    if added.is_empty() {
-        return Ok(());
-    }
-    let before = root.read(CACHE, ldcache::LIMIT)?;
     // What is no cache no loader uses either: one that is whole takes its place.
     let after = ldcache::with(before.as_deref(), &added).or_else(|_| ldcache::with(None, &added));
     let after = after.map_err(|error| Error::image("write", CACHE, std::io::Error::other(error)))?;
@@ -56,6 +69,26 @@ pub(crate) fn update(root: &Root, mounts: &[String], folders: &[String]) -> Resu
         return Ok(());
     }
     root.write(CACHE, &after)
+}
+
+/// An image whose loader is musl's.
+fn for_musl(root: &Root, folders: &[&str]) -> Result<()> {
+    let arch = std::env::consts::ARCH;
+    if root.file(&format!("/lib/ld-musl-{arch}.so.1"))?.is_none() {
+        return Ok(());
+    }
+    let path = format!("/etc/ld-musl-{arch}.path");
+    let there = root.read(&path, MUSL_LIMIT)?.and_then(|bytes| String::from_utf8(bytes).ok());
+    let mut list = there.clone().unwrap_or_else(|| MUSL_DEFAULT.to_owned());
+    for folder in folders {
+        if list.split([':', '\n']).all(|known| known != *folder) {
+            list = format!("{}\n{folder}", list.trim_end());
+        }
+    }
+    match there.as_ref() == Some(&list) {
+        true => Ok(()),
+        false => root.write(&path, list.as_bytes()),
+    }
 }
 
 /// `libcuda` of `libcuda.so.1`

@@ -10,9 +10,11 @@
 
 mod arguments;
 mod cache;
+mod compat;
 mod error;
 mod legacy;
 mod links;
+mod profile;
 mod root;
 mod state;
 
@@ -76,10 +78,25 @@ fn run(hook: Hook) -> Result<()> {
             let root = Root::open(&state::read()?.root)?;
             (links.iter().try_for_each(|link| links::create(&root, link)), on_failure)
         }
-        Hook::UpdateLdcache { folders, on_failure } => {
+        Hook::UpdateLdcache {
+            folders,
+            host_driver,
+            compat,
+            on_failure,
+        } => {
             let state = state::read()?;
             let root = Root::open(&state.root)?;
-            (cache::update(&root, &state.mounts, &folders), on_failure)
+            let wanted = host_driver.map_or(Ok(false), |driver| compat::is_wanted(&root, &compat, &driver));
+            let done = wanted.and_then(|wanted| {
+                let first = wanted.then_some(compat.as_str());
+                cache::update(&root, &state.mounts, &folders, first)
+            });
+            (done, on_failure)
+        }
+        Hook::UpdateApplicationProfile { on_failure } => {
+            let state = state::read()?;
+            let root = Root::open(&state.root)?;
+            (profile::write(&root, &state.devices), on_failure)
         }
     };
     match done {

@@ -6,7 +6,7 @@
 
 use std::ffi::OsStr;
 use std::fs::File;
-use std::io::{self, Read as _, Write as _};
+use std::io::{Read as _, Write as _};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 
@@ -95,7 +95,16 @@ impl Root {
 
     /// The first bytes of a plain file; none if it is not there, or is none.
     pub(crate) fn read(&self, path: &str, limit: usize) -> Result<Option<Vec<u8>>> {
-        let failed = |error: io::Error| Error::image("read", path, error);
+        let Some(file) = self.file(path)? else { return Ok(None) };
+        let mut bytes = Vec::new();
+        file.take(u64::try_from(limit).unwrap_or(u64::MAX))
+            .read_to_end(&mut bytes)
+            .map_err(|error| Error::image("read", path, error))?;
+        Ok(Some(bytes))
+    }
+
+    /// A plain file, to be read; none if it is not there, or is none.
+    pub(crate) fn file(&self, path: &str) -> Result<Option<File>> {
         // Looked at before it is opened: that alone does something with many a device. And opened without blocking, should it be a pipe by then.
         let mut opened = None;
         for flags in [OFlags::PATH, OFlags::RDONLY | OFlags::NONBLOCK] {
@@ -103,17 +112,12 @@ impl Root {
                 Err(Errno::NOENT | Errno::NOTDIR) => return Ok(None),
                 opened => File::from(opened.map_err(|error| Error::image("open", path, error))?),
             };
-            if !file.metadata().map_err(failed)?.is_file() {
+            if !file.metadata().map_err(|error| Error::image("read", path, error))?.is_file() {
                 return Ok(None);
             }
             opened = Some(file);
         }
-        let Some(file) = opened else { return Ok(None) };
-        let mut bytes = Vec::new();
-        file.take(u64::try_from(limit).unwrap_or(u64::MAX))
-            .read_to_end(&mut bytes)
-            .map_err(failed)?;
-        Ok(Some(bytes))
+        Ok(opened)
     }
 
     /// Puts a file in place of what is there, whole or not at all.

@@ -21,6 +21,8 @@ pub(crate) struct State {
     pub(crate) root: PathBuf,
     /// Where something is mounted in it.
     pub(crate) mounts: Vec<String>,
+    /// Where its device nodes are in it.
+    pub(crate) devices: Vec<String>,
 }
 
 #[derive(Deserialize)]
@@ -38,6 +40,20 @@ struct Config {
     root: Place,
     #[serde(default)]
     mounts: Option<Vec<Mount>>,
+    #[serde(default)]
+    linux: Option<Linux>,
+}
+
+#[derive(Deserialize, Default)]
+struct Linux {
+    #[serde(default)]
+    devices: Option<Vec<Node>>,
+}
+
+#[derive(Deserialize)]
+struct Node {
+    #[serde(default)]
+    path: String,
 }
 
 #[derive(Deserialize)]
@@ -60,6 +76,7 @@ pub(crate) fn read() -> Result<State> {
     let shown = path.display().to_string();
     let file = File::open(&path).map_err(|error| Error::host("read", &shown, error))?;
     let config: Config = parse(file, &shown)?;
+    let nodes = config.linux.and_then(|linux| linux.devices).unwrap_or_default();
     Ok(State {
         pid: said.pid,
         root: Path::new(&bundle).join(config.root.path),
@@ -69,6 +86,7 @@ pub(crate) fn read() -> Result<State> {
             .into_iter()
             .map(|mount| mount.destination)
             .collect(),
+        devices: nodes.into_iter().map(|node| node.path).collect(),
     })
 }
 

@@ -77,7 +77,17 @@ fn case_41_rule_5_ten_starts_leave_what_one_leaves() {
         let output = Command::new("find").arg(image.folder.path()).output().expect("it runs");
         String::from_utf8(output.stdout).expect("text")
     };
-    let run = || assert!(image.run(&UPDATE).status.success());
+    let nodes = serde_json::json!({"root": {"path": "rootfs"}, "mounts": [{"destination": CUDA}], "linux": {"devices": [{"path": "/dev/nvidia0"}]}});
+    fs::write(image.at("config.json"), nodes.to_string()).expect("written");
+    let run = || {
+        for words in [
+            &UPDATE[..],
+            &["update-application-profile"],
+            &["enable-cuda-compat", "--host-driver-version=1"],
+        ] {
+            assert!(image.run(words).status.success());
+        }
+    };
     run();
     let (once, bytes) = (files(), fs::read(image.rootfs("/etc/ld.so.cache")).expect("there"));
     // Of a hook that was killed over it.

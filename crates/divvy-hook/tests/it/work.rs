@@ -166,9 +166,9 @@ fn case_36_a_links_are_made_with_their_folders_and_replaced() {
 #[test]
 fn case_36_b_what_it_does_not_know_is_a_warning_and_what_is_wrong_an_error() {
     let image = Image::new(&[]);
-    let output = image.run(&["enable-cuda-compat", "--host-driver-version=1"]);
+    let output = image.run(&["noop", "--flag=1"]);
     assert!(
-        output.status.success() && said(&output).contains("Unsupported CDI hook: enable-cuda-compat"),
+        output.status.success() && said(&output).contains("Unsupported CDI hook: noop"),
         "{output:?}"
     );
     for (words, part) in [
@@ -217,5 +217,163 @@ fn legacy_becomes_nvidias_program_with_process_and_root() {
     assert!(
         output.status.code() == Some(1) && said(&output).contains("by its whole path"),
         "{output:?}"
+    );
+}
+
+/// A library as linkers make it, with a note that says for which drivers it is.
+fn libcuda(drivers: Option<&str>) -> Vec<u8> {
+    let Some(drivers) = drivers else { return elf() };
+    let text = format!("{{\"Format\":1,\"CUDA Version\":\"13.0\",\"Driver\":{drivers},\"Device\":[]}}");
+    let name = b"NVIDIA Corporation\0\0";
+    let words = [19_u32, u32::try_from(text.len()).expect("short"), 1];
+    let note = [words.map(u32::to_le_bytes).concat(), name.to_vec(), text.into_bytes()].concat();
+    let names = b"\0.shstrtab\0.note.cuda.fwd_compatibility\0";
+    let (note_at, names_at) = (64, 64 + note.len());
+    let table_at = names_at + names.len();
+    let section = |name: u32, kind: u32, at: usize, size: usize| {
+        let mut bytes = vec![0; 64];
+        bytes[..4].copy_from_slice(&name.to_le_bytes());
+        bytes[4..8].copy_from_slice(&kind.to_le_bytes());
+        bytes[24..32].copy_from_slice(&(at as u64).to_le_bytes());
+        bytes[32..40].copy_from_slice(&(size as u64).to_le_bytes());
+        bytes
+    };
+    let mut header = elf();
+    header.resize(64, 0);
+    header[40..48].copy_from_slice(&(table_at as u64).to_le_bytes());
+    for (at, value) in [(58, 64_u8), (60, 3), (62, 1)] {
+        header[at] = value;
+    }
+    let table = [
+        vec![0; 64],
+        section(1, 3, names_at, names.len()),
+        section(11, 7, note_at, note.len()),
+    ];
+    [header, note, names.to_vec(), table.concat()].concat()
+}
+
+#[test]
+fn case_43_the_images_own_libcuda_goes_first_where_it_is_newer_and_made_for_the_driver() {
+    let compat = "/usr/local/cuda/compat";
+    for (host, own, note, enabled) in [
+        ("535.129.03", "550.54.15", None, true),
+        ("550.54.15", "535.129.03", None, false),
+        ("550.54.15", "550.90.07", None, false),
+        ("535.129.03", "580.65.06", Some("[535,550]"), true),
+        ("570.1", "580.65.06", Some("[535,550]"), false),
+        ("535.129.03", "1.1", Some("[535]"), true),
+        ("none", "550.54.15", None, false),
+        ("535.129.03", "580.65.06", Some("\"no list\""), true),
+    ] {
+        for both in [&["update-ldcache", "--folder=/usr/lib64"][..], &["enable-cuda-compat"]] {
+            let image = Image::new(&["/usr/lib64/libcuda.so.1"]);
+            image.put(&format!("/usr/local/cuda-12/compat/libcuda.so.{own}"), &libcuda(note));
+            symlink(
+                format!("libcuda.so.{own}"),
+                image.rootfs("/usr/local/cuda-12/compat/libcuda.so.1"),
+            )
+            .expect("linked");
+            symlink("/usr/local/cuda-12", image.rootfs("/usr/local/cuda")).expect("linked");
+            assert!(image.run(&["update-ldcache", "--folder=/usr/lib64"]).status.success());
+            let driver = format!("--host-driver-version={host}");
+            let output = image.run(&[both, &[&driver]].concat());
+            assert!(output.status.success() && output.stderr.is_empty(), "{output:?}");
+            let found = image.ldconfig();
+            let first = found.iter().find(|(name, _)| name == "libcuda.so.1").expect("there");
+            let expected = if enabled { compat } else { "/usr/lib64" };
+            assert_eq!(first.1, format!("{expected}/libcuda.so.1"), "{both:?} {host} {own} {note:?}");
+            let bytes = fs::read(image.rootfs("/etc/ld.so.cache")).expect("there");
+            assert!(image.run(&[both, &[&driver]].concat()).status.success());
+            assert_eq!(
+                fs::read(image.rootfs("/etc/ld.so.cache")).expect("there"),
+                bytes,
+                "a second run changes nothing"
+            );
+        }
+    }
+    let image = Image::new(&[]);
+    for version in ["550.54.15", "560.1"] {
+        image.put(&format!("{compat}/libcuda.so.{version}"), &elf());
+    }
+    let words = ["enable-cuda-compat", "--host-driver-version=535.1"];
+    assert!(
+        image.run(&words).status.success() && !image.rootfs("/etc/ld.so.cache").exists(),
+        "of two, nobody knows which"
+    );
+    fs::remove_dir_all(image.rootfs(compat)).expect("removed");
+    assert!(
+        image.run(&words).status.success() && !image.rootfs("/etc/ld.so.cache").exists(),
+        "there is none"
+    );
+}
+
+#[test]
+fn a_libcuda_that_is_cut_off_says_nothing_and_makes_nothing_fail() {
+    let whole = libcuda(Some("[535]"));
+    for length in (0..whole.len()).step_by(7) {
+        let image = Image::new(&[]);
+        image.put("/usr/local/cuda/compat/libcuda.so.550.1", &whole[..length]);
+        let output = image.run(&["enable-cuda-compat", "--host-driver-version=535.1"]);
+        assert!(output.status.success() && output.stderr.is_empty(), "{length}: {output:?}");
+    }
+}
+
+#[test]
+fn case_40_the_application_profile_has_a_bit_for_each_gpu_of_the_container() {
+    const FILE: &str = "/etc/nvidia/nvidia-application-profiles-rc.d/10-container.conf";
+    for (nodes, mask) in [
+        (
+            &["/dev/nvidia0", "/dev/nvidia3", "/dev/nvidiactl", "/dev/nvidia-uvm"][..],
+            Some("0x9"),
+        ),
+        (&["/dev/nvidia64"], Some("0x10000000000000000")),
+        (&["/dev/nvidiactl", "/dev/null", "/dev/nvidia+1", "/dev/nvidia200"], None),
+        (&[], None),
+    ] {
+        let image = Image::new(&[]);
+        let devices: Vec<_> = nodes
+            .iter()
+            .map(|path| serde_json::json!({"path": path, "type": "c"}))
+            .collect();
+        let config = serde_json::json!({"root": {"path": "rootfs"}, "linux": {"devices": devices}});
+        fs::write(image.at("config.json"), config.to_string()).expect("written");
+        for _ in 0..2 {
+            let output = image.run(&["update-application-profile"]);
+            assert!(output.status.success() && output.stderr.is_empty(), "{output:?}");
+            let expected = mask.map(|mask| {
+                format!(
+                    "{{\"profiles\":[{{\"name\":\"_container_\",\"settings\":[\"EGLVisibleDGPUDevices\",{mask}]}}],\"rules\":[{{\"pattern\":[],\"profile\":\"_container_\"}}]}}"
+                )
+            });
+            assert_eq!(fs::read_to_string(image.rootfs(FILE)).ok(), expected, "{nodes:?}");
+        }
+    }
+}
+
+#[test]
+fn musls_loader_is_told_of_the_folders() {
+    let image = Image::new(&[CUDA, "/opt/lib/libnvidia-ml.so.1"]);
+    let arch = std::env::consts::ARCH;
+    image.put(&format!("/lib/ld-musl-{arch}.so.1"), &elf());
+    let list = image.rootfs(&format!("/etc/ld-musl-{arch}.path"));
+    let words = [
+        "update-ldcache",
+        "--folder=/usr/lib64",
+        "--folder=/opt/lib",
+        "--folder=/nowhere",
+    ];
+    for _ in 0..2 {
+        assert!(image.run(&words).status.success());
+        assert_eq!(
+            fs::read_to_string(&list).expect("there"),
+            "/lib:/usr/local/lib:/usr/lib\n/usr/lib64\n/opt/lib"
+        );
+    }
+    fs::write(&list, "/lib\n/usr/lib64\n").expect("written");
+    assert!(image.run(&words).status.success());
+    assert_eq!(
+        fs::read_to_string(&list).expect("there"),
+        "/lib\n/usr/lib64\n/opt/lib",
+        "its own order stays"
     );
 }
