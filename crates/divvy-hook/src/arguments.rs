@@ -14,6 +14,7 @@ Usage: divvy-hook update-ldcache --folder FOLDER... [--host-driver-version VERSI
        divvy-hook enable-cuda-compat --host-driver-version VERSION [--cuda-compat-container-root FOLDER] [--on-failure ignore|fail]
        divvy-hook create-symlinks --link TARGET::LINK... [--on-failure ignore|fail]
        divvy-hook update-application-profile [--on-failure ignore|fail]
+       divvy-hook disable-device-node-modification [--on-failure ignore|fail]
        divvy-hook legacy [--env NAME=VALUE]... -- nvidia-container-cli WORD...
 
   update-ldcache    Puts the libraries that are mounted into these folders of the container into its /etc/ld.so.cache, so that a
@@ -25,6 +26,9 @@ Usage: divvy-hook update-ldcache --folder FOLDER... [--host-driver-version VERSI
   create-symlinks   Makes these links in the container, with the folders that they need
   update-application-profile
                     Tells EGL in the container which GPUs it has (/etc/nvidia/nvidia-application-profiles-rc.d/10-container.conf)
+  disable-device-node-modification
+                    The driver's libraries make no device nodes in the container: a copy of /proc/driver/nvidia/params that says so
+                    is mounted over it
   legacy            Becomes nvidia-container-cli with the container's process and root added to its words
 
   --on-failure      What happens if the image's files cannot be written (read-only, full): ignore (a warning; the default) or fail
@@ -47,6 +51,9 @@ pub(crate) enum Hook {
         on_failure: OnFailure,
     },
     UpdateApplicationProfile {
+        on_failure: OnFailure,
+    },
+    DisableDeviceNodeModification {
         on_failure: OnFailure,
     },
     CreateSymlinks {
@@ -102,6 +109,9 @@ impl Hook {
                     }),
                 }
             }
+            "disable-device-node-modification" => Ok(Hook::DisableDeviceNodeModification {
+                on_failure: on_failure(&values(name, rest, &["on-failure"])?)?,
+            }),
             "update-application-profile" => Ok(Hook::UpdateApplicationProfile {
                 on_failure: on_failure(&values(name, rest, &["on-failure"])?)?,
             }),

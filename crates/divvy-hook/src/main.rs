@@ -14,6 +14,7 @@ mod compat;
 mod error;
 mod legacy;
 mod links;
+mod params;
 mod profile;
 mod root;
 mod state;
@@ -92,6 +93,10 @@ fn run(hook: Hook) -> Result<()> {
                 cache::update(&root, &state.mounts, &folders, first)
             });
             (done, on_failure)
+        }
+        Hook::DisableDeviceNodeModification { on_failure } => {
+            let root = Root::open(&state::read()?.root)?;
+            (params::forbid_nodes(&root), on_failure)
         }
         Hook::UpdateApplicationProfile { on_failure } => {
             let state = state::read()?;

@@ -7,11 +7,15 @@
 use std::ffi::OsStr;
 use std::fs::File;
 use std::io::{Read as _, Write as _};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd as _, OwnedFd};
 use std::path::Path;
 
 use rustix::fs::{AtFlags, Dir, Mode, OFlags, ResolveFlags, mkdirat, openat, openat2, readlinkat, renameat, symlinkat, unlinkat};
 use rustix::io::Errno;
+use rustix::mount::{
+    FsMountFlags, FsOpenFlags, MountAttrFlags, MoveMountFlags, OpenTreeFlags, UnmountFlags, fsconfig_create,
+    fsconfig_reconfigure, fsconfig_set_flag, fsconfig_set_string, fsmount, fsopen, move_mount, open_tree, unmount,
+};
 
 use crate::error::{Error, Result};
 
@@ -133,6 +137,16 @@ impl Root {
         leave_nothing(written, &folder, &beside)
     }
 
+    /// Mounts a small file that cannot be written over one that is there: in the mount namespace of whoever runs this, which is the container's.
+    pub(crate) fn cover(&self, path: &str, bytes: &[u8]) -> Result<()> {
+        let folder = path.rsplit_once('/').map_or("", |(folder, _)| folder);
+        let covered = self
+            .resolve(path, OFlags::PATH, Mounts::Crossed)
+            .and_then(|file| Ok((file, self.resolve(folder, FOLDER, Mounts::Crossed)?)))
+            .and_then(|(file, folder)| cover(&file, &folder, bytes));
+        covered.map_err(|error| Error::image("mount a file over", path, error))
+    }
+
     /// Makes a link, or makes one lead elsewhere.
     pub(crate) fn link(&self, target: &str, path: &str) -> Result<()> {
         let failed = |error: Errno| Error::image("make the link", path, error);
@@ -177,6 +191,31 @@ impl Root {
             Err(error) => Err(failed(error)),
         }
     }
+}
+
+/// A file of a file system of its own. Kernels before 6.15 mount a part of a file system only from where it is mounted already: so all of it lies over the
+/// folder for a moment.
+fn cover(file: &OwnedFd, folder: &OwnedFd, bytes: &[u8]) -> rustix::io::Result<()> {
+    const NAME: &str = "file";
+    let system = fsopen("tmpfs", FsOpenFlags::FSOPEN_CLOEXEC)?;
+    fsconfig_set_string(&system, "mode", "0555")?;
+    fsconfig_set_string(&system, "size", "128k")?;
+    fsconfig_create(&system)?;
+    let harmless = MountAttrFlags::MOUNT_ATTR_NOSUID | MountAttrFlags::MOUNT_ATTR_NODEV | MountAttrFlags::MOUNT_ATTR_NOEXEC;
+    let mount = fsmount(&system, FsMountFlags::FSMOUNT_CLOEXEC, harmless)?;
+    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let new = openat(&mount, NAME, flags, Mode::from_raw_mode(0o444))?;
+    let written = File::from(new).write_all(bytes);
+    written.map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))?;
+    fsconfig_set_flag(&system, "ro")?;
+    fsconfig_reconfigure(&system)?;
+    let both = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH;
+    move_mount(&mount, "", folder, "", both)?;
+    let clone = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
+    let moved = open_tree(&mount, NAME, clone).and_then(|tree| move_mount(&tree, "", file, "", both));
+    // By its descriptor: no path of the image is looked up again.
+    let uncovered = unmount(format!("/proc/self/fd/{}", mount.as_raw_fd()), UnmountFlags::DETACH);
+    moved.and(uncovered)
 }
 
 fn leave_nothing(done: Result<()>, folder: impl AsFd, beside: impl AsRef<OsStr>) -> Result<()> {

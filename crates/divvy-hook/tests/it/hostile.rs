@@ -70,6 +70,63 @@ fn case_42_rule_4_an_image_that_cannot_be_written_is_a_warning_or_an_error_as_on
     );
 }
 
+/// In a mount namespace, as a container runtime runs the hook.
+#[test]
+#[expect(clippy::print_stderr, reason = "a test that was skipped says so")]
+fn case_39_the_drivers_libraries_are_told_to_make_no_device_nodes() {
+    const PARAMS: &str = "/proc/driver/nvidia/params";
+    let image = Image::new(&[]);
+    let before = "ResmanDebugLevel: 4294967295\nModifyDeviceFiles: 1\nDeviceFileUID: 0\n";
+    image.put(PARAMS, before.as_bytes());
+    image.put("/proc/driver/nvidia/version", b"NVRM\n");
+    let hook = format!(
+        "{} disable-device-node-modification --on-failure fail",
+        env!("CARGO_BIN_EXE_divvy-hook")
+    );
+    let file = image.rootfs(PARAMS);
+    let folder = file.parent().expect("a folder").display().to_string();
+    let file = file.display();
+    // The state is for the first; the second finds nothing to do, and the state once more.
+    let state = image.at("state");
+    fs::write(&state, image.state()).expect("written");
+    let state = state.display();
+    let script = format!(
+        "mount -t tmpfs tmpfs /mnt 2>/dev/null || exit 99; {hook} <{state} && {hook} <{state} && cat {file} && ls {folder} && grep -c {folder} /proc/self/mountinfo; \
+         echo x 2>/dev/null >{file} || echo refused"
+    );
+    let Some(output) = in_namespace(&image, &script) else {
+        eprintln!("SKIPPED: it needs root, who may mount");
+        return;
+    };
+    assert_eq!(
+        (String::from_utf8_lossy(&output.stdout).as_ref(), said(&output).as_str()),
+        (
+            "ResmanDebugLevel: 4294967295\nModifyDeviceFiles: 0\nDeviceFileUID: 0\nparams\nversion\n1\nrefused\n",
+            ""
+        ),
+        "{output:?}"
+    );
+    assert_eq!(
+        fs::read_to_string(image.rootfs(PARAMS)).expect("there"),
+        before,
+        "in the container alone"
+    );
+    for text in [None, Some("ModifyDeviceFiles: 0\n"), Some("Other: 1\n")] {
+        fs::remove_file(image.rootfs(PARAMS)).expect("removed");
+        fs::write(image.rootfs(PARAMS), text.unwrap_or_default()).expect("written");
+        if text.is_none() {
+            fs::remove_file(image.rootfs(PARAMS)).expect("removed");
+        }
+        let script = format!("mount -t tmpfs tmpfs /mnt 2>/dev/null || exit 99; {hook} && ! grep {folder} /proc/self/mountinfo");
+        let output = in_namespace(&image, &script).expect("as before");
+        assert!(
+            output.status.success() && output.stderr.is_empty() && output.stdout.is_empty(),
+            "{text:?}: {output:?}"
+        );
+        fs::write(image.rootfs(PARAMS), "").expect("written");
+    }
+}
+
 #[test]
 fn case_41_rule_5_ten_starts_leave_what_one_leaves() {
     let image = Image::new(&[CUDA]);
