@@ -19,6 +19,7 @@ use tracing::{debug, info, warn};
 use crate::cgroups;
 use crate::cluster::Told;
 use crate::decide::{Action, Class, Core, Device, Facts, Handout, Key, OWN_VISIBLE_DEVICES, PreStart};
+use crate::driver::{DriverSpec, Said};
 use crate::files::FileError;
 use crate::hardware;
 use crate::metrics::Metrics;
@@ -43,6 +44,7 @@ pub(crate) struct Agent {
     /// PreStart and reconciliation read, decide and write one after the other.
     grants: Arc<tokio::sync::Mutex<()>>,
     store: Store,
+    driver_spec: DriverSpec,
     sys_root: PathBuf,
     device_plugin_dir: PathBuf,
     client: kube::Client,
@@ -86,6 +88,7 @@ impl std::fmt::Debug for Agent {
 pub(crate) struct Parts {
     pub(crate) core: Core,
     pub(crate) store: Store,
+    pub(crate) driver_spec: DriverSpec,
     pub(crate) sys_root: PathBuf,
     pub(crate) device_plugin_dir: PathBuf,
     pub(crate) client: kube::Client,
@@ -109,6 +112,7 @@ impl Agent {
             core: Mutex::new(parts.core),
             grants: Arc::default(),
             store: parts.store,
+            driver_spec: parts.driver_spec,
             sys_root: parts.sys_root,
             device_plugin_dir: parts.device_plugin_dir,
             client: parts.client,
@@ -469,7 +473,35 @@ impl Agent {
         Some(hardware::memory_in_use(processes))
     }
 
+    /// The specs from which grants take the driver's libraries. Before the grants are looked at: they are made again in the same pass.
+    fn look_at_driver(&self) {
+        let (driver, gpus) = {
+            let core = self.core();
+            (core.driver().to_owned(), core.gpus().to_vec())
+        };
+        let looked = self.driver_spec.look(&self.store, &driver, &gpus);
+        self.metrics.driver_spec(looked.stale);
+        for said in looked.said {
+            match said {
+                Said::Trouble { stale, text } => {
+                    warn!("{text}");
+                    // Where no spec ever was nothing has changed that somebody should look at.
+                    if stale {
+                        self.tell_of_node(true, "DriverSpecStale", text);
+                    }
+                }
+                Said::Made(text) => {
+                    info!("{text}");
+                    self.tell_of_node(false, "DriverSpecMade", text);
+                }
+                Said::Removed(text) => info!("{text}"),
+                Said::Over => info!("the CDI specs of the GPUs are of the driver that is loaded"),
+            }
+        }
+    }
+
     fn reconcile_blocking(&self, memory_in_use: Option<BTreeMap<String, BTreeMap<String, MiB>>>) -> Result<After, FileError> {
+        self.look_at_driver();
         let facts = Facts {
             specs: self.store.specs()?,
             memory_in_use,

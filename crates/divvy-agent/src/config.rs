@@ -31,6 +31,10 @@ pub struct Config {
     pub probe: Option<Probe>,
     /// `--nvml-library`: passed to a probe that the agent starts.
     pub nvml_library: Option<PathBuf>,
+    /// `--driver-root`: where the driver is installed, as a path below `sys_root`.
+    pub driver_root: String,
+    /// `--driver-spec`: what is done about CDI specs of another driver than the loaded one.
+    pub driver_spec: DriverSpecMode,
     /// `--memory-unit`.
     pub memory_unit: MemoryUnit,
     /// `--reserve-memory`: kept back on each GPU.
@@ -94,6 +98,28 @@ impl FromStr for DeviceListStrategy {
     }
 }
 
+/// What is done when no CDI spec of the loaded driver is there.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum DriverSpecMode {
+    /// The agent makes one, where it can see the driver's files; else it says so.
+    #[default]
+    Auto,
+    /// It says so.
+    Off,
+}
+
+impl FromStr for DriverSpecMode {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "auto" => Ok(DriverSpecMode::Auto),
+            "off" => Ok(DriverSpecMode::Off),
+            other => Err(format!("{other:?} is neither auto nor off")),
+        }
+    }
+}
+
 /// Reads a duration in seconds or minutes: `30s`, `5m`.
 ///
 /// # Errors
@@ -125,6 +151,8 @@ impl Config {
             sys_root: "/".into(),
             probe: None,
             nvml_library: None,
+            driver_root: "/".into(),
+            driver_spec: DriverSpecMode::Auto,
             memory_unit: MemoryUnit::GIB,
             reserve_memory: MiB::ZERO,
             device_list_strategy: DeviceListStrategy::Auto,
@@ -163,6 +191,15 @@ impl Config {
                 "it is empty; write the node's name, as in `kubectl get nodes` (in a pod: NODE_NAME from spec.nodeName)",
             );
         }
+        if !self.driver_root.starts_with('/') {
+            return wrong(
+                "--driver-root",
+                &format!(
+                    "{:?} is no path from the machine's root; write / or, for a driver's container, /run/nvidia/driver",
+                    self.driver_root
+                ),
+            );
+        }
         if self.device_list_strategy == DeviceListStrategy::Envvar {
             return wrong(
                 "--device-list-strategy envvar",
@@ -196,6 +233,10 @@ pub struct FileConfig {
     pub probe: Option<String>,
     /// As `--nvml-library`.
     pub nvml_library: Option<PathBuf>,
+    /// As `--driver-root`.
+    pub driver_root: Option<String>,
+    /// As `--driver-spec`.
+    pub driver_spec: Option<String>,
     /// As `--memory-unit`.
     pub memory_unit: Option<String>,
     /// As `--reserve-memory`.
@@ -262,6 +303,7 @@ impl FileConfig {
         set(&self.kubelet_dir, &mut config.kubelet_dir);
         set(&self.cdi_dir, &mut config.cdi_dir);
         set(&self.sys_root, &mut config.sys_root);
+        set(&self.driver_root, &mut config.driver_root);
         for (from, to) in [
             (&self.kubeconfig, &mut config.kubeconfig),
             (&self.state_dir, &mut config.state_dir),
@@ -278,6 +320,7 @@ impl FileConfig {
             config.metrics = self.metrics;
         }
         read("probe", &self.probe, &mut config.probe, |text| text.parse().map(Some))?;
+        read("driver-spec", &self.driver_spec, &mut config.driver_spec, str::parse)?;
         read("memory-unit", &self.memory_unit, &mut config.memory_unit, str::parse)?;
         read("reserve-memory", &self.reserve_memory, &mut config.reserve_memory, str::parse)?;
         read(
@@ -302,7 +345,7 @@ mod tests {
     #[test]
     fn a_file_says_what_the_flags_say() {
         let text = "node-name = \"n1\"\nmemory-unit = \"256MiB\"\nreserve-memory = \"512MiB\"\nprobe = \"unix:/run/p.sock\"\n\
-                    metrics = \"127.0.0.1:9400\"\nhealth-recovery = \"2m\"\n";
+                    metrics = \"127.0.0.1:9400\"\nhealth-recovery = \"2m\"\ndriver-root = \"/run/nvidia/driver\"\ndriver-spec = \"off\"\n";
         let mut config = Config::new("");
         FileConfig::parse("f", text)
             .expect("readable")
@@ -313,6 +356,10 @@ mod tests {
         assert_eq!(config.reserve_memory, MiB(512));
         assert_eq!(config.probe, Some(Probe::Socket("/run/p.sock".into())));
         assert_eq!(config.health_recovery, Duration::from_secs(120));
+        assert_eq!(
+            (config.driver_root.as_str(), config.driver_spec),
+            ("/run/nvidia/driver", DriverSpecMode::Off)
+        );
         assert_eq!(config.state_dir(), Path::new("/var/lib/kubelet/plugins/divvy.dev"));
     }
 
@@ -326,6 +373,7 @@ mod tests {
                 "reserve-memory: amount of memory: \"-1\" is not one",
             ),
             ("device-list-strategy = \"x\"", "write auto, cdi or envvar"),
+            ("driver-spec = \"on\"", "driver-spec: \"on\" is neither auto nor off"),
             ("health-recovery = \"1h\"", "write 30s or 5m"),
             ("probe = \"unix:\"", "unix:SOCKET"),
             ("metrics = \"here\"", "metrics"),
@@ -341,12 +389,19 @@ mod tests {
     }
 
     #[test]
-    fn the_environment_as_strategy_is_refused_with_a_sentence() {
+    fn what_cannot_work_is_refused_with_a_sentence() {
         let mut config = Config::new("n1");
         assert!(config.check().is_ok());
         config.device_list_strategy = DeviceListStrategy::Envvar;
         let text = config.check().expect_err("not in this version").to_string();
         assert!(text.contains("CDI") && text.contains("auto or cdi"), "{text}");
         assert!(Config::new("").check().is_err());
+        let mut config = Config::new("n1");
+        config.driver_root = "run/nvidia/driver".to_owned();
+        let text = config.check().expect_err("relative").to_string();
+        assert!(
+            text.contains("--driver-root") && text.contains("/run/nvidia/driver"),
+            "{text}"
+        );
     }
 }

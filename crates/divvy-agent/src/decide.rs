@@ -10,6 +10,7 @@
 mod allocate;
 mod booking;
 mod devices;
+pub mod driver;
 mod inventory;
 mod prestart;
 mod project;
@@ -215,6 +216,11 @@ impl Core {
         driver.clone_into(&mut self.driver);
         self.gpus = gpus;
         Ok(warning)
+    }
+
+    /// The version of the driver that the probe found; empty before it found one.
+    pub fn driver(&self) -> &str {
+        &self.driver
     }
 
     /// The GPUs as they are known, with units.

@@ -16,6 +16,7 @@ mod cgroups;
 mod cluster;
 pub mod config;
 pub mod decide;
+mod driver;
 mod error;
 mod files;
 mod hardware;

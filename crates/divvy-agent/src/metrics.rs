@@ -57,6 +57,7 @@ pub(crate) struct Metrics {
     registrations: Family<ResourceLabel, Gauge>,
     registered: Family<ResourceLabel, Gauge>,
     probe_up: Gauge,
+    driver_spec_stale: Gauge,
 }
 
 impl fmt::Debug for Metrics {
@@ -79,6 +80,7 @@ impl Metrics {
             registrations: Family::default(),
             registered: Family::default(),
             probe_up: Gauge::default(),
+            driver_spec_stale: Gauge::default(),
         };
         for class in Class::ALL {
             drop(metrics.reconcile.get_or_create(&ClassLabel { class: class.label() }));
@@ -119,6 +121,12 @@ impl Metrics {
             "1 while the probe gives snapshots of the GPUs",
             metrics.probe_up.clone(),
         );
+        registry.register(
+            "divvy_agent_driver_spec_stale",
+            "1 while the CDI specs from which containers get the driver's libraries are of another driver than the loaded one, name files that are gone, or \
+             do not name a GPU",
+            metrics.driver_spec_stale.clone(),
+        );
         drop(registry);
         metrics
     }
@@ -155,6 +163,10 @@ impl Metrics {
 
     pub(crate) fn probe(&self, up: bool) {
         self.probe_up.set(i64::from(up));
+    }
+
+    pub(crate) fn driver_spec(&self, stale: bool) {
+        self.driver_spec_stale.set(i64::from(stale));
     }
 
     /// The text of `/metrics`, in the OpenMetrics format.

@@ -13,8 +13,9 @@ use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use crate::agent::{After, Agent, Parts};
-use crate::config::DeviceListStrategy;
+use crate::config::{DeviceListStrategy, DriverSpecMode};
 use crate::decide::{Core, Resource, Settings};
+use crate::driver::DriverSpec;
 use crate::plugin::AgentPlugin;
 use crate::registered::{self, Registration};
 use crate::store::{Store, boot_id};
@@ -85,6 +86,11 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
     let agent = Arc::new(Agent::new(Parts {
         core,
         store,
+        driver_spec: DriverSpec::new(
+            config.sys_root.clone(),
+            config.driver_root.clone(),
+            config.driver_spec == DriverSpecMode::Auto,
+        ),
         sys_root: config.sys_root.clone(),
         device_plugin_dir: config.device_plugin_dir(),
         client: client.clone(),

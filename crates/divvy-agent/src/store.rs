@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use divvy_container::cdi;
 use divvy_model::GrantRecord;
@@ -15,8 +15,11 @@ use crate::files::{self, FileError, LIMIT};
 
 const KEY_FILE: &str = "node.key";
 
-/// Specs of other tools may name hundreds of libraries.
-const FOREIGN_SPEC_LIMIT: u64 = 4 * 1024 * 1024;
+/// The driver's spec that the agent makes itself (`crate::driver`).
+const DRIVER_FILE: &str = "divvy.dev-driver_nvidia.com-gpu.json";
+
+/// A driver has hundreds of files.
+const DRIVER_SPEC_LIMIT: u64 = 4 * 1024 * 1024;
 
 /// Where the agent's files are.
 #[derive(Debug)]
@@ -25,13 +28,34 @@ pub(crate) struct Store {
     cdi: PathBuf,
     sys_root: PathBuf,
     state: PathBuf,
-    /// Other tools' specs as they were read, until their files change: a driver's spec is long, and starts are frequent.
-    foreign: Mutex<(Vec<Stamp>, Vec<cdi::Spec>)>,
+    /// Specs of whole GPUs as they were read, until their files change: a driver's spec is long, and starts are frequent.
+    driver_specs: Mutex<Arc<DriverSpecs>>,
+}
+
+/// The specs of whole GPUs, in the order in which grants look for one.
+#[derive(Debug, Default)]
+pub(crate) struct DriverSpecs {
+    /// Of all files of the directories.
+    stamps: Vec<Stamp>,
+    pub(crate) files: Vec<DriverFile>,
+}
+
+/// One of them.
+#[derive(Debug)]
+pub(crate) struct DriverFile {
+    pub(crate) stamp: Stamp,
+    /// As it is called on the machine.
+    pub(crate) shown: String,
+    /// The agent made it.
+    pub(crate) own: bool,
+    /// It lies in the CDI directory.
+    pub(crate) in_cdi_dir: bool,
+    pub(crate) spec: cdi::Spec,
 }
 
 /// A file as it was when it was read.
-#[derive(Debug, PartialEq, Eq)]
-struct Stamp {
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Stamp {
     path: PathBuf,
     inode: u64,
     size: u64,
@@ -57,13 +81,13 @@ impl Store {
         files::make_directory(cdi, 0o755)?;
         files::remove_temporary(state, |name| name == KEY_FILE)?;
         files::remove_temporary(&grants, |_| true)?;
-        files::remove_temporary(cdi, |name| cdi::name_of_file(name).is_some())?;
+        files::remove_temporary(cdi, |name| cdi::name_of_file(name).is_some() || name == DRIVER_FILE)?;
         Ok(Store {
             grants,
             cdi: cdi.to_owned(),
             sys_root: sys_root.to_owned(),
             state: state.to_owned(),
-            foreign: Mutex::default(),
+            driver_specs: Mutex::default(),
         })
     }
 
@@ -193,44 +217,112 @@ impl Store {
             .filter(|path| self.sys_root.join(path.trim_start_matches('/')).exists())
             .map(|path| (*path).to_owned())
             .collect();
+        let specs = self.driver_specs();
         NodeFiles {
             devices,
-            specs: self.foreign_specs(),
+            specs: specs.files.iter().map(|file| file.spec.clone()).collect(),
         }
     }
 
-    fn foreign_specs(&self) -> Vec<cdi::Spec> {
-        let mut stamps = Vec::new();
-        // As CDI does: what lies in /var/run/cdi goes before what lies in /etc/cdi.
-        for directory in [self.cdi.clone(), self.sys_root.join("etc/cdi")] {
-            for file in files::names(&directory).unwrap_or_default() {
+    /// The CDI specs of whole GPUs in the CDI directory and in `/etc/cdi`; the same value again while no file changes.
+    pub(crate) fn driver_specs(&self) -> Arc<DriverSpecs> {
+        let mut found: Vec<(Stamp, String, bool)> = Vec::new();
+        let etc = self.sys_root.join("etc/cdi");
+        // As CDI does: what lies in /var/run/cdi goes before what lies in /etc/cdi. Somebody may have made them one.
+        let same = self.cdi.canonicalize().ok() == etc.canonicalize().ok();
+        let directories = [(&self.cdi, self.cdi.display().to_string()), (&etc, "/etc/cdi".to_owned())];
+        for (directory, shown) in directories.into_iter().take(if same { 1 } else { 2 }) {
+            for file in files::names(directory).unwrap_or_default() {
                 let is_spec = [".json", ".yaml"].iter().any(|ending| file.ends_with(ending));
                 if !is_spec || file.starts_with('.') || cdi::name_of_file(&file).is_some() {
                     continue;
                 }
-                let path = directory.join(&file);
-                if let Ok(metadata) = std::fs::symlink_metadata(&path) {
-                    stamps.push(Stamp {
-                        path,
-                        inode: metadata.ino(),
-                        size: metadata.size(),
-                        changed: (metadata.ctime(), metadata.ctime_nsec()),
-                    });
+                if let Some(stamp) = Stamp::of(directory.join(&file)) {
+                    found.push((stamp, format!("{shown}/{file}"), *directory == self.cdi));
                 }
             }
         }
-        let mut known = self.foreign.lock().unwrap_or_else(PoisonError::into_inner);
-        if known.0 != stamps {
-            let specs = stamps.iter().filter_map(|stamp| foreign_spec(&stamp.path)).collect();
-            *known = (stamps, specs);
+        let mut known = self.driver_specs.lock().unwrap_or_else(PoisonError::into_inner);
+        let stamps = found.iter().map(|(stamp, ..)| stamp);
+        if !known.stamps.iter().eq(stamps.clone()) {
+            let stamps = stamps.cloned().collect();
+            let own = self.cdi.join(DRIVER_FILE);
+            let files = found.into_iter().filter_map(|(stamp, shown, in_cdi_dir)| {
+                Some(DriverFile {
+                    spec: driver_spec(&stamp.path)?,
+                    own: stamp.path == own,
+                    shown,
+                    in_cdi_dir,
+                    stamp,
+                })
+            });
+            *known = Arc::new(DriverSpecs {
+                files: files.collect(),
+                stamps,
+            });
         }
-        known.1.clone()
+        known.clone()
+    }
+
+    /// Where the agent's own spec of the driver lies.
+    pub(crate) fn own_driver_spec(&self) -> PathBuf {
+        self.cdi.join(DRIVER_FILE)
+    }
+
+    /// Writes the agent's own spec of the driver, unless it says just that.
+    ///
+    /// # Errors
+    /// With the path and the system's reason.
+    pub(crate) fn write_driver_spec(&self, text: &str) -> Result<Written, FileError> {
+        let path = self.own_driver_spec();
+        // One that cannot be read is replaced.
+        let written = match files::read(&path, DRIVER_SPEC_LIMIT) {
+            Ok(Some(present)) if present == text => false,
+            Ok(_) | Err(_) => {
+                files::write_atomic(&self.cdi, DRIVER_FILE, text.as_bytes(), 0o644)?;
+                true
+            }
+        };
+        Ok(Written {
+            stamp: Stamp::of(path),
+            written,
+        })
+    }
+
+    /// Removes the agent's own spec of the driver.
+    ///
+    /// # Errors
+    /// With the path and the system's reason.
+    pub(crate) fn remove_driver_spec(&self) -> Result<(), FileError> {
+        files::remove(&self.cdi, DRIVER_FILE)
+    }
+}
+
+/// What [`Store::write_driver_spec`] did.
+#[derive(Debug)]
+pub(crate) struct Written {
+    /// The file now.
+    pub(crate) stamp: Option<Stamp>,
+    /// It was another one, or not there.
+    pub(crate) written: bool,
+}
+
+impl Stamp {
+    /// Of the file itself, if it is a link of that; `None` if there is nothing.
+    fn of(path: PathBuf) -> Option<Stamp> {
+        let metadata = std::fs::symlink_metadata(&path).ok()?;
+        Some(Stamp {
+            path,
+            inode: metadata.ino(),
+            size: metadata.size(),
+            changed: (metadata.ctime(), metadata.ctime_nsec()),
+        })
     }
 }
 
 /// A spec of whole GPUs.
-fn foreign_spec(path: &Path) -> Option<cdi::Spec> {
-    match files::read(path, FOREIGN_SPEC_LIMIT) {
+fn driver_spec(path: &Path) -> Option<cdi::Spec> {
+    match files::read(path, DRIVER_SPEC_LIMIT) {
         // A cheap look before the parsing: most nodes have specs of other kinds.
         Ok(Some(text)) if text.contains(cdi::NVIDIA_KIND) => match cdi::Spec::parse(&text) {
             Ok(spec) => (spec.kind == cdi::NVIDIA_KIND).then_some(spec),

@@ -119,6 +119,12 @@ pub struct AgentArgs {
     /// The driver's libnvidia-ml.so.1, for a probe that the agent starts [default: searched for]
     #[arg(long, env = "DIVVY_NVML_LIBRARY", value_name = "PATH")]
     pub nvml_library: Option<PathBuf>,
+    /// Where the driver is installed: /, or the root of a driver's container such as /run/nvidia/driver [default: /]
+    #[arg(long, env = "DIVVY_DRIVER_ROOT", value_name = "DIR")]
+    pub driver_root: Option<String>,
+    /// What to do when no CDI spec of the loaded driver is there [default: auto]
+    #[arg(long, env = "DIVVY_DRIVER_SPEC", value_name = "MODE")]
+    pub driver_spec: Option<DriverSpec>,
     /// One unit of aliyun.com/gpu-mem: GiB, MiB, or a chunk such as 256MiB; the same on the extender [default: GiB]
     #[arg(long, env = "DIVVY_MEMORY_UNIT", value_name = "UNIT")]
     pub memory_unit: Option<MemoryUnit>,
@@ -154,6 +160,15 @@ pub enum Strategy {
     Cdi,
     /// Through environment variables
     Envvar,
+}
+
+/// What to do when no CDI spec of the loaded driver is there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum DriverSpec {
+    /// Make one in the CDI folder, where the driver's files can be read; else say so
+    Auto,
+    /// Say so
+    Off,
 }
 
 /// Run beside kube-scheduler: decide on which node and GPU a pod goes

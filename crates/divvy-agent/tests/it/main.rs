@@ -3,6 +3,7 @@
 
 mod calls;
 mod devices;
+mod driver;
 mod node;
 mod races;
 mod random;

@@ -369,6 +369,174 @@ async fn a_failed_gpu_is_not_offered_and_comes_back() {
     bed.stop_agent().await;
 }
 
+/// The driver of this version is installed and loaded; the one before is gone.
+fn install_driver(root: &std::path::Path, before: Option<&str>, version: &str) {
+    for (path, text) in [
+        ("sys/module/nvidia/version", format!("{version}\n")),
+        ("usr/bin/nvidia-smi", "smi".to_owned()),
+        ("etc/ld.so.cache", format!("of {version}")),
+    ] {
+        let path = root.join(path);
+        std::fs::create_dir_all(path.parent().expect("has one")).expect("made");
+        std::fs::write(path, text).expect("written");
+    }
+    for library in ["libcuda", "libnvidia-ml"] {
+        let folder = root.join("usr/lib64");
+        std::fs::create_dir_all(&folder).expect("made");
+        if let Some(before) = before {
+            std::fs::remove_file(folder.join(format!("{library}.so.{before}"))).expect("was there");
+        }
+        std::fs::write(folder.join(format!("{library}.so.{version}")), "a library").expect("written");
+    }
+}
+
+fn operators_spec(version: &str) -> String {
+    format!(
+        "cdiVersion: 0.5.0\nkind: nvidia.com/gpu\ndevices:\n- name: GPU-0\n  containerEdits:\n    deviceNodes:\n    - path: /dev/nvidia0\n\
+         containerEdits:\n  mounts:\n  - hostPath: /usr/lib64/libcuda.so.{version}\n    containerPath: /operators/libcuda.so.1\n    \
+         options: [ro, bind]\n"
+    )
+}
+
+/// What a container gets mounted, of libcuda.
+fn libcudas(spec: &str) -> Vec<String> {
+    let spec = divvy_container::cdi::Spec::parse(spec).expect("a spec");
+    let mounts = spec.devices[0]
+        .container_edits
+        .mounts
+        .iter()
+        .map(|mount| mount.host_path.clone());
+    let mut libraries: Vec<String> = mounts.filter(|path| path.contains("libcuda")).collect();
+    libraries.dedup();
+    libraries
+}
+
+#[tokio::test]
+async fn after_an_upgrade_of_the_driver_the_agent_makes_the_spec_again_and_grants_follow() {
+    let mut bed = Bed::with(&[16384], |spec| {
+        let root = spec.paths().sys_root;
+        install_driver(&root, None, "550.54.15");
+        std::fs::create_dir_all(root.join("etc/cdi")).expect("made");
+        std::fs::write(root.join("etc/cdi/nvidia.yaml"), operators_spec("550.54.15")).expect("written");
+    })
+    .await;
+    bed.memory_is(16, 16).await;
+    let (root, cdi) = (bed.config.sys_root.clone(), bed.config.cdi_dir.clone());
+    let own = cdi.join("divvy.dev-driver_nvidia.com-gpu.json");
+    let operators = root.join("etc/cdi/nvidia.yaml");
+    bed.create("a", Some(0), 1);
+    bed.running("a").await;
+    let grant = {
+        let names = std::fs::read_dir(&cdi).expect("listed");
+        let mut paths: Vec<PathBuf> = names.map(|entry| entry.expect("an entry").path()).collect();
+        assert_eq!(paths.len(), 1, "a fresh spec of the operator's is left alone: {paths:?}");
+        paths.remove(0)
+    };
+    let granted = || libcudas(&std::fs::read_to_string(&grant).expect("the grant's spec"));
+    assert_eq!(granted(), ["/usr/lib64/libcuda.so.550.54.15"]);
+
+    install_driver(&root, Some("550.54.15"), "560.35.03");
+    // A pod is a reason to look at once.
+    bed.create("b", Some(0), 1);
+    let new = ["/usr/lib64/libcuda.so.560.35.03"];
+    bed.eventually("the grant names the new library", || (granted() == new).then_some(()))
+        .await;
+    bed.running("b").await;
+    let made = std::fs::read_to_string(&own).expect("made");
+    assert!(
+        made.contains("\"divvy.dev/driver-version\": \"560.35.03\"") && !made.contains("550.54.15"),
+        "{made}"
+    );
+    assert_eq!(
+        std::fs::read_to_string(&operators).expect("there"),
+        operators_spec("550.54.15")
+    );
+    let event = bed
+        .api
+        .until(LIMIT, |api| {
+            let events = api.list("events", "default").ok()?;
+            events.into_iter().find(|event| event["reason"] == "DriverSpecMade")
+        })
+        .await
+        .expect("an event of the node");
+    let text = event["message"].as_str().unwrap_or_default();
+    assert!(
+        text.contains("/etc/cdi/nvidia.yaml was made for driver 550.54.15, and 560.35.03 is loaded")
+            && text.contains("gpu.json was made"),
+        "{text}"
+    );
+    let (_, metrics) = bed.get("/metrics").await.expect("served");
+    assert!(metrics.contains("divvy_agent_driver_spec_stale 0"), "{metrics}");
+
+    // Later passes, of this agent and of another one, write nothing: each puts the grant's spec back.
+    let modified = || std::fs::metadata(&own).expect("there").modified().expect("known");
+    let before = modified();
+    for restart in [false, true] {
+        if restart {
+            bed.stop_agent().await;
+        }
+        std::fs::remove_file(&grant).expect("was there");
+        if restart {
+            bed.start_agent();
+        } else {
+            bed.create("c", Some(0), 1);
+        }
+        bed.eventually("a pass", || grant.exists().then_some(())).await;
+        assert_eq!(granted(), new);
+        assert_eq!(modified(), before, "restart: {restart}");
+    }
+
+    // The operator's is of use again.
+    bed.kubelet_has(16).await;
+    std::fs::write(&operators, operators_spec("560.35.03")).expect("written");
+    bed.create("d", Some(0), 1);
+    bed.eventually("the agent's own goes", || (!own.exists()).then_some(())).await;
+    let text = || std::fs::read_to_string(&grant).expect("the grant's spec");
+    bed.eventually("the grant is the operator's", || text().contains("/operators/").then_some(()))
+        .await;
+    assert_eq!(granted(), new);
+    bed.stop_agent().await;
+}
+
+#[tokio::test]
+async fn a_stale_spec_that_the_agent_cannot_make_again_is_said_once_and_counted() {
+    let mut bed = Bed::with(&[4096], |spec| {
+        let root = spec.paths().sys_root;
+        std::fs::create_dir_all(root.join("etc/cdi")).expect("made");
+        std::fs::write(root.join("etc/cdi/nvidia.yaml"), operators_spec("535.129.03")).expect("written");
+    })
+    .await;
+    bed.memory_is(4, 4).await;
+    let events = |api: &ApiServer| {
+        let events = api.list("events", "default").ok()?;
+        let events: Vec<Value> = events
+            .into_iter()
+            .filter(|event| event["reason"] == "DriverSpecStale")
+            .collect();
+        (!events.is_empty()).then_some(events)
+    };
+    bed.api.until(LIMIT, events).await.expect("an event of the node");
+    // Each pod is a reason to look again; the library that the operator's spec names is not there, so that none starts.
+    for pod in ["a", "b"] {
+        let uid = bed.create(pod, Some(0), 1);
+        let record = bed.config.state_dir().join(format!("grants/{uid}_main.json"));
+        bed.eventually("a grant", || record.exists().then_some(())).await;
+    }
+    let found = events(&bed.api).expect("still there");
+    assert_eq!(found.len(), 1, "{found:?}");
+    assert!(found[0]["count"].as_u64().unwrap_or(1) == 1, "{found:?}");
+    let text = found[0]["message"].as_str().unwrap_or_default();
+    // What the driver says where the kernel's files are not to be seen.
+    assert!(
+        text.contains("made for driver 535.129.03, and 550.54.15 is loaded")
+            && text.contains("divvy cdi generate -o /etc/cdi/nvidia.yaml"),
+        "{text}"
+    );
+    let (_, metrics) = bed.get("/metrics").await.expect("served");
+    assert!(metrics.contains("divvy_agent_driver_spec_stale 1"), "{metrics}");
+    bed.stop_agent().await;
+}
+
 #[tokio::test]
 async fn a_pod_bound_without_the_extender_is_told_so_in_an_event() {
     let mut bed = Bed::new(&[4096]).await;

@@ -1,9 +1,9 @@
 //! `divvy agent`.
 
 use anyhow::Context as _;
-use divvy_agent::config::{Config, DeviceListStrategy, FileConfig};
+use divvy_agent::config::{Config, DeviceListStrategy, DriverSpecMode, FileConfig};
 
-use crate::cli::{AgentArgs, Strategy};
+use crate::cli::{AgentArgs, DriverSpec, Strategy};
 
 /// Runs the agent until it is told to stop.
 pub async fn run(args: AgentArgs) -> anyhow::Result<()> {
@@ -23,6 +23,8 @@ fn configuration(args: AgentArgs) -> anyhow::Result<Config> {
         sys_root,
         probe,
         nvml_library,
+        driver_root,
+        driver_spec,
         memory_unit,
         reserve_memory,
         device_list_strategy,
@@ -48,6 +50,14 @@ fn configuration(args: AgentArgs) -> anyhow::Result<Config> {
     set(kubelet_dir, &mut config.kubelet_dir);
     set(cdi_dir, &mut config.cdi_dir);
     set(sys_root, &mut config.sys_root);
+    set(driver_root, &mut config.driver_root);
+    set(
+        driver_spec.map(|mode| match mode {
+            DriverSpec::Auto => DriverSpecMode::Auto,
+            DriverSpec::Off => DriverSpecMode::Off,
+        }),
+        &mut config.driver_spec,
+    );
     set(memory_unit, &mut config.memory_unit);
     set(reserve_memory, &mut config.reserve_memory);
     set(health_recovery, &mut config.health_recovery);

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! {{ .Values.a.b }}  {{ . }}  {{ "text" }}          a path from where we are, a text
-//! {{ VALUE | quote }}  {{ VALUE | default OTHER }}  {{ toYaml VALUE | nindent 4 }}  {{ include "name" . }}
+//! {{ VALUE | quote }}  {{ VALUE | default OTHER }}  {{ eq TEXT OTHER }}  {{ toYaml VALUE | nindent 4 }}  {{ include "name" . }}
 //! {{ if VALUE }} {{ else }} {{ end }}   {{ with VALUE }} {{ else }} {{ end }}   {{ range VALUE }} {{ end }}
 //! {{ fail "text" }}                                   what was chosen does not go together
 //! {{ define "name" }} {{ end }}   {{/* comment */}}   {{- and -}} take white space away
@@ -51,6 +51,7 @@ enum Call {
     Nindent(usize, Option<Operand>),
     Quote(Option<Operand>),
     Default(Operand, Option<Operand>),
+    Eq(Operand, Operand),
     Fail(String),
 }
 
@@ -62,7 +63,7 @@ enum Operand {
 }
 
 const UNDERSTOOD: &str = "understood are paths such as .Values.a.b, texts in double quotes, if, else, with, range, define, end, include, toYaml, \
-                          nindent, quote and default";
+                          nindent, quote, default and eq";
 
 impl<'a> Templates<'a> {
     /// Reads all files.
@@ -200,6 +201,17 @@ impl<'a> Templates<'a> {
                     let value = argument(given, piped)?;
                     if is_true(&value) { value } else { look(otherwise)? }
                 }
+                // Go compares numbers by their types, too; texts are all that is needed.
+                Call::Eq(one, other) => match (&*look(one)?, &*look(other)?) {
+                    (Value::String(one), Value::String(other)) => Cow::Owned(Value::Bool(one == other)),
+                    (one, other) => {
+                        return Err(fail(format!(
+                            "eq compares texts here, and not {} with {}",
+                            kind(one),
+                            kind(other)
+                        )));
+                    }
+                },
             });
         }
         last.ok_or_else(|| fail("there is nothing between {{ and }}".to_owned()))
@@ -478,6 +490,7 @@ fn call(words: &[Word], piped: bool) -> Option<Call> {
         ("nindent", [Word::Plain(spaces), rest @ ..]) => Some(Call::Nindent(spaces.parse().ok()?, last(rest)?)),
         ("quote", rest) => Some(Call::Quote(last(rest)?)),
         ("fail", [Word::Text(why)]) if !piped => Some(Call::Fail(why.clone())),
+        ("eq", [one, other]) if !piped => Some(Call::Eq(operand(one)?, operand(other)?)),
         ("default", [otherwise, rest @ ..]) => Some(Call::Default(operand(otherwise)?, last(rest)?)),
         _ => None,
     }
@@ -515,6 +528,7 @@ impl Templates<'_> {
                     let operands = match call {
                         Call::Value(one) | Call::Include(_, one) => vec![one],
                         Call::Fail(_) => Vec::new(),
+                        Call::Eq(one, other) => vec![one, other],
                         Call::Default(one, other) => std::iter::once(one).chain(other).collect(),
                         Call::ToYaml(one) | Call::Nindent(_, one) | Call::Quote(one) => one.iter().collect(),
                     };

@@ -38,6 +38,10 @@ fn templates_mean_what_they_mean_in_go() {
             "",
         ),
         ("{{ if .Values.missing }}1{{ else }}2{{ end }}", "2"),
+        (
+            "{{ if eq .Values.name \"n\" }}1{{ else }}2{{ end }}{{ if eq \"m\" .Values.name }}1{{ else }}2{{ end }}",
+            "12",
+        ),
         ("{{ with .Values.map }}{{ .b }}{{ .a.c }}{{ end }}", "1yes"),
         ("{{ with .Values.missing }}1{{ else }}{{ .Values.name }}{{ end }}", "n"),
         (
@@ -82,7 +86,12 @@ fn what_is_not_understood_is_refused_with_file_and_line() {
             "{{ range $k, $v := .Values.map }}{{ end }}",
             "a.yaml:1: {{ $k, $v := .Values.map }} is not understood",
         ),
-        ("{{ if eq .Values.name \"n\" }}{{ end }}", "is not understood"),
+        ("{{ if ne .Values.name \"n\" }}{{ end }}", "is not understood"),
+        ("{{ if eq .Values.name }}{{ end }}", "is not understood"),
+        (
+            "{{ if eq .Values.map \"n\" }}{{ end }}",
+            "a.yaml:1: eq compares texts here, and not a map with a text",
+        ),
         ("{{ if .Values.name }}\n", "a.yaml:1: this if has no end"),
         (
             "{{ if .Values.name }}{{ else }}{{ else }}{{ end }}",
@@ -278,6 +287,14 @@ fn wrong_values_are_refused_in_words_all_at_once() {
         (
             json!({"image": {"digest": "sha256:12"}}),
             "image.digest: \"sha256:12\" is not sha256: with 64 hexadecimal digits, or empty",
+        ),
+        (
+            json!({"agent": {"driverSpec": {"hostDriverRoot": "/run/nvidia/driver/"}}}),
+            "agent.driverSpec.hostDriverRoot: \"/run/nvidia/driver/\" is not an absolute path without / at its end, or empty",
+        ),
+        (
+            json!({"agent": {"driverSpec": {"mode": "on"}}}),
+            "agent.driverSpec.mode: \"on\" is not one of auto, off",
         ),
         (
             json!({"probe": {"driverRoot": "x"}}),

@@ -160,7 +160,7 @@ fn lay_over(below: &mut Value, above: Value, remove: bool) {
 
 /// The texts of the schema's `pattern`, what they match, and how to say it. A regular expression engine would be larger than all of this.
 type Pattern = (&'static str, fn(&str) -> bool, &'static str);
-const PATTERNS: [Pattern; 5] = [
+const PATTERNS: [Pattern; 6] = [
     (
         "^(GiB|MiB|[1-9][0-9]*(MiB|GiB))$",
         is_unit,
@@ -171,6 +171,11 @@ const PATTERNS: [Pattern; 5] = [
         "^(sha256:[0-9a-f]{64})?$",
         is_digest,
         "sha256: with 64 hexadecimal digits, or empty",
+    ),
+    (
+        "^(/|/.*[^/])?$",
+        |text| matches!(text, "" | "/") || is_folder(text),
+        "an absolute path without / at its end, or empty",
     ),
     ("^/.*[^/]$", is_folder, "an absolute path without / at its end"),
     ("^/", is_absolute, "an absolute path"),
