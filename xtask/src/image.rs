@@ -1,7 +1,8 @@
 //! `cargo xtask image`: an OCI image archive, without a container engine.
 //!
 //! One layer: the static `divvy`, `divvy-probe`, and what the probe needs to load a driver's library: the dynamic loader, libc and its
-//! parts, libgcc_s (a static program cannot load NVML). The same sources, toolchain and libc give the same bytes: paths are mapped
+//! parts, libgcc_s (a static program cannot load NVML); and, for the node itself, the static `divvy-runtime` and `divvy-hook`. These lie in
+//! `/bin` with the probe, and nothing else does: it is the folder that `ctr install` copies onto a node. The same sources, toolchain and libc give the same bytes: paths are mapped
 //! away, files are sorted, times are 0. The format is the OCI image layout 1.0 in a tar file, with the `manifest.json` that `docker
 //! load` looks for; containerd, podman, skopeo and crane read the first, Docker both.
 
@@ -17,7 +18,7 @@ use sha2::{Digest as _, Sha256};
 
 pub(crate) const USAGE: &str = "usage: cargo xtask image [--name NAME] [--out FILE]
 
-Writes a container image of divvy and divvy-probe as an OCI archive.
+Writes a container image of divvy and divvy-probe as an OCI archive. With divvy-runtime and divvy-hook, for nodes to take them from.
 
   --name NAME   full name with tag [default: divvy.dev/divvy:VERSION]
   --out FILE    where to [default: target/divvy-VERSION-ARCH.tar]
@@ -134,8 +135,8 @@ impl Machine {
         }
     }
 
-    /// The two programs, in a target folder of their own: their flags are not those of other builds.
-    fn build(&self) -> Result<[PathBuf; 2]> {
+    /// The programs, in a target folder of their own: their flags are not those of other builds.
+    fn build(&self) -> Result<Programs> {
         let root = std::env::current_dir().context("the current folder is not known")?;
         let folder = root.join("target/image");
         let static_target = format!("{}-unknown-linux-musl", self.rust);
@@ -151,7 +152,7 @@ impl Machine {
         );
         let build = |target: &str, flags: &str, what: &[&str]| -> Result<()> {
             let status = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
-                .args(["build", "--release", "--locked", "--target", target])
+                .args(["build", "--locked", "--target", target])
                 .args(what)
                 .env("CARGO_TARGET_DIR", &folder)
                 .env("RUSTFLAGS", flags)
@@ -166,29 +167,70 @@ impl Machine {
         };
         // A static program reads its relocations when it starts, and they stay resident: half a MiB of each agent, packed a few KiB.
         let packed = format!("{flags} -Clink-arg=-Wl,-z,pack-relative-relocs");
-        build(&static_target, &packed, &["--package", "divvy", "--no-default-features"])?;
+        build(
+            &static_target,
+            &packed,
+            &["--release", "--package", "divvy", "--no-default-features"],
+        )?;
         build(
             &dynamic_target,
             &flags,
-            &["--package", "divvy-hardware", "--bin", "divvy-probe"],
+            &["--release", "--package", "divvy-hardware", "--bin", "divvy-probe"],
         )?;
-        Ok([
-            folder.join(static_target).join("release/divvy"),
-            folder.join(dynamic_target).join("release/divvy-probe"),
-        ])
+        build(
+            &static_target,
+            &flags,
+            &[
+                "--profile",
+                "runtime",
+                "--package",
+                "divvy-runtime",
+                "--package",
+                "divvy-hook",
+                "--bins",
+            ],
+        )?;
+        let in_static = |path: &str| folder.join(&static_target).join(path);
+        Ok(Programs {
+            divvy: in_static("release/divvy"),
+            probe: folder.join(dynamic_target).join("release/divvy-probe"),
+            runtime: in_static("runtime/divvy-runtime"),
+            hook: in_static("runtime/divvy-hook"),
+        })
     }
 }
 
+/// What is in an image.
+struct Programs {
+    divvy: PathBuf,
+    probe: PathBuf,
+    runtime: PathBuf,
+    hook: PathBuf,
+}
+
 /// The image's files: path in the image, path here.
-fn files([divvy, probe]: &[PathBuf; 2]) -> Result<BTreeMap<String, PathBuf>> {
-    ensure!(
-        linked(divvy)?.is_empty(),
-        "{} is not static: it would need a loader and libraries",
-        divvy.display()
-    );
+fn files(
+    Programs {
+        divvy,
+        probe,
+        runtime,
+        hook,
+    }: &Programs,
+) -> Result<BTreeMap<String, PathBuf>> {
+    for program in [divvy, runtime, hook] {
+        ensure!(
+            linked(program)?.is_empty(),
+            "{} is not static: it would need a loader and libraries",
+            program.display()
+        );
+    }
     let mut files = BTreeMap::from([
         ("usr/bin/divvy".to_owned(), divvy.clone()),
         ("usr/bin/divvy-probe".to_owned(), probe.clone()),
+        ("bin/divvy-runtime".to_owned(), runtime.clone()),
+        ("bin/divvy-hook".to_owned(), hook.clone()),
+        // What the runtime asks for the GPUs. The same file.
+        ("bin/divvy-probe".to_owned(), probe.clone()),
     ]);
     let libraries = linked(probe)?;
     let libc = libraries
@@ -255,7 +297,14 @@ fn layer(files: &BTreeMap<String, PathBuf>) -> Result<Layer> {
         header.set_entry_type(tar::EntryType::Directory);
         tar.append_data(&mut header, folder, std::io::empty())?;
     }
+    let mut packed: BTreeMap<&Path, &str> = BTreeMap::new();
     for (at, path) in files {
+        if let Some(first) = packed.insert(path.as_path(), at) {
+            let mut link = header(0, 0o755);
+            link.set_entry_type(tar::EntryType::Link);
+            tar.append_link(&mut link, at, first)?;
+            continue;
+        }
         let bytes = std::fs::read(path).with_context(|| format!("{} could not be read", path.display()))?;
         tar.append_data(&mut header(bytes.len() as u64, 0o755), at, bytes.as_slice())?;
     }
@@ -329,4 +378,56 @@ fn archive(machine: &Machine, name: &str, layer: &Layer) -> Result<Vec<u8>> {
 
 fn digest(bytes: &[u8]) -> String {
     Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read as _;
+
+    use super::*;
+
+    #[test]
+    fn a_program_that_has_two_names_is_in_the_layer_once() {
+        let own = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("Cargo.toml");
+        let other = own.with_file_name("src/main.rs");
+        let files = [
+            ("usr/bin/divvy-probe", &own),
+            ("bin/divvy-probe", &own),
+            ("usr/bin/divvy", &other),
+        ];
+        let files = files.map(|(at, path)| (at.to_owned(), path.clone())).into();
+        let layer = layer(&files).expect("packed");
+        let mut plain = Vec::new();
+        flate2::read::GzDecoder::new(layer.compressed.as_slice())
+            .read_to_end(&mut plain)
+            .expect("unpacked");
+        let mut archive = tar::Archive::new(plain.as_slice());
+        let found: Vec<(String, tar::EntryType, Option<String>)> = archive
+            .entries()
+            .expect("a tar")
+            .map(|entry| {
+                let entry = entry.expect("an entry");
+                let link = entry.link_name().expect("a name").map(|name| name.display().to_string());
+                (
+                    entry.path().expect("a path").display().to_string(),
+                    entry.header().entry_type(),
+                    link,
+                )
+            })
+            .filter(|(_, kind, _)| *kind != tar::EntryType::Directory)
+            .collect();
+        // The file before the link to it, and the file in the folder that nodes copy.
+        assert_eq!(
+            found,
+            [
+                ("bin/divvy-probe".to_owned(), tar::EntryType::Regular, None),
+                ("usr/bin/divvy".to_owned(), tar::EntryType::Regular, None),
+                (
+                    "usr/bin/divvy-probe".to_owned(),
+                    tar::EntryType::Link,
+                    Some("bin/divvy-probe".to_owned())
+                ),
+            ]
+        );
+    }
 }
