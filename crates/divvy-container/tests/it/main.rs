@@ -16,3 +16,4 @@ mod properties;
 mod registry;
 mod require;
 mod rules;
+mod schema;
