@@ -22,9 +22,27 @@ pub struct Fleet {
     models: Models,
     /// The version of the ledger that was taken in.
     seen: u64,
-    nodes: HashMap<String, Vec<Group>, BuildHasherDefault<Mixer>>,
+    nodes: HashMap<String, Groups, BuildHasherDefault<Mixer>>,
     /// For FGD, which does not learn by itself.
     history: Mixture,
+}
+
+/// A node's.
+#[derive(Debug)]
+struct Groups {
+    /// Of a node with one, as almost all are: a request names thousands of nodes, and each look elsewhere is a look at memory that is far away.
+    only: Option<NodeId>,
+    all: Vec<Group>,
+}
+
+impl Groups {
+    fn new(all: Vec<Group>) -> Groups {
+        let only = match all.as_slice() {
+            [group] => Some(group.id),
+            _ => None,
+        };
+        Groups { only, all }
+    }
 }
 
 /// GPUs of a node that are alike.
@@ -93,7 +111,7 @@ impl Fleet {
     }
 
     fn forget(&mut self, name: &str) {
-        for group in self.nodes.remove(name).into_iter().flatten() {
+        for group in self.nodes.remove(name).into_iter().flat_map(|groups| groups.all) {
             self.placer.remove(group.id);
         }
     }
@@ -101,7 +119,7 @@ impl Fleet {
     fn take_in(&mut self, view: &NodeView<'_>) {
         let groups = from_ledger(view, &mut self.models);
         let same = |known: &Group, now: &GpuGroup| known.shape == now.shape && known.positions == now.positions;
-        let known = self.nodes.get(view.name()).map(Vec::as_slice).unwrap_or_default();
+        let known = self.nodes.get(view.name()).map_or(&[][..], |groups| &groups.all);
         if known.len() == groups.len() && known.iter().zip(&groups).all(|(known, now)| same(known, now)) {
             for (known, now) in known.iter().zip(&groups) {
                 self.placer.moved(known.id, now.free);
@@ -117,7 +135,7 @@ impl Fleet {
         };
         let added: Vec<Group> = groups.into_iter().enumerate().map(add).collect();
         if !added.is_empty() {
-            self.nodes.insert(name.to_owned(), added);
+            self.nodes.insert(name.to_owned(), Groups::new(added));
         }
     }
 
@@ -171,7 +189,11 @@ impl Fleet {
         let mut most = 0;
         for name in nodes.clone() {
             if ask.rules.is_none() {
-                ids.extend(self.nodes.get(name).into_iter().flatten().map(|group| group.id));
+                match self.nodes.get(name) {
+                    Some(Groups { only: Some(id), .. }) => ids.push(*id),
+                    Some(Groups { all, .. }) => ids.extend(all.iter().map(|group| group.id)),
+                    None => {}
+                }
             } else if let Some((liking, groups)) = ledger.node(name).and_then(|view| self.liked(&view, ask)) {
                 if liking > most {
                     ids.clear();
@@ -260,7 +282,7 @@ impl Fleet {
 
     /// How much a pod likes the GPUs with room that it likes best on a node, and the groups that they are in; `None` if there are none.
     fn liked(&self, view: &NodeView<'_>, ask: &Ask) -> Option<(u64, Vec<NodeId>)> {
-        let groups = self.nodes.get(view.name())?;
+        let groups = &self.nodes.get(view.name())?.all;
         let likings = groups.iter().filter_map(|group| Some((group.liking(view, ask)?, group.id)));
         let likings: Vec<(u64, NodeId)> = likings.collect();
         let most = likings.iter().map(|(liking, _)| *liking).max()?;
@@ -271,7 +293,7 @@ impl Fleet {
     /// The GPUs of a decision. Those of a group are alike to the policy, not always to the pod: where it likes another one better, that; and of several
     /// those that work best together.
     fn positions(&self, view: &NodeView<'_>, ask: &Ask, decision: Decision) -> Option<Vec<usize>> {
-        let mut groups = self.nodes.get(view.name())?.iter();
+        let mut groups = self.nodes.get(view.name())?.all.iter();
         let group = groups.find(|group| group.id == decision.node)?;
         if ask.gpus > 1 {
             return several::best(view, ask, group.positions.iter().copied());

@@ -28,17 +28,18 @@ impl Placer {
         let class = demand.class();
         let row = self.rows.of(&class, self.slots.len());
         self.catch_up(row, &class);
-        self.evaluate_among(row, demand, among);
+        let slots: Vec<Option<u32>> = among.iter().map(|id| self.slot_with_memory(*id, demand)).collect();
+        self.evaluate_among(row, &class, &slots);
         let costs = &self.rows[row];
-        let cost = |id: &NodeId| {
-            let slot = self.slot_with_memory(*id, demand)?;
+        let cost = |slot: Option<u32>| {
+            let slot = slot? as usize;
             match (costs.exact.get(slot), costs.guessed.get(slot)) {
                 (NO_FIT, NO_FIT) => None,
                 (NO_FIT, amount) => Some(Cost { amount, exact: false }),
                 (amount, _) => Some(Cost { amount, exact: true }),
             }
         };
-        among.iter().map(cost).collect()
+        slots.into_iter().map(cost).collect()
     }
 
     /// The best of these nodes by costs that [`Placer::costs_among`] gave for them, as a position in both: the least that is exact, of equals
@@ -88,9 +89,9 @@ impl Placer {
     }
 
     /// The slot of a node that has main memory enough.
-    fn slot_with_memory(&self, id: NodeId, demand: &Demand) -> Option<usize> {
+    fn slot_with_memory(&self, id: NodeId, demand: &Demand) -> Option<u32> {
         let node = self.nodes.get(id.index())?.as_ref()?;
-        (node.free.memory_mib >= demand.memory_mib).then_some(node.slot as usize)
+        (node.free.memory_mib >= demand.memory_mib).then_some(node.slot)
     }
 
     fn random_cost(&self, id: NodeId, demand: &Demand, pod: u64) -> Option<Cost> {
@@ -100,16 +101,15 @@ impl Placer {
         fits.then_some(Cost { amount, exact: true })
     }
 
-    /// As `evaluate`, of the slots of these nodes.
-    fn evaluate_among(&mut self, number: usize, demand: &Demand, among: &[NodeId]) {
+    /// As `evaluate`, of these slots only.
+    fn evaluate_among(&mut self, number: usize, class: &Demand, slots: &[Option<u32>]) {
         if self.rows[number].guesses == 0 {
             return;
         }
-        let class = demand.class();
-        let slots = among.iter().filter_map(|id| self.slot_with_memory(*id, demand));
+        let slots = slots.iter().flatten().map(|slot| *slot as usize);
         let row = &self.rows[number];
         let mut best = NO_FIT;
-        let mut guesses: Vec<Reverse<(i64, usize)>> = Vec::with_capacity(among.len());
+        let mut guesses: Vec<Reverse<(i64, usize)>> = Vec::with_capacity(row.guesses);
         // Nodes in equal state share a slot.
         let mut seen = vec![false; row.guessed.len()];
         for slot in slots.filter(|slot| !std::mem::replace(&mut seen[*slot], true)) {
@@ -128,10 +128,10 @@ impl Placer {
             if !all && (guess > best || (best != NO_FIT && self.rule.work() >= until)) {
                 break;
             }
-            best = best.min(self.evaluate_one(number, &class, slot));
+            best = best.min(self.evaluate_one(number, class, slot));
         }
         if !all {
-            self.evaluate_in_turn(number, &class, in_turn);
+            self.evaluate_in_turn(number, class, in_turn);
         }
     }
 }
