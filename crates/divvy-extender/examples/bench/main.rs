@@ -180,7 +180,8 @@ fn measure(cluster: &Cluster, requests: usize, flags: &[String]) -> Outcome<()> 
     let names = cluster.shuffled_names();
     let ask = |units: u64| json!({"Pod": cluster::pod_that_asks(units), "Nodes": null, "NodeNames": names}).to_string();
     for verb in VERBS {
-        let first = timed(1, || connection.post(verb.1, &ask(asks.everywhere)).map(drop))?;
+        let body = ask(asks.everywhere);
+        let first = timed(1, || connection.post(verb.1, &body).map(drop))?;
         row(&format!("{} over HTTP, the first after the start", verb.0), &first, "5 ms");
     }
     for (what, units) in [("everywhere", asks.everywhere), ("on half of the nodes", asks.half)] {
@@ -239,7 +240,8 @@ fn measure(cluster: &Cluster, requests: usize, flags: &[String]) -> Outcome<()> 
     decisions(cluster, requests, &names)?;
     binds(cluster, &listens)?;
     for verb in VERBS {
-        let first = timed(1, || connection.post(verb.1, &ask(asks.everywhere)).map(drop))?;
+        let body = ask(asks.everywhere);
+        let first = timed(1, || connection.post(verb.1, &body).map(drop))?;
         let what = format!("{} over HTTP, the first after {} binds", verb.0, cluster.waiting);
         row(&what, &first, "5 ms");
     }

@@ -188,29 +188,31 @@ impl Divvy {
 
     /// As [`Divvy::know`], of the state in which the place is now.
     fn before(&mut self, place: &Place<'_>) -> u32 {
-        self.noted(place).unwrap_or_else(|| {
-            let number = self.know(place.state);
-            self.note(place, number);
-            number
-        })
+        if let Some(noted) = self.noted(place) {
+            return noted.number;
+        }
+        let number = self.know(place.state);
+        self.note(place, number).number
     }
 
-    /// The number of the state in which the place is now, if it is known.
-    fn noted(&self, place: &Place<'_>) -> Option<u32> {
+    /// What is known of the state in which the place is now.
+    fn noted(&self, place: &Place<'_>) -> Option<Noted> {
         let noted = place.noted.get();
         if noted.generation == self.generation {
-            return Some(noted.number);
+            return Some(noted);
         }
         let number = *self.states.numbers.get(place.state)?;
-        self.note(place, number);
-        Some(number)
+        Some(self.note(place, number))
     }
 
-    fn note(&self, place: &Place<'_>, number: u32) {
-        place.noted.set(Noted {
+    fn note(&self, place: &Place<'_>, number: u32) -> Noted {
+        let noted = Noted {
             generation: self.generation,
             number,
-        });
+            idle: self.states.states[number as usize].idle,
+        };
+        place.noted.set(noted);
+        noted
     }
 
     /// What a state costs: the less stranded and the more places, the better.
@@ -363,7 +365,7 @@ impl Rule for Divvy {
         let own = self.sequence_of.get(place.number()).copied();
         let guess = match (self.noted(place), own) {
             // At best no GPU is idle in vain any more, and no place of worth is lost.
-            (Some(before), _) => -self.states.states[before as usize].idle,
+            (Some(before), _) => -before.idle,
             (None, Some(own)) => self.waste[own].growth(place),
             (None, None) => 0,
         };

@@ -105,12 +105,13 @@ pub(crate) trait Rule: fmt::Debug + Send {
     }
 }
 
-/// A number that a rule notes beside a state in which nodes are, so as not to search for it.
+/// What a rule notes beside a state in which nodes are, so as not to search for it.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Noted {
-    /// What it is a number of; 0: nothing is noted.
+    /// What it is of; 0: nothing is noted.
     pub(crate) generation: u32,
     pub(crate) number: u32,
+    pub(crate) idle: i64,
 }
 
 /// Numbers that a rule keeps with a place.
