@@ -39,7 +39,8 @@ pub(crate) fn prepare(call: &Call, settings: &Settings, log: &Log) -> Result<(),
     let edits = match decides {
         Decides::Nobody => return Ok(()),
         Decides::Specs(plan) => {
-            if extras::extras(&container, settings).map_err(plan::Error::from)?.0 != Extras::default() {
+            // What is not given cannot be asked for wrongly.
+            if extras::extras(&container, settings).map_or(true, |(extras, _)| extras != Extras::default()) {
                 log.warning(ONLY_LIVE);
             }
             let registry = specs()?;

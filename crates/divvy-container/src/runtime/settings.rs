@@ -304,39 +304,12 @@ fn capabilities(list: Option<&str>) -> Result<Vec<String>, Error> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::edit::DEFAULT;
     use super::*;
-
-    /// As `nvidia-ctk config default` prints it, shortened.
-    const NVIDIAS: &str = r#"
-#accept-nvidia-visible-devices-as-volume-mounts = false
-#accept-nvidia-visible-devices-envvar-when-unprivileged = true
-disable-require = false
-supported-driver-capabilities = "compat32,compute,display,graphics,ngx,utility,video"
-
-[nvidia-container-cli]
-environment = []
-ldconfig = "@/sbin/ldconfig"
-load-kmods = true
-
-[nvidia-container-runtime]
-log-level = "info"
-mode = "auto"
-runtimes = ["runc", "crun"]
-
-[nvidia-container-runtime.modes]
-
-[nvidia-container-runtime.modes.cdi]
-annotation-prefixes = ["cdi.k8s.io/"]
-default-kind = "nvidia.com/gpu"
-spec-dirs = ["/etc/cdi", "/var/run/cdi"]
-
-[nvidia-container-runtime.modes.legacy]
-cuda-compat-mode = "ldconfig"
-"#;
 
     #[test]
     fn nvidias_own_file_says_what_is_assumed_without_one() {
-        let found = Settings::parse(NVIDIAS).expect("read");
+        let found = Settings::parse(DEFAULT).expect("read");
         // That file writes down what is else found out on the machine.
         let expected = Settings {
             cli: Cli {

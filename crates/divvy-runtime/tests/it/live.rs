@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use rustix::fs::{FileType, Mode, makedev, mknodat};
 use serde_json::{Value, json};
 
-use super::bed::{Bed, asking, built};
+use super::bed::{Bed, asking, built, nvidia};
 
 const MACHINE: &str = "v = 1\n[[node]]\nname = \"n\"\naddress = \"10.0.0.1\"\ndriver = \"550.54.15\"\n\
     [[node.gpu]]\nmodel = \"NVIDIA T4\"\nmemory_mib = 15360\nuuid = \"GPU-a\"\nminor = 1\n\
@@ -68,6 +68,11 @@ pub(crate) fn settings(bed: &Bed, mode: &str, low_level: &std::path::Path) {
     bed.settings_and(mode, low_level, &more);
 }
 
+fn nodes(config: &Value) -> Vec<&str> {
+    let devices = config["linux"]["devices"].as_array().expect("devices");
+    devices.iter().filter_map(|device| device["path"].as_str()).collect()
+}
+
 #[test]
 #[expect(clippy::print_stderr, reason = "a test that was skipped says so")]
 fn a_container_has_the_gpus_that_the_driver_has_now() {
@@ -85,14 +90,8 @@ fn a_container_has_the_gpus_that_the_driver_has_now() {
         ] {
             fs::write(bed.config(), asking(device)).expect("written");
             let config = bed.create().unwrap_or_else(|said| panic!("{mode} {device}: {said}"));
-            let nodes: Vec<&str> = config["linux"]["devices"]
-                .as_array()
-                .expect("devices")
-                .iter()
-                .filter_map(|device| device["path"].as_str())
-                .collect();
             assert_eq!(
-                nodes,
+                nodes(&config),
                 ["/dev/nvidia-uvm", "/dev/nvidiactl", &format!("/dev/{node}")],
                 "{mode} {device}"
             );
@@ -132,12 +131,6 @@ fn what_a_container_asks_for_beside_a_gpu_it_has_beside_a_gpu() {
     env.extend(["NVIDIA_GDRCOPY=enabled", "NVIDIA_IMEX_CHANNELS=3"].map(Value::from));
     fs::write(bed.config(), config.to_string()).expect("written");
     let config = bed.create().expect("created");
-    let nodes: Vec<&str> = config["linux"]["devices"]
-        .as_array()
-        .expect("devices")
-        .iter()
-        .filter_map(|device| device["path"].as_str())
-        .collect();
     let expected = [
         "/dev/gdrdrv",
         "/dev/nvidia-caps-imex-channels/channel3",
@@ -145,7 +138,7 @@ fn what_a_container_asks_for_beside_a_gpu_it_has_beside_a_gpu() {
         "/dev/nvidiactl",
         "/dev/nvidia1",
     ];
-    assert_eq!(nodes, expected);
+    assert_eq!(nodes(&config), expected);
 }
 
 /// Who asks for no GPU does not wait for a driver.
@@ -200,4 +193,16 @@ fn what_the_driver_cannot_give_is_said_to_the_caller_and_in_the_engines_log() {
     check(&["no list of GPUs: missing field"]);
     script("#!/nowhere\n");
     check(&["could not be run: No such file"]);
+}
+
+/// A spec in a file has no channels, so nobody can be refused for one.
+#[test]
+fn a_channel_that_is_none_keeps_no_container_with_a_gpu_of_a_spec_from_starting() {
+    let mut config: Value = serde_json::from_str(&asking("nvidia.com/gpu=0")).expect("JSON");
+    let env = config["process"]["env"].as_array_mut().expect("variables");
+    env.push("NVIDIA_IMEX_CHANNELS=x".into());
+    let bed = Bed::new(&config.to_string());
+    bed.settings("cdi", &bed.path("low-level"));
+    bed.spec("nvidia.json", &nvidia());
+    bed.create().expect("created");
 }
