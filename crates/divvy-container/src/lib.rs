@@ -6,4 +6,5 @@
 
 pub mod cdi;
 pub mod engines;
+pub mod hook;
 pub mod runtime;

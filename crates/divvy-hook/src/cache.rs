@@ -5,6 +5,7 @@
 use std::collections::BTreeSet;
 
 use divvy_container::cdi::generate::ldcache::{self, Library};
+use divvy_container::hook::libraries::{musl_list, stem};
 
 use crate::error::{Error, Result};
 use crate::root::Root;
@@ -13,9 +14,7 @@ const CACHE: &str = "/etc/ld.so.cache";
 /// Of an ELF file, what tells the machine that it is for.
 const HEADER: usize = 20;
 
-/// A list of musl's loader, which has no cache: its folders, in their order.
-const MUSL_DEFAULT: &str = "/lib:/usr/local/lib:/usr/lib";
-/// Of such a list.
+/// Of a list of musl's loader.
 const MUSL_LIMIT: usize = 64 * 1024;
 
 /// Adds what is mounted into these folders, and the links beside it that lead to it by another version of its name; in front of it, all libraries of
@@ -79,21 +78,9 @@ fn for_musl(root: &Root, folders: &[&str]) -> Result<()> {
     }
     let path = format!("/etc/ld-musl-{arch}.path");
     let there = root.read(&path, MUSL_LIMIT)?.and_then(|bytes| String::from_utf8(bytes).ok());
-    let mut list = there.clone().unwrap_or_else(|| MUSL_DEFAULT.to_owned());
-    for folder in folders {
-        if list.split([':', '\n']).all(|known| known != *folder) {
-            list = format!("{}\n{folder}", list.trim_end());
-        }
-    }
+    let list = musl_list(there.as_deref(), folders);
     match there.as_ref() == Some(&list) {
         true => Ok(()),
         false => root.write(&path, list.as_bytes()),
     }
-}
-
-/// `libcuda` of `libcuda.so.1`
-fn stem(name: &str) -> Option<&str> {
-    let (stem, rest) = name.split_once(".so")?;
-    let is_library = !stem.contains('/') && (rest.is_empty() || rest.starts_with('.'));
-    (is_library && !rest.contains('/')).then_some(stem)
 }

@@ -2,10 +2,11 @@
 
 use std::fs::File;
 use std::io::Read;
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 
-use serde::Deserialize;
-use serde::de::DeserializeOwned;
+use divvy_container::hook::state::{Config, State as Said};
+use rustix::fs::OFlags;
 
 use crate::error::{Error, Result};
 
@@ -25,78 +26,35 @@ pub(crate) struct State {
     pub(crate) devices: Vec<String>,
 }
 
-#[derive(Deserialize)]
-struct Said {
-    #[serde(default)]
-    pid: u64,
-    bundle: Option<String>,
-    /// By Docker of old.
-    #[serde(rename = "bundlePath")]
-    bundle_path: Option<String>,
-}
-
-#[derive(Deserialize)]
-struct Config {
-    root: Place,
-    #[serde(default)]
-    mounts: Option<Vec<Mount>>,
-    #[serde(default)]
-    linux: Option<Linux>,
-}
-
-#[derive(Deserialize, Default)]
-struct Linux {
-    #[serde(default)]
-    devices: Option<Vec<Node>>,
-}
-
-#[derive(Deserialize)]
-struct Node {
-    #[serde(default)]
-    path: String,
-}
-
-#[derive(Deserialize)]
-struct Place {
-    path: String,
-}
-
-#[derive(Deserialize)]
-struct Mount {
-    #[serde(default)]
-    destination: String,
-}
-
 /// Reads both.
 pub(crate) fn read() -> Result<State> {
-    let said: Said = parse(std::io::stdin(), "the state on standard input")?;
-    let bundle = said.bundle.or(said.bundle_path).filter(|bundle| !bundle.is_empty());
-    let bundle = bundle.ok_or_else(|| Error::State("the state on standard input names no bundle".to_owned()))?;
-    let path = Path::new(&bundle).join("config.json");
+    let said = parse(std::io::stdin(), "the state on standard input", Said::parse)?;
+    let bundle = said
+        .bundle()
+        .ok_or_else(|| Error::State("the state on standard input names no bundle".to_owned()))?;
+    let path = Path::new(bundle).join("config.json");
     let shown = path.display().to_string();
-    let file = File::open(&path).map_err(|error| Error::host("read", &shown, error))?;
-    let config: Config = parse(file, &shown)?;
-    let nodes = config.linux.and_then(|linux| linux.devices).unwrap_or_default();
+    // Without blocking: who opens a pipe would wait for somebody who writes into it.
+    let opened = File::options()
+        .read(true)
+        .custom_flags(OFlags::NONBLOCK.bits().cast_signed())
+        .open(&path);
+    let file = opened.map_err(|error| Error::host("read", &shown, error))?;
+    let config = parse(file, &shown, Config::parse)?;
     Ok(State {
         pid: said.pid,
-        root: Path::new(&bundle).join(config.root.path),
-        mounts: config
-            .mounts
-            .unwrap_or_default()
-            .into_iter()
-            .map(|mount| mount.destination)
-            .collect(),
-        devices: nodes.into_iter().map(|node| node.path).collect(),
+        root: Path::new(bundle).join(config.root),
+        mounts: config.mounts,
+        devices: config.devices,
     })
 }
 
-fn parse<T: DeserializeOwned>(from: impl Read, what: &str) -> Result<T> {
+fn parse<T>(from: impl Read, what: &str, parse: fn(&[u8]) -> serde_json::Result<T>) -> Result<T> {
     let mut bytes = Vec::new();
     let read = from.take(MOST + 1).read_to_end(&mut bytes);
     let size = read.map_err(|error| Error::State(format!("{what} cannot be read: {error}")))?;
     if u64::try_from(size).is_ok_and(|size| size > MOST) {
         return Err(Error::State(format!("{what} is larger than {} MiB", MOST >> 20)));
     }
-    serde_json::from_slice(&bytes)
-        .map_err(|error| Error::State(format!("{what} is not what the runtime specification says: {error}")))
+    parse(&bytes).map_err(|error| Error::State(format!("{what} is not what the runtime specification says: {error}")))
 }

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use divvy_container::cdi::{Found, Registry, is_spec_file};
 use divvy_container::runtime::bundle::Device;
 use divvy_container::runtime::settings::{self, Settings};
+use rustix::fs::OFlags;
 
 use crate::error::Error;
 
@@ -45,10 +46,17 @@ pub(crate) fn beside(name: &str) -> Result<PathBuf, Error> {
     }
 }
 
-/// A text, whole or not at all.
+/// A text, whole or not at all. Whoever opened a pipe would wait for somebody who writes into it, and so would the container.
 pub(crate) fn read(path: &Path) -> io::Result<String> {
     let mut text = String::new();
-    File::open(path)?.take(MOST + 1).read_to_string(&mut text)?;
+    let file = File::options()
+        .read(true)
+        .custom_flags(OFlags::NONBLOCK.bits().cast_signed())
+        .open(path)?;
+    if file.metadata()?.file_type().is_fifo() {
+        return Err(io::Error::other("it is a pipe, and not a file"));
+    }
+    file.take(MOST + 1).read_to_string(&mut text)?;
     if text.len() as u64 > MOST {
         return Err(io::Error::other(format!("it is larger than {} MiB", MOST >> 20)));
     }

@@ -19,6 +19,7 @@ pub mod simulate;
 pub mod why;
 
 use std::io::{Read as _, Write as _};
+use std::os::unix::fs::FileTypeExt as _;
 use std::path::Path;
 
 use tokio_util::sync::CancellationToken;
@@ -84,12 +85,22 @@ fn write_whole(file: &Path, text: &str, mode: u32) -> std::io::Result<()> {
 
 /// The text of a file that somebody else wrote, if it is no larger than this.
 fn read_bounded(file: &Path, largest: u64) -> std::io::Result<String> {
-    let mut text = String::new();
-    let length = std::fs::File::open(file)?.take(largest + 1).read_to_string(&mut text)?;
+    // Who opens a pipe in a folder waits for somebody who writes into it, perhaps for ever. One that a shell made for `<(command)` is meant so.
+    let is_pipe = std::fs::metadata(file).is_ok_and(|found| found.file_type().is_fifo());
+    if is_pipe && !file.starts_with("/dev") && !file.starts_with("/proc") {
+        return Err(std::io::Error::other("it is a pipe, and not a file"));
+    }
+    bounded(std::fs::File::open(file)?, largest)
+}
+
+/// The same of what is read already.
+fn bounded(from: impl std::io::Read, largest: u64) -> std::io::Result<String> {
+    let mut text = Vec::new();
+    let length = from.take(largest + 1).read_to_end(&mut text)?;
     if u64::try_from(length).unwrap_or(u64::MAX) > largest {
         return Err(std::io::Error::other(format!("it has more than {largest} bytes")));
     }
-    Ok(text)
+    String::from_utf8(text).map_err(|_| std::io::Error::other("it is not UTF-8 text"))
 }
 
 /// Cancelled by SIGTERM, SIGINT, and, with `--exit-with-stdin`, by the end of standard input.

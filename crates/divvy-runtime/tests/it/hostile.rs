@@ -72,3 +72,35 @@ fn rule_1_nothing_below_the_containers_root_is_opened_and_nothing_else_is_run() 
         assert!(run.iter().all(|path| allowed(path)), "{mode}: {run:?}");
     }
 }
+
+/// Whoever opens a pipe waits for somebody who writes into it: no container would start any more.
+#[test]
+fn a_pipe_in_place_of_what_is_read_holds_no_container_up() {
+    let pipe = |path: &std::path::Path| {
+        let mode = rustix::fs::Mode::from_raw_mode(0o644);
+        rustix::fs::mknodat(rustix::fs::CWD, path, rustix::fs::FileType::Fifo, mode, 0).expect("a pipe");
+    };
+    let create = |bed: &Bed| {
+        let mut bounded = Command::new("timeout");
+        bounded.args(["30", env!("CARGO_BIN_EXE_divvy-runtime"), "create", "--bundle"]);
+        bounded.arg(bed.path("bundle")).arg("c1");
+        bounded.env("NVIDIA_CTK_CONFIG_FILE_PATH", bed.path("config.toml"));
+        bounded.output().expect("it runs")
+    };
+    // Among the specs: what needs it is refused, by its name; the others' devices are given.
+    let bed = Bed::new(&asking("0"));
+    pipe(&bed.path("cdi/other.json"));
+    let output = create(&bed);
+    assert_eq!(output.status.code(), Some(7), "{output:?}");
+    for (file, needed) in [("config.toml", "settings"), ("bundle/config.json", "configuration")] {
+        let bed = Bed::new(&asking("0"));
+        fs::remove_file(bed.path(file)).expect("removed");
+        pipe(&bed.path(file));
+        let output = create(&bed);
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(
+            !matches!(output.status.code(), None | Some(0 | 7 | 124)) && said.contains(file) && said.contains("it is a pipe"),
+            "{needed}: {output:?}"
+        );
+    }
+}

@@ -5,12 +5,14 @@ mod list;
 mod transform;
 mod validate;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
+use anyhow::Context as _;
+use divvy_container::cdi::generate::Root;
 use divvy_container::cdi::{Found, Problem, Registry, Severity, is_spec_file};
 use divvy_hardware::Files;
 
-use super::{read_bounded, say, write_whole};
+use super::{bounded, read_bounded, say, write_whole};
 use crate::cli::cdi::CdiCommand;
 
 /// Specs may name hundreds of libraries.
@@ -28,17 +30,48 @@ pub async fn run(command: CdiCommand) -> anyhow::Result<bool> {
 
 /// The files of a directory: those that readers look into, and the names of those that were meant so and are not.
 fn directory(path: &Path, shown: &str, priority: usize) -> std::io::Result<(Vec<Found>, Vec<String>)> {
+    // Links are followed, as readers do.
+    listed(path, shown, priority, |name| Some(path.join(name)))
+}
+
+/// The same of a directory of the machine whose root is here; its links are links of that machine.
+fn directory_below(sys_root: &Path, folder: &str, priority: usize) -> std::io::Result<(Vec<Found>, Vec<String>)> {
+    if sys_root == Path::new("/") {
+        return directory(Path::new(folder), folder, priority);
+    }
+    let files = Files::below(sys_root);
+    let not_found = || std::io::Error::from(std::io::ErrorKind::NotFound);
+    let root = Root::open(&files, "/").ok_or_else(not_found)?;
+    let here = |path: &str| {
+        let (real, _) = root.resolve(path)?;
+        Some(sys_root.join(real.trim_start_matches('/')))
+    };
+    let real = here(folder).ok_or_else(not_found)?;
+    listed(&real, folder, priority, |name| here(&format!("{folder}/{name}")))
+}
+
+/// `real`: where the file of a name is.
+fn listed(
+    path: &Path,
+    shown: &str,
+    priority: usize,
+    real: impl Fn(&str) -> Option<PathBuf>,
+) -> std::io::Result<(Vec<Found>, Vec<String>)> {
     let (mut found, mut ignored) = (Vec::new(), Vec::new());
     for entry in std::fs::read_dir(path)? {
-        let entry = entry?;
-        let name = entry.file_name().to_string_lossy().into_owned();
+        let name = entry?.file_name().to_string_lossy().into_owned();
         let shown = format!("{}/{name}", shown.trim_end_matches('/'));
-        // Links are followed, as readers do.
-        if std::fs::metadata(entry.path()).is_ok_and(|metadata| metadata.is_dir()) {
+        let real = real(&name).ok_or_else(|| std::io::Error::other("it is a link that leads nowhere"));
+        let kind = real.and_then(|real| Ok((std::fs::metadata(&real)?, real)));
+        if kind.as_ref().is_ok_and(|(metadata, _)| metadata.is_dir()) {
             continue;
         }
         if is_spec_file(&name) {
-            found.push(Found::of(shown, priority, read_bounded(&entry.path(), LARGEST_SPEC)));
+            let text = kind.and_then(|(metadata, real)| match metadata.is_file() {
+                true => read_bounded(&real, LARGEST_SPEC),
+                false => Err(std::io::Error::other("it is a device, a socket or a pipe")),
+            });
+            found.push(Found::of(shown, priority, text));
         } else if name
             .rsplit_once('.')
             .is_some_and(|(_, ending)| ["yml", "YAML", "YML", "JSON"].contains(&ending))
@@ -47,6 +80,11 @@ fn directory(path: &Path, shown: &str, priority: usize) -> std::io::Result<(Vec<
         }
     }
     Ok((found, ignored))
+}
+
+/// A spec on standard input.
+fn standard_input() -> anyhow::Result<String> {
+    bounded(std::io::stdin(), LARGEST_SPEC).context("standard input cannot be read")
 }
 
 /// What to say of a file in which readers do not look.

@@ -21,6 +21,11 @@ use super::{Unclear, say};
 use crate::cli::doctor::{DoctorArgs, DoctorOutput};
 use crate::printer;
 
+use programs::Places;
+
+/// Of a line of a log: what is known of any is in its beginning.
+const LONGEST_LINE: usize = 64 * 1024;
+
 /// The exit status.
 pub async fn run(mut args: DoctorArgs) -> anyhow::Result<u8> {
     if let Some(log) = &args.explain {
@@ -58,15 +63,15 @@ pub async fn run(mut args: DoctorArgs) -> anyhow::Result<u8> {
 
 /// Explains the error texts of a log, which may be long and may never end: line by line.
 fn explain(path: &Path, output: DoctorOutput) -> anyhow::Result<u8> {
-    let reader: Box<dyn BufRead> = if path == Path::new("-") {
+    let mut reader: Box<dyn BufRead> = if path == Path::new("-") {
         Box::new(std::io::stdin().lock())
     } else {
         let file = File::open(path).with_context(|| format!("--explain: {} cannot be read", path.display()))?;
         Box::new(BufReader::new(file))
     };
     let mut log = Log::default();
-    for line in reader.split(b'\n') {
-        log.read(&String::from_utf8_lossy(&line.context("the log cannot be read")?));
+    while let Some(line) = next_line(&mut reader).context("the log cannot be read")? {
+        log.read(&String::from_utf8_lossy(&line));
     }
     match output {
         DoctorOutput::Json => printer::json(&log.found())?,
@@ -75,18 +80,45 @@ fn explain(path: &Path, output: DoctorOutput) -> anyhow::Result<u8> {
     Ok(u8::from(log.found().is_empty()))
 }
 
+/// The beginning of the next line, which may have no end.
+fn next_line(reader: &mut impl BufRead) -> std::io::Result<Option<Vec<u8>>> {
+    let mut line = Vec::new();
+    let mut is_there = false;
+    loop {
+        let part = match reader.fill_buf() {
+            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => continue,
+            part => part?,
+        };
+        let end = part.iter().position(|byte| *byte == b'\n');
+        let read = end.map_or(part.len(), |end| end + 1);
+        let text = &part[..end.unwrap_or(part.len())];
+        line.extend_from_slice(&text[..text.len().min(LONGEST_LINE - line.len())]);
+        reader.consume(read);
+        is_there |= read > 0;
+        if read == 0 || end.is_some() {
+            return Ok(is_there.then_some(line));
+        }
+    }
+}
+
 /// Asks everybody, then runs the checks. A file of a hung driver can hang whoever reads it, and a thread cannot be ended: what is left of it ends with
 /// the program.
 async fn look(args: &DoctorArgs, checks: &[Check]) -> anyhow::Result<Report> {
     let files: &'static Files = Box::leak(Box::new(Files::below(&args.root)));
     let limit = args.timeout;
-    let begun = tokio::task::spawn_blocking(|| Facts::of(files));
-    let mut facts = match tokio::time::timeout(limit, begun).await {
-        Ok(Ok(Some(facts))) => facts,
+    let begun = tokio::task::spawn_blocking(|| {
+        let facts = Facts::of(files)?;
+        let places = Places::of(&facts);
+        Some((facts, places))
+    });
+    let (mut facts, places) = match tokio::time::timeout(limit, begun).await {
+        Ok(Ok(Some(read))) => read,
         Ok(Ok(None)) => anyhow::bail!("{} cannot be read", args.root.display()),
         Ok(Err(error)) => return Err(error.into()),
         Err(_) => anyhow::bail!(
-            "the files of the driver could not be read within {} s: a driver that hangs holds up whoever looks at it; reboot the machine",
+            "the files of {} could not be read within {} s: a driver, a process or a disk that hangs holds up whoever looks at it; --timeout waits longer, \
+             and after a reboot it is over",
+            args.root.display(),
             limit.as_secs()
         ),
     };
@@ -94,7 +126,7 @@ async fn look(args: &DoctorArgs, checks: &[Check]) -> anyhow::Result<Report> {
     if let Some(root) = &args.driver_root {
         facts.driver_root.clone_from(root);
     }
-    programs::ask(args, &mut facts).await;
+    programs::ask(args, &mut facts, places).await;
     let (wanted, not_run) = Report::plan(&facts, checks);
     let wanted: Vec<Check> = wanted.into_iter().copied().collect();
     let todo = wanted.clone();

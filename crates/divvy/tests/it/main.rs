@@ -10,6 +10,7 @@ mod cluster;
 mod configure;
 mod demo;
 mod doctor;
+mod hostile;
 mod invariants;
 mod kubelet_cases;
 mod outside;

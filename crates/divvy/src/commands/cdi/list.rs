@@ -8,7 +8,7 @@ use divvy_container::cdi::{FoundDevice, Registry, Severity};
 use divvy_hardware::Files;
 use serde::Serialize;
 
-use super::{conflicts, directory, ignored, say, tell_troubles};
+use super::{conflicts, directory_below, ignored, say, tell_troubles};
 use crate::cli::cdi::{CdiListArgs, CdiListOutput};
 use crate::printer;
 
@@ -42,15 +42,14 @@ struct File {
 pub(super) fn run(args: &CdiListArgs) -> anyhow::Result<bool> {
     let (mut found, mut not_read) = (Vec::new(), Vec::new());
     for (priority, shown) in args.spec_dir.iter().enumerate() {
-        let path = args.sys_root.join(shown.trim_start_matches('/'));
-        match directory(&path, shown, priority) {
+        match directory_below(&args.sys_root, shown, priority) {
             Ok((files, names)) => {
                 found.extend(files);
                 not_read.extend(names);
             }
             // Readers take it so, too.
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
-            Err(error) => return Err(error).with_context(|| format!("the directory {} cannot be read", path.display())),
+            Err(error) => return Err(error).with_context(|| format!("the directory {shown} cannot be read")),
         }
     }
     let registry = Registry::new(found);

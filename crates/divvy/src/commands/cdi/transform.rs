@@ -1,13 +1,12 @@
 //! `divvy cdi transform`.
 
-use std::io::Read as _;
 use std::path::Path;
 
 use anyhow::Context as _;
 use divvy_container::cdi::moved::{Side, move_root};
 use divvy_container::cdi::{Format, Problem, Severity, Spec};
 
-use super::{LARGEST_SPEC, read_bounded, say, write_whole};
+use super::{LARGEST_SPEC, read_bounded, say, standard_input, write_whole};
 use crate::cli::cdi::{CdiSide, CdiTransformArgs};
 use crate::printer;
 
@@ -21,12 +20,7 @@ pub(super) fn run(args: &CdiTransformArgs) -> anyhow::Result<()> {
     }
     let shown = args.input.display();
     let text = if args.input == Path::new("-") {
-        let mut text = String::new();
-        std::io::stdin()
-            .take(LARGEST_SPEC)
-            .read_to_string(&mut text)
-            .context("standard input cannot be read")?;
-        text
+        standard_input()?
     } else {
         read_bounded(&args.input, LARGEST_SPEC).with_context(|| format!("{shown} cannot be read"))?
     };

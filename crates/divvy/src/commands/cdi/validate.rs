@@ -1,7 +1,6 @@
 //! `divvy cdi validate`.
 
 use std::collections::BTreeMap;
-use std::io::Read as _;
 use std::path::Path;
 
 use anyhow::Context as _;
@@ -10,7 +9,7 @@ use divvy_container::cdi::{Found, Problem, Registry, Severity, Version};
 use divvy_hardware::Files;
 use serde::Serialize;
 
-use super::{LARGEST_SPEC, conflicts, directory, ignored, read_bounded, say, tell_troubles};
+use super::{LARGEST_SPEC, conflicts, directory, ignored, read_bounded, say, standard_input, tell_troubles};
 use crate::cli::cdi::{CdiValidateArgs, CdiValidateOutput};
 use crate::printer;
 
@@ -45,7 +44,8 @@ pub(super) fn run(args: &CdiValidateArgs) -> anyhow::Result<bool> {
     for path in &args.files {
         let shown = path.display().to_string();
         if path == Path::new("-") {
-            folders.entry(shown).or_default().push(standard_input()?);
+            let text = Ok::<_, std::convert::Infallible>(standard_input()?);
+            folders.entry(shown).or_default().push(Found::of("-", 0, text));
         } else if std::fs::metadata(path)
             .with_context(|| format!("{shown} cannot be looked at"))?
             .is_dir()
@@ -79,15 +79,6 @@ pub(super) fn run(args: &CdiValidateArgs) -> anyhow::Result<bool> {
     Ok(verdicts
         .iter()
         .all(|verdict| verdict.valid && (verdict.warnings.is_empty() || !args.strict)))
-}
-
-fn standard_input() -> anyhow::Result<Found> {
-    let mut text = String::new();
-    std::io::stdin()
-        .take(LARGEST_SPEC)
-        .read_to_string(&mut text)
-        .context("standard input cannot be read")?;
-    Ok(Found::of("-", 0, Ok::<_, std::convert::Infallible>(text)))
 }
 
 fn verdict(file: &Found, conflicts: &[(String, Problem)], machine: &Files) -> Verdict {

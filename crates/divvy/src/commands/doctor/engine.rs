@@ -6,14 +6,14 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use divvy_container::runtime::settings;
+use divvy_doctor::Asked;
 use divvy_doctor::facts::programs::{Docker, RuntimeTest};
-use divvy_doctor::{Asked, Facts};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::net::UnixStream;
 
 use super::http;
-use super::programs::{last_line, too_long};
+use super::programs::{last_line, output, too_long};
 
 const DOCKER: &str = "/var/run/docker.sock";
 
@@ -53,24 +53,32 @@ pub(super) async fn docker(limit: Duration) -> Asked<Docker> {
 }
 
 /// Has `divvy-runtime` prepare a container that asks for all GPUs, with a program that does nothing in place of runc: no container comes of it.
-pub(super) async fn runtime_test(facts: &Facts<'_>, limit: Duration) -> Asked<RuntimeTest> {
+pub(super) async fn runtime_test(
+    installed: &Option<String>,
+    settings: &Result<Option<String>, String>,
+    limit: Duration,
+) -> Asked<RuntimeTest> {
     let beside = std::env::current_exe().map(|own| own.with_file_name("divvy-runtime"));
     let program = match beside {
         Ok(program) if program.is_file() => program,
-        _ => match facts.program(&["divvy-runtime"]) {
+        _ => match installed {
             Some(program) => PathBuf::from(program),
             None => return Asked::Absent("divvy-runtime is not installed here".to_owned()),
         },
     };
     let shown = program.display().to_string();
-    match tokio::time::timeout(limit, prepared(&program)).await {
+    let settings = match settings {
+        Ok(text) => text.as_deref().unwrap_or_default(),
+        Err(reason) => return Asked::Failed(format!("{shown} could not be tried: {reason}")),
+    };
+    match tokio::time::timeout(limit, prepared(&program, settings)).await {
         Ok(Ok(outcome)) => Asked::Answer(RuntimeTest { program: shown, outcome }),
         Ok(Err(error)) => Asked::Failed(format!("{shown} could not be tried: {error:#}")),
         Err(_) => Asked::Failed(too_long(&shown, limit)),
     }
 }
 
-async fn prepared(program: &Path) -> anyhow::Result<Result<Vec<String>, String>> {
+async fn prepared(program: &Path, of_machine: &str) -> anyhow::Result<Result<Vec<String>, String>> {
     let bundle = tempfile::Builder::new().prefix("divvy-doctor-").tempdir()?;
     let configuration = bundle.path().join("config.json");
     let container = json!({
@@ -81,15 +89,14 @@ async fn prepared(program: &Path) -> anyhow::Result<Result<Vec<String>, String>>
     });
     std::fs::write(&configuration, container.to_string())?;
     let settings = bundle.path().join("config.toml");
-    std::fs::write(&settings, test_settings()?)?;
-    let output = tokio::process::Command::new(program)
+    std::fs::write(&settings, test_settings(of_machine)?)?;
+    let mut command = tokio::process::Command::new(program);
+    command
         .args(["create", "--bundle"])
         .arg(bundle.path())
         .arg("divvy-doctor")
-        .env("NVIDIA_CTK_CONFIG_FILE_PATH", &settings)
-        .kill_on_drop(true)
-        .output()
-        .await?;
+        .env("NVIDIA_CTK_CONFIG_FILE_PATH", &settings);
+    let output = output(command).await.context("it")?;
     if !output.status.success() {
         return Ok(Err(last_line(&output.stderr)));
     }
@@ -101,17 +108,12 @@ async fn prepared(program: &Path) -> anyhow::Result<Result<Vec<String>, String>>
 }
 
 /// The machine's own settings, but for what would make the test another one: the real runtime, and who may ask by the environment.
-fn test_settings() -> anyhow::Result<String> {
+fn test_settings(of_machine: &str) -> anyhow::Result<String> {
     let nothing = ["/bin/true", "/usr/bin/true"]
         .into_iter()
         .find(|path| Path::new(path).exists())
         .context("there is no /bin/true")?;
-    let text = match std::fs::read_to_string(settings::PATH) {
-        Ok(text) => text,
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => String::new(),
-        Err(error) => return Err(anyhow::Error::new(error).context(settings::PATH)),
-    };
-    let mut table: toml::Table = text.parse().with_context(|| settings::PATH.to_owned())?;
+    let mut table: toml::Table = of_machine.parse().with_context(|| settings::PATH.to_owned())?;
     table.insert(
         "accept-nvidia-visible-devices-envvar-when-unprivileged".to_owned(),
         true.into(),

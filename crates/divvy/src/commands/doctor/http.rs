@@ -10,7 +10,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use super::programs::too_long;
 
 /// `/metrics` of an extender with thousands of nodes has less.
-const LARGEST: usize = 8 * 1024 * 1024;
+pub(super) const LARGEST: usize = 8 * 1024 * 1024;
 
 /// The body that is answered with 200, or what went wrong.
 pub(super) async fn get<S>(

@@ -4,15 +4,19 @@ use std::fs::OpenOptions;
 use std::io::{ErrorKind, Read as _};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
-use std::process::Stdio;
+use std::process::{Output, Stdio};
 use std::time::Duration;
 
 use divvy_container::cdi::generate::{Root, proc, wsl};
+use divvy_container::engines::Files;
+use divvy_container::runtime::settings;
 use divvy_doctor::facts::Kind;
 use divvy_doctor::facts::programs::{Probed, Socket};
 use divvy_doctor::{Asked, Facts};
 use rustix::fs::OFlags;
+use tokio::io::{AsyncRead, AsyncReadExt as _};
 use tokio::net::UnixStream;
+use tokio::process::Command;
 
 use super::{cluster, engine};
 
@@ -21,33 +25,91 @@ use crate::cli::doctor::DoctorArgs;
 /// The kernel keeps at most a few MiB.
 const LARGEST_LOG: usize = 16 * 1024 * 1024;
 
+/// Of what a program prints.
+const LARGEST_OUTPUT: u64 = 16 * 1024 * 1024;
+
+/// Whom there is to ask, by the machine's files: read beforehand, since a file can hang whoever reads it, and what asks programs has one thread for all.
+#[derive(Debug)]
+pub(super) struct Places {
+    /// Whether there is a driver of NVIDIA.
+    driver: bool,
+    /// The containerd that runs pods and its file, or why there is none.
+    containerd: Result<(u32, String), &'static str>,
+    /// The sockets below the kubelet's folder; none without a kubelet.
+    sockets: Option<Vec<String>>,
+    /// `divvy-runtime`
+    runtime: Option<String>,
+    /// The runtime's settings; none where there is no file.
+    settings: Result<Option<String>, String>,
+    /// The extender that kube-scheduler's configuration names.
+    extender: Option<String>,
+    /// What the logger of a copied machine wrote down.
+    log: Asked<String>,
+}
+
+impl Places {
+    pub(super) fn of(facts: &Facts<'_>) -> Places {
+        let containerd = match facts.engine() {
+            Err(_) => Err("no containerd here"),
+            Ok(engine) if engine.kind != Kind::Containerd => Err("containerd does not run"),
+            Ok(engine) => facts
+                .process_of(&engine)
+                .map(|process| (process, engine.file.clone()))
+                .ok_or("containerd does not run"),
+        };
+        let mut urls = facts.extenders().into_iter().map(|extender| extender.url);
+        Places {
+            driver: proc::loaded_driver(facts.tree).is_some() || wsl::is_there(facts.tree),
+            containerd,
+            sockets: facts.kubelet().map(|kubelet| socket_paths(facts, &kubelet.dir)),
+            runtime: facts.program(&["divvy-runtime"]),
+            settings: Files::text(&facts.root, settings::PATH).map_err(|why| format!("{} cannot be read: {why}", settings::PATH)),
+            extender: urls.find(|url| url.contains("gpushare")),
+            log: log_files(&facts.root),
+        }
+    }
+}
+
+fn socket_paths(facts: &Facts<'_>, kubelet: &str) -> Vec<String> {
+    let folder = format!("{kubelet}/device-plugins");
+    let mut paths: Vec<String> = facts
+        .root
+        .names(&folder)
+        .iter()
+        .filter(|name| name.ends_with(".sock"))
+        .map(|name| format!("{folder}/{name}"))
+        .collect();
+    paths.push(format!("{kubelet}/pod-resources/kubelet.sock"));
+    paths
+}
+
 /// Fills in what programs say.
-pub(super) async fn ask(args: &DoctorArgs, facts: &mut Facts<'static>) {
+pub(super) async fn ask(args: &DoctorArgs, facts: &mut Facts<'static>, places: Places) {
     facts.arch = Some(std::env::consts::ARCH.to_owned());
     let copy = args.root != Path::new("/");
     if copy {
         let reason = format!("{} is a copy of a machine: its programs cannot be asked", args.root.display());
         facts.arch = None;
         facts.probe = Asked::Not(reason.clone());
-        facts.kernel_log = log_files(&facts.root);
+        facts.kernel_log = places.log.clone();
         facts.containerd = Asked::Not(reason.clone());
         facts.docker = Asked::Not(reason.clone());
         facts.runtime_test = Asked::Not(reason.clone());
         facts.sockets = Asked::Not(reason.clone());
         facts.extender = Asked::Not(reason);
         if args.nvml_library.is_some() {
-            facts.probe = probe(args, facts, args.timeout).await;
+            facts.probe = probe(args, facts, &places, args.timeout).await;
         }
     }
     let limit = args.timeout;
     if args.node && !copy {
         let (probe, log, containerd, docker, sockets, test) = tokio::join!(
-            probe(args, facts, limit),
+            probe(args, facts, &places, limit),
             within(limit, "/dev/kmsg", kernel_log),
-            containerd(facts, limit),
+            containerd(&places, limit),
             engine::docker(limit),
-            sockets(facts, limit),
-            engine::runtime_test(facts, limit),
+            sockets(&places, limit),
+            engine::runtime_test(&places.runtime, &places.settings, limit),
         );
         facts.probe = probe;
         facts.kernel_log = log;
@@ -61,36 +123,27 @@ pub(super) async fn ask(args: &DoctorArgs, facts: &mut Facts<'static>) {
         (facts.cluster, client) = cluster::objects(&args.connection, limit).await;
     }
     if !copy || args.extender.is_some() {
-        facts.extender = cluster::extender(args.extender.as_deref(), facts, client, limit).await;
+        let known = args.extender.clone().or(places.extender);
+        facts.extender = cluster::extender(known, facts, client, limit).await;
     }
 }
 
 /// `containerd config dump`, of the very program that runs, with the file that it was told of: where there are several, another would say something else.
-async fn containerd(facts: &Facts<'_>, limit: Duration) -> Asked<String> {
-    let Ok(engine) = facts.engine() else {
-        return Asked::Absent("no containerd here".to_owned());
-    };
-    if let (Kind::Containerd, Some(process)) = (engine.kind, facts.process_of(&engine)) {
-        let program = PathBuf::from(format!("/proc/{process}/exe"));
-        return output_of(&program, &["--config", &engine.file, "config", "dump"], limit).await;
+async fn containerd(places: &Places, limit: Duration) -> Asked<String> {
+    match &places.containerd {
+        Ok((process, file)) => {
+            let program = PathBuf::from(format!("/proc/{process}/exe"));
+            output_of(&program, &["--config", file, "config", "dump"], limit).await
+        }
+        Err(reason) => Asked::Absent((*reason).to_owned()),
     }
-    Asked::Absent("containerd does not run".to_owned())
 }
 
 /// Tries to connect to the sockets below the kubelet's folder.
-async fn sockets(facts: &Facts<'_>, limit: Duration) -> Asked<Vec<Socket>> {
-    let Some(kubelet) = facts.kubelet() else {
+async fn sockets(places: &Places, limit: Duration) -> Asked<Vec<Socket>> {
+    let Some(paths) = places.sockets.clone() else {
         return Asked::Absent("no kubelet here".to_owned());
     };
-    let folder = format!("{}/device-plugins", kubelet.dir);
-    let mut paths: Vec<String> = facts
-        .root
-        .names(&folder)
-        .iter()
-        .filter(|name| name.ends_with(".sock"))
-        .map(|name| format!("{folder}/{name}"))
-        .collect();
-    paths.push(format!("{}/pod-resources/kubelet.sock", kubelet.dir));
     let asked = paths.into_iter().map(|path| async move {
         let answers = match tokio::time::timeout(limit, UnixStream::connect(&path)).await {
             Ok(Ok(_)) => Ok(()),
@@ -118,18 +171,43 @@ pub(super) fn too_long(what: &str, limit: Duration) -> String {
 /// What a program prints on standard output, if it ends well and in time.
 pub(super) async fn output_of(program: &Path, arguments: &[&str], limit: Duration) -> Asked<String> {
     let shown = format!("{} {}", program.display(), arguments.join(" "));
-    let child = tokio::process::Command::new(program)
-        .args(arguments)
-        .stdin(Stdio::null())
-        .kill_on_drop(true)
-        .output();
-    match tokio::time::timeout(limit, child).await {
+    let mut command = Command::new(program);
+    command.args(arguments);
+    match tokio::time::timeout(limit, output(command)).await {
         Err(_) => Asked::Failed(too_long(&shown, limit)),
+        Ok(Err(error)) if error.kind() == ErrorKind::FileTooLarge => Asked::Failed(format!("{shown} {error}")),
         Ok(Err(error)) if error.kind() == ErrorKind::NotFound => Asked::Absent(format!("there is no {}", program.display())),
         // Whoever could not be started has said nothing.
         Ok(Err(error)) => Asked::Absent(format!("{shown} could not be started: {error}")),
         Ok(Ok(output)) if output.status.success() => Asked::Answer(String::from_utf8_lossy(&output.stdout).into_owned()),
         Ok(Ok(output)) => Asked::Failed(format!("{} ({}, {shown})", last_line(&output.stderr), output.status)),
+    }
+}
+
+/// What a program prints on both, and how it ends. One that prints too much is ended.
+pub(super) async fn output(mut command: Command) -> std::io::Result<Output> {
+    let mut child = command
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .kill_on_drop(true)
+        .spawn()?;
+    let (printed, complained) = (child.stdout.take(), child.stderr.take());
+    let (stdout, stderr, status) = tokio::try_join!(all_of(printed), all_of(complained), child.wait())?;
+    Ok(Output { status, stdout, stderr })
+}
+
+async fn all_of(from: Option<impl AsyncRead + Unpin>) -> std::io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    if let Some(from) = from {
+        from.take(LARGEST_OUTPUT + 1).read_to_end(&mut bytes).await?;
+    }
+    match u64::try_from(bytes.len()).is_ok_and(|length| length <= LARGEST_OUTPUT) {
+        true => Ok(bytes),
+        false => Err(std::io::Error::new(
+            ErrorKind::FileTooLarge,
+            format!("printed more than {} MiB", LARGEST_OUTPUT >> 20),
+        )),
     }
 }
 
@@ -140,9 +218,8 @@ pub(super) fn last_line(errors: &[u8]) -> String {
     last.unwrap_or("without a word").to_owned()
 }
 
-async fn probe(args: &DoctorArgs, facts: &Facts<'_>, limit: Duration) -> Asked<Probed> {
-    let driver = proc::loaded_driver(facts.tree).is_some() || wsl::is_there(facts.tree);
-    if !driver && args.nvml_library.is_none() {
+async fn probe(args: &DoctorArgs, facts: &Facts<'_>, places: &Places, limit: Duration) -> Asked<Probed> {
+    if !places.driver && args.nvml_library.is_none() {
         return Asked::Absent("no NVIDIA driver is loaded".to_owned());
     }
     let program: PathBuf = match &args.probe {

@@ -1,0 +1,103 @@
+//! CUDA's forward compatibility: for which drivers of the machine an image's own libcuda is made.
+//!
+//! Its ELF note `.note.cuda.fwd_compatibility` is a JSON object with a list `Driver` of major versions.
+
+use serde::Deserialize;
+
+/// What the name of an image's library begins with; its version follows.
+pub const LIBCUDA: &str = "libcuda.so.";
+/// Of an ELF file: more sections than this, or a larger table of names or note, no libcuda has.
+const MOST_SECTIONS: u64 = 1000;
+const MOST_BYTES: u64 = 64 * 1024;
+const SECTION: &[u8] = b".note.cuda.fwd_compatibility\0";
+
+/// The version in the name of the one libcuda of a folder; none where there are several, or none.
+pub fn version(names: &[String]) -> Option<&str> {
+    let mut versions = names
+        .iter()
+        .filter_map(|name| name.strip_prefix(LIBCUDA).filter(|version| version.contains('.')));
+    versions.next().filter(|_| versions.next().is_none())
+}
+
+/// Whether a library of this version is to be used in place of that of the machine's driver. `made_for` is what it says itself; where it says
+/// nothing, a newer major version is.
+pub fn is_wanted(version: &str, made_for: Option<&[u64]>, host_driver: &str) -> bool {
+    let Some(host) = major(host_driver) else { return false };
+    match made_for {
+        Some(drivers) => drivers.contains(&host),
+        None => major(version).is_some_and(|own| own > host),
+    }
+}
+
+fn major(version: &str) -> Option<u64> {
+    version.split('.').next()?.parse().ok()
+}
+
+#[derive(Deserialize)]
+struct Note {
+    #[serde(rename = "Driver")]
+    driver: Vec<u64>,
+}
+
+/// Major versions of the drivers for which a library is made, if it says so. What is no ELF file for 64 bits says nothing. The file has `size` bytes,
+/// of which `read` gives so many from a position; nothing beyond its end is asked for.
+///
+/// # Errors
+/// Those of `read`.
+pub fn drivers<E>(size: u64, mut read: impl FnMut(u64, usize) -> Result<Vec<u8>, E>) -> Result<Option<Vec<u64>>, E> {
+    let mut part = |at: u64, length: u64| match usize::try_from(length) {
+        Ok(bytes) if length <= MOST_BYTES && at.checked_add(length).is_some_and(|end| end <= size) => read(at, bytes).map(Some),
+        _ => Ok(None),
+    };
+    Ok(section(&mut part)?.and_then(|note| of_note(&note)))
+}
+
+/// Elf64_Nhdr: the sizes of name and text, a type; both texts begin at multiples of four.
+fn of_note(note: &[u8]) -> Option<Vec<u64>> {
+    let size = |at: usize| usize::try_from(number(note, at, 4)?).ok();
+    let (name, text) = (size(0)?, size(4)?);
+    let start = 12usize.checked_add(name.checked_next_multiple_of(4)?)?;
+    let of_nvidia = note.get(12..12usize.checked_add(name)?)?;
+    let text = note.get(start..start.checked_add(text)?)?;
+    let is_end = |byte: &u8| *byte == 0;
+    let of_nvidia = of_nvidia.split(is_end).next()?;
+    let text = text.split(is_end).next()?;
+    let note: Note = serde_json::from_slice(text)
+        .ok()
+        .filter(|_| of_nvidia == b"NVIDIA Corporation")?;
+    Some(note.driver)
+}
+
+/// The bytes of the section with the note (ELF-64, little-endian: System V ABI, chapter 4).
+fn section<E>(part: &mut impl FnMut(u64, u64) -> Result<Option<Vec<u8>>, E>) -> Result<Option<Vec<u8>>, E> {
+    let Some(header) = part(0, 64)?.filter(|header| header.starts_with(b"\x7fELF\x02\x01")) else {
+        return Ok(None);
+    };
+    let of_header = |at, length| number(&header, at, length).unwrap_or_default();
+    let (start, each, count, names) = (of_header(40, 8), of_header(58, 2), of_header(60, 2), of_header(62, 2));
+    let Some(table) = part(start, each.saturating_mul(count))?.filter(|_| each >= 64 && count <= MOST_SECTIONS) else {
+        return Ok(None);
+    };
+    let place = |index: u64| {
+        let at = usize::try_from(index.checked_mul(each)?).ok()?;
+        let entry = table.get(at..)?;
+        Some((number(entry, 0, 4)?, number(entry, 24, 8)?, number(entry, 32, 8)?))
+    };
+    let Some((_, at, length)) = place(names) else {
+        return Ok(None);
+    };
+    let Some(names) = part(at, length)? else { return Ok(None) };
+    let has_name = |name: u64| {
+        let from = usize::try_from(name).ok().and_then(|at| names.get(at..));
+        from.is_some_and(|from| from.starts_with(SECTION))
+    };
+    match (0..count).filter_map(place).find(|(name, ..)| has_name(*name)) {
+        Some((_, at, length)) => part(at, length),
+        None => Ok(None),
+    }
+}
+
+fn number(bytes: &[u8], at: usize, length: usize) -> Option<u64> {
+    let bytes = bytes.get(at..at.checked_add(length)?)?;
+    Some(bytes.iter().rev().fold(0, |number, byte| number << 8 | u64::from(*byte)))
+}
