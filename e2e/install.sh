@@ -296,7 +296,7 @@ runtime_pod() { pod with-class 1 "" 0 | sed 's|^spec:|spec:\n  runtimeClassName:
 memory() {
   scene "Memory of Divvy's containers"
   local program pid
-  for program in "/usr/bin/divvy agent" "/usr/bin/divvy-probe --listen" "/usr/bin/divvy extender"; do
+  for program in "/usr/bin/divvy-agent" "/usr/bin/divvy-probe --listen" "/usr/bin/divvy extender"; do
     for pid in $(pids_of "$program"); do
       measured "$program: $(awk '/^Rss:/ {rss = $2} /^Pss:/ {pss = $2} /^Anonymous:/ {own = $2}
         END {printf "resident %.1f MiB, of it %.1f anonymous; proportional %.1f", rss / 1024, own / 1024, pss / 1024}' "/proc/$pid/smaps_rollup")"

@@ -27,7 +27,7 @@ end_one() { # stop|kill9 NAME
         kube label node "${name%.agent}" gpushare- > /dev/null
         wait_for "$name: its pod is gone" 60 - no_agent_pod "${name%.agent}" > /dev/null
       else
-        for pid in $(pids_of "/usr/bin/divvy agent" "${name%.agent}"); do kill -9 "$pid" 2> /dev/null || true; done
+        for pid in $(pids_of "/usr/bin/divvy-agent" "${name%.agent}"); do kill -9 "$pid" 2> /dev/null || true; done
       fi ;;
     pod-divvy-extender)
       [ -e "$replicas" ] || kube get deployment -n $NAMESPACE divvy-extender -o 'jsonpath={.spec.replicas}' > "$replicas"

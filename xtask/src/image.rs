@@ -1,6 +1,6 @@
 //! `cargo xtask image`: an OCI image archive, without a container engine.
 //!
-//! One layer: the static `divvy`, `divvy-probe`, and what the probe needs to load a driver's library: the dynamic loader, libc and its
+//! One layer: the static `divvy` and `divvy-agent`, `divvy-probe`, and what the probe needs to load a driver's library: the dynamic loader, libc and its
 //! parts, libgcc_s (a static program cannot load NVML); and, for the node itself, the static `divvy-runtime` and `divvy-hook`. These lie in
 //! `/bin` with the probe, and nothing else does: it is the folder that `ctr install` copies onto a node. The same sources, toolchain and libc give the same bytes: paths are mapped
 //! away, files are sorted, times are 0. The format is the OCI image layout 1.0 in a tar file, with the `manifest.json` that `docker
@@ -193,6 +193,7 @@ impl Machine {
         let in_static = |path: &str| folder.join(&static_target).join(path);
         Ok(Programs {
             divvy: in_static("release/divvy"),
+            agent: in_static("release/divvy-agent"),
             probe: folder.join(dynamic_target).join("release/divvy-probe"),
             runtime: in_static("runtime/divvy-runtime"),
             hook: in_static("runtime/divvy-hook"),
@@ -203,6 +204,7 @@ impl Machine {
 /// What is in an image.
 struct Programs {
     divvy: PathBuf,
+    agent: PathBuf,
     probe: PathBuf,
     runtime: PathBuf,
     hook: PathBuf,
@@ -212,12 +214,13 @@ struct Programs {
 fn files(
     Programs {
         divvy,
+        agent,
         probe,
         runtime,
         hook,
     }: &Programs,
 ) -> Result<BTreeMap<String, PathBuf>> {
-    for program in [divvy, runtime, hook] {
+    for program in [divvy, agent, runtime, hook] {
         ensure!(
             linked(program)?.is_empty(),
             "{} is not static: it would need a loader and libraries",
@@ -226,6 +229,8 @@ fn files(
     }
     let mut files = BTreeMap::from([
         ("usr/bin/divvy".to_owned(), divvy.clone()),
+        // What an agent's memory is depends on its program's size, so a node runs this one.
+        ("usr/bin/divvy-agent".to_owned(), agent.clone()),
         ("usr/bin/divvy-probe".to_owned(), probe.clone()),
         ("bin/divvy-runtime".to_owned(), runtime.clone()),
         ("bin/divvy-hook".to_owned(), hook.clone()),

@@ -109,6 +109,8 @@ fn build(rust: &str) -> Result<PathBuf> {
             "--locked",
             "--package",
             "divvy",
+            "--bin",
+            "divvy",
             "--no-default-features",
         ])
         .args(["--features", "completions", "--target", &target])

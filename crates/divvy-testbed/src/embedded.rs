@@ -205,10 +205,9 @@ impl Embedded {
         let (machines, control) = (text(&self.root.path().join("machines.toml")), text(&folder.join("nvml.sock")));
         let program = Program::start(
             &format!("agent-{name}"),
-            &self.settings.programs.divvy,
+            &self.settings.programs.agent,
             &[
                 &[
-                    "agent",
                     "--exit-with-stdin",
                     "--node-name",
                     name,

@@ -14,6 +14,8 @@ use tokio::process::{Child, Command};
 pub struct Programs {
     /// `divvy`
     pub divvy: PathBuf,
+    /// `divvy-agent`
+    pub agent: PathBuf,
     /// `divvy-probe`
     pub probe: PathBuf,
     /// `libdivvy_nvml_sim.so`
@@ -39,6 +41,7 @@ impl Programs {
         };
         Ok(Programs {
             divvy: divvy.to_path_buf(),
+            agent: find("divvy-agent")?,
             probe: find("divvy-probe")?,
             nvml_sim: find("libdivvy_nvml_sim.so")?,
         })

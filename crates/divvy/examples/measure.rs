@@ -4,7 +4,7 @@
 //! cargo build --release --workspace && cargo run --release -p divvy --example measure
 //! ```
 //!
-//! With a folder as argument the programs there are measured: a static `divvy` as an image has it, beside `divvy-probe` and
+//! With a folder as argument the programs there are measured: static `divvy` and `divvy-agent` as an image has them, beside `divvy-probe` and
 //! `libdivvy_nvml_sim.so`.
 
 #![allow(clippy::print_stdout, reason = "a measurement is there to be printed")]
@@ -28,7 +28,11 @@ async fn main() -> Result<()> {
         .context("this program lies in no target folder")?;
     let given = std::env::args_os().nth(1).map(std::path::PathBuf::from);
     let programs = Programs::beside(&given.as_deref().unwrap_or(folder).join("divvy"))?;
-    for (name, path) in [("divvy", &programs.divvy), ("divvy-probe", &programs.probe)] {
+    for (name, path) in [
+        ("divvy", &programs.divvy),
+        ("divvy-agent", &programs.agent),
+        ("divvy-probe", &programs.probe),
+    ] {
         println!("{name:<44} {:>8.1} MiB", std::fs::metadata(path)?.len() as f64 / 1048576.0);
     }
     let gpus = "[[node.gpu]]\nmodel = \"NVIDIA A100-SXM4-80GB\"\nmemory_mib = 81920\n".repeat(8);

@@ -48,6 +48,18 @@ pub struct Cli {
     pub log: Option<String>,
 }
 
+/// Run on a GPU node: find its GPUs, advertise their memory, hand each container its own GPU (`divvy agent`, as a program of its own)
+#[derive(Debug, Parser)]
+#[command(name = "divvy-agent", version)]
+pub struct AgentCli {
+    /// What `divvy agent` takes.
+    #[command(flatten)]
+    pub agent: AgentArgs,
+    /// What to log to standard error: error, warn, info, debug, trace, or per module as in divvy_agent=debug
+    #[arg(long, env = "DIVVY_LOG", value_name = "FILTER")]
+    pub log: Option<String>,
+}
+
 /// The commands.
 #[derive(Debug, Subcommand)]
 pub enum Command {

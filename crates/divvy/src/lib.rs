@@ -7,6 +7,7 @@
 //! - [`simulate`]: runs of the simulator, their tables and their report
 //! - [`scheduler_config`]: what kube-scheduler must be told, as text
 //! - [`manifests`]: the Helm chart, rendered without Helm
+//! - [`program`]: from parsed arguments to an exit status, for `divvy` and for `divvy-agent`
 //! - [`printer`]: the only writer to standard output
 
 #![forbid(unsafe_code)]
@@ -17,6 +18,7 @@ pub mod commands;
 pub mod inspect;
 pub mod manifests;
 pub mod printer;
+pub mod program;
 pub mod scheduler_config;
 pub mod simulate;
 pub mod sums;
