@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use divvy_container::cdi::generate::Extras;
+use divvy_container::cdi::generate::{Extras, nvidia};
 use divvy_container::cdi::{Edits, Hook, Registry};
 use divvy_container::runtime::bundle::Bundle;
 use divvy_container::runtime::call::Call;
@@ -10,7 +10,7 @@ use divvy_container::runtime::live::{self, Live};
 use divvy_container::runtime::plan::{self, Asked, Decides, Plan};
 use divvy_container::runtime::request::{Container, Wanted};
 use divvy_container::runtime::require::{self, Facts};
-use divvy_container::runtime::settings::Settings;
+use divvy_container::runtime::settings::{Mode, Settings};
 use divvy_container::runtime::{extras, legacy};
 use divvy_files::Files;
 
@@ -37,7 +37,7 @@ pub(crate) fn prepare(call: &Call, settings: &Settings, log: &Log) -> Result<(),
     }
     let specs = || files::specs(&settings.spec_dirs);
     let edits = match decides {
-        Decides::Nobody => return Ok(()),
+        Decides::Nobody => return alone(bundle, &path, settings),
         Decides::Specs(plan) => {
             // What is not given cannot be asked for wrongly.
             if extras::extras(&container, settings).map_or(true, |(extras, _)| extras != Extras::default()) {
@@ -54,12 +54,12 @@ pub(crate) fn prepare(call: &Call, settings: &Settings, log: &Log) -> Result<(),
             required(log, &container, settings, &facts)?;
             edits
         }
-        Decides::Legacy(wanted) => legacy_hook(&container, &wanted, settings)?,
+        Decides::Legacy(wanted) => legacy_hook(log, &container, &wanted, settings)?,
         Decides::Allocation { uid, container: name } => {
             let registry = specs()?;
             let plan = plan::allocation(&uid, &name, &registry)?;
             if plan == Plan::LeaveAlone {
-                return Ok(());
+                return alone(bundle, &path, settings);
             }
             required(log, &container, settings, &Facts::of_specs(&plan, &registry))?;
             plan::edits(&plan, &registry)?
@@ -77,6 +77,23 @@ pub(crate) fn prepare(call: &Call, settings: &Settings, log: &Log) -> Result<(),
         edits.hooks.len()
     ));
     Ok(())
+}
+
+/// A container that gets nothing. A hook of NVIDIA's that an engine put there would give it what is refused here, or what its pod was not allocated.
+fn alone(mut bundle: Bundle, path: &Path, settings: &Settings) -> Result<(), Error> {
+    let removed = settings.mode != Mode::Legacy
+        && bundle.remove_legacy_hooks().map_err(|source| Error::Bundle {
+            path: path.to_owned(),
+            source,
+        })?;
+    match removed {
+        true => files::replace(path, &bundle.text()).map_err(|source| Error::File {
+            what: "written",
+            path: path.to_owned(),
+            source,
+        }),
+        false => Ok(()),
+    }
 }
 
 const ONLY_LIVE: &str = "What the container asks for beside GPUs (IMEX channels, NVIDIA_GDS, NVIDIA_MOFED, NVIDIA_GDRCOPY, NVIDIA_NVSWITCH) is had where \
@@ -123,8 +140,9 @@ fn without_groups(registry: Registry) -> Registry {
     Registry::new(files)
 }
 
-/// The hook that calls `nvidia-container-cli` once the container has a process and a root.
-fn legacy_hook(container: &Container, wanted: &Wanted, settings: &Settings) -> Result<Edits, Error> {
+/// The hook that calls `nvidia-container-cli` once the container has a process and a root; and, where that is asked for, the one that puts the image's
+/// own libcuda in front.
+fn legacy_hook(log: &Log, container: &Container, wanted: &Wanted, settings: &Settings) -> Result<Edits, Error> {
     // Where Debian's ldconfig is a script, this is the program behind it.
     let ldconfig = match Path::new("/sbin/ldconfig.real").exists() {
         true => "@/sbin/ldconfig.real",
@@ -136,15 +154,32 @@ fn legacy_hook(container: &Container, wanted: &Wanted, settings: &Settings) -> R
     args.extend(settings.cli.environment.iter().map(|entry| format!("--env={entry}")));
     args.extend(["--".to_owned(), cli]);
     args.extend(words);
-    Ok(Edits {
-        hooks: vec![Hook {
-            hook_name: "prestart".to_owned(),
+    let hook = |stage: &str, args| -> Result<Hook, Error> {
+        Ok(Hook {
+            hook_name: stage.to_owned(),
             path: files::beside("divvy-hook")?.to_string_lossy().into_owned(),
             args,
             // Without one some runtimes hand on their own.
             env: vec!["PATH=/usr/sbin:/usr/bin:/sbin:/bin".to_owned()],
             ..Hook::default()
-        }],
+        })
+    };
+    let mut hooks = vec![hook("prestart", args)?];
+    if legacy::compat_hook(settings) {
+        let root = settings.cli.root.as_deref().filter(|root| !root.is_empty()).unwrap_or("/");
+        match nvidia::installed(&Files::below("/"), root) {
+            Some(driver) => {
+                let version = format!("--host-driver-version={}", driver.version);
+                let words = ["divvy-hook".to_owned(), "enable-cuda-compat".to_owned(), version];
+                hooks.push(hook("createContainer", words.to_vec())?);
+            }
+            None => log.warning(&format!(
+                "cuda-compat-mode = \"hook\" has no effect: there is no driver below {root}"
+            )),
+        }
+    }
+    Ok(Edits {
+        hooks,
         ..Edits::default()
     })
 }

@@ -14,6 +14,7 @@ pub mod intel;
 pub mod ldcache;
 mod libraries;
 pub mod nvidia;
+pub mod parts;
 pub mod proc;
 mod tree;
 pub mod wsl;
@@ -35,8 +36,8 @@ pub enum Naming {
     Index,
     /// `GPU-…`, `MIG-…`.
     Uuid,
-    /// Each device under both names.
-    Both,
+    /// `gpu0`, `mig0:1`.
+    TypeIndex,
 }
 
 /// What the reader of the spec wants.
@@ -46,8 +47,14 @@ pub struct Options {
     pub vendor: String,
     /// `gpu`
     pub class: String,
-    /// By what devices are called.
-    pub naming: Naming,
+    /// By what devices are called; each has all these names.
+    pub naming: Vec<Naming>,
+    /// Which devices, by index or UUID; none of them: all. `none` is a device of its own, with the driver's files alone.
+    pub only: Vec<String>,
+    /// Whether `all` is there, a device that is all of them.
+    pub all: bool,
+    /// Whether a node that is open to its group alone brings the group along.
+    pub groups: bool,
     /// The newest version that readers understand: what later ones added is left out.
     pub newest: Version,
     /// Where the driver's files are: `/`, or where a driver container's root is mounted.
@@ -67,7 +74,10 @@ impl Options {
         Options {
             vendor: vendor.to_owned(),
             class: "gpu".to_owned(),
-            naming: Naming::Both,
+            naming: vec![Naming::Index, Naming::Uuid],
+            only: Vec::new(),
+            all: true,
+            groups: true,
             newest: Version::V1_1_0,
             driver_root: "/".to_owned(),
             dev_root: None,
@@ -152,11 +162,41 @@ struct Draft {
     notes: Vec<String>,
 }
 
+/// As NVIDIA's program says it: a device must not be empty.
+const NONE: &str = "NVCT_EMPTY_DEVICE=";
+
 impl Draft {
+    /// Drops the devices that nobody wants.
+    fn keep(&mut self, only: &[String]) -> Result<(), Error> {
+        if only.iter().any(|id| id == "none") {
+            let mut none = Item {
+                index: "none".to_owned(),
+                ..Item::default()
+            };
+            none.edits.env.push(NONE.to_owned());
+            self.items = vec![none];
+            return Ok(());
+        }
+        if only.is_empty() || only.iter().any(|id| id == "all") {
+            return Ok(());
+        }
+        let is = |item: &Item, id: &String| item.index == *id || item.uuid.as_ref() == Some(id);
+        if let Some(id) = only.iter().find(|id| !self.items.iter().any(|item| is(item, id))) {
+            let there: Vec<&str> = self.items.iter().map(|item| item.index.as_str()).collect();
+            return Err(Error::NoGpu(format!(
+                "there is no device {id:?} here; by index there are {}, and each GPU goes by its UUID, too",
+                there.join(", ")
+            )));
+        }
+        self.items.retain(|item| only.iter().any(|id| is(item, id)));
+        Ok(())
+    }
+
     /// The spec.
     fn finish(mut self, options: &Options) -> Result<Generated, Error> {
         check_vendor(&options.vendor)?;
         check_class(&options.class)?;
+        self.keep(&options.only)?;
         tidy(&mut self.common);
         let mut devices: Vec<Device> = Vec::new();
         let mut all = Edits::default();
@@ -166,7 +206,7 @@ impl Draft {
             if item.in_all {
                 all.merge(&item.edits);
             }
-            for name in names(item, options.naming) {
+            for name in names(item, &options.naming) {
                 if check_device(&name).is_err() {
                     self.notes
                         .push(format!("the device {name:?} is left out: CDI takes no such name"));
@@ -184,12 +224,18 @@ impl Draft {
             }
         }
         tidy(&mut all);
-        if !all.is_empty() && devices.iter().all(|device| device.name != "all") {
+        if options.all && !all.is_empty() && devices.iter().all(|device| device.name != "all") {
             devices.push(Device {
                 name: "all".to_owned(),
                 container_edits: all,
                 ..Device::default()
             });
+        }
+        if !options.groups {
+            let edits = devices.iter_mut().map(|device| &mut device.container_edits);
+            edits
+                .chain([&mut self.common])
+                .for_each(|edits| edits.additional_gids.clear());
         }
         let annotations = self.driver.map(|version| (stale::DRIVER_VERSION.to_owned(), version));
         let mut spec = Spec {
@@ -208,14 +254,20 @@ impl Draft {
     }
 }
 
-fn names(item: &Item, naming: Naming) -> Vec<String> {
-    let uuid = item.uuid.clone();
-    match naming {
-        Naming::Index => vec![item.index.clone()],
-        // Who asks for UUIDs alone still gets what has none.
-        Naming::Uuid => vec![uuid.unwrap_or_else(|| item.index.clone())],
-        Naming::Both => std::iter::once(item.index.clone()).chain(uuid).collect(),
+fn names(item: &Item, naming: &[Naming]) -> Vec<String> {
+    let name = |naming: &Naming| match naming {
+        Naming::Index => Some(item.index.clone()),
+        Naming::Uuid => item.uuid.clone(),
+        Naming::TypeIndex if item.index.contains(':') => Some(format!("mig{}", item.index)),
+        Naming::TypeIndex => Some(format!("gpu{}", item.index)),
+    };
+    let mut names: Vec<String> = naming.iter().filter_map(name).collect();
+    names.dedup();
+    // Who asks for UUIDs alone still gets what has none.
+    if names.is_empty() {
+        names.push(item.index.clone());
     }
+    names
 }
 
 /// Puts lists into an order that depends on nothing, each thing once.
@@ -245,6 +297,8 @@ fn fit(spec: &mut Spec, newest: Version, notes: &mut Vec<String>) -> Result<(), 
         let dropped = edits.iter().any(|edits| !edits.additional_gids.is_empty());
         for edits in edits {
             edits.additional_gids.clear();
+            // Readers give the node to the process's own group then.
+            edits.device_nodes.iter_mut().for_each(|node| node.gid = None);
         }
         if dropped {
             notes.push(format!(
@@ -316,6 +370,10 @@ impl<'t> Nodes<'t> {
             && entry.gid != 0
             && entry.mode & 0o006 != 0o006
         {
+            // The container's node is of that group, too: a process that gives up root for it would be shut out of root's.
+            if let Some(node) = edits.device_nodes.last_mut() {
+                (node.file_mode, node.gid) = (Some(entry.mode & 0o777), Some(entry.gid));
+            }
             edits.additional_gids.push(entry.gid);
         }
         there

@@ -64,7 +64,12 @@ pub fn words(container: &Container, wanted: &Wanted, settings: &Settings, defaul
     words.extend(set("ldcache", cli.ldcache.as_deref()));
     words.extend(set("user", cli.user.as_deref()));
     words.push("configure".to_owned());
-    words.extend(set("cuda-compat-mode", Some(&settings.cuda_compat_mode)));
+    // A hook of its own does that: [`compat_hook`].
+    let compat = match settings.cuda_compat_mode.as_str() {
+        "hook" => "disabled",
+        mode => mode,
+    };
+    words.extend(set("cuda-compat-mode", Some(compat)));
     words.extend(set("ldconfig", Some(cli.ldconfig.as_deref().unwrap_or(default_ldconfig))));
     words.extend(cli.no_cgroups.then(|| "--no-cgroups".to_owned()));
     words.extend(set("device", devices(wanted)?.as_deref()));
@@ -78,13 +83,20 @@ pub fn words(container: &Container, wanted: &Wanted, settings: &Settings, defaul
         }
         words.extend(set(name, value));
     }
-    words.extend(set("imex-channel", imex(container, settings)?.as_deref()));
+    // The program takes numbers alone, and NVIDIA's hook leaves `all` out.
+    let channels = imex(container, settings)?.filter(|list| list.split(',').all(|channel| channel != "all"));
+    words.extend(set("imex-channel", channels.as_deref()));
     let capabilities = capabilities(container, settings)?;
     words.extend(capabilities.iter().map(|name| format!("--{name}")));
     // The program itself judges them.
     let requirements = require::expressions(container, settings)?;
     words.extend(requirements.iter().map(|text| format!("--require={text}")));
     Ok(words)
+}
+
+/// Whether `divvy-hook enable-cuda-compat` is to be called for the container beside the program: `cuda-compat-mode = "hook"`.
+pub fn compat_hook(settings: &Settings) -> bool {
+    settings.cuda_compat_mode == "hook" && !settings.no_compat_hook
 }
 
 fn devices(wanted: &Wanted) -> Result<Option<String>, Error> {

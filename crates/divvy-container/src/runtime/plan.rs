@@ -119,8 +119,7 @@ impl Asked {
             }
             (_, Wanted::Nothing) => Decides::Nobody,
             (Mode::Legacy, wanted) => Decides::Legacy(wanted),
-            (Mode::Cdi, wanted) => Decides::Specs(plan(wanted, &settings.default_kind)?),
-            (Mode::Auto | Mode::JitCdi, wanted) => live_or_specs(wanted, settings)?,
+            (Mode::Auto | Mode::Cdi | Mode::JitCdi, wanted) => live_or_specs(wanted, settings)?,
         };
         Ok(Asked { decides, ignored })
     }
@@ -144,21 +143,22 @@ fn request(container: &Container, settings: &Settings) -> Request {
     Request::of(container, &without)
 }
 
-/// As NVIDIA's runtime decides: what is asked for by CDI names comes from CDI specs, the rest from the driver, now. A default kind of another
-/// vendor is in specs only.
+/// As NVIDIA's runtime decides: what is asked for by CDI names comes from CDI specs, the rest from the driver, now; in mode cdi the rest comes from
+/// specs, too. A default kind of another vendor is in specs only. What goes by the driver's own kind is of now in each mode.
 fn live_or_specs(wanted: Wanted, settings: &Settings) -> Result<Decides, Error> {
     let kind = settings.default_kind.as_str();
-    if kind != cdi::NVIDIA_KIND && kind != live::KIND {
-        return Ok(Decides::Specs(plan(wanted, kind)?));
-    }
+    let others_are_live = kind == live::KIND || settings.mode != Mode::Cdi && kind == cdi::NVIDIA_KIND;
     let Wanted::Devices(names) = &wanted else {
-        return Ok(Decides::Live(plan(wanted, live::KIND)?));
+        return Ok(match others_are_live {
+            true => Decides::Live(plan(wanted, live::KIND)?),
+            false => Decides::Specs(plan(wanted, kind)?),
+        });
     };
     let of_kind = |name: &str, kind: &str| name.strip_prefix(kind).is_some_and(|rest| rest.starts_with('='));
     // In mode jit-cdi nvidia.com/gpu=0 is the GPU 0 of now, too, so that nothing stale is ever taken.
     let is_live = |name: &str| {
         let by_kind = of_kind(name, live::KIND) || settings.mode == Mode::JitCdi && of_kind(name, cdi::NVIDIA_KIND);
-        by_kind || !is_qualified(name)
+        by_kind || others_are_live && !is_qualified(name)
     };
     let (now, written): (Vec<&String>, Vec<&String>) = names.iter().partition(|name| is_live(name));
     match (now.is_empty(), written.is_empty()) {

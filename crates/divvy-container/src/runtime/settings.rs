@@ -128,6 +128,8 @@ pub struct Settings {
     pub no_additional_groups: bool,
     /// `...modes.legacy.cuda-compat-mode`.
     pub cuda_compat_mode: String,
+    /// `features.disable-cuda-compat-lib-hook`.
+    pub no_compat_hook: bool,
     /// `...modes.jit-cdi.probe`: the program that asks the driver; else the `divvy-probe` beside this runtime. A key of Divvy's own.
     pub probe: Option<String>,
     /// `...modes.jit-cdi.nvml-library`: the driver's `libnvidia-ml.so.1`; else it is searched for below the driver's root. A key of Divvy's own.
@@ -181,6 +183,7 @@ struct File {
 #[serde(rename_all = "kebab-case", default)]
 struct Features {
     allow_ldconfig_from_container: bool,
+    disable_cuda_compat_lib_hook: bool,
     disable_imex_channel_creation: bool,
     ignore_imex_channel_requests: bool,
     no_additional_gids_for_device_nodes: bool,
@@ -280,6 +283,7 @@ impl Settings {
             ignore_imex: file.features.ignore_imex_channel_requests,
             no_additional_groups: file.features.no_additional_gids_for_device_nodes,
             cuda_compat_mode: compat,
+            no_compat_hook: file.features.disable_cuda_compat_lib_hook,
             probe: jit.probe,
             nvml_library: jit.nvml_library,
         })
@@ -331,6 +335,7 @@ mod tests {
                     [nvidia-container-runtime.modes.jit-cdi]\nprobe = \"/p\"\nnvml-library = \"/l\"\n\
                     [nvidia-container-runtime.modes.legacy]\ncuda-compat-mode = \"disabled\"\n\
                     [features]\ndisable-imex-channel-creation = true\nignore-imex-channel-requests = true\nno-additional-gids-for-device-nodes = true\n\
+                    disable-cuda-compat-lib-hook = true\n\
                     [nvidia-container-cli]\nroot = \"/run/nvidia/driver\"\nload-kmods = false\nno-cgroups = true\n";
         let found = Settings::parse(text).expect("read");
         let expected = Settings {
@@ -356,6 +361,7 @@ mod tests {
             ignore_imex: true,
             no_additional_groups: true,
             cuda_compat_mode: "disabled".to_owned(),
+            no_compat_hook: true,
             probe: Some("/p".to_owned()),
             nvml_library: Some("/l".to_owned()),
         };

@@ -1,5 +1,6 @@
 //! Specs of machines of each kind.
 
+use divvy_container::cdi::generate::parts::{self, Part};
 use divvy_container::cdi::generate::{Error, Generated, Naming, Options, amd, intel, nvidia, proc, wsl};
 use divvy_container::cdi::stale::{Stale, driver_version};
 use divvy_container::cdi::{Format, Registry, Spec, Version};
@@ -162,7 +163,7 @@ fn case_33_a_all_that_nvidias_generator_mounts_is_there_without_its_hooks() {
     };
     let options = Options {
         class: "device".to_owned(),
-        naming: Naming::Index,
+        naming: vec![Naming::Index],
         ..Options::new("example.com")
     };
     let spec = nvidia::generate(&machine, &[gpu], None, &options).expect("a spec").spec;
@@ -234,21 +235,171 @@ fn case_33_b_every_spec_is_valid_the_same_twice_and_resolves() {
 
 #[test]
 fn devices_are_named_as_was_asked_for() {
-    let names = |naming| {
+    let names = |naming: &[Naming]| {
         let options = Options {
-            naming,
+            naming: naming.to_vec(),
             ..Options::new("example.com")
         };
         let spec = nvidia_with(&kinds::mig(), &options).expect("a spec").spec;
         spec.devices.into_iter().map(|device| device.name).collect::<Vec<_>>()
     };
     let uuid = "GPU-00000000-11c1-52b8-0517-92f30e7fac88";
-    assert_eq!(names(Naming::Index), ["0", "1:0", "1:1", "all"]);
-    assert_eq!(names(Naming::Both), ["0", uuid, "1:0", "1:1", "all"]);
+    assert_eq!(names(&[Naming::Index]), ["0", "1:0", "1:1", "all"]);
+    assert_eq!(names(&[Naming::Index, Naming::Uuid]), ["0", uuid, "1:0", "1:1", "all"]);
     assert_eq!(
-        names(Naming::Uuid),
+        names(&[Naming::Uuid]),
         [uuid, "1:0", "1:1", "all"],
         "MIG devices have a UUID only where NVML says it"
+    );
+    assert_eq!(names(&[Naming::TypeIndex]), ["gpu0", "mig1:0", "mig1:1", "all"]);
+    assert_eq!(
+        names(&[Naming::Uuid, Naming::TypeIndex]),
+        [uuid, "gpu0", "mig1:0", "mig1:1", "all"]
+    );
+}
+
+#[test]
+fn a_spec_has_the_devices_that_were_asked_for_and_no_others() {
+    let made = |only: &[&str], all| {
+        let options = Options {
+            only: only.iter().map(|id| (*id).to_owned()).collect(),
+            naming: vec![Naming::Index],
+            all,
+            ..Options::new("nvidia.com")
+        };
+        nvidia_with(&kinds::mig(), &options).map(|made| made.spec)
+    };
+    let names = |only: &[&str], all| -> Vec<String> {
+        let spec = made(only, all).expect("a spec");
+        spec.devices.into_iter().map(|device| device.name).collect()
+    };
+    let uuid = "GPU-00000000-11c1-52b8-0517-92f30e7fac88";
+    assert_eq!(names(&[], false), ["0", "1:0", "1:1"]);
+    assert_eq!(names(&["all"], true), ["0", "1:0", "1:1", "all"]);
+    assert_eq!(names(&["1:1", "0"], true), ["0", "1:1", "all"]);
+    assert_eq!(names(&[uuid], false), ["0"]);
+    let none = made(&["none"], true).expect("a spec");
+    assert_eq!(none.devices.len(), 1);
+    assert_eq!(
+        (
+            none.devices[0].name.as_str(),
+            &none.devices[0].container_edits.env[..],
+            none.devices[0].container_edits.device_nodes.len()
+        ),
+        ("none", &["NVCT_EMPTY_DEVICE=".to_owned()][..], 0)
+    );
+    let error = made(&["0", "7"], true).expect_err("no such GPU").to_string();
+    assert!(error.contains("no device \"7\"") && error.contains("0, 1:0, 1:1"), "{error}");
+}
+
+#[test]
+fn what_is_beside_gpus_has_specs_of_its_own() {
+    let mut machine = kinds::debian();
+    for node in [
+        "nvidia-fs",
+        "nvidia-fs0",
+        "infiniband/uverbs0",
+        "infiniband/rdma_cm",
+        "infiniband/umad0",
+        "gdrdrv",
+        "nvidia-nvswitch0",
+        "nvidia-nvswitchctl",
+        "nvidia-nvlink",
+        "nvidia-caps/nvidia-cap1",
+        "nvidia-caps-imex-channels/channel0",
+        "nvidia-caps-imex-channels/channel3",
+    ] {
+        machine.node(&format!("/dev/{node}"));
+    }
+    let made = |machine: &Machine, part, only: &[&str]| {
+        let options = Options {
+            only: only.iter().map(|id| (*id).to_owned()).collect(),
+            ..Options::new("nvidia.com")
+        };
+        parts::generate(machine, part, &options)
+    };
+    let outline = |part, only: &[&str]| -> String {
+        let spec = made(&machine, part, only).expect("a spec").spec;
+        let device = |device: &divvy_container::cdi::Device| {
+            let nodes = device.container_edits.device_nodes.iter().map(|node| node.path.as_str());
+            format!("{}: {}", device.name, nodes.collect::<Vec<_>>().join(" "))
+        };
+        let devices: Vec<String> = spec.devices.iter().map(device).collect();
+        format!(
+            "{} | {} | {}",
+            devices.join(", "),
+            spec.container_edits.env.len(),
+            spec.container_edits.mounts.len() > 20
+        )
+    };
+    let channels = "/dev/nvidia-caps-imex-channels/channel";
+    for (part, expected) in [
+        (Part::Storage, "all: /dev/nvidia-fs /dev/nvidia-fs0 | 1 | false".to_owned()),
+        (
+            Part::Rdma,
+            "all: /dev/infiniband/rdma_cm /dev/infiniband/uverbs0 | 1 | false".to_owned(),
+        ),
+        (Part::Gdrcopy, "all: /dev/gdrdrv | 1 | false".to_owned()),
+        (
+            Part::Nvswitch,
+            "all: /dev/nvidia-nvswitch0 /dev/nvidia-nvswitchctl | 1 | false".to_owned(),
+        ),
+        (
+            Part::Imex,
+            format!("0: {channels}0, 3: {channels}3, all: {channels}0 {channels}3 | 0 | false"),
+        ),
+        (
+            Part::Management,
+            format!(
+                "all: /dev/nvidia-caps-imex-channels/channel0 {channels}3 /dev/nvidia-caps/nvidia-cap1 /dev/nvidia-modeset \
+                 /dev/nvidia-uvm /dev/nvidia-uvm-tools /dev/nvidia0 /dev/nvidia1 /dev/nvidiactl | 2 | true"
+            ),
+        ),
+    ] {
+        assert_eq!(outline(part, &[]), expected, "{part:?}");
+    }
+    assert_eq!(
+        outline(Part::Imex, &["3"]),
+        format!("3: {channels}3, all: {channels}3 | 0 | false")
+    );
+    assert_eq!(
+        outline(Part::Gdrcopy, &["0"]),
+        "all: /dev/gdrdrv | 1 | false",
+        "no number of a GPU"
+    );
+    for part in [Part::Storage, Part::Rdma, Part::Gdrcopy, Part::Nvswitch, Part::Imex] {
+        let error = made(&kinds::debian(), part, &[]).expect_err("nothing of it").to_string();
+        assert!(error.contains("there is no device node of"), "{error}");
+    }
+}
+
+/// A process that gives up root for the node's group would be shut out of a node that is root's.
+#[test]
+fn a_node_that_is_open_to_a_group_is_so_in_the_container_too() {
+    let mut machine = kinds::debian();
+    machine.node_of_group("/dev/nvidia1", 44);
+    let with = |change: fn(&mut Options)| {
+        let mut options = Options::new("nvidia.com");
+        change(&mut options);
+        let spec = nvidia_with(&machine, &options).expect("a spec").spec;
+        let of_it = spec
+            .devices
+            .into_iter()
+            .filter(|device| device.name != "all")
+            .find_map(|device| {
+                let edits = device.container_edits;
+                let node = edits.device_nodes.iter().find(|node| node.path == "/dev/nvidia1")?;
+                Some((node.file_mode, node.gid, edits.additional_gids.clone()))
+            });
+        of_it.expect("a GPU's node")
+    };
+    assert_eq!(with(|_| ()), (Some(0o660), Some(44), vec![44]));
+    assert_eq!(with(|options| options.groups = false), (Some(0o660), Some(44), vec![]));
+    let old = with(|options| options.newest = Version::V0_6_0);
+    assert_eq!(
+        old,
+        (Some(0o660), None, vec![]),
+        "engines give it to the process's own group then"
     );
 }
 
@@ -256,17 +407,17 @@ fn devices_are_named_as_was_asked_for() {
 fn an_old_reader_gets_what_it_understands_or_a_sentence() {
     let mut machine = kinds::debian();
     machine.node_of_group("/dev/nvidiactl", 44);
-    let with = |newest, naming| {
+    let with = |newest, naming: &[Naming]| {
         nvidia_with(
             &machine,
             &Options {
                 newest,
-                naming,
+                naming: naming.to_vec(),
                 ..Options::new("nvidia.com")
             },
         )
     };
-    let newest = with(Version::V1_1_0, Naming::Both).expect("a spec");
+    let newest = with(Version::V1_1_0, &[Naming::Index, Naming::Uuid]).expect("a spec");
     assert_eq!(
         (
             newest.spec.cdi_version.as_str(),
@@ -274,7 +425,7 @@ fn an_old_reader_gets_what_it_understands_or_a_sentence() {
         ),
         ("0.7.0", &[44][..])
     );
-    let old = with(Version::V0_5_0, Naming::Both).expect("a spec");
+    let old = with(Version::V0_5_0, &[Naming::Index, Naming::Uuid]).expect("a spec");
     assert_eq!(old.spec.cdi_version, "0.5.0");
     assert!(
         old.notes.iter().any(|note| note.contains("no additional groups")),
@@ -287,9 +438,9 @@ fn an_old_reader_gets_what_it_understands_or_a_sentence() {
         old.notes
     );
     assert_eq!(driver_version(&old.spec), Some("550.54.15"), "its files still tell");
-    let oldest = with(Version::V0_3_0, Naming::Uuid).expect("names that begin with a letter");
+    let oldest = with(Version::V0_3_0, &[Naming::Uuid]).expect("names that begin with a letter");
     assert_eq!(oldest.spec.cdi_version, "0.3.0");
-    let error = with(Version::V0_3_0, Naming::Index)
+    let error = with(Version::V0_3_0, &[Naming::Index])
         .expect_err("a name that begins with a digit")
         .to_string();
     assert!(

@@ -1,6 +1,6 @@
 //! What `nvidia-container-cli` is called with: recorded calls of NVIDIA's hook 1.20.0, and what is refused.
 
-use divvy_container::runtime::legacy::words;
+use divvy_container::runtime::legacy::{compat_hook, words};
 use divvy_container::runtime::request::{Container, Request};
 use divvy_container::runtime::settings::{Mode, Settings};
 
@@ -214,4 +214,19 @@ fn case_23_b_a_mount_asks_for_an_imex_channel_and_for_no_device() {
         "{:?}",
         request.ignored
     );
+}
+
+/// `nvidia-container-cli` knows neither; NVIDIA's hook does not hand them on.
+#[test]
+fn case_26_d_the_mode_hook_and_all_channels_are_not_words_of_the_program() {
+    let config = "[nvidia-container-runtime.modes.legacy]\ncuda-compat-mode = \"hook\"\n";
+    let words = called(&["NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_IMEX_CHANNELS=all"], false, config).expect("called");
+    assert_eq!(
+        words,
+        "--load-kmods | configure | --cuda-compat-mode=disabled | --ldconfig=@/sbin/ldconfig | --device=0 | --compute | --utility"
+    );
+    let settings = |more: &str| Settings::parse(&format!("{config}{more}")).expect("settings");
+    assert!(compat_hook(&settings("")));
+    assert!(!compat_hook(&settings("[features]\ndisable-cuda-compat-lib-hook = true\n")));
+    assert!(!compat_hook(&Settings::default()));
 }

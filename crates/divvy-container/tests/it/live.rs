@@ -103,8 +103,10 @@ fn what_an_image_requires_is_judged_by_what_the_driver_says() {
 fn what_is_asked_for_beside_gpus_is_there_or_is_said_not_to_be() {
     let mut machine = kinds::debian();
     for path in [
+        "/dev/nvidia-fs",
         "/dev/nvidia-fs0",
         "/dev/nvidia-fs1",
+        "/dev/nvidia-fs-other",
         "/dev/infiniband/uverbs0",
         "/dev/infiniband/rdma_cm",
         "/dev/infiniband/issm0",
@@ -129,7 +131,13 @@ fn what_is_asked_for_beside_gpus_is_there_or_is_said_not_to_be() {
     for (extras, expected) in [
         (
             with(|extras| extras.storage = true),
-            &["/dev/nvidia-fs0", "/dev/nvidia-fs1", "/etc/cufile.json", "/run/udev"][..],
+            &[
+                "/dev/nvidia-fs",
+                "/dev/nvidia-fs0",
+                "/dev/nvidia-fs1",
+                "/etc/cufile.json",
+                "/run/udev",
+            ][..],
         ),
         (
             with(|extras| extras.rdma = true),

@@ -290,3 +290,29 @@ fn in_mode_divvy_the_allocation_decides_whatever_the_environment_says() {
         "{error}"
     );
 }
+
+/// NVIDIA's runtime does so in each of its modes; its name is of no file.
+#[test]
+fn what_goes_by_the_drivers_own_kind_is_of_this_moment_in_mode_cdi_too() {
+    let live = container(&["NVIDIA_VISIBLE_DEVICES=runtime.nvidia.com/gpu=0"], &[]);
+    assert_eq!(
+        gets(&live, Mode::Cdi, &machine()),
+        Ok(vec!["DRIVER=now".to_owned(), "GOT=0".to_owned()])
+    );
+    let both = container(&["NVIDIA_VISIBLE_DEVICES=runtime.nvidia.com/gpu=0,nvidia.com/gpu=0"], &[]);
+    let error = gets(&both, Mode::Cdi, &machine()).expect_err("two kinds");
+    assert!(
+        error.contains("is not supported when requesting other CDI devices"),
+        "{error}"
+    );
+    let settings = Settings {
+        mode: Mode::Cdi,
+        default_kind: live::KIND.to_owned(),
+        ..Settings::default()
+    };
+    let index = container(&["NVIDIA_VISIBLE_DEVICES=1"], &[]);
+    assert_eq!(
+        gets_by(&index, &settings, &machine()),
+        Ok(vec!["DRIVER=now".to_owned(), "GOT=1".to_owned()])
+    );
+}

@@ -55,10 +55,15 @@ fn what_is_generated_holds_the_standards_schema() {
         assert!(errors.is_empty(), "{what}: {errors:#?}");
         assert_eq!(spec.problems(), [], "{what}");
     };
-    for naming in [Naming::Index, Naming::Uuid, Naming::Both] {
+    for naming in [
+        &[Naming::Index][..],
+        &[Naming::Uuid],
+        &[Naming::TypeIndex],
+        &[Naming::Index, Naming::Uuid],
+    ] {
         for hook in [None, Some("/usr/bin/divvy-hook".to_owned())] {
             let options = |driver_root: &str| Options {
-                naming,
+                naming: naming.to_vec(),
                 hook: hook.clone(),
                 driver_root: driver_root.to_owned(),
                 ..Options::new("nvidia.com")
@@ -75,7 +80,7 @@ fn what_is_generated_holds_the_standards_schema() {
             check("wsl", &wsl::generate(&kinds::wsl(), None, &options("/")).expect("wsl").spec);
         }
         let options = |vendor| Options {
-            naming,
+            naming: naming.to_vec(),
             ..Options::new(vendor)
         };
         check("amd", &amd::generate(&kinds::mi300(), &options("amd.com")).expect("amd").spec);

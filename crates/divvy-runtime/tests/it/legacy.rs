@@ -75,3 +75,38 @@ fn without_nvidias_program_it_says_where_it_was_looked_for() {
         "{said}"
     );
 }
+
+#[test]
+#[expect(clippy::print_stderr, reason = "a test that was skipped says so")]
+fn case_26_f_the_mode_hook_puts_the_images_libcuda_in_front_by_a_hook_of_ours() {
+    let bed = bed(&asking("0"));
+    let Some(root) = super::live::driver(&bed) else {
+        eprintln!("SKIPPED: it needs root, who may make device nodes");
+        return;
+    };
+    let settings = fs::read_to_string(bed.path("config.toml")).expect("there");
+    let with = |root: &std::path::Path, feature: &str| {
+        let own = format!("[nvidia-container-cli]\nroot = {root:?}\n");
+        let text = settings.replace("[nvidia-container-cli]\n", &own);
+        let mode = "[nvidia-container-runtime.modes.legacy]\ncuda-compat-mode = \"hook\"\n";
+        fs::write(bed.path("config.toml"), format!("{text}{mode}{feature}")).expect("written");
+        fs::write(bed.config(), asking("0")).expect("written");
+        bed.create().expect("created")["hooks"].clone()
+    };
+    let hooks = with(&root, "");
+    let words = hooks["createContainer"][0]["args"].clone();
+    assert_eq!(
+        words,
+        json!(["divvy-hook", "enable-cuda-compat", "--host-driver-version=550.54.15"])
+    );
+    let called = hooks["prestart"][0]["args"].as_array().expect("words");
+    assert!(called.contains(&json!("--cuda-compat-mode=disabled")), "{called:?}");
+    let off = with(&root, "[features]\ndisable-cuda-compat-lib-hook = true\n");
+    assert_eq!(off["createContainer"], Value::Null);
+    let nowhere = with(std::path::Path::new("/nowhere"), "");
+    assert_eq!(
+        nowhere["createContainer"],
+        Value::Null,
+        "a driver that is not there is no reason not to start"
+    );
+}

@@ -5,6 +5,7 @@ mod bed;
 mod hostile;
 mod legacy;
 mod live;
+mod peer;
 mod podman;
 mod real;
 mod shim;

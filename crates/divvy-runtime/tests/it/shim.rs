@@ -305,3 +305,26 @@ fn case_27_b_a_log_of_its_own_tells_what_was_done_and_is_in_nobodys_way() {
         "{said}"
     );
 }
+
+/// Else it would give the container what is refused here.
+#[test]
+fn case_25_b_nvidias_own_hook_goes_from_a_container_that_gets_nothing() {
+    let hooks = json!({"prestart": [{"path": "/usr/bin/nvidia-container-runtime-hook"}, {"path": "/bin/other"}]});
+    for (mode, device, left) in [
+        ("cdi", "void", 1),
+        ("auto", "", 1),
+        ("jit-cdi", "void", 1),
+        ("divvy", "all", 1),
+        ("legacy", "void", 2),
+    ] {
+        let mut config: Value = serde_json::from_str(&asking(device)).expect("JSON");
+        config["hooks"] = hooks.clone();
+        let bed = Bed::new(&config.to_string());
+        bed.settings(mode, &bed.path("low-level"));
+        let found = bed.create().unwrap_or_else(|said| panic!("{mode}: {said}"));
+        let prestart = found["hooks"]["prestart"].as_array().expect("hooks");
+        assert_eq!(prestart.len(), left, "{mode}: in mode legacy it does its own work");
+        assert_eq!(prestart[left - 1]["path"], "/bin/other");
+        assert_eq!(found["process"], config["process"], "{mode}");
+    }
+}

@@ -24,6 +24,7 @@ Examples:
   divvy cdi generate --vendor amd -o /etc/cdi/amd.json
   divvy cdi generate --cdi-version 0.5.0 -o /etc/cdi/nvidia.yaml       for podman 4.6 and other old readers
   divvy cdi generate --sys-root ./tree-of-another-machine     from files alone
+  divvy cdi generate --mode gds --class gds -o /var/run/cdi/nvidia-gds.yaml
 Then:
   podman run --device nvidia.com/gpu=all IMAGE nvidia-smi -L
   docker run --device nvidia.com/gpu=0 IMAGE nvidia-smi -L             Docker 25 and later
@@ -32,7 +33,7 @@ Make it again after each change of the driver, of MIG devices or of cards; `divv
 Nothing of the driver is run, and nothing of it but its NVML is loaded, by divvy-probe. The spec has no hooks: libraries are mounted in the folders that
 loaders of Debian's and of Red Hat's kind search. For images with another loader, --hooks minimal adds one, divvy-hook, which writes the libraries into the
 container's ld.so.cache and runs nothing of the image.
-Not described: Tegra, IMEX channels, GPUDirect storage, NVSwitch nodes, 32-bit libraries.")]
+Not described: Tegra, 32-bit libraries.")]
 pub struct CdiGenerateArgs {
     /// Whose GPUs
     #[arg(long, value_name = "VENDOR", default_value = "auto")]
@@ -64,9 +65,22 @@ pub struct CdiGenerateArgs {
     /// The class in the devices' names
     #[arg(long, value_name = "NAME", default_value = "gpu")]
     pub class: String,
-    /// By what devices are called: index (0, 0:1), uuid (GPU-…), or each by both
-    #[arg(long, value_name = "STRATEGY", default_value = "both")]
-    pub device_name_strategy: CdiNaming,
+    /// By what devices are called: index (0, 0:1), uuid (GPU-…), type-index (gpu0, mig0:1), or each by several; both is index and uuid
+    #[arg(long, value_name = "STRATEGY", value_delimiter = ',', default_value = "both")]
+    pub device_name_strategy: Vec<CdiNaming>,
+    /// Only these devices, by index or UUID; none is a device of its own, the driver's files without a GPU [default: all]
+    #[arg(long, value_name = "ID", value_delimiter = ',')]
+    pub device: Vec<String>,
+    /// Without the device "all"
+    #[arg(long)]
+    pub no_all_device: bool,
+    /// Of what the spec is: auto (GPUs), nvml (NVIDIA's GPUs, not under WSL), wsl; or NVIDIA's management (every node of the driver), gds (GPUDirect
+    /// Storage), mofed (RDMA), gdrcopy, nvswitch, imex (channels), each a spec of its own that wants another --class
+    #[arg(long, value_name = "MODE", default_value = "auto")]
+    pub mode: CdiMode,
+    /// Nodes that are open to a group alone do not bring the group along; nor does the spec need CDI 0.7.0 then
+    #[arg(long)]
+    pub no_additional_gids: bool,
     /// Which hooks an NVIDIA spec has
     #[arg(long, value_name = "HOOKS", default_value = "none")]
     pub hooks: CdiHooks,
@@ -121,8 +135,33 @@ pub enum CdiNaming {
     Index,
     /// GPU-…, MIG-…
     Uuid,
-    /// Both
+    /// gpu0, mig1:0
+    TypeIndex,
+    /// Index and uuid
     Both,
+}
+
+/// What a spec is of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum CdiMode {
+    /// GPUs
+    Auto,
+    /// GPUs, by the driver's NVML
+    Nvml,
+    /// The GPUs of Windows
+    Wsl,
+    /// Every device node of the driver
+    Management,
+    /// GPUDirect Storage
+    Gds,
+    /// RDMA by Mellanox' driver
+    Mofed,
+    /// GDRCopy
+    Gdrcopy,
+    /// NVSwitches
+    Nvswitch,
+    /// IMEX channels
+    Imex,
 }
 
 /// Hooks of a spec.

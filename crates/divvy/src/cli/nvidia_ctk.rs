@@ -151,7 +151,7 @@ struct Generate {
     #[arg(long, env = "NVIDIA_CTK_CDI_GENERATE_OUTPUT_FORMAT", default_value = "yaml")]
     format: String,
     /// How GPUs are found
-    #[arg(long, alias = "discovery-mode", env = "NVIDIA_CTK_CDI_GENERATE_MODE", default_value = "auto", value_parser = ["auto", "nvml", "wsl"])]
+    #[arg(long, alias = "discovery-mode", env = "NVIDIA_CTK_CDI_GENERATE_MODE", default_value = "auto", value_parser = ["auto", "nvml", "wsl", "management", "gds", "mofed", "gdrcopy", "nvswitch", "imex"])]
     mode: String,
     /// The root of the driver's files
     #[arg(long, env = "NVIDIA_CTK_DRIVER_ROOT")]
@@ -159,17 +159,28 @@ struct Generate {
     /// The root of /dev
     #[arg(long, env = "NVIDIA_CTK_DEV_ROOT")]
     dev_root: Option<String>,
-    /// index, uuid; both if given twice
-    #[arg(long, env = "NVIDIA_CTK_CDI_GENERATE_DEVICE_NAME_STRATEGIES", value_delimiter = ',', value_parser = ["index", "uuid"])]
+    /// index, uuid, type-index; several if given so
+    #[arg(long, alias = "device-name-strategies", env = "NVIDIA_CTK_CDI_GENERATE_DEVICE_NAME_STRATEGIES", value_delimiter = ',', value_parser = ["index", "uuid", "type-index"])]
     device_name_strategy: Vec<String>,
-    /// all
-    #[arg(long, aliases = ["device-ids", "device", "devices"], env = "NVIDIA_CTK_CDI_GENERATE_DEVICE_IDS", value_parser = ["all"])]
-    device_id: Option<String>,
+    /// all, none, or these, by index or UUID
+    #[arg(long, aliases = ["device-ids", "device", "devices"], env = "NVIDIA_CTK_CDI_GENERATE_DEVICE_IDS", value_delimiter = ',')]
+    device_id: Vec<String>,
+    /// Without the device "all"
+    #[arg(long, env = "NVIDIA_CTK_CDI_GENERATE_NO_ALL_DEVICE", num_args = 0..=1, require_equals = true, default_value = "false", default_missing_value = "true")]
+    no_all_device: bool,
+    /// no-additional-gids-for-device-nodes; the others have no effect
+    #[arg(long, alias = "feature-flags", env = "NVIDIA_CTK_CDI_GENERATE_FEATURE_FLAGS", value_delimiter = ',', value_parser = [NO_GROUPS, "disable-nvsandboxutils", "disable-multiple-csv-devices"])]
+    feature_flag: Vec<String>,
     /// The vendor in the devices' names
-    #[arg(long, alias = "cdi-vendor", default_value = "nvidia.com")]
+    #[arg(
+        long,
+        alias = "cdi-vendor",
+        env = "NVIDIA_CTK_CDI_GENERATE_VENDOR",
+        default_value = "nvidia.com"
+    )]
     vendor: String,
     /// The class in the devices' names
-    #[arg(long, alias = "cdi-class", default_value = "gpu")]
+    #[arg(long, alias = "cdi-class", env = "NVIDIA_CTK_CDI_GENERATE_CLASS", default_value = "gpu")]
     class: String,
     /// Has no effect: the spec has no hooks
     #[arg(long, alias = "nvidia-ctk-path", env = "NVIDIA_CTK_CDI_HOOK_PATH")]
@@ -181,6 +192,9 @@ struct Generate {
     #[arg(long, alias = "disable-hooks", value_delimiter = ',')]
     disable_hook: Vec<String>,
 }
+
+/// Groups of device nodes are left out.
+const NO_GROUPS: &str = "no-additional-gids-for-device-nodes";
 
 #[derive(Debug, Args)]
 struct List {
@@ -257,9 +271,16 @@ pub(super) fn translate(given: &[OsString]) -> Result<Vec<OsString>, clap::Error
                     flag(&mut words, name, value);
                 }
             }
-            if let [one] = args.device_name_strategy.as_slice() {
-                flag(&mut words, "device-name-strategy", one);
+            flag(&mut words, "mode", &args.mode);
+            for strategy in &args.device_name_strategy {
+                flag(&mut words, "device-name-strategy", strategy);
             }
+            for id in &args.device_id {
+                flag(&mut words, "device", id);
+            }
+            words.extend(args.no_all_device.then(|| "--no-all-device".to_owned()));
+            let no_groups = args.feature_flag.iter().any(|name| name == NO_GROUPS);
+            words.extend(no_groups.then(|| "--no-additional-gids".to_owned()));
             flag(&mut words, "vendor-name", &args.vendor);
             flag(&mut words, "class", &args.class);
         }

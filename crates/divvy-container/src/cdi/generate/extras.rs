@@ -41,11 +41,17 @@ const IMEX: &str = "/dev/nvidia-caps-imex-channels";
 impl Extras {
     /// What is asked for in general and is not there is noted; a channel that is asked for by its number and is not there is an error, as its
     /// GPUs would be found by nobody.
-    pub(super) fn describe(&self, nodes: &Nodes<'_>, machine: &Root<'_>, draft: &mut Draft) -> Result<(), Error> {
+    pub(super) fn describe(
+        &self,
+        nodes: &Nodes<'_>,
+        root: &Root<'_>,
+        machine: &Root<'_>,
+        draft: &mut Draft,
+    ) -> Result<(), Error> {
         let mut wanted: Vec<(&str, Vec<String>)> = Vec::new();
         if self.storage {
             wanted.push(("GPUDirect Storage", numbered(nodes, "/dev", "nvidia-fs")));
-            draft.common.mounts.extend(files::storage(machine));
+            draft.common.mounts.extend(files::storage(root, machine));
         }
         if self.rdma {
             let mut paths = numbered(nodes, "/dev/infiniband", "uverbs");
@@ -86,9 +92,9 @@ impl Extras {
     }
 }
 
-/// Nodes of a folder that are called so and have a number.
-fn numbered(nodes: &Nodes<'_>, folder: &str, prefix: &str) -> Vec<String> {
-    let is_number = |rest: &str| !rest.is_empty() && rest.bytes().all(|c| c.is_ascii_digit());
+/// Nodes of a folder that are called so, with a number or without one (`nvidia-fs`).
+pub(super) fn numbered(nodes: &Nodes<'_>, folder: &str, prefix: &str) -> Vec<String> {
+    let is_number = |rest: &str| rest.bytes().all(|c| c.is_ascii_digit());
     let names = nodes.root.names(folder);
     let named = names.iter().filter(|name| name.strip_prefix(prefix).is_some_and(is_number));
     named

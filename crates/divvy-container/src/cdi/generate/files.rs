@@ -143,11 +143,11 @@ pub(super) fn firmware(root: &Root<'_>, machine: &Root<'_>, version: &str) -> Ve
     Vec::new()
 }
 
-/// What GPUDirect Storage reads beside its device nodes: which disks there are, and its configuration.
-pub(super) fn storage(machine: &Root<'_>) -> Vec<Mount> {
-    let mut mounts: Vec<Mount> = at(machine, "/etc/cufile.json", "/etc/cufile.json".to_owned())
-        .into_iter()
-        .collect();
+/// What GPUDirect Storage reads beside its device nodes: its configuration, the driver's or the machine's; and which disks there are, which the
+/// machine alone knows, though a driver container may have such a folder.
+pub(super) fn storage(root: &Root<'_>, machine: &Root<'_>) -> Vec<Mount> {
+    let config = |root| at(root, "/etc/cufile.json", "/etc/cufile.json".to_owned());
+    let mut mounts: Vec<Mount> = config(root).or_else(|| config(machine)).into_iter().collect();
     if let Some((real, entry)) = machine.resolve("/run/udev")
         && entry.kind == Kind::Folder
     {

@@ -73,7 +73,7 @@ pub fn generate(tree: &dyn Tree, gpus: &[Gpu], driver: Option<&str>, options: &O
     if draft.items.is_empty() {
         return Err(no_gpu(gpus, &draft.notes));
     }
-    options.extras.describe(&nodes, &machine, &mut draft)?;
+    options.extras.describe(&nodes, &root, &machine, &mut draft)?;
     draft.finish(options)
 }
 
@@ -99,7 +99,7 @@ pub fn installed(tree: &dyn Tree, driver_root: &str) -> Option<Installed> {
 /// Seconds. It reads a few headers and writes one file.
 const HOOK_TIMEOUT: i64 = 10;
 
-fn driver_files(
+pub(super) fn driver_files(
     root: &Root<'_>,
     machine: &Root<'_>,
     loaded: Option<&str>,

@@ -5,13 +5,14 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use divvy_agent::config;
+use divvy_container::cdi::generate::parts::{self, Part};
 use divvy_container::cdi::generate::{Error, Generated, Naming, Options, Tree, amd, intel, nvidia, proc, wsl};
 use divvy_container::cdi::{Format, is_spec_file};
 use divvy_hardware::client::{Probe, Spawn, snapshot};
 use divvy_hardware::{Code, Failure, Files, GpuFacts, Snapshot};
 
 use super::{directory, say, tell_troubles, write_whole};
-use crate::cli::cdi::{CdiFormat, CdiGenerateArgs, CdiHooks, CdiNaming, CdiSource, CdiVendor};
+use crate::cli::cdi::{CdiFormat, CdiGenerateArgs, CdiHooks, CdiMode, CdiNaming, CdiSource, CdiVendor};
 use crate::printer;
 
 /// Initialising a driver starts each of its GPUs.
@@ -74,8 +75,13 @@ fn format(args: &CdiGenerateArgs) -> anyhow::Result<Format> {
 }
 
 async fn generate(args: &CdiGenerateArgs, files: &Files) -> anyhow::Result<Generated> {
+    let part = part(args.mode);
     let vendor = match args.vendor {
-        CdiVendor::Auto => detect(args, files)?,
+        CdiVendor::Auto if args.mode == CdiMode::Auto => detect(args, files)?,
+        CdiVendor::Auto => CdiVendor::Nvidia,
+        CdiVendor::Amd | CdiVendor::Intel if args.mode != CdiMode::Auto => {
+            anyhow::bail!("--mode is for --vendor nvidia: other vendors' machines have nothing of the kind")
+        }
         vendor => vendor,
     };
     let usual = match vendor {
@@ -85,21 +91,57 @@ async fn generate(args: &CdiGenerateArgs, files: &Files) -> anyhow::Result<Gener
     };
     let options = Options {
         class: args.class.clone(),
-        naming: match args.device_name_strategy {
-            CdiNaming::Index => Naming::Index,
-            CdiNaming::Uuid => Naming::Uuid,
-            CdiNaming::Both => Naming::Both,
-        },
+        naming: naming(&args.device_name_strategy),
+        only: args.device.clone(),
+        all: !args.no_all_device,
+        groups: !args.no_additional_gids,
         newest: args.cdi_version,
         driver_root: args.driver_root.clone(),
         dev_root: args.dev_root.clone(),
         hook: hook(args)?,
         ..Options::new(args.vendor_name.as_deref().unwrap_or(usual))
     };
+    if let Some(part) = part {
+        return Ok(parts::generate(files, part, &options)?);
+    }
+    anyhow::ensure!(
+        args.mode != CdiMode::Wsl || wsl::is_there(files),
+        "--mode wsl: there is no /dev/dxg, so this is not WSL 2; leave --mode away"
+    );
     Ok(match vendor {
         CdiVendor::Amd => amd::generate(files, &options)?,
         CdiVendor::Intel => intel::generate(files, &options)?,
         CdiVendor::Nvidia | CdiVendor::Auto => nvidia(args, files, &options).await?,
+    })
+}
+
+fn naming(strategies: &[CdiNaming]) -> Vec<Naming> {
+    let mut naming = Vec::new();
+    for strategy in strategies {
+        let named: &[Naming] = match strategy {
+            CdiNaming::Index => &[Naming::Index],
+            CdiNaming::Uuid => &[Naming::Uuid],
+            CdiNaming::TypeIndex => &[Naming::TypeIndex],
+            CdiNaming::Both => &[Naming::Index, Naming::Uuid],
+        };
+        for one in named {
+            if !naming.contains(one) {
+                naming.push(*one);
+            }
+        }
+    }
+    naming
+}
+
+fn part(mode: CdiMode) -> Option<Part> {
+    Some(match mode {
+        CdiMode::Auto | CdiMode::Nvml | CdiMode::Wsl => return None,
+        CdiMode::Management => Part::Management,
+        CdiMode::Gds => Part::Storage,
+        CdiMode::Mofed => Part::Rdma,
+        CdiMode::Gdrcopy => Part::Gdrcopy,
+        CdiMode::Nvswitch => Part::Nvswitch,
+        CdiMode::Imex => Part::Imex,
     })
 }
 
@@ -164,7 +206,7 @@ async fn nvidia(args: &CdiGenerateArgs, files: &Files, options: &Options) -> any
         CdiSource::Probe => true,
         CdiSource::Proc => false,
     };
-    if wsl::is_there(files) {
+    if args.mode != CdiMode::Nvml && wsl::is_there(files) {
         // The files have no version there; the probe knows it.
         let driver = match ask {
             true => Some(ask_probe(args).await?.driver),

@@ -1,0 +1,741 @@
+//! NVIDIA's `nvidia-container-runtime` beside ours: the same requests on the same machine, and what then stands in `config.json`; in mode legacy, what
+//! `nvidia-container-cli` is called with. `DIVVY_NVIDIA_CTK` names the folder of NVIDIA's programs (1.20.0).
+//!
+//! A row is either the same on both sides, or says why ours is apart; a row that is said to be apart and is not fails, too.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::io::Write as _;
+use std::os::unix::fs::{PermissionsExt as _, symlink};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use serde_json::{Value, json};
+
+use super::bed::{Bed, built, nvidia};
+use super::live::{driver, settings};
+
+const MOUNTS: &str = "/var/run/nvidia-container-devices";
+const BY_ENVIRONMENT: &str = "accept-nvidia-visible-devices-envvar-when-unprivileged = true\n";
+const NOT_BY_ENVIRONMENT: &str = "accept-nvidia-visible-devices-envvar-when-unprivileged = false\n";
+const BY_MOUNTS: &str = "accept-nvidia-visible-devices-as-volume-mounts = true\n";
+
+/// What a container asks for.
+#[derive(Clone)]
+struct Request {
+    env: Vec<String>,
+    mounts: Vec<(String, String)>,
+    annotations: BTreeMap<String, String>,
+    privileged: bool,
+    /// Settings at the top of the file, and tables at its end.
+    top: String,
+    tables: String,
+    change: fn(&mut Value),
+}
+
+fn env(entries: &[&str]) -> Request {
+    Request {
+        env: entries.iter().map(|entry| (*entry).to_owned()).collect(),
+        mounts: Vec::new(),
+        annotations: BTreeMap::new(),
+        privileged: false,
+        top: BY_ENVIRONMENT.to_owned(),
+        tables: String::new(),
+        change: |_| (),
+    }
+}
+
+fn visible(value: &str) -> Request {
+    env(&[&format!("NVIDIA_VISIBLE_DEVICES={value}")])
+}
+
+/// By mounts of `/dev/null` below the folder.
+fn mounted(below: &[&str]) -> Request {
+    let mut request = env(&[]).top(&format!("{BY_ENVIRONMENT}{BY_MOUNTS}"));
+    let at = |below: &&str| ("/dev/null".to_owned(), format!("{MOUNTS}{below}"));
+    request.mounts = below.iter().map(at).collect();
+    request
+}
+
+impl Request {
+    fn and(mut self, entry: &str) -> Request {
+        self.env.push(entry.to_owned());
+        self
+    }
+
+    fn annotated(mut self, key: &str, value: &str) -> Request {
+        self.annotations.insert(key.to_owned(), value.to_owned());
+        self
+    }
+
+    fn top(mut self, top: &str) -> Request {
+        self.top = top.to_owned();
+        self
+    }
+
+    fn tables(mut self, tables: &str) -> Request {
+        self.tables = tables.to_owned();
+        self
+    }
+
+    fn privileged(mut self) -> Request {
+        self.privileged = true;
+        self
+    }
+
+    fn changed(mut self, change: fn(&mut Value)) -> Request {
+        self.change = change;
+        self
+    }
+
+    fn config(&self) -> Value {
+        let env: Vec<&str> = ["PATH=/bin"].into_iter().chain(self.env.iter().map(String::as_str)).collect();
+        let own = [
+            json!({"destination": "/proc", "type": "proc", "source": "proc"}),
+            json!({"destination": "/usr/lib/x", "type": "tmpfs", "source": "tmpfs"}),
+        ];
+        let asked = self
+            .mounts
+            .iter()
+            .map(|(source, at)| json!({"destination": at, "source": source, "type": "bind", "options": ["bind"]}));
+        let mut config = json!({
+            "ociVersion": "1.0.2",
+            "process": {"user": {"uid": 0, "gid": 0}, "args": ["sh"], "env": env, "cwd": "/"},
+            "root": {"path": "rootfs"},
+            "mounts": own.into_iter().chain(asked).collect::<Vec<_>>(),
+            "annotations": self.annotations,
+            "linux": {"resources": {"devices": [{"allow": false, "access": "rwm"}]}},
+        });
+        if self.privileged {
+            config["process"]["capabilities"] = json!({"bounding": ["CAP_SYS_ADMIN"]});
+        }
+        (self.change)(&mut config);
+        config
+    }
+}
+
+/// Whose runtime.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Whose {
+    Theirs,
+    Ours,
+}
+
+struct Machine {
+    bed: Bed,
+    programs: PathBuf,
+}
+
+impl Machine {
+    /// None, and the reason is said, where it cannot be.
+    #[expect(clippy::print_stderr, reason = "a test that was skipped says so")]
+    fn new(needed: &str) -> Option<Machine> {
+        let Some(programs) = std::env::var_os("DIVVY_NVIDIA_CTK").map(PathBuf::from) else {
+            eprintln!("skipped: DIVVY_NVIDIA_CTK names no folder with NVIDIA's programs");
+            return None;
+        };
+        if !programs.join(needed).is_file() {
+            eprintln!("skipped: {} has no {needed}", programs.display());
+            return None;
+        }
+        let bed = Bed::new("{}");
+        let Some(root) = driver(&bed) else {
+            eprintln!("skipped: it needs root, who may make device nodes");
+            return None;
+        };
+        // NVIDIA's programs load the driver's library themselves; the simulated one says what ours is told by the probe.
+        let libraries = root.join("usr/lib/x86_64-linux-gnu");
+        fs::copy(
+            built("divvy-nvml-sim", "libdivvy_nvml_sim.so"),
+            libraries.join("libnvidia-ml.so.550.54.15"),
+        )
+        .expect("copied");
+        symlink("libnvidia-ml.so.550.54.15", libraries.join("libnvidia-ml.so.1")).expect("linked");
+        for path in [
+            "dev/nvidia-fs",
+            "dev/nvidia-fs0",
+            "dev/nvidia-nvswitchctl",
+            "dev/infiniband/uverbs0",
+        ] {
+            let path = root.join(path);
+            fs::create_dir_all(path.parent().expect("a folder")).expect("made");
+            node(&path, 0o666);
+        }
+        fs::create_dir_all(root.join("etc")).expect("made");
+        fs::write(root.join("etc/cufile.json"), "{}").expect("written");
+        // One that is open to its group.
+        node(&root.join("dev/nvidia-uvm-tools"), 0o660);
+        std::os::unix::fs::chown(root.join("dev/nvidia-uvm-tools"), None, Some(44)).expect("its group");
+        let mut spec = nvidia();
+        spec["devices"] = json!(
+            [("0", "nvidia1"), ("1", "nvidia0"), ("GPU-b", "nvidia0")].map(|(name, node)| {
+                let host = root.join("dev").join(node);
+                json!({"name": name, "containerEdits": {"deviceNodes": [{"path": format!("/dev/{node}"), "hostPath": host}]}})
+            })
+        );
+        let all = [0, 1]
+            .map(|minor| json!({"path": format!("/dev/nvidia{minor}"), "hostPath": root.join(format!("dev/nvidia{minor}"))}));
+        spec["devices"]
+            .as_array_mut()
+            .expect("devices")
+            .push(json!({"name": "all", "containerEdits": {"deviceNodes": all}}));
+        spec["containerEdits"]["hooks"] =
+            json!([{"hookName": "createContainer", "path": "/usr/bin/nvidia-cdi-hook", "args": ["nvidia-cdi-hook", "noop"]}]);
+        bed.spec("nvidia.json", &spec);
+        fs::create_dir_all(bed.path("bundle/rootfs")).expect("made");
+        let cli = bed.path("cli");
+        fs::write(&cli, format!("#!/bin/sh\nprintf '%s\\n' \"$@\" > {:?}\n", bed.path("called"))).expect("written");
+        fs::set_permissions(&cli, fs::Permissions::from_mode(0o755)).expect("its mode");
+        built("divvy-hook", "divvy-hook");
+        settings(&bed, "auto", &bed.path("low-level"));
+        Some(Machine { bed, programs })
+    }
+
+    /// The new configuration, or what was said.
+    fn create(&self, whose: Whose, mode: &str, request: &Request) -> Result<Value, String> {
+        let bed = &self.bed;
+        let own = match whose {
+            Whose::Ours => format!(
+                "[nvidia-container-runtime.modes.jit-cdi]\nprobe = {:?}\nnvml-library = {:?}\n",
+                bed.path("probe"),
+                built("divvy-nvml-sim", "libdivvy_nvml_sim.so")
+            ),
+            Whose::Theirs => String::new(),
+        };
+        let (before, after) = request.tables.split_once("[cli]\n").unwrap_or((&request.tables, ""));
+        let text = format!(
+            "{}[nvidia-container-runtime]\nmode = {mode:?}\nlog-level = \"error\"\nruntimes = [{:?}]\n[nvidia-container-runtime.modes.cdi]\n\
+             spec-dirs = [{:?}]\n{own}{before}[nvidia-container-cli]\nroot = {:?}\npath = {:?}\nldconfig = \"@/sbin/ldconfig\"\n{after}",
+            request.top,
+            bed.path("low-level"),
+            bed.path("cdi"),
+            bed.path("driver"),
+            bed.path("cli"),
+        );
+        fs::write(bed.path("config.toml"), text).expect("written");
+        fs::write(bed.config(), request.config().to_string()).expect("written");
+        let bundle = bed.path("bundle");
+        let words = ["create", "--bundle", bundle.to_str().expect("text"), "c1"];
+        let mut command = bed.command(&words);
+        if whose == Whose::Theirs {
+            command = Command::new(self.programs.join("nvidia-container-runtime"));
+            command
+                .args(words)
+                .current_dir(&bundle)
+                .env("NVIDIA_CTK_CONFIG_FILE_PATH", bed.path("config.toml"))
+                .env("DIVVY_NVML_SIM", bed.path("machine.toml"));
+        }
+        let output = command.output().expect("it runs");
+        match output.status.code() {
+            Some(7) => Ok(serde_json::from_str(&bed.text()).expect("JSON")),
+            _ => Err(String::from_utf8_lossy(&output.stderr).into_owned()),
+        }
+    }
+
+    /// What the program of mode legacy is called with at the container's start; none if it is not.
+    fn called(&self, whose: Whose, request: &Request) -> Result<Vec<String>, String> {
+        let called = self.bed.path("called");
+        let _ = fs::remove_file(&called);
+        let config = self.create(whose, "legacy", request)?;
+        let hooks = config["hooks"]["prestart"].as_array().cloned().unwrap_or_default();
+        for hook in hooks {
+            let program = match whose {
+                Whose::Theirs => self.programs.join("nvidia-container-runtime-hook"),
+                Whose::Ours => PathBuf::from(hook["path"].as_str().expect("a path")),
+            };
+            let words = hook["args"].as_array().expect("words").iter().skip(1);
+            let mut child = Command::new(program)
+                .args(words.map(|word| word.as_str().expect("text")))
+                .current_dir(self.bed.path("bundle"))
+                .env("NVIDIA_CTK_CONFIG_FILE_PATH", self.bed.path("config.toml"))
+                .stdin(Stdio::piped())
+                .stderr(Stdio::piped())
+                .spawn()
+                .expect("it runs");
+            let state =
+                json!({"ociVersion": "1.0.2", "id": "c1", "status": "creating", "pid": 4242, "bundle": self.bed.path("bundle")});
+            let mut stdin = child.stdin.take().expect("its input");
+            stdin.write_all(state.to_string().as_bytes()).expect("read");
+            drop(stdin);
+            let output = child.wait_with_output().expect("it ends");
+            if !output.status.success() {
+                return Err(String::from_utf8_lossy(&output.stderr).into_owned());
+            }
+        }
+        let words = fs::read_to_string(called).unwrap_or_default();
+        let mut words: Vec<String> = words.lines().map(str::to_owned).collect();
+        // NVIDIA's come in another order at each call.
+        if let Some(first) = words.iter().position(|word| word.starts_with("--require=")) {
+            let end = words
+                .iter()
+                .rposition(|word| word.starts_with("--require="))
+                .map_or(first, |last| last + 1);
+            words[first..end].sort();
+        }
+        Ok(words)
+    }
+}
+
+fn node(path: &Path, mode: u32) {
+    use rustix::fs::{CWD, FileType, Mode, makedev, mknodat};
+    mknodat(CWD, path, FileType::CharacterDevice, Mode::from_raw_mode(mode), makedev(1, 3)).expect("root may");
+    fs::set_permissions(path, fs::Permissions::from_mode(mode)).expect("its mode");
+}
+
+/// A configuration's meaning to a container runtime. `live`: where the spec is made at this moment, ours has mounts where NVIDIA's has hooks.
+fn meaning(config: &Value, live: bool) -> BTreeMap<&'static str, BTreeSet<String>> {
+    let all = |value: &Value| -> Vec<Value> { value.as_array().cloned().unwrap_or_default() };
+    let mut variables: BTreeMap<String, String> = BTreeMap::new();
+    for entry in all(&config["process"]["env"]) {
+        let entry = entry.as_str().expect("text").to_owned();
+        let name = entry.split('=').next().unwrap_or_default().to_owned();
+        // Of several of one name the last counts.
+        variables.insert(name, entry);
+    }
+    if live {
+        // Ours has one folder more, and needs no device without edits.
+        for name in ["NVIDIA_CTK_LIBCUDA_DIR", "NVCT_EMPTY_DEVICE"] {
+            variables.remove(name);
+        }
+    }
+    let text = |value: &Value| value.to_string();
+    let mut parts = BTreeMap::from([
+        ("variables", variables.into_values().collect()),
+        (
+            "groups",
+            all(&config["process"]["user"]["additionalGids"]).iter().map(text).collect(),
+        ),
+        ("nodes", all(&config["linux"]["devices"]).iter().map(text).collect()),
+        (
+            "rules",
+            all(&config["linux"]["resources"]["devices"]).iter().map(text).collect(),
+        ),
+        ("prestart", all(&config["hooks"]["prestart"]).iter().map(text).collect()),
+    ]);
+    let mounts = all(&config["mounts"]);
+    parts.insert("mounts", mounts.iter().map(text).collect());
+    if !live {
+        parts.insert("hooks", all(&config["hooks"]["createContainer"]).iter().map(text).collect());
+    }
+    parts
+}
+
+/// Sorted keys, so that texts can be compared; a major or minor of 0 and what is empty may be left out.
+fn plain(value: &mut Value) {
+    match value {
+        Value::Object(members) => {
+            members.retain(|_, member| !member.is_null());
+            members.values_mut().for_each(plain);
+            let sorted: BTreeMap<String, Value> = std::mem::take(members).into_iter().collect();
+            members.extend(sorted);
+        }
+        Value::Array(items) => items.iter_mut().for_each(plain),
+        _ => {}
+    }
+}
+
+/// In what the two differ.
+fn differences(theirs: &Value, ours: &Value, live: bool) -> Vec<String> {
+    let (mut theirs, mut ours) = (theirs.clone(), ours.clone());
+    plain(&mut theirs);
+    plain(&mut ours);
+    let (a, b) = (meaning(&theirs, live), meaning(&ours, live));
+    let mut found = Vec::new();
+    for (part, of_theirs) in &a {
+        let of_ours = &b[part];
+        found.extend(of_theirs.difference(of_ours).map(|one| format!("{part}: ours has not {one}")));
+        if *part != "mounts" || !live {
+            found.extend(
+                of_ours
+                    .difference(of_theirs)
+                    .map(|one| format!("{part}: ours alone has {one}")),
+            );
+        }
+    }
+    if live {
+        let at = |mount: &Value| mount["destination"].as_str().map(str::to_owned);
+        let mounted: BTreeSet<String> = ours["mounts"].as_array().expect("mounts").iter().filter_map(at).collect();
+        for link in links(&theirs).difference(&mounted) {
+            found.push(format!("links: ours has nothing at {link}"));
+        }
+    }
+    found
+}
+
+/// Where NVIDIA's hooks make links.
+fn links(config: &Value) -> BTreeSet<String> {
+    let hooks = config["hooks"]["createContainer"].as_array().cloned().unwrap_or_default();
+    let words = hooks
+        .iter()
+        .flat_map(|hook| hook["args"].as_array().cloned().unwrap_or_default());
+    words
+        .filter_map(|word| Some(word.as_str()?.split_once("::")?.1.to_owned()))
+        .collect()
+}
+
+/// A row: in which modes, what is asked for, and why ours is apart if it is.
+type Row = (&'static str, Request, Option<&'static str>);
+
+const ALL: &str = "cdi jit-cdi auto";
+const LIVE: &str = "jit-cdi auto";
+
+const HOLE: &str = "0,0 is 0; NVIDIA's asks for the device none, too";
+const NONE: &str = "none needs no device of that name in a spec";
+const STRICT: &str = "what the runtime does not know of config.json is kept; NVIDIA's refuses to start the container";
+const COMPONENTS: &str = "a mount counts by whole path components, and one that names no device is ignored with a warning";
+const BLANKS: &str = "blanks around names do not count";
+const OF_NOW: &str = "in mode jit-cdi nvidia.com/gpu=0 is the GPU 0 of now, so that nothing stale is taken";
+const ANNOTATIONS: &str =
+    "in mode jit-cdi an annotation, which the node's device plugin wrote, goes before what the image says, too";
+const REQUIRED: &str = "what the image requires of the driver counts in every mode";
+const EXTRAS: &str =
+    "variables of unprivileged containers do not count where the settings say so, those for GPUDirect Storage either";
+const CHANNELS: &str = "all are all channels that there are; NVIDIA's takes the word for nothing";
+
+fn rows() -> Vec<Row> {
+    let mut rows: Vec<Row> = Vec::new();
+    let mut same = |modes, request| rows.push((modes, request, None));
+    for value in [
+        "0", "1", "0,1", " 0 , ", "all", "0,all", "all,0", "all,none", "void", "0,void", "", "  ", ",",
+    ] {
+        same(ALL, visible(value));
+    }
+    for value in [
+        "7",
+        "ALL",
+        "-1",
+        "0-1",
+        "0;1",
+        "gpu0",
+        "0000:06:00.0",
+        "MIG-x",
+        "gpu-b",
+        "nvidia.com/gpu=9",
+    ] {
+        same(ALL, visible(value));
+    }
+    for value in ["none", "0,none", "none,all"] {
+        same(LIVE, visible(value));
+    }
+    same("cdi", visible("GPU-b"));
+    same("cdi auto", visible("nvidia.com/gpu=0"));
+    same("cdi auto", visible("nvidia.com/gpu=0,nvidia.com/gpu=1"));
+    same("cdi auto", visible("nvidia.com/gpu=all"));
+    same(ALL, visible("runtime.nvidia.com/gpu=0"));
+    same("cdi auto", visible("runtime.nvidia.com/gpu=0,nvidia.com/gpu=0"));
+    same("auto", visible("0,nvidia.com/gpu=1"));
+    same("cdi", visible("0,nvidia.com/gpu=1"));
+    same(ALL, env(&[]));
+    same(ALL, env(&["CUDA_VERSION=9.0"]));
+    same(ALL, env(&["CUDA_VERSION=9.0", "NVIDIA_VISIBLE_DEVICES=void"]));
+    same(ALL, env(&["CUDA_VERSION=9.0", "NVIDIA_REQUIRE_CUDA=cuda>=9.0"]));
+    same(ALL, env(&["NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_VISIBLE_DEVICES=1"]));
+    same(ALL, visible("0").top(NOT_BY_ENVIRONMENT));
+    same(ALL, visible("0").top(NOT_BY_ENVIRONMENT).privileged());
+    // Annotations.
+    let zero = "nvidia.com/gpu=0";
+    same("cdi auto", env(&[]).annotated("cdi.k8s.io/x_y", zero));
+    same("cdi auto", visible("all").annotated("cdi.k8s.io/x_y", "nvidia.com/gpu=1"));
+    same("cdi auto", visible("void").annotated("cdi.k8s.io/x_y", zero));
+    same(
+        "cdi auto",
+        env(&[])
+            .annotated("cdi.k8s.io/b", "nvidia.com/gpu=1")
+            .annotated("cdi.k8s.io/a", zero),
+    );
+    same(
+        "cdi auto",
+        env(&[]).annotated("cdi.k8s.io/b", "nvidia.com/gpu=1,nvidia.com/gpu=0"),
+    );
+    same("cdi auto", env(&[]).annotated("cdi.k8s.io/b", zero).top(NOT_BY_ENVIRONMENT));
+    same(ALL, env(&[]).annotated("nvidia.cdi.k8s.io/b", zero));
+    same(ALL, env(&[]).annotated("cdi.k8s.io/b", "foo"));
+    same(ALL, env(&[]).annotated("cdi.k8s.io/b", "0"));
+    // Mounts.
+    for below in ["/0", "/1", "/all", "/0/", "/../x", "", "/imex/3", "/cdi/foo"] {
+        same(ALL, mounted(&[below]));
+    }
+    same("cdi auto", mounted(&["/cdi/nvidia.com/gpu/1"]));
+    same("cdi auto", mounted(&["/cdi/nvidia.com/gpu=1"]));
+    same(ALL, mounted(&["/1", "/0"]));
+    same(ALL, mounted(&["/1", "/1"]));
+    same(ALL, mounted(&["/0", "/imex/3"]));
+    same(ALL, mounted(&["/0"]).top(BY_ENVIRONMENT));
+    same(ALL, mounted(&["/1"]).and("NVIDIA_VISIBLE_DEVICES=all"));
+    same(
+        ALL,
+        mounted(&["/1"])
+            .and("NVIDIA_VISIBLE_DEVICES=all")
+            .top(&format!("{NOT_BY_ENVIRONMENT}{BY_MOUNTS}")),
+    );
+    same("cdi auto", mounted(&["/1"]).annotated("cdi.k8s.io/a", zero));
+    // Swarm.
+    let swarm = |names: &str| format!("swarm-resource = {names:?}\n{BY_ENVIRONMENT}");
+    same(
+        ALL,
+        env(&["DOCKER_RESOURCE_GPU=1", "NVIDIA_VISIBLE_DEVICES=all"]).top(&swarm("DOCKER_RESOURCE_GPU")),
+    );
+    same(ALL, env(&["A=1", "B=0"]).top(&swarm("A,B")));
+    same(ALL, visible("1").top(&swarm("A,B")));
+    // What says nothing in these modes, or is fulfilled.
+    for entry in [
+        "NVIDIA_DRIVER_CAPABILITIES=utility",
+        "NVIDIA_DRIVER_CAPABILITIES=foo",
+        "NVIDIA_REQUIRE_CUDA=cuda>=11.0",
+        "NVIDIA_MIG_CONFIG_DEVICES=all",
+        "NVIDIA_MOFED=enabled",
+        "NVIDIA_GDRCOPY=enabled",
+        "NVIDIA_NVSWITCH=enabled",
+        "NVIDIA_GDRCOPY=1",
+        "NVIDIA_GDS=enabled",
+        "NVIDIA_IMEX_CHANNELS=3",
+        "NVIDIA_IMEX_CHANNELS=",
+        "NVIDIA_IMEX_CHANNELS=7",
+        "NVIDIA_IMEX_CHANNELS=x",
+        "NVIDIA_IMEX_CHANNELS=-1",
+        "NVIDIA_IMEX_CHANNELS=1048576",
+    ] {
+        same(ALL, visible("0").and(entry));
+    }
+    same(ALL, env(&["NVIDIA_IMEX_CHANNELS=3"]));
+    let unmet = "NVIDIA_REQUIRE_CUDA=cuda>=14.0";
+    same(ALL, visible("0").and(unmet).and("NVIDIA_DISABLE_REQUIRE=1"));
+    for feature in ["ignore-imex-channel-requests", "no-additional-gids-for-device-nodes"] {
+        let feature = format!("[features]\n{feature} = true\n");
+        same(ALL, visible("0").and("NVIDIA_IMEX_CHANNELS=3").tables(&feature));
+    }
+    // What is there already.
+    for value in ["0", "void"] {
+        same(
+            ALL,
+            visible(value).changed(|config| {
+                config["hooks"] = json!({"prestart": [
+                    {"path": "/usr/bin/nvidia-container-runtime-hook"}, {"path": "/bin/other"}, {"path": "/x/nvidia-container-toolkit"}]});
+            }),
+        );
+    }
+    same(
+        ALL,
+        visible("0").changed(|config| config["process"]["user"] = json!({"uid": 1000, "gid": 1001, "additionalGids": [7]})),
+    );
+    same(
+        ALL,
+        visible("0").changed(|config| {
+            config["linux"]["devices"] =
+                json!([{"path": "/dev/nvidia1", "type": "c", "major": 9, "minor": 9}, {"path": "/dev/fuse", "type": "c", "major": 10, "minor": 229}]);
+        }),
+    );
+    same(
+        ALL,
+        visible("0").changed(|config| {
+            let there = json!({"destination": "/usr/lib/libcuda.so.1", "source": "/y", "type": "bind"});
+            config["mounts"].as_array_mut().expect("mounts").push(there);
+        }),
+    );
+    same(
+        ALL,
+        visible("0").changed(|config| {
+            config["linux"]["namespaces"] = json!([{"type": "user"}]);
+            config["linux"]["uidMappings"] = json!([{"containerID": 0, "hostID": 100_000, "size": 65536}]);
+        }),
+    );
+
+    let mut apart = |modes, request, why| rows.push((modes, request, Some(why)));
+    apart(ALL, visible("0,0"), HOLE);
+    for value in ["none", "0,none", "none,all"] {
+        apart("cdi", visible(value), NONE);
+    }
+    apart("cdi", mounted(&["/none"]), NONE);
+    apart(ALL, env(&["FOO", "NVIDIA_VISIBLE_DEVICES=0"]), STRICT);
+    for value in ["0", "void"] {
+        apart(ALL, visible(value).changed(|config| config["newField"] = json!(1)), STRICT);
+    }
+    apart(ALL, mounted(&["X/0"]), COMPONENTS);
+    apart(ALL, mounted(&["/void"]), COMPONENTS);
+    apart(ALL, mounted(&["/cdi/nvidia.com/gpu/0/1"]), COMPONENTS);
+    apart(
+        "cdi",
+        env(&[]).annotated("cdi.k8s.io/b", ""),
+        "an empty annotation asks for nothing",
+    );
+    apart(
+        "cdi auto",
+        env(&[]).annotated("cdi.k8s.io/b", "nvidia.com/gpu=1, nvidia.com/gpu=0"),
+        BLANKS,
+    );
+    apart("jit-cdi", visible("nvidia.com/gpu=0"), OF_NOW);
+    apart("jit-cdi", visible("runtime.nvidia.com/gpu=0,nvidia.com/gpu=0"), OF_NOW);
+    apart("jit-cdi", mounted(&["/cdi/nvidia.com/gpu/1"]), OF_NOW);
+    apart("jit-cdi", env(&[]).annotated("cdi.k8s.io/x_y", zero), ANNOTATIONS);
+    apart("jit-cdi", visible("all").annotated("cdi.k8s.io/x_y", zero), ANNOTATIONS);
+    apart(LIVE, visible("0").and(unmet), REQUIRED);
+    apart(
+        LIVE,
+        mounted(&["/1"])
+            .and("NVIDIA_GDS=enabled")
+            .top(&format!("{NOT_BY_ENVIRONMENT}{BY_MOUNTS}")),
+        EXTRAS,
+    );
+    apart(LIVE, visible("0").and("NVIDIA_IMEX_CHANNELS=all"), CHANNELS);
+    rows
+}
+
+#[test]
+fn what_containers_ask_for_they_get_as_from_nvidias_runtime() {
+    let Some(machine) = Machine::new("nvidia-container-runtime") else {
+        return;
+    };
+    let mut wrong = Vec::new();
+    for (modes, request, why) in rows() {
+        for mode in modes.split(' ') {
+            let theirs = machine.create(Whose::Theirs, mode, &request);
+            let ours = machine.create(Whose::Ours, mode, &request);
+            let live = |config: &Value| config.to_string().contains("/driver/usr/lib/");
+            let found = match (&theirs, &ours) {
+                (Ok(theirs), Ok(ours)) => differences(theirs, ours, live(theirs) || live(ours)),
+                (Err(_), Err(_)) => Vec::new(),
+                (Err(said), Ok(_)) => vec![format!("theirs alone refuses: {said}")],
+                (Ok(_), Err(said)) => vec![format!("ours alone refuses: {said}")],
+            };
+            let what = format!(
+                "{mode} {:?} {:?} {:?} {:?}",
+                request.env, request.mounts, request.annotations, request.tables
+            );
+            match why {
+                None if !found.is_empty() => wrong.push(format!("{what}: {found:#?}")),
+                Some(why) if found.is_empty() => wrong.push(format!("{what}: not apart any more: {why}")),
+                _ => {}
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn case_26_e_nvidias_program_is_called_as_by_nvidias_hook() {
+    let Some(machine) = Machine::new("nvidia-container-runtime-hook") else {
+        return;
+    };
+    let mut rows: Vec<(Request, Option<&str>)> = Vec::new();
+    let mut same = |request| rows.push((request, None));
+    for value in [
+        "all",
+        "none",
+        "0",
+        "0,1",
+        " 0 , ",
+        "void",
+        "",
+        "0,all",
+        "GPU-x",
+        "0000:06:00.0",
+        "0:1",
+        "ALL",
+        "7",
+        "MIG-GPU-x/1/2",
+    ] {
+        same(visible(value));
+    }
+    same(env(&[]));
+    for version in ["9.0", "9.0.116", "9", "foo", ""] {
+        same(env(&[&format!("CUDA_VERSION={version}")]));
+    }
+    let expression = "NVIDIA_REQUIRE_CUDA=cuda>=12.4 brand=tesla,driver>=470,driver<471";
+    same(visible("0").and("CUDA_VERSION=12.4.1").and(expression));
+    same(visible("0").and(expression).and("NVIDIA_DISABLE_REQUIRE=1"));
+    same(
+        visible("0")
+            .and(expression)
+            .top(&format!("disable-require = true\n{BY_ENVIRONMENT}")),
+    );
+    same(
+        visible("0")
+            .and("NVIDIA_REQUIRE_B=driver>=3")
+            .and(expression)
+            .and("NVIDIA_REQUIRE_JETPACK=csv-mounts=all"),
+    );
+    for list in [
+        "all",
+        "utility",
+        "compute,utility",
+        "graphics",
+        "display",
+        "video,ngx",
+        "compat32",
+        "",
+        "foo",
+        "compute,foo",
+        " compute , utility ",
+    ] {
+        same(visible("0").and(&format!("NVIDIA_DRIVER_CAPABILITIES={list}")));
+        let fewer = format!("supported-driver-capabilities = \"compute,utility\"\n{BY_ENVIRONMENT}");
+        same(visible("0").and(&format!("NVIDIA_DRIVER_CAPABILITIES={list}")).top(&fewer));
+    }
+    same(visible("none").and("NVIDIA_DRIVER_CAPABILITIES=all"));
+    for channels in ["0", "0,3", "all", "", "0,all"] {
+        same(visible("0").and(&format!("NVIDIA_IMEX_CHANNELS={channels}")));
+    }
+    same(mounted(&["/imex/3", "/1"]));
+    same(mounted(&["/1"]).and("NVIDIA_VISIBLE_DEVICES=all"));
+    for entry in [
+        "NVIDIA_MIG_CONFIG_DEVICES=all",
+        "NVIDIA_MIG_MONITOR_DEVICES=all",
+        "NVIDIA_MIG_CONFIG_DEVICES=0",
+    ] {
+        same(visible("all").and(entry));
+        same(visible("all").and(entry).privileged());
+    }
+    same(visible("all").top(NOT_BY_ENVIRONMENT));
+    same(visible("1").annotated("cdi.k8s.io/a", "nvidia.com/gpu=0"));
+    for key in [
+        "no-cgroups = true",
+        "no-pivot = true",
+        "debug = \"/nowhere/x.log\"",
+        "ldcache = \"/etc/ld.so.cache\"",
+        "user = \"root:video\"",
+        "load-kmods = false",
+        "environment = [\"A=b\"]",
+    ] {
+        same(visible("0").tables(&format!("[cli]\n{key}\n")));
+    }
+    for mode in ["ldconfig", "mount", "disabled", "hook"] {
+        same(visible("0").tables(&format!(
+            "[nvidia-container-runtime.modes.legacy]\ncuda-compat-mode = {mode:?}\n"
+        )));
+    }
+    for feature in [
+        "allow-cuda-compat-libs-from-container",
+        "disable-imex-channel-creation",
+        "ignore-imex-channel-requests",
+        "disable-cuda-compat-lib-hook",
+    ] {
+        let feature = format!("[features]\n{feature} = true\n");
+        same(visible("0").and("NVIDIA_IMEX_CHANNELS=0").tables(&feature));
+    }
+    rows.push((visible("0,0"), Some("0,0 is 0; NVIDIA's writes --device=,0")));
+    rows.push((
+        visible("nvidia.com/gpu=0"),
+        Some("what the program does not understand is said before it is called"),
+    ));
+    rows.push((
+        visible("0").and("NVIDIA_IMEX_CHANNELS=x"),
+        Some("what the program does not understand is said before it is called"),
+    ));
+    let mut wrong = Vec::new();
+    for (request, why) in rows {
+        let theirs = machine.called(Whose::Theirs, &request);
+        let ours = machine.called(Whose::Ours, &request);
+        let same = match (&theirs, &ours) {
+            (Ok(theirs), Ok(ours)) => theirs == ours,
+            (Err(_), Err(_)) => true,
+            _ => false,
+        };
+        if same != why.is_none() {
+            wrong.push(format!(
+                "{:?} {:?} {:?}:\n  theirs {theirs:?}\n  ours   {ours:?}",
+                request.env, request.top, request.tables
+            ));
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
