@@ -7,11 +7,12 @@ use super::{Edits, Spec, Version};
 pub enum Side {
     /// The machine's: sources of mounts, device nodes, programs of hooks that run there.
     Host,
-    /// The container's: where mounts and device nodes are put.
+    /// The container's: where mounts and device nodes are put, programs that run there, and what hooks are told of it.
     Container,
 }
 
-/// Puts what is below `from` below `to`, by whole components of paths. Arguments of hooks stay: nobody knows which are paths. The spec's version becomes
+/// Puts what is below `from` below `to`, by whole components of paths. A hook's arguments are of
+/// the container where it runs in the container's namespaces (createContainer, startContainer), and stay elsewhere. The spec's version becomes
 /// what it needs now, if that is more. How many paths are others now.
 pub fn move_root(spec: &mut Spec, from: &str, to: &str, side: Side) -> usize {
     let mut changed = 0;
@@ -64,6 +65,29 @@ fn of_edits(edits: &mut Edits, side: Side, replace: &mut impl FnMut(&mut String)
         .iter_mut()
         .filter(|hook| of_host(&hook.hook_name) == (side == Side::Host));
     hooks.for_each(|hook| replace(&mut hook.path));
+    if side == Side::Container {
+        let inside = ["createContainer", "startContainer"];
+        let hooks = edits
+            .hooks
+            .iter_mut()
+            .filter(|hook| inside.contains(&hook.hook_name.as_str()));
+        hooks
+            .flat_map(|hook| hook.args.iter_mut().skip(1))
+            .for_each(|word| argument(word, replace));
+    }
+}
+
+/// `/path`, `--folder=/path`, or a link: `/target::/link`.
+fn argument(word: &mut String, replace: &mut impl FnMut(&mut String)) {
+    let (first, between, second) = match (word.split_once("::"), word.split_once('=')) {
+        (Some((target, link)), _) => (target, "::", link),
+        (None, Some((flag, value))) if flag.starts_with("--") => (flag, "=", value),
+        _ => return replace(word),
+    };
+    let (mut first, mut second) = (first.to_owned(), second.to_owned());
+    replace(&mut first);
+    replace(&mut second);
+    *word = format!("{first}{between}{second}");
 }
 
 /// The path below the other root; `None` if it is not below the first.

@@ -346,7 +346,7 @@ fn what_is_beside_gpus_has_specs_of_its_own() {
         ),
         (
             Part::Imex,
-            format!("0: {channels}0, 3: {channels}3, all: {channels}0 {channels}3 | 0 | false"),
+            format!("0: {channels}0, 3: {channels}3, all: {channels}0 {channels}3 | 1 | false"),
         ),
         (
             Part::Management,
@@ -360,7 +360,7 @@ fn what_is_beside_gpus_has_specs_of_its_own() {
     }
     assert_eq!(
         outline(Part::Imex, &["3"]),
-        format!("3: {channels}3, all: {channels}3 | 0 | false")
+        format!("3: {channels}3, all: {channels}3 | 1 | false")
     );
     assert_eq!(
         outline(Part::Gdrcopy, &["0"]),

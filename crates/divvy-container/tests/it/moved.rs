@@ -55,6 +55,46 @@ fn case_32_b_the_containers_paths_move_without_the_machines() {
     expected["devices"][0]["containerEdits"]["deviceNodes"][0] =
         json!({"path": "/dev/nvidia0", "hostPath": "/driver/dev/nvidia0"});
     expected["containerEdits"]["mounts"][0]["containerPath"] = json!("/lib/a.so");
+    expected["containerEdits"]["hooks"][0]["args"][1] = json!("--folder=/lib");
     expected["containerEdits"]["hooks"][1]["path"] = json!("/bin/inside");
-    assert_eq!(moved("/driver", "/", Side::Container), (expected, 3));
+    assert_eq!(moved("/driver", "/", Side::Container), (expected, 4));
+}
+
+/// Else update-ldcache looks into folders that are not there any more, and links lead nowhere.
+#[test]
+fn what_hooks_are_told_of_the_container_moves_with_it() {
+    let args = json!([
+        "/driver/h",
+        "--folder",
+        "/driver/lib",
+        "--link",
+        "/driver/a::/driver/b",
+        "a.so.1::/driver/a.so",
+        "--folder=/driver-x/lib",
+        "x=/driver"
+    ]);
+    let spec = |stage: &str, args: &Value| {
+        let hook = json!({"hookName": stage, "path": "/h", "args": args});
+        json!({"cdiVersion": "0.5.0", "kind": "v.com/gpu", "devices": [{"name": "a", "containerEdits": {"hooks": [hook]}}]})
+    };
+    let new = json!([
+        "/driver/h",
+        "--folder",
+        "/x/lib",
+        "--link",
+        "/x/a::/x/b",
+        "a.so.1::/x/a.so",
+        "--folder=/driver-x/lib",
+        "x=/driver"
+    ]);
+    for (stage, side, expected) in [
+        ("createContainer", Side::Container, &new),
+        ("startContainer", Side::Container, &new),
+        ("prestart", Side::Container, &args),
+        ("createContainer", Side::Host, &args),
+    ] {
+        let mut moved = Spec::parse(&spec(stage, &args).to_string()).expect("a spec");
+        move_root(&mut moved, "/driver", "/x", side);
+        assert_eq!(serde_json::to_value(&moved).expect("JSON"), spec(stage, expected), "{stage}");
+    }
 }

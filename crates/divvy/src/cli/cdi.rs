@@ -270,7 +270,8 @@ Examples:
   divvy cdi transform --relative-to container --from /usr/local/nvidia --to /opt/nvidia < in.json
 
 Of the machine (host) are the sources of mounts, device nodes and the programs of hooks; of the container, where mounts and device nodes are put, and programs that run
-there (startContainer). What is moved begins with the root by whole components: /driver is not the root of /driver-x/lib. Arguments of hooks stay.")]
+there (startContainer), and arguments of hooks that run in its namespaces. What is moved begins with the root by whole components: /driver is not the root of
+/driver-x/lib.")]
 pub struct CdiTransformArgs {
     /// The root that paths are below now
     #[arg(long, value_name = "DIR")]

@@ -4,6 +4,7 @@ mod audit;
 mod bad_input;
 mod bed;
 mod cdi;
+mod cdi_peer;
 mod chaos;
 mod cli;
 mod cluster;

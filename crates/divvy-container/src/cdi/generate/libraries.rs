@@ -35,7 +35,7 @@ const OWN_VERSION: [&str; 6] = [
 
 /// Names by which programs ask for libraries. Usually links beside the library say so; these are for roots in which nobody ran
 /// `ldconfig`, and for names that no installer makes.
-const NAMES: [(&str, &str); 19] = [
+const NAMES: [(&str, &str); 20] = [
     ("libcuda", "libcuda.so.1"),
     ("libcuda", "libcuda.so"),
     ("libnvidia-ml", "libnvidia-ml.so.1"),
@@ -55,6 +55,7 @@ const NAMES: [(&str, &str); 19] = [
     ("libGLX_nvidia", "libGLX_nvidia.so.0"),
     ("libGLX_nvidia", "libGLX_indirect.so.0"),
     ("libEGL_nvidia", "libEGL_nvidia.so.0"),
+    ("libnvidia-vulkan-producer", "libnvidia-vulkan-producer.so"),
 ];
 
 /// The machine for which a library is.

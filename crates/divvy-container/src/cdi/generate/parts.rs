@@ -50,9 +50,7 @@ pub fn generate(tree: &dyn Tree, part: Part, options: &Options) -> Result<Genera
             nodes.root.host("/dev")
         )));
     }
-    if part != Part::Imex {
-        draft.common.env.push("NVIDIA_VISIBLE_DEVICES=void".to_owned());
-    }
+    draft.common.env.push("NVIDIA_VISIBLE_DEVICES=void".to_owned());
     // Numbers of GPUs choose no other device.
     let only = match part {
         Part::Imex => options.only.clone(),
