@@ -4,10 +4,12 @@
 //! - [`libraries`]: names of libraries, and the list of folders of musl's loader
 //! - [`params`]: the driver's parameters, with which its libraries make no device nodes
 //! - [`profile`]: which GPUs EGL sees
+//! - [`soname`]: the name by which programs ask for a library
 //! - [`state`]: the container's state, and its configuration
 
 pub mod compat;
 pub mod libraries;
 pub mod params;
 pub mod profile;
+pub mod soname;
 pub mod state;

@@ -3,9 +3,11 @@
 //! Written here, by what the format is, and not by the image's `ldconfig` (CVE-2025-23267) nor the host's.
 
 use std::collections::BTreeSet;
+use std::os::unix::fs::FileExt as _;
 
 use divvy_container::cdi::generate::ldcache::{self, Library};
 use divvy_container::hook::libraries::{musl_list, stem};
+use divvy_container::hook::soname::soname;
 
 use crate::error::{Error, Result};
 use crate::root::Root;
@@ -17,7 +19,7 @@ const HEADER: usize = 20;
 /// Of a list of musl's loader.
 const MUSL_LIMIT: usize = 64 * 1024;
 
-/// Adds what is mounted into these folders, and the links beside it that lead to it by another version of its name; in front of it, all libraries of
+/// Adds what is mounted into these folders, by the name that it says of itself, too, and the links beside it that lead to it by another version of its name; in front of it, all libraries of
 /// the folder `first`.
 pub(crate) fn update(root: &Root, mounts: &[String], folders: &[String], first: Option<&str>) -> Result<()> {
     let mut found: Vec<(String, String, i32)> = Vec::new();
@@ -36,7 +38,18 @@ pub(crate) fn update(root: &Root, mounts: &[String], folders: &[String], first: 
             continue;
         }
         with_libraries.push(folder);
-        for name in root.names(folder)? {
+        let mut names = root.names(folder)?;
+        for path in mounts {
+            let name = path.strip_prefix(folder).and_then(|rest| rest.strip_prefix('/'));
+            // As ldconfig does: NVIDIA's specs have a library under its long name alone, and links to a short one that is not there.
+            if let Some(name) = name.filter(|name| stem(name).is_some())
+                && let Some(short) = soname_of(root, path, name)?.filter(|short| !names.contains(short))
+            {
+                root.link(name, &format!("{folder}/{short}"))?;
+                names.push(short);
+            }
+        }
+        for name in names {
             let path = format!("{folder}/{name}");
             if stem(&name).is_some_and(|stem| mounted.contains(stem) || !mounted_only)
                 && let Some(header) = root.read(&path, HEADER)?
@@ -68,6 +81,17 @@ pub(crate) fn update(root: &Root, mounts: &[String], folders: &[String], first: 
         return Ok(());
     }
     root.write(CACHE, &after)
+}
+
+fn soname_of(root: &Root, path: &str, name: &str) -> Result<Option<String>> {
+    let Some(file) = root.file(path)? else { return Ok(None) };
+    let unread = |error| Error::image("read", path, error);
+    let size = file.metadata().map_err(unread)?.len();
+    let read = |at, length| {
+        let mut bytes = vec![0; length];
+        file.read_exact_at(&mut bytes, at).map(|()| bytes)
+    };
+    soname(name, size, read).map_err(unread)
 }
 
 /// An image whose loader is musl's.

@@ -24,6 +24,30 @@ pub(crate) fn is_wanted(root: &Root, folder: &str, host_driver: &str) -> Result<
     Ok(compat::is_wanted(version, made_for.as_deref(), host_driver))
 }
 
+/// A list of folders of `ldconfig`, before all others by its name: so the folder stays in front when somebody makes the cache again.
+const CONFIG: &str = "/etc/ld.so.conf.d/00-divvy-cuda-compat.conf";
+const CONFIG_LIMIT: usize = 4096;
+
+/// Notes the folder for the hooks that come after, or that there is none.
+pub(crate) fn remember(root: &Root, folder: Option<&str>) -> Result<()> {
+    let there = root.read(CONFIG, CONFIG_LIMIT)?;
+    let text = folder.map_or_else(String::new, |folder| format!("{folder}\n"));
+    match there {
+        None if text.is_empty() => Ok(()),
+        Some(there) if there == text.as_bytes() => Ok(()),
+        _ => root.write(CONFIG, text.as_bytes()),
+    }
+}
+
+/// The folder that a hook before this one noted.
+pub(crate) fn remembered(root: &Root) -> Result<Option<String>> {
+    let text = root
+        .read(CONFIG, CONFIG_LIMIT)?
+        .and_then(|bytes| String::from_utf8(bytes).ok());
+    let folder = text.map(|text| text.trim().to_owned());
+    Ok(folder.filter(|folder| folder.starts_with('/') && !folder.contains('\n')))
+}
+
 fn drivers(file: &File) -> std::io::Result<Option<Vec<u64>>> {
     let size = file.metadata()?.len();
     compat::drivers(size, |at, length| {

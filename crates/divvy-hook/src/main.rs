@@ -87,11 +87,18 @@ fn run(hook: Hook) -> Result<()> {
         } => {
             let state = state::read()?;
             let root = Root::open(&state.root)?;
-            let wanted = host_driver.map_or(Ok(false), |driver| compat::is_wanted(&root, &compat, &driver));
-            let done = wanted.and_then(|wanted| {
-                let first = wanted.then_some(compat.as_str());
-                cache::update(&root, &state.mounts, &folders, first)
-            });
+            let first = match &host_driver {
+                Some(driver) => compat::is_wanted(&root, &compat, driver).and_then(|wanted| {
+                    let first = wanted.then_some(compat);
+                    // Alone it is NVIDIA's enable-cuda-compat, after which update-ldcache is called.
+                    match folders.is_empty() {
+                        true => compat::remember(&root, first.as_deref()).map(|()| first),
+                        false => Ok(first),
+                    }
+                }),
+                None => compat::remembered(&root),
+            };
+            let done = first.and_then(|first| cache::update(&root, &state.mounts, &folders, first.as_deref()));
             (done, on_failure)
         }
         Hook::DisableDeviceNodeModification { on_failure } => {

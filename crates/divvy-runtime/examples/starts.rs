@@ -5,6 +5,8 @@
 //! cargo run --release -p divvy-runtime --example starts -- target/x86_64-unknown-linux-musl/runtime [STARTS]
 //! ```
 //!
+//! With `DIVVY_NVIDIA_CTK`, a folder of NVIDIA's programs, its `nvidia-container-runtime` is started in the same turns.
+//!
 //! First in front of a program that ends at once, which shows what is added and little else; then, as root and where there is one, in front of runc,
 //! which makes a container. The driver's own time is not in the row `jit-cdi`: what stands for the probe says at once what it knows.
 
@@ -95,7 +97,7 @@ fn measure(rows: &mut [Row], folder: &Path, low_level: &Path, starts: usize) {
             command
                 .args(["--root"])
                 .arg(folder.join("state"))
-                .args(["run", "--bundle"])
+                .args(["create", "--bundle"])
                 .arg(folder.join("bundle"));
             command
                 .arg(format!("divvy-starts-{}", std::process::id()))
@@ -105,6 +107,11 @@ fn measure(rows: &mut [Row], folder: &Path, low_level: &Path, starts: usize) {
             let ended = command.status().unwrap();
             let lasted = from.elapsed();
             assert!(ended.success(), "{} does not start: {ended}", row.name);
+            // Engines create and then start; NVIDIA's puts nothing into one that is made by `run`.
+            let mut delete = Command::new(low_level);
+            delete.arg("--root").arg(folder.join("state")).args(["delete", "--force"]);
+            let deleted = delete.arg(format!("divvy-starts-{}", std::process::id())).status().unwrap();
+            assert!(deleted.success(), "{} is not deleted: {deleted}", row.name);
             if start >= 5 {
                 row.times.push(lasted);
             }
@@ -138,7 +145,7 @@ fn measure(rows: &mut [Row], folder: &Path, low_level: &Path, starts: usize) {
     }
 }
 
-const CDI: &str = "accept-nvidia-visible-devices-envvar-when-unprivileged = true\n[nvidia-container-runtime]\nmode = \"cdi\"\nruntimes = [\"LOW\"]\n\
+const CDI: &str = "accept-nvidia-visible-devices-envvar-when-unprivileged = true\n[nvidia-container-runtime]\nmode = \"cdi\"\nlog-level = \"error\"\nruntimes = [\"LOW\"]\n\
     [nvidia-container-runtime.modes.cdi]\nspec-dirs = [\"HERE/cdi\"]\n";
 const JIT: &str = "accept-nvidia-visible-devices-envvar-when-unprivileged = true\n[nvidia-container-cli]\nroot = \"HERE/driver\"\n\
     [nvidia-container-runtime]\nmode = \"jit-cdi\"\nruntimes = [\"LOW\"]\n[nvidia-container-runtime.modes.jit-cdi]\nprobe = \"HERE/probe\"\n";
@@ -157,6 +164,8 @@ fn main() {
     fs::copy(programs.join("divvy-hook"), folder.join("bundle/rootfs/program")).expect("divvy-hook");
     spec(folder);
     let has_nodes = driver(folder);
+    let theirs = std::env::var_os("DIVVY_NVIDIA_CTK").map(|folder| PathBuf::from(folder).join("nvidia-container-runtime"));
+    let theirs = theirs.filter(|program| program.exists());
     let runc = ["/usr/sbin/runc", "/usr/bin/runc", "/usr/local/sbin/runc"]
         .iter()
         .map(Path::new)
@@ -190,6 +199,10 @@ fn main() {
         ];
         if has_nodes {
             rows.push(row("behind divvy-runtime, jit-cdi", &ours, "0", JIT));
+        }
+        if let Some(theirs) = &theirs {
+            rows.push(row("behind nvidia-container-runtime, no GPU", theirs, "void", CDI));
+            rows.push(row("behind nvidia-container-runtime, a GPU of it", theirs, "0", CDI));
         }
         measure(&mut rows, folder, low_level, starts);
     }

@@ -97,7 +97,7 @@ fn section<E>(part: &mut impl FnMut(u64, u64) -> Result<Option<Vec<u8>>, E>) -> 
     }
 }
 
-fn number(bytes: &[u8], at: usize, length: usize) -> Option<u64> {
+pub(super) fn number(bytes: &[u8], at: usize, length: usize) -> Option<u64> {
     let bytes = bytes.get(at..at.checked_add(length)?)?;
     Some(bytes.iter().rev().fold(0, |number, byte| number << 8 | u64::from(*byte)))
 }

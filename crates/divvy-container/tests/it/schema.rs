@@ -1,7 +1,7 @@
 //! The JSON schema that the standard comes with, and its documents.
 //!
 //! They are not part of this repository: `DIVVY_CDI_SCHEMA` names the folder `schema` of the Go module `tags.cncf.io/container-device-interface`
-//! 0.8.1, the last release that has them (`go mod download tags.cncf.io/container-device-interface@v0.8.1`).
+//! 0.8.1, the last release that has them: from 1.0 on they are a module of their own, which no module proxy has (`go mod download tags.cncf.io/container-device-interface@v0.8.1`).
 
 use std::path::{Path, PathBuf};
 

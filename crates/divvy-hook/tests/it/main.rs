@@ -2,4 +2,5 @@
 
 mod hostile;
 mod image;
+mod peer;
 mod work;

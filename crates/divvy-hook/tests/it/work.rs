@@ -377,3 +377,58 @@ fn musls_loader_is_told_of_the_folders() {
         "its own order stays"
     );
 }
+
+/// NVIDIA's specs mount a library under its long name alone, and count on what ldconfig makes of it.
+#[test]
+#[expect(clippy::print_stderr, reason = "a test that was skipped says so")]
+fn a_library_that_is_mounted_by_its_long_name_alone_is_found_by_the_short_one() {
+    let image = Image::new(&[CUDA]);
+    let made = Command::new("cc")
+        .args(["-shared", "-fPIC", "-x", "c", "/dev/null", "-Wl,-soname,libcuda.so.1", "-o"])
+        .arg(image.rootfs(CUDA))
+        .status();
+    if !made.is_ok_and(|status| status.success()) {
+        eprintln!("SKIPPED: it needs a C compiler");
+        return;
+    }
+    symlink("libcuda.so.1", image.rootfs("/usr/lib64/libcuda.so")).expect("linked");
+    for _ in 0..2 {
+        let output = image.run(&["update-ldcache", "--folder", "/usr/lib64"]);
+        assert!(output.status.success() && output.stderr.is_empty(), "{output:?}");
+        let link = fs::read_link(image.rootfs("/usr/lib64/libcuda.so.1")).expect("a link");
+        assert_eq!(link, Path::new("libcuda.so.550.54.15"));
+        let names: Vec<String> = image.ldconfig().into_iter().map(|(name, _)| name).collect();
+        assert_eq!(names, ["libcuda.so.550.54.15", "libcuda.so.1", "libcuda.so"]);
+        assert_eq!(fs::read_dir(image.rootfs("/usr/lib64")).expect("there").count(), 3);
+    }
+}
+
+/// A spec of NVIDIA's calls two hooks for it, one after the other.
+#[test]
+fn an_images_own_libcuda_stays_in_front_when_the_cache_is_made_after_it() {
+    let image = Image::new(&[CUDA, "/usr/lib64/libcuda.so.1"]);
+    image.put("/usr/local/cuda/compat/libcuda.so.560.1.1", &elf());
+    symlink("libcuda.so.560.1.1", image.rootfs("/usr/local/cuda/compat/libcuda.so.1")).expect("linked");
+    let first = |driver: &str| {
+        for words in [
+            &["enable-cuda-compat", "--host-driver-version", driver][..],
+            &["update-ldcache", "--folder", "/usr/lib64"],
+        ] {
+            let output = image.run(words);
+            assert!(output.status.success() && output.stderr.is_empty(), "{output:?}");
+        }
+        let found = image.ldconfig();
+        found
+            .into_iter()
+            .find(|(name, _)| name == "libcuda.so.1")
+            .expect("it is there")
+            .1
+    };
+    assert_eq!(first("550.54.15"), "/usr/local/cuda/compat/libcuda.so.1");
+    assert_eq!(first("550.54.15"), "/usr/local/cuda/compat/libcuda.so.1", "again");
+    assert_eq!(
+        first("570.1.1"),
+        "/usr/lib64/libcuda.so.1",
+        "the machine has a newer driver now"
+    );
+}
