@@ -712,6 +712,17 @@ pub fn arguments(given: impl IntoIterator<Item = std::ffi::OsString>) -> Result<
     Ok(given)
 }
 
+/// The exit status for words that are none of ours: 2, and under the name of NVIDIA's tool what that one has.
+pub fn usage_status(program: Option<&std::ffi::OsString>, error: &clap::Error) -> u8 {
+    use clap::error::ErrorKind;
+    match error.kind() {
+        _ if !error.use_stderr() => 0,
+        _ if !program.is_some_and(nvidia_ctk::is_meant) => 2,
+        ErrorKind::InvalidSubcommand => 3,
+        _ => 1,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

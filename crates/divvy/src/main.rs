@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use clap::Parser as _;
-use divvy::cli::{Cli, arguments};
+use divvy::cli::{Cli, arguments, usage_status};
 use divvy::program::{fail, run};
 
 fn main() -> ExitCode {
@@ -14,17 +14,13 @@ fn main() -> ExitCode {
             Err(error) => fail(&error.into()),
         };
     }
-    let cli = match arguments(std::env::args_os()) {
-        Ok(arguments) => Cli::parse_from(arguments),
-        // As NVIDIA's tool, whose flags these are: 1 and not 2.
+    let parsed = arguments(std::env::args_os()).and_then(Cli::try_parse_from);
+    let cli = match parsed {
+        Ok(cli) => cli,
         Err(error) => {
-            let status = if error.use_stderr() {
-                ExitCode::FAILURE
-            } else {
-                ExitCode::SUCCESS
-            };
+            let status = usage_status(std::env::args_os().next().as_ref(), &error);
             return match error.print() {
-                Ok(()) => status,
+                Ok(()) => ExitCode::from(status),
                 Err(error) => fail(&error.into()),
             };
         }

@@ -1,10 +1,12 @@
 //! CRI-O's `crio.conf` and the drop-ins beside it (`crio.conf(5)`): later files win, a runtime is taken whole from the last file that has it.
 
+use std::collections::BTreeMap;
+
 use toml_edit::DocumentMut;
 
 use super::plan::{After, Wish, Write};
-use super::text::{Values, text};
-use super::{Configuration, Error, Files, Runtime, toml_text};
+use super::text::{Values, text, toml};
+use super::{Configuration, Error, Files, Runtime, glob, toml_text};
 
 /// The file that CRI-O reads first.
 pub const CONFIG: &str = "/etc/crio/crio.conf";
@@ -13,6 +15,11 @@ const ENGINE: &str = "CRI-O";
 /// The folder of drop-ins of a configuration file.
 pub fn drop_ins(main: &str) -> String {
     format!("{main}.d")
+}
+
+/// Whether CRI-O reads a drop-in, when it is not told of another folder.
+pub(super) fn is_read(main: &str, drop_in: &str) -> bool {
+    glob::folder(drop_in) == drop_ins(main)
 }
 
 /// The files that CRI-O reads, in its order, with their texts.
@@ -85,9 +92,22 @@ pub(super) fn configure(
         files,
         edits: if fresh { vec![(path.to_owned(), None)] } else { Vec::new() },
     };
-    let there = read(&without, main)?;
-    let before = read(files, main)?;
-    let tables = runtimes(&without, main)?;
+    let said = wish
+        .said
+        .as_ref()
+        .map(|said| toml("what CRI-O says of itself", said).map(|_| BTreeMap::from([(main.to_owned(), said.clone())])))
+        .transpose()?;
+    let without: &dyn Files = said.as_ref().map_or(&without, |said| said);
+    let there = read(without, main)?;
+    let before = if wish.anew { there.clone() } else { read(files, main)? };
+    if let Some(drop_in) = drop_in.filter(|drop_in| !is_read(main, drop_in)) {
+        notes.push(format!(
+            "CRI-O reads {}/ and not {drop_in}, unless it is started with --config-dir {}",
+            drop_ins(main),
+            glob::folder(drop_in)
+        ));
+    }
+    let tables = runtimes(without, main)?;
     let mut runtime = source(&there.default_runtime, &wish.name)
         .into_iter()
         .find_map(|name| tables.get(name).and_then(toml::Value::as_table).cloned())
@@ -103,11 +123,15 @@ pub(super) fn configure(
             wish.name, wish.path
         ));
     }
-    if let Some(theirs) = tables.get(&wish.name).and_then(toml::Value::as_table) {
+    // Of what the engine says it is not known whether it is a person's or of an earlier run.
+    if let Some(theirs) = tables.get(&wish.name).and_then(toml::Value::as_table)
+        && wish.said.is_none()
+    {
         runtime.extend(theirs.clone());
     }
     runtime.insert("runtime_path".to_owned(), wish.path.as_str().into());
-    runtime.entry("runtime_type").or_insert_with(|| "oci".into());
+    // Whatever the copied one is, a machine of its own say: this one is a program as runc is.
+    runtime.insert("runtime_type".to_owned(), "oci".into());
     if wish.cdi.is_some() {
         notes.push("CRI-O puts CDI devices into containers always; there is nothing to switch".to_owned());
     }
@@ -144,6 +168,13 @@ pub(super) fn configure(
             let table =
                 toml_text::reach(document.as_item_mut(), &["crio", "runtime", "runtimes", &wish.name]).ok_or_else(broken)?;
             toml_text::put(table, "runtime_path", wish.path.as_str());
+            let kind = table
+                .get("runtime_type")
+                .and_then(toml_edit::Item::as_str)
+                .unwrap_or_default();
+            if wish.anew || !kind.is_empty() {
+                toml_text::put(table, "runtime_type", "oci");
+            }
         }
         false => toml_text::put_table(runtimes, &wish.name, &runtime),
     }

@@ -175,6 +175,10 @@ pub(super) fn configure(files: &dyn Files, path: &str, wish: &Wish) -> Result<Ve
     let root = document.root();
     let runtime = root.object_or_new("runtimes").object_or_new(&wish.name);
     runtime.set("path", &Value::from(wish.path.as_str()));
+    // dockerd refuses a program that is a shim, too.
+    for key in ["runtimeType", "options"] {
+        runtime.remove(key);
+    }
     match wish.set_default {
         Some(true) => root.set("default-runtime", &Value::from(wish.name.as_str())),
         Some(false) if now.default_runtime.as_deref() == Some(&wish.name) => root.set("default-runtime", &Value::from(STOCK)),

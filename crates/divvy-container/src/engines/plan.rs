@@ -23,6 +23,8 @@ pub struct Wish {
     pub systemd_cgroup: Option<bool>,
     /// Write a drop-in that is there anew from the other files, whatever is in it, as NVIDIA's tool does.
     pub anew: bool,
+    /// What the engine says itself of its configuration, as TOML (`containerd config dump`, `crio status config`): copied from in place of its files.
+    pub said: Option<String>,
 }
 
 /// Whose files, and which.
@@ -170,13 +172,20 @@ impl Files for After<'_> {
     fn names(&self, folder: &str) -> Vec<String> {
         let mut names = self.files.names(folder);
         for (path, text) in &self.edits {
-            let Some((of, name)) = path.rsplit_once('/').filter(|(of, _)| *of == folder.trim_end_matches('/')) else {
-                continue;
-            };
-            debug_assert!(!of.is_empty());
-            names.retain(|known| known != name);
-            if text.is_some() {
-                names.push(name.to_owned());
+            let below = path
+                .strip_prefix(folder.trim_end_matches('/'))
+                .and_then(|rest| rest.strip_prefix('/'));
+            let Some(below) = below else { continue };
+            match (below.split_once('/'), text) {
+                // A folder that comes with its first file, and may have been there.
+                (Some((name, _)), Some(_)) if !names.iter().any(|known| known == name) => names.push(name.to_owned()),
+                (Some(_), _) => {}
+                (None, text) => {
+                    names.retain(|known| known != below);
+                    if text.is_some() {
+                        names.push(below.to_owned());
+                    }
+                }
             }
         }
         names.sort_unstable();
@@ -267,8 +276,14 @@ pub fn configure(files: &dyn Files, target: &Target, wish: &Wish, record: Option
 
 /// Whether the engine, reading the new files as it does, has what was wished.
 fn check(files: &dyn Files, target: &Target, wish: &Wish, plan: &Plan) -> Result<(), Error> {
-    if matches!(target, Target::Template { .. }) {
-        return Ok(());
+    match target {
+        Target::Template { .. } => return Ok(()),
+        // Who reads it was told; what it says was written whole.
+        Target::Crio {
+            config,
+            drop_in: Some(drop_in),
+        } if !crio::is_read(config, drop_in) => return Ok(()),
+        _ => {}
     }
     let after = After {
         files,
@@ -282,7 +297,7 @@ fn check(files: &dyn Files, target: &Target, wish: &Wish, plan: &Plan) -> Result
     let has = |what: &str, winner: Option<&String>| Error::Overruled {
         path: target.written().to_owned(),
         what: what.to_owned(),
-        winner: winner.or(read.files.last()).cloned().unwrap_or_default(),
+        winner: winner.or(read.files.last()).unwrap_or(&target.config().to_owned()).clone(),
     };
     let runtime = read.runtimes.get(&wish.name).ok_or_else(|| has("the runtime", None))?;
     if runtime.path.as_deref() != Some(&wish.path) {

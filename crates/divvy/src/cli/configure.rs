@@ -78,6 +78,21 @@ pub struct ConfigureArgs {
     /// As nvidia-ctk does: drop-ins are written anew each time, and what is not asked for is switched off
     #[arg(long, hide = true)]
     pub as_nvidia_ctk: bool,
+    /// Copy from what the engine says of itself (`containerd config dump`, `crio status config`) and not from its files
+    #[arg(long, hide = true)]
+    pub ask_engine: bool,
+    /// The engine's program, that is asked
+    #[arg(long, hide = true)]
+    pub executable_path: Option<String>,
+    /// Print a hook with this program for all containers, and configure nothing
+    #[arg(long, hide = true)]
+    pub oci_hook: Option<String>,
+    /// Write it here
+    #[arg(long, hide = true, requires = "oci_hook")]
+    pub oci_hook_file: Option<PathBuf>,
+    /// Say errors alone
+    #[arg(long, hide = true)]
+    pub quiet: bool,
 }
 
 /// Cgroup drivers of the kubelet.
@@ -115,8 +130,8 @@ fn runtime_name(text: &str) -> Result<String, String> {
 }
 
 fn runtime_path(text: &str) -> Result<String, String> {
-    if text.is_empty() || text.chars().any(|c| c.is_control() || "\"'\\ ".contains(c)) {
-        return Err("write the program's path, without quotes, spaces and backslashes".to_owned());
+    if text.is_empty() || text.chars().any(|c| c.is_control() || "\"'\\".contains(c)) {
+        return Err("write the program's path, without quotes and backslashes".to_owned());
     }
     Ok(text.to_owned())
 }

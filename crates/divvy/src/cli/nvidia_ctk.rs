@@ -2,20 +2,48 @@
 
 use std::ffi::OsString;
 
-use clap::{Args, Parser, Subcommand};
+use clap::error::ErrorKind;
+use clap::{ArgAction, Args, CommandFactory as _, Parser, Subcommand};
 
 /// Divvy in place of NVIDIA's nvidia-ctk: runtime configure, cdi generate, cdi list, cdi transform root, config
 #[derive(Debug, Parser)]
-#[command(name = "nvidia-ctk", version)]
+#[command(name = "nvidia-ctk", version = VERSION, disable_version_flag = true, args_override_self = true)]
 struct NvidiaCtk {
     /// Say more
-    #[arg(long, short, global = true, env = "NVIDIA_CTK_DEBUG")]
+    #[arg(long, short, global = true, env = "NVIDIA_CTK_DEBUG", value_name = "BOOL", num_args = 0..=1, require_equals = true,
+        default_missing_value = "true", default_value = "false", value_parser = variable)]
     debug: bool,
     /// Say errors alone
-    #[arg(long, global = true, env = "NVIDIA_CTK_QUIET")]
+    #[arg(long, global = true, env = "NVIDIA_CTK_QUIET", value_name = "BOOL", num_args = 0..=1, require_equals = true,
+        default_missing_value = "true", default_value = "false", value_parser = variable)]
     quiet: bool,
+    /// Has no effect on these commands
+    #[arg(long = "config", id = "toolkit_config", env = "NVIDIA_CTK_CONFIG", value_name = "FILE")]
+    _config: Option<String>,
+    /// Print the version
+    #[arg(long, short, action = ArgAction::Version)]
+    _version: Option<bool>,
     #[command(subcommand)]
     command: Command,
+}
+
+const VERSION: &str = concat!(
+    env!("CARGO_PKG_VERSION"),
+    " of divvy, in place of NVIDIA Container Toolkit CLI version 1.20.0"
+);
+
+/// A flag's value as Go reads it; none at all is true.
+fn flag(text: &str) -> Result<bool, String> {
+    match text {
+        "" | "1" | "t" | "T" | "true" | "TRUE" | "True" => Ok(true),
+        "0" | "f" | "F" | "false" | "FALSE" | "False" => Ok(false),
+        _ => Err("write true or false".to_owned()),
+    }
+}
+
+/// That of a flag with a variable: one without a value is not set.
+fn variable(text: &str) -> Result<bool, String> {
+    Ok(!text.is_empty() && flag(text)?)
 }
 
 #[derive(Debug, Subcommand)]
@@ -27,8 +55,22 @@ enum Command {
     #[command(subcommand)]
     Cdi(Cdi),
     /// Settings of the runtime: config.toml
-    #[command(args_conflicts_with_subcommands = true)]
+    #[command(args_conflicts_with_subcommands = true, args_override_self = true)]
     Config(Config),
+    #[command(hide = true)]
+    System(Other),
+    #[command(hide = true)]
+    Hook(Other),
+    #[command(hide = true)]
+    Info(Other),
+}
+
+/// Commands of NVIDIA's that divvy has not.
+#[derive(Debug, Args)]
+#[command(disable_help_flag = true)]
+struct Other {
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+    _words: Vec<String>,
 }
 
 #[derive(Debug, Args)]
@@ -88,7 +130,7 @@ struct Root {
 #[derive(Debug, Subcommand)]
 enum Runtime {
     /// Tell an engine of the runtime
-    Configure(Configure),
+    Configure(Box<Configure>),
 }
 
 #[derive(Debug, Subcommand)]
@@ -103,43 +145,125 @@ enum Cdi {
 }
 
 #[derive(Debug, Args)]
+#[command(args_override_self = true)]
 struct Configure {
     /// docker, containerd or crio
-    #[arg(long, default_value = "docker", value_parser = ["docker", "containerd", "crio"])]
+    #[arg(long, default_value = "docker")]
     runtime: String,
     /// The engine's file
     #[arg(long)]
     config: Option<String>,
     /// The drop-in; empty: none
-    #[arg(long)]
-    drop_in_config: Option<String>,
+    #[arg(long, default_value = OF_THE_ENGINE)]
+    drop_in_config: String,
     /// Print the new files
-    #[arg(long)]
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_value = "false", default_missing_value = "true", value_parser = flag)]
     dry_run: bool,
     /// The runtime's name
     #[arg(long, default_value = "nvidia")]
     nvidia_runtime_name: String,
-    /// The runtime's program [default: nvidia-container-runtime, for containerd and crio in /usr/bin]
-    #[arg(long, alias = "runtime-path")]
-    nvidia_runtime_path: Option<String>,
+    /// The runtime's program; for containerd and crio it is in /usr/bin
+    #[arg(long, alias = "runtime-path", default_value = RUNTIME)]
+    nvidia_runtime_path: String,
     /// Make it the default
-    #[arg(long, alias = "set-as-default", num_args = 0..=1, require_equals = true, default_value = "false", default_missing_value = "true")]
+    #[arg(long, alias = "set-as-default", value_name = "BOOL", num_args = 0..=1, require_equals = true, default_value = "false",
+        default_missing_value = "true", value_parser = flag)]
     nvidia_set_as_default: bool,
     /// Switch the engine's CDI on
-    #[arg(long = "cdi.enabled", aliases = ["cdi.enable", "enable-cdi"], num_args = 0..=1, require_equals = true, default_value = "false", default_missing_value = "true")]
+    #[arg(long = "cdi.enabled", aliases = ["cdi.enable", "enable-cdi"], value_name = "BOOL", num_args = 0..=1, require_equals = true,
+        default_value = "false", default_missing_value = "true", value_parser = flag)]
     cdi_enabled: bool,
-    /// Where the engine's configuration is read
-    #[arg(long, value_parser = ["file"])]
-    config_source: Option<String>,
-    /// Only the runtime's way; hooks are of the past
-    #[arg(long, value_parser = ["", "runtime", "config-file"])]
-    config_mode: Option<String>,
-    /// Has no effect: containerd is asked by its name
-    #[arg(long)]
-    executable_path: Option<String>,
-    /// Has no effect: divvy writes no hooks
-    #[arg(long)]
-    nvidia_runtime_hook_path: Option<String>,
+    /// Where the engine's configuration is read: file, or command (containerd and crio)
+    #[arg(long, default_value = "file")]
+    config_source: String,
+    /// The engine's program, for --config-source=command
+    #[arg(long, default_value = "")]
+    executable_path: String,
+    /// oci-hook: print a hook for all containers, and configure no engine; anything else has no effect
+    #[arg(long, default_value = "")]
+    config_mode: String,
+    /// Write that hook to this file
+    #[arg(long, default_value = "")]
+    oci_hook_path: String,
+    /// The program of that hook
+    #[arg(long, default_value = "/usr/bin/nvidia-container-runtime-hook")]
+    nvidia_runtime_hook_path: String,
+    /// Has no effect
+    #[arg(hide = true)]
+    rest: Vec<String>,
+}
+
+const OF_THE_ENGINE: &str = "RUNTIME_SPECIFIC_DEFAULT";
+const RUNTIME: &str = "nvidia-container-runtime";
+
+impl Configure {
+    /// In `divvy`'s words.
+    fn words(&self) -> Result<Vec<String>, clap::Error> {
+        let refused = |what: String| Err(NvidiaCtk::command().error(ErrorKind::ValueValidation, what));
+        let mut words = ["configure", "--as-nvidia-ctk"].map(str::to_owned).to_vec();
+        if matches!(self.config_mode.as_str(), "oci-hook" | "hook") {
+            let hook = &self.nvidia_runtime_hook_path;
+            if !hook.starts_with('/') {
+                return refused(format!("the NVIDIA runtime hook path {hook:?} is not an absolute path"));
+            }
+            words.extend(["docker".to_owned(), format!("--oci-hook={hook}")]);
+            if !self.oci_hook_path.is_empty() {
+                words.push(format!("--oci-hook-file={}", self.oci_hook_path));
+            }
+            return Ok(words);
+        }
+        let drop_in = match self.runtime.as_str() {
+            "docker" => None,
+            "containerd" => Some("/etc/containerd/conf.d/99-nvidia.toml"),
+            "crio" => Some("/etc/crio/crio.conf.d/99-nvidia.toml"),
+            other => {
+                return refused(format!(
+                    "unrecognized runtime '{other}': --runtime is docker, containerd or crio"
+                ));
+            }
+        };
+        words.push(self.runtime.clone());
+        let path = match self.nvidia_runtime_path.as_str() {
+            RUNTIME if drop_in.is_some() => "/usr/bin/nvidia-container-runtime",
+            path => path,
+        };
+        words.push(format!("--runtime-name={}", self.nvidia_runtime_name));
+        words.push(format!("--runtime-path={path}"));
+        match self.config_source.as_str() {
+            "file" => {}
+            // Docker has no such command.
+            "command" if drop_in.is_none() => {}
+            "command" => words.push("--ask-engine".to_owned()),
+            other => {
+                return refused(format!(
+                    "unrecognized Config Source: {other}: --config-source is file or command"
+                ));
+            }
+        }
+        if !self.executable_path.is_empty() {
+            words.push(format!("--executable-path={}", self.executable_path));
+        }
+        if let Some(config) = self.config.as_ref().filter(|config| !config.is_empty()) {
+            words.push(format!("--config={config}"));
+        }
+        match self.drop_in_config.as_str() {
+            OF_THE_ENGINE => words.extend(drop_in.map(|drop_in| format!("--drop-in={drop_in}"))),
+            given if given.is_empty() || given.starts_with('/') => words.push(format!("--drop-in={given}")),
+            given => return refused(format!("the drop-in-config path {given:?} is not an absolute path")),
+        }
+        match (self.nvidia_set_as_default, drop_in) {
+            (true, _) => words.push("--set-default=true".to_owned()),
+            (false, Some(_)) => words.push("--set-default=false".to_owned()),
+            (false, None) => {}
+        }
+        if self.cdi_enabled {
+            words.push("--cdi=true".to_owned());
+        }
+        if self.dry_run {
+            words.push("--dry-run".to_owned());
+        }
+        Ok(words)
+    }
 }
 
 #[derive(Debug, Args)]
@@ -203,12 +327,42 @@ struct List {
     spec_dir: Vec<String>,
 }
 
+/// Whether a program of this name is to be NVIDIA's.
+pub(super) fn is_meant(program: &OsString) -> bool {
+    std::path::Path::new(program)
+        .file_name()
+        .is_some_and(|name| name == "nvidia-ctk")
+}
+
+/// `-flag` is `--flag`, as Go has it.
+fn dashes(given: &[OsString]) -> Vec<OsString> {
+    let mut flags = true;
+    given
+        .iter()
+        .map(|word| {
+            flags &= word != "--";
+            match word.to_str() {
+                Some(text) if flags && text.len() > 2 && text.starts_with('-') && !text.starts_with("--") => {
+                    format!("-{text}").into()
+                }
+                _ => word.clone(),
+            }
+        })
+        .collect()
+}
+
 /// What was typed, in `divvy`'s words.
 ///
 /// # Errors
 /// Help was asked for, or this is none of nvidia-ctk's commands that divvy has.
 pub(super) fn translate(given: &[OsString]) -> Result<Vec<OsString>, clap::Error> {
-    let parsed = NvidiaCtk::try_parse_from(given)?;
+    let given = dashes(given);
+    let help = |given: &[OsString]| NvidiaCtk::try_parse_from([given, &["--help".into()]].concat());
+    let parsed = match NvidiaCtk::try_parse_from(&given) {
+        // A command of commands shows them.
+        Err(error) if error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => help(&given)?,
+        parsed => parsed?,
+    };
     let mut words: Vec<String> = vec!["divvy".to_owned()];
     match (parsed.debug, parsed.quiet) {
         (_, true) => words.extend(["--log".to_owned(), "error".to_owned()]),
@@ -217,41 +371,23 @@ pub(super) fn translate(given: &[OsString]) -> Result<Vec<OsString>, clap::Error
     }
     let flag = |words: &mut Vec<String>, name: &str, value: &str| words.push(format!("--{name}={value}"));
     match parsed.command {
+        Command::System(_) | Command::Hook(_) | Command::Info(_) => {
+            let what = given.iter().skip(1).map(|word| word.to_string_lossy()).collect::<Vec<_>>();
+            return Err(NvidiaCtk::command().error(
+                ErrorKind::ValueValidation,
+                format!(
+                    "divvy does not do `nvidia-ctk {}`: of NVIDIA's commands it has runtime configure, cdi and config",
+                    what.join(" ")
+                ),
+            ));
+        }
         Command::Runtime(Runtime::Configure(args)) => {
-            words.extend(["configure", &args.runtime, "--as-nvidia-ctk"].map(str::to_owned));
-            let (path, drop_in) = match args.runtime.as_str() {
-                "docker" => ("nvidia-container-runtime", None),
-                "containerd" => (
-                    "/usr/bin/nvidia-container-runtime",
-                    Some("/etc/containerd/conf.d/99-nvidia.toml"),
-                ),
-                _ => (
-                    "/usr/bin/nvidia-container-runtime",
-                    Some("/etc/crio/crio.conf.d/99-nvidia.toml"),
-                ),
-            };
-            flag(&mut words, "runtime-name", &args.nvidia_runtime_name);
-            flag(
-                &mut words,
-                "runtime-path",
-                args.nvidia_runtime_path.as_deref().unwrap_or(path),
-            );
-            if let Some(config) = &args.config {
-                flag(&mut words, "config", config);
+            if matches!(args.rest.first().map(String::as_str), Some("help" | "h")) {
+                help(&given)?;
             }
-            if let Some(drop_in) = args.drop_in_config.as_deref().or(drop_in) {
-                flag(&mut words, "drop-in", drop_in);
-            }
-            match (args.nvidia_set_as_default, drop_in) {
-                (true, _) => flag(&mut words, "set-default", "true"),
-                (false, Some(_)) => flag(&mut words, "set-default", "false"),
-                (false, None) => {}
-            }
-            if args.cdi_enabled {
-                flag(&mut words, "cdi", "true");
-            }
-            if args.dry_run {
-                words.push("--dry-run".to_owned());
+            words.extend(args.words()?);
+            if parsed.quiet {
+                words.push("--quiet".to_owned());
             }
         }
         Command::Cdi(Cdi::Generate(args)) => {

@@ -1,11 +1,12 @@
 //! `divvy configure`: reads the files, has the change worked out, shows it or makes it.
 
 mod apply;
+mod asked;
+mod oci_hook;
 mod restart;
 mod show;
 
 use std::path::Path;
-use std::time::Duration;
 
 use anyhow::Context as _;
 use divvy_container::cdi::generate::Root;
@@ -18,13 +19,14 @@ use crate::printer;
 
 /// Where a distribution's package or a person puts our runtime.
 const RUNTIME: &str = "/usr/local/bin/divvy-runtime";
-/// How long `containerd --version` may take.
-const ASKED: Duration = Duration::from_secs(5);
 
 /// Configures one engine, or all that are there.
 pub async fn run(args: ConfigureArgs) -> anyhow::Result<()> {
     if args.runtime_class {
         return Ok(printer::print(&runtime_class(&args.runtime_name))?);
+    }
+    if let Some(program) = &args.oci_hook {
+        return oci_hook::write(program, args.oci_hook_file.as_deref(), args.dry_run);
     }
     let here = args.root == Path::new("/");
     anyhow::ensure!(
@@ -103,10 +105,15 @@ async fn one(args: &ConfigureArgs, engine: Engine, root: &Root<'_>, here: bool) 
     if let Some(version) = &wanted.containerd {
         engines::containerd::release(version).with_context(|| format!("--engine-version {version}: write it as 1.7 or 2.1"))?;
     } else if here && engine == Engine::Containerd {
-        wanted.containerd = containerd_version().await;
+        wanted.containerd = asked::containerd_version(args.executable_path.as_deref()).await;
         let release = wanted.containerd.as_deref().and_then(engines::containerd::release);
-        // NVIDIA's tool writes the same for all versions. What 1.x needs besides is written all the same.
-        if args.as_nvidia_ctk && release >= Some((2, 0)) {
+        // NVIDIA's tool writes the same for all versions. What 1.x needs besides is written all the same, where this containerd reads it: other
+        // files are another's, such as those of a distribution of Kubernetes.
+        let own = wanted
+            .config
+            .as_deref()
+            .is_none_or(|config| config == engines::containerd::CONFIG);
+        if args.as_nvidia_ctk && (release >= Some((2, 0)) || !own) {
             wanted.containerd = None;
         }
     }
@@ -120,7 +127,14 @@ async fn one(args: &ConfigureArgs, engine: Engine, root: &Root<'_>, here: bool) 
     let plan = match args.undo {
         true => engines::undo(root, &target, &args.runtime_name, record.as_ref())?,
         false => {
-            let wish = wish(args, engine, root, here)?;
+            let mut wish = wish(args, engine, root, here)?;
+            if args.ask_engine {
+                anyhow::ensure!(
+                    here,
+                    "another machine's engine cannot be asked: leave --config-source=command away"
+                );
+                wish.said = Some(asked::configuration(engine, args.executable_path.as_deref()).await?);
+            }
             let mut plan = engines::configure(root, &target, &wish, record.as_ref())?;
             plan.notes.extend(notes(root, engine, &wish, &wanted)?);
             plan
@@ -139,12 +153,12 @@ async fn one(args: &ConfigureArgs, engine: Engine, root: &Root<'_>, here: bool) 
     }
     if args.output == ConfigureOutput::Text && !args.as_nvidia_ctk {
         show::tell(args, engine, &target, &plan)?;
-    } else {
+    } else if !args.quiet {
         for note in &plan.notes {
             say(&format!("note: {note}"))?;
         }
     }
-    if args.as_nvidia_ctk && !args.dry_run {
+    if args.as_nvidia_ctk && !args.dry_run && !args.quiet {
         for edit in &plan.edits {
             say(&format!("Wrote updated config to {}", edit.path))?;
         }
@@ -230,6 +244,7 @@ fn wish(args: &ConfigureArgs, engine: Engine, root: &Root<'_>, here: bool) -> an
         cdi: args.cdi,
         systemd_cgroup,
         anew: args.as_nvidia_ctk,
+        said: None,
     })
 }
 
@@ -271,12 +286,4 @@ fn notes(root: &Root<'_>, engine: Engine, wish: &Wish, wanted: &Wanted) -> anyho
         notes.push("this containerd is older than 1.7 and knows no CDI: enable_cdi has no effect, and the GPU comes from divvy-runtime alone".to_owned());
     }
     Ok(notes)
-}
-
-/// What the containerd in the PATH says of itself.
-async fn containerd_version() -> Option<String> {
-    let mut command = tokio::process::Command::new("containerd");
-    command.arg("--version").kill_on_drop(true).stdin(std::process::Stdio::null());
-    let output = tokio::time::timeout(ASKED, command.output()).await.ok()?.ok()?;
-    String::from_utf8(output.stdout).ok()
 }

@@ -1,5 +1,6 @@
 //! `divvy configure` on machines that are folders, and on real engines, which say themselves what they read.
 
+mod beside;
 mod cri;
 mod pods;
 mod real;

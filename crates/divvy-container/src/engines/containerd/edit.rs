@@ -5,7 +5,7 @@ use toml_edit::{DocumentMut, Item};
 use super::{File, Merge, absolute, load, read, section};
 use crate::engines::crio::source;
 use crate::engines::plan::{After, Wish, Write};
-use crate::engines::text::text;
+use crate::engines::text::{text, toml};
 use crate::engines::{Configuration, Error, Files, glob, toml_text};
 
 /// Where things are written.
@@ -30,7 +30,28 @@ pub(in crate::engines) fn configure(
     notes: &mut Vec<String>,
 ) -> Result<Vec<Write>, Error> {
     let merge = at.merge.unwrap_or(Merge::Sections);
-    let before = read(files, at.config, merge)?;
+    // A drop-in that is written anew whatever is in it may be anything.
+    let known = After {
+        files,
+        edits: at
+            .drop_in
+            .filter(|_| wish.anew)
+            .map(|drop_in| (drop_in.to_owned(), None))
+            .into_iter()
+            .collect(),
+    };
+    let said = After {
+        files: &known,
+        edits: wish
+            .said
+            .as_deref()
+            .map(alone)
+            .transpose()?
+            .map(|text| (at.config.to_owned(), Some(text)))
+            .into_iter()
+            .collect(),
+    };
+    let before = read(&said, at.config, merge)?;
     if before
         .disabled_plugins
         .iter()
@@ -42,9 +63,12 @@ pub(in crate::engines) fn configure(
                 .to_owned(),
         );
     }
-    let loaded = load(files, at.config, merge)?;
+    let loaded = load(&known, at.config, merge)?;
     let main = loaded.first().filter(|file| file.path == at.config);
-    let version = main.and_then(|file| file.version).unwrap_or(at.version);
+    let version = main
+        .and_then(|file| file.version)
+        .or(before.version.filter(|_| wish.said.is_some()));
+    let version = version.unwrap_or(at.version);
     // Imported files of version 1 are an error in containerd 1.x.
     let Some(drop_in) = at.drop_in.filter(|_| version > 1) else {
         let now = text(files, at.config)?.unwrap_or_default();
@@ -59,7 +83,7 @@ pub(in crate::engines) fn configure(
         if main.is_none_or(|file| file.version.is_none()) {
             toml_text::put(document.as_table_mut(), "version", version);
         }
-        let there = tables(&loaded, merge, None)?;
+        let there = tables(&load(&said, at.config, merge)?, merge, None)?;
         into(&mut document, &place, &there, &before, wish, merge, at, notes)?;
         return Ok(vec![Write {
             path: at.config.to_owned(),
@@ -70,7 +94,7 @@ pub(in crate::engines) fn configure(
     let now = text(files, drop_in)?;
     let fresh = now.as_deref().is_none_or(|now| wish.anew || ours(drop_in, now));
     let without = After {
-        files,
+        files: &said,
         edits: if fresh { vec![(drop_in.to_owned(), None)] } else { Vec::new() },
     };
     let there = tables(&load(&without, at.config, merge)?, merge, Some(drop_in))?;
@@ -127,6 +151,13 @@ pub(in crate::engines) fn configure(
         });
     }
     Ok(writes)
+}
+
+/// What containerd says of itself, in which its imports are already.
+fn alone(said: &str) -> Result<String, Error> {
+    let mut table = toml("what containerd says of itself", said)?;
+    table.remove("imports");
+    Ok(table.to_string())
 }
 
 const HEADER: &str = "# Written by `divvy configure containerd`, which also takes it out again: --undo.\n";
@@ -222,7 +253,7 @@ fn into(
         .into_iter()
         .find_map(|name| runtimes.get(name).and_then(toml::Value::as_table).cloned())
         .unwrap_or_default();
-    if runtime.is_empty() && place.version >= 2 && wish.anew {
+    if runtime.is_empty() && wish.anew {
         // What NVIDIA's tool writes where there is nothing to copy.
         runtime.insert("privileged_without_host_devices".to_owned(), false.into());
         runtime.insert("runtime_engine".to_owned(), "".into());
@@ -232,7 +263,10 @@ fn into(
         .get("options")
         .and_then(|options| options.get("SystemdCgroup"))
         .cloned();
-    if let Some(theirs) = runtimes.get(&wish.name).and_then(toml::Value::as_table) {
+    // Of what the engine says it is not known whether it is a person's or of an earlier run.
+    if let Some(theirs) = runtimes.get(&wish.name).and_then(toml::Value::as_table)
+        && wish.said.is_none()
+    {
         add(&mut runtime, theirs);
     }
     let kind = runtime.entry("runtime_type").or_insert_with(|| RUNC_V2.into());
@@ -245,13 +279,16 @@ fn into(
         return Err(broken());
     };
     options.insert("BinaryName".to_owned(), wish.path.as_str().into());
-    if kind == LINUX_V1 {
+    if kind == LINUX_V1 || (wish.anew && place.version == 1) {
         options.insert("Runtime".to_owned(), wish.path.as_str().into());
     }
     if let Some(systemd) = wish.systemd_cgroup.map(toml::Value::Boolean).or(copied) {
         options.insert("SystemdCgroup".to_owned(), systemd);
     }
     let names = toml_text::reach(document.as_item_mut(), &of(&["containerd", "runtimes"])).ok_or_else(broken)?;
+    if wish.said.is_some() && at.drop_in.is_some() {
+        names.remove(&wish.name);
+    }
     put(names, &wish.name, &runtime);
 
     // `${…}` is filled in by MicroK8s. containerd 1.x has no runtimes but the written ones, once one is written; its CRI plugin does not start without the default's.

@@ -14,6 +14,7 @@ pub(crate) fn wish() -> Wish {
         cdi: None,
         systemd_cgroup: None,
         anew: false,
+        said: None,
     }
 }
 
@@ -115,6 +116,18 @@ fn case_03_docker_s_runtime_gets_another_program_and_keeps_its_arguments() {
     // What everybody copies from the tutorial is right already, to the byte.
     let plan = configure(&after, &docker_target(), &wish(), None).expect("planned");
     assert_eq!((plan.edits, plan.record), (vec![], None));
+}
+
+#[test]
+fn docker_s_runtime_is_a_program_or_a_shim_and_never_both() {
+    // dockerd refuses a file with a runtime that has a path, and a runtimeType or options beside it.
+    let text = "{\"runtimes\": {\"nvidia\": {\"runtimeType\": \"io.containerd.runc.v2\", \"options\": {\"Root\": \"/run/x\"}}}}";
+    let (after, _) = there_and_back(&tree([(DOCKER, text)]), &docker_target(), &wish());
+    let after: serde_json::Value = serde_json::from_str(&after[DOCKER]).expect("JSON");
+    assert_eq!(
+        after,
+        serde_json::json!({"runtimes": {"nvidia": {"path": "/usr/bin/nvidia-container-runtime"}}})
+    );
 }
 
 #[test]
@@ -272,6 +285,71 @@ fn an_import_does_not_bring_other_files_to_life() {
 }
 
 #[test]
+fn an_import_that_matches_a_folder_that_is_not_there_yet_is_enough() {
+    let text = "version = 3\nimports = [\"/etc/containerd/*/*.toml\"]\n";
+    let (after, _) = there_and_back(&tree([(CONTAINERD, text)]), &containerd_target(Some(DROP_IN), None), &wish());
+    assert_eq!(after[CONTAINERD], text);
+}
+
+#[test]
+fn as_with_nvidia_s_tool_a_broken_drop_in_is_written_anew() {
+    let anew = Wish { anew: true, ..wish() };
+    for (file, drop_in, target) in [
+        (CONTAINERD, DROP_IN, containerd_target(Some(DROP_IN), None)),
+        (CRIO, CRIO_DROP_IN, crio_target(Some(CRIO_DROP_IN))),
+    ] {
+        let imports = if file == CONTAINERD {
+            "version = 2\nimports = [\"/etc/containerd/conf.d/*.toml\"]\n"
+        } else {
+            ""
+        };
+        let files = tree([(file, imports), (drop_in, "= =")]);
+        let (after, _) = there_and_back(&files, &target, &anew);
+        assert!(target.read(&after).expect("read").runtimes.contains_key("nvidia"));
+        // Whose it is, is not known otherwise.
+        let error = configure(&files, &target, &wish(), None).expect_err("refused");
+        assert!(matches!(error, Error::Syntax { .. }), "{error}");
+    }
+}
+
+#[test]
+fn what_the_engine_says_itself_is_copied_in_place_of_its_files() {
+    let said = |text: &str| Wish {
+        anew: true,
+        said: Some(text.to_owned()),
+        ..wish()
+    };
+    let section = "[plugins.\"io.containerd.grpc.v1.cri\"]\n  sandbox_image = \"said:1\"\n  \
+                   [plugins.\"io.containerd.grpc.v1.cri\".containerd.runtimes.runc.options]\n    SystemdCgroup = true\n";
+    let dump = format!("version = 2\nimports = [\"/etc/containerd/config.toml\", \"/elsewhere.toml\"]\noom_score = 7\n{section}");
+    let target = containerd_target(Some(DROP_IN), None);
+    for file in [None, Some("version = 2\noom_score = 1\n")] {
+        let files: Tree = file
+            .map(|text: &str| (CONTAINERD.to_owned(), text.to_owned()))
+            .into_iter()
+            .collect();
+        let (after, _) = there_and_back(&files, &target, &said(&dump));
+        let written: toml::Table = toml::from_str(&after[DROP_IN]).expect("TOML");
+        let cri = &written["plugins"]["io.containerd.grpc.v1.cri"];
+        assert_eq!(cri["sandbox_image"].as_str(), Some("said:1"));
+        let runtimes = &cri["containerd"]["runtimes"];
+        assert_eq!(runtimes["nvidia"]["options"]["SystemdCgroup"].as_bool(), Some(true));
+        assert!(!written.contains_key("oom_score"));
+        assert!(after[CONTAINERD].contains("imports = [\"/etc/containerd/conf.d/*.toml\"]"));
+        assert!(!after[CONTAINERD].contains("said"), "{}", after[CONTAINERD]);
+    }
+    let error = configure(&Tree::new(), &target, &said("= ="), None).expect_err("refused");
+    assert!(error.to_string().contains("what containerd says of itself"), "{error}");
+    let crio = "[crio.runtime]\ndefault_runtime = \"crun\"\n[crio.runtime.runtimes.crun]\nmonitor_path = \"/said\"\n";
+    let (after, _) = there_and_back(&Tree::new(), &crio_target(Some(CRIO_DROP_IN)), &said(crio));
+    assert!(
+        after[CRIO_DROP_IN].contains("monitor_path = \"/said\""),
+        "{}",
+        after[CRIO_DROP_IN]
+    );
+}
+
+#[test]
 fn case_09_containerd_s_comments_stay_and_one_line_is_added() {
     let (after, _) = there_and_back(&tree([(CONTAINERD, V2)]), &containerd_target(Some(DROP_IN), None), &wish());
     assert_eq!(
@@ -306,6 +384,22 @@ fn case_10_containerd_s_version_1_is_written_where_it_is_read() {
     let old = v1.replace("io.containerd.runc.v1", "io.containerd.runtime.v1.linux");
     let (after, _) = there_and_back(&tree([(CONTAINERD, &old)]), &containerd_target(None, None), &wish());
     insta::assert_snapshot!(after[CONTAINERD]);
+}
+
+#[test]
+fn version_1_is_written_as_nvidia_s_tool_writes_it_where_that_is_read() {
+    let v1 = "[plugins.cri.containerd.runtimes.runc]\n  runtime_type = \"io.containerd.runc.v1\"\n";
+    let anew = Wish { anew: true, ..wish() };
+    for target in [containerd_target(Some(DROP_IN), None), containerd_target(None, None)] {
+        let (after, _) = there_and_back(&tree([(CONTAINERD, v1)]), &target, &anew);
+        let written: toml::Table = toml::from_str(&after[CONTAINERD]).expect("TOML");
+        let expected = format!(
+            "{v1}[plugins.cri.containerd.runtimes.nvidia]\nruntime_type = \"io.containerd.runc.v1\"\n\
+             options = {{ BinaryName = \"{0}\", Runtime = \"{0}\" }}\n",
+            wish().path
+        );
+        assert_eq!(written, toml::from_str(&expected).expect("TOML"));
+    }
 }
 
 #[test]
@@ -384,6 +478,28 @@ fn case_15_crio_s_runtime_inherits_from_drop_ins_too_and_foreign_keys_stay() {
     let (after, _) = there_and_back(&tree([(CRIO, crun)]), &crio_target(None), &default_and_cdi());
     assert_eq!(after.len(), 1);
     insta::assert_snapshot!(after[CRIO]);
+}
+
+#[test]
+fn crio_s_runtime_is_one_of_oci_whatever_it_is_copied_from() {
+    let kata = "[crio.runtime]\ndefault_runtime = \"kata\"\n[crio.runtime.runtimes.kata]\nruntime_path = \"/usr/bin/kata\"\nruntime_type = \"vm\"\n";
+    let target = crio_target(Some(CRIO_DROP_IN));
+    let (after, _) = there_and_back(&tree([(CRIO, kata)]), &target, &wish());
+    let read = crio::read(&after, CRIO).expect("read");
+    assert_eq!(read.runtimes["nvidia"].runtime_type.as_deref(), Some("oci"));
+    let there = "[crio.runtime.runtimes.nvidia]\nruntime_path = \"/opt/x\"\nruntime_type = \"vm\"\n";
+    let (after, _) = there_and_back(&tree([(CRIO, there)]), &crio_target(None), &wish());
+    assert!(after[CRIO].contains("runtime_type = \"oci\""), "{}", after[CRIO]);
+}
+
+#[test]
+fn a_drop_in_for_crio_in_another_folder_is_written_and_it_is_told_who_reads_it() {
+    let target = crio_target(Some("/etc/other.d/gpu.toml"));
+    let files = tree([(CRIO, "[crio.runtime]\n")]);
+    let (after, _) = there_and_back(&files, &target, &default_and_cdi());
+    assert!(after["/etc/other.d/gpu.toml"].contains("default_runtime = \"nvidia\""));
+    let plan = configure(&files, &target, &wish(), None).expect("planned");
+    assert!(plan.notes[0].contains("/etc/crio/crio.conf.d"), "{:?}", plan.notes);
 }
 
 #[test]

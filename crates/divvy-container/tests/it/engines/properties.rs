@@ -138,6 +138,7 @@ fn wish() -> impl Strategy<Value = Wish> {
         cdi,
         systemd_cgroup,
         anew,
+        said: None,
     })
 }
 

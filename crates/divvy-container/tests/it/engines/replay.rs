@@ -79,6 +79,7 @@ impl Run {
             cdi: self.has(&["cdi.enabled", "cdi.enable", "enable-cdi"]).then_some(true),
             systemd_cgroup: None,
             anew: true,
+            said: None,
         }
     }
 

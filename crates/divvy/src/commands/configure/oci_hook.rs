@@ -1,0 +1,43 @@
+//! The hook by which engines without runtimes of their own, old Podman above all, had a program run for all containers (`oci-hooks(5)`).
+
+use std::path::Path;
+
+use anyhow::Context as _;
+use serde_json::{Value, json};
+
+use crate::commands::{say, write_whole};
+use crate::printer;
+
+/// Where a hook's own programs are searched.
+const PATH: [&str; 6] = ["/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"];
+
+/// Prints the hook, or writes it.
+pub(super) fn write(program: &str, file: Option<&Path>, dry_run: bool) -> anyhow::Result<()> {
+    say("warning: hooks are of the past: engines have a runtime for this (--runtime), or devices by CDI")?;
+    let text = serde_json::to_string_pretty(&hook(program))? + "\n";
+    let Some(file) = file.filter(|_| !dry_run) else {
+        return Ok(printer::print(&text)?);
+    };
+    let told = || format!("{} could not be written", file.display());
+    if let Some(folder) = file.parent().filter(|folder| !folder.as_os_str().is_empty()) {
+        std::fs::create_dir_all(folder).with_context(told)?;
+    }
+    write_whole(file, &text, 0o644).with_context(told)
+}
+
+fn hook(program: &str) -> Value {
+    let (folder, name) = program.rsplit_once('/').unwrap_or(("", program));
+    let folder = if folder.is_empty() { "/" } else { folder };
+    let own = [folder].into_iter().filter(|folder| !PATH.contains(folder));
+    let path: Vec<&str> = PATH.into_iter().chain(own).collect();
+    json!({
+        "version": "1.0.0",
+        "hook": {
+            "path": program,
+            "args": [name, "prestart"],
+            "env": [format!("PATH={}", path.join(":"))],
+        },
+        "when": {"always": true, "commands": [".*"]},
+        "stages": ["prestart"],
+    })
+}

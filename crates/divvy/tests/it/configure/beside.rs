@@ -1,0 +1,353 @@
+//! This program under the name `nvidia-ctk` beside NVIDIA's own: the same words, variables and files for both, each in a root of its own, and what
+//! is there afterwards compared by its meaning.
+//!
+//! `DIVVY_NVIDIA_CTK` names the folder with NVIDIA's programs (1.20.0; `.ci/run` builds them). Without it this says that it did nothing.
+
+mod better;
+mod cases;
+mod flags;
+
+use std::collections::BTreeMap;
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+
+use serde_json::Value;
+
+use super::real::skipped;
+
+/// Paths and texts.
+pub(super) type Tree = BTreeMap<String, String>;
+/// Paths and what the texts say.
+pub(super) type Meanings = BTreeMap<String, Value>;
+
+/// Binds what programs need, and takes commands.
+const ENTER: &str = "for at in $BIND; do mount --bind /$at $0/$at || exit; done; exec chroot $0 /bin/sh";
+
+/// A machine for one of the two programs: a folder that a shell has as its root, in a namespace of its own for mounts.
+pub(super) struct Root {
+    folder: tempfile::TempDir,
+    shell: Child,
+    commands: ChildStdin,
+    statuses: BufReader<ChildStdout>,
+}
+
+impl Drop for Root {
+    fn drop(&mut self) {
+        let _ended_already = self.shell.kill();
+        let _ended_already = self.shell.wait();
+    }
+}
+
+/// What a run did.
+#[derive(Debug, Clone)]
+pub(super) struct Outcome {
+    pub(super) status: i32,
+    pub(super) stdout: String,
+    pub(super) stderr: String,
+    pub(super) files: Tree,
+}
+
+/// What is run.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Run {
+    pub(super) files: Tree,
+    /// Programs in the PATH: shell scripts.
+    pub(super) programs: Vec<(&'static str, String)>,
+    pub(super) env: Vec<(&'static str, &'static str)>,
+    pub(super) words: Vec<String>,
+}
+
+impl Root {
+    /// Both machines: theirs, ours. None where this cannot be done here, and it was said.
+    pub(super) fn both() -> Option<(Root, Root)> {
+        let Some(folder) = std::env::var_os("DIVVY_NVIDIA_CTK").map(PathBuf::from) else {
+            skipped("DIVVY_NVIDIA_CTK does not name the folder of NVIDIA's programs");
+            return None;
+        };
+        if !rustix::process::geteuid().is_root() {
+            skipped("roots of their own are root's to make");
+            return None;
+        }
+        let theirs = folder.join("nvidia-ctk");
+        assert!(theirs.is_file(), "there is no {}", theirs.display());
+        Some((Root::of(&theirs), Root::of(Path::new(env!("CARGO_BIN_EXE_divvy")))))
+    }
+
+    fn of(program: &Path) -> Root {
+        let folder = tempfile::tempdir().expect("a folder");
+        let at = |name: &str| folder.path().join(name);
+        let mut bind = String::new();
+        for name in ["usr", "bin", "sbin", "lib", "lib64", "dev"] {
+            match std::fs::read_link(Path::new("/").join(name)) {
+                Ok(target) => std::os::unix::fs::symlink(target, at(name)).expect("linked"),
+                Err(_) => {
+                    std::fs::create_dir(at(name)).expect("made");
+                    if Path::new("/").join(name).is_dir() {
+                        bind = format!("{bind} {name}");
+                    }
+                }
+            }
+        }
+        std::fs::create_dir(at("opt")).expect("made");
+        std::fs::copy(program, at("opt/program")).expect("copied");
+        std::os::unix::fs::symlink("program", at("opt/nvidia-ctk")).expect("linked");
+        let mut shell = Command::new("unshare")
+            .args(["--mount", "--propagation", "private", "sh", "-c", ENTER])
+            .arg(folder.path())
+            .env("BIND", bind)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("unshare runs");
+        let commands = shell.stdin.take().expect("piped");
+        let statuses = BufReader::new(shell.stdout.take().expect("piped"));
+        Root {
+            folder,
+            shell,
+            commands,
+            statuses,
+        }
+    }
+
+    fn at(&self, path: &str) -> PathBuf {
+        self.folder.path().join(path.trim_start_matches('/'))
+    }
+
+    /// On a machine with these files and no others.
+    pub(super) fn run(&mut self, run: &Run) -> Outcome {
+        for folder in ["etc", "srv", "stub"] {
+            let _not_there = std::fs::remove_dir_all(self.at(folder));
+            std::fs::create_dir(self.at(folder)).expect("made");
+        }
+        for (path, text) in &run.files {
+            let at = self.at(path);
+            std::fs::create_dir_all(at.parent().expect("a folder")).expect("made");
+            std::fs::write(at, text).expect("written");
+        }
+        for (name, script) in &run.programs {
+            let at = self.at("stub").join(name);
+            std::fs::write(&at, script).expect("written");
+            std::fs::set_permissions(&at, std::fs::Permissions::from_mode(0o755)).expect("its mode");
+        }
+        self.again(run)
+    }
+
+    /// On the machine as it is.
+    pub(super) fn again(&mut self, run: &Run) -> Outcome {
+        let variables = run.env.iter().map(|(name, value)| format!("{name}={value}"));
+        let words: Vec<String> = variables
+            .chain(["/opt/nvidia-ctk".to_owned()])
+            .chain(run.words.iter().cloned())
+            .collect();
+        let quoted: Vec<String> = words
+            .iter()
+            .map(|word| format!("'{}'", word.replace('\'', "'\\''")))
+            .collect();
+        let command = format!(
+            "/usr/bin/env -i PATH=/stub {} < /dev/null > /stdout 2> /stderr; echo $?\n",
+            quoted.join(" ")
+        );
+        self.commands.write_all(command.as_bytes()).expect("the shell listens");
+        let mut status = String::new();
+        self.statuses.read_line(&mut status).expect("the shell answers");
+        let said = |name: &str| String::from_utf8_lossy(&std::fs::read(self.at(name)).expect("redirected")).into_owned();
+        let (stdout, stderr) = (said("stdout"), said("stderr"));
+        let mut files = Tree::new();
+        for folder in ["etc", "srv"] {
+            self.collect(&format!("/{folder}"), &mut files);
+        }
+        Outcome {
+            status: status.trim().parse().unwrap_or_else(|_| panic!("no status: {status:?}")),
+            stdout,
+            stderr,
+            files,
+        }
+    }
+
+    fn collect(&self, folder: &str, files: &mut Tree) {
+        for entry in std::fs::read_dir(self.at(folder)).expect("a folder") {
+            let entry = entry.expect("an entry");
+            let path = format!("{folder}/{}", entry.file_name().display());
+            match entry.file_type().expect("a type").is_dir() {
+                true => self.collect(&path, files),
+                false => {
+                    files.insert(path, std::fs::read_to_string(entry.path()).expect("text"));
+                }
+            }
+        }
+    }
+}
+
+/// What a file says. Arguments of Docker's runtime are written by NVIDIA's under a key that dockerd does not read, so they count as nothing.
+pub(super) fn meaning(path: &str, text: &str) -> Value {
+    if path.ends_with(".json") {
+        let mut value: Value = serde_json::from_str(text).unwrap_or_else(|_| text.into());
+        let runtimes = value.get_mut("runtimes").and_then(Value::as_object_mut);
+        for runtime in runtimes.into_iter().flat_map(|all| all.values_mut()) {
+            if let Some(runtime) = runtime.as_object_mut() {
+                runtime.remove("args");
+                runtime.remove("runtimeArgs");
+            }
+        }
+        return value;
+    }
+    let table: Result<toml::Table, _> = toml::from_str(text);
+    table.map_or_else(|_| text.into(), |table| serde_json::to_value(table).expect("a value"))
+}
+
+/// What is there, but for the record that `--undo` needs.
+pub(super) fn meanings(files: &Tree) -> Meanings {
+    files
+        .iter()
+        .filter(|(path, _)| !path.ends_with(".divvy-undo"))
+        .map(|(path, text)| (path.clone(), meaning(path, text)))
+        .collect()
+}
+
+impl Run {
+    fn of(files: Tree, words: &str) -> Run {
+        Run {
+            files,
+            words: words.split_whitespace().map(str::to_owned).collect(),
+            ..Run::default()
+        }
+    }
+
+    fn has(&self, word: &str) -> bool {
+        self.words.iter().any(|given| given == word)
+    }
+
+    /// The same with other files.
+    fn with(&self, files: Tree) -> Run {
+        Run { files, ..self.clone() }
+    }
+
+    /// The same with another word in the place of one.
+    fn instead(&self, word: &str, other: Option<&str>) -> Run {
+        let mut run = self.clone();
+        run.words = run
+            .words
+            .into_iter()
+            .filter_map(|given| {
+                if given == word {
+                    other.map(str::to_owned)
+                } else {
+                    Some(given)
+                }
+            })
+            .collect();
+        run
+    }
+}
+
+/// What ours is to have done.
+#[derive(Debug)]
+pub(super) enum Expected {
+    Refused,
+    Files(Meanings),
+}
+
+/// Of both programs, and what was found.
+struct Compared {
+    theirs: Root,
+    ours: Root,
+    equal: usize,
+    better: BTreeMap<&'static str, usize>,
+    wrong: Vec<String>,
+}
+
+impl Compared {
+    fn new() -> Option<Compared> {
+        let (theirs, ours) = Root::both()?;
+        Some(Compared {
+            theirs,
+            ours,
+            equal: 0,
+            better: BTreeMap::new(),
+            wrong: Vec::new(),
+        })
+    }
+
+    /// Runs both, and ours a second time, which is to change nothing.
+    fn compare(&mut self, name: &str, run: &Run, better: Option<(&'static str, Expected)>) {
+        let (theirs, ours) = (self.theirs.run(run), self.ours.run(run));
+        let dry = ["--dry-run", "--dry-run=true"].iter().any(|word| run.has(word));
+        if ours.status != 0 || dry {
+            assert_eq!(
+                ours.files, run.files,
+                "{name}: what is refused or only shown leaves all as it was"
+            );
+        } else {
+            let again = self.ours.again(run);
+            assert_eq!(
+                (again.status, &again.files),
+                (0, &ours.files),
+                "{name}: a second run changes something"
+            );
+        }
+        let same = (theirs.status == 0) == (ours.status == 0) && meanings(&theirs.files) == meanings(&ours.files);
+        let as_expected = match &better {
+            None => false,
+            Some((_, Expected::Refused)) => ours.status == 1,
+            Some((_, Expected::Files(files))) => ours.status == 0 && meanings(&ours.files) == *files,
+        };
+        match better {
+            _ if ![0, 1, 3].contains(&ours.status) => self.wrong.push(format!("{name}: {}: {}", ours.status, ours.stderr)),
+            None if same => self.equal += 1,
+            Some((why, _)) if as_expected && !same => *self.better.entry(why).or_default() += 1,
+            Some((why, _)) if as_expected => self
+                .wrong
+                .push(format!("{name}: no difference, where there should be one: {why}")),
+            better => self.wrong.push(format!(
+                "{name}\n  theirs {} {}\n  ours   {} {}\n  wanted {better:?}\n  theirs said {}\n  ours said {}",
+                theirs.status,
+                serde_json::json!(meanings(&theirs.files)),
+                ours.status,
+                serde_json::json!(meanings(&ours.files)),
+                theirs.stderr,
+                ours.stderr
+            )),
+        }
+    }
+
+    #[expect(clippy::print_stdout, reason = "what was compared, and what is better on purpose")]
+    fn end(self) {
+        let better: usize = self.better.values().sum();
+        println!(
+            "{} equal, {better} better on purpose, {} different",
+            self.equal,
+            self.wrong.len()
+        );
+        self.better
+            .iter()
+            .for_each(|(why, times)| println!("better, {times} times: {why}"));
+        assert!(self.wrong.is_empty(), "{}", self.wrong.join("\n"));
+        assert!(self.equal > 0, "nothing was compared");
+    }
+}
+
+#[test]
+fn engines_files_end_as_with_nvidia_s_tool_or_better_on_purpose() {
+    use cases::{CONTAINERD, CRIO, DOCKER, OF_CONTAINERD, OF_CRIO, OF_DOCKER, WITH_DROP_INS, WORDS};
+    let Some(mut compared) = Compared::new() else { return };
+    for (engine, own, inputs) in [
+        ("docker", DOCKER, OF_DOCKER),
+        ("containerd", CONTAINERD, OF_CONTAINERD),
+        ("crio", CRIO, OF_CRIO),
+    ] {
+        let with_drop_ins = if engine == "docker" { &[][..] } else { WITH_DROP_INS };
+        for input in inputs {
+            for words in WORDS.iter().chain(with_drop_ins) {
+                let run = Run::of(
+                    cases::tree(own, input),
+                    &format!("runtime configure --runtime={engine} {words}"),
+                );
+                let better = better::better(&mut compared.theirs, engine, own, input.0, &run);
+                compared.compare(&format!("{engine}, {}: {words}", input.0), &run, better);
+            }
+        }
+    }
+    compared.end();
+}

@@ -1,0 +1,358 @@
+//! Words and variables: what is taken, what is refused, what is printed.
+
+use super::cases::{self, CONTAINERD, CRIO, DOCKER, Input, OF_CONTAINERD, OF_CRIO, OF_DOCKER};
+use super::{Compared, Expected, Meanings, Run, Tree, meaning, meanings};
+
+/// Behind `runtime configure`, for Docker unless they say otherwise. All of these mean the same to both.
+const WORDS: &[&str] = &[
+    "",
+    "--runtime docker",
+    "-runtime=containerd",
+    "--runtime=bogus",
+    "--runtime=",
+    "--runtime=Docker",
+    "--runtime",
+    "--runtime=crio --runtime=containerd",
+    "--bogus",
+    "-bogus",
+    "--hook-path=/x",
+    "-set-as-default",
+    "--set-as-default=true",
+    "--set-as-default=1",
+    "--set-as-default=T",
+    "--set-as-default=False",
+    "--set-as-default=0",
+    "--set-as-default=yes",
+    "--set-as-default=",
+    "--set-as-default true",
+    "--set-as-default false",
+    "--set-as-default --nvidia-set-as-default=false",
+    "--nvidia-set-as-default=false --set-as-default",
+    "--cdi.enabled",
+    "--cdi.enable",
+    "--enable-cdi",
+    "--enable-cdi=f",
+    "--cdi.enabled=x",
+    "--cdi.enabled --cdi.enable=false",
+    "--dry-run=false",
+    "--dry-run=x",
+    "extra",
+    "extra --set-as-default more",
+    "-- --set-as-default",
+    "help",
+    "--help",
+    "-h",
+    "--nvidia-runtime-name",
+    "--nvidia-runtime-name gpu",
+    "--nvidia-runtime-path=relative",
+    "--runtime-path=/x --nvidia-runtime-path=/y",
+    "--nvidia-runtime-path=/y --runtime-path=/x",
+    "--nvidia-runtime-path=/with~space",
+    "--nvidia-runtime-hook-path=relative",
+    "--config=",
+    "--config=/etc/other.json",
+    "--config=etc/other.json",
+    "--drop-in-config=",
+    "--drop-in-config=/etc/x.json",
+    "--drop-in-config=RUNTIME_SPECIFIC_DEFAULT",
+    "--config-source=file",
+    "--config-source=command",
+    "--config-source=command,file",
+    "--config-source=file,command",
+    "--config-source=bogus",
+    "--config-source=",
+    "--executable-path=/x",
+    "--config-mode=",
+    "--config-mode=config",
+    "--config-mode=config-file",
+    "--config-mode=runtime",
+    "--config-mode=bogus",
+    "--oci-hook-path=/etc/hook.json",
+    "--config-mode=oci-hook --oci-hook-path=/etc/hooks/nvidia.json",
+    "--config-mode=hook --oci-hook-path=/etc/hooks/nvidia.json --nvidia-runtime-hook-path=/opt/hook --runtime=bogus",
+    "--config-mode=oci-hook --oci-hook-path=/etc/hook.json --nvidia-runtime-hook-path=relative",
+    "--runtime=containerd --nvidia-runtime-path=nvidia-container-runtime",
+    "--runtime=containerd --nvidia-runtime-path=relative",
+    "--runtime=containerd --nvidia-runtime-path=",
+    "--runtime=containerd --drop-in-config=relative.toml",
+    "--runtime=containerd --drop-in-config=RUNTIME_SPECIFIC_DEFAULT",
+    "--runtime=containerd --config=/etc/c/main.toml",
+    "--runtime=containerd --config=/etc/c/main.toml --drop-in-config=/etc/c/d/gpu.toml",
+    "--runtime=containerd --config-source=command",
+    "--runtime=containerd --config-source=command --executable-path=/nonexistent",
+    "--runtime=containerd --config-mode=bogus",
+    "--runtime=crio --cdi.enabled",
+    "--runtime=crio --nvidia-runtime-path=relative",
+    "--runtime=crio --config=/etc/c/crio.conf --drop-in-config=/etc/c/crio.conf.d/gpu.conf",
+    "--runtime=crio --config-source=command",
+    "--debug",
+    "-d",
+    "--quiet",
+    "-q",
+];
+
+/// Whole command lines that mean the same to both, whatever they print.
+const COMMANDS: &[&str] = &[
+    "",
+    "--help",
+    "-h",
+    "help",
+    "--version",
+    "-v",
+    "bogus",
+    "--bogus",
+    "-q",
+    "runtime",
+    "runtime --help",
+    "runtime help",
+    "runtime bogus",
+    "help runtime",
+    "cdi",
+    "cdi bogus",
+    "cdi transform",
+    "config --bogus",
+    "--debug=false runtime configure",
+    "--debug=x runtime configure",
+    "-d runtime configure",
+    "--quiet=true runtime configure",
+    "--config=/nonexistent runtime configure",
+    "--config /nonexistent runtime configure",
+];
+
+const VARIABLES: &[(&str, &str)] = &[
+    ("NVIDIA_CTK_DEBUG", "true"),
+    ("NVIDIA_CTK_DEBUG", "1"),
+    ("NVIDIA_CTK_DEBUG", "false"),
+    ("NVIDIA_CTK_DEBUG", ""),
+    ("NVIDIA_CTK_DEBUG", "x"),
+    ("NVIDIA_CTK_QUIET", "t"),
+    ("NVIDIA_CTK_QUIET", ""),
+    ("NVIDIA_CTK_QUIET", "x"),
+    ("NVIDIA_CTK_CONFIG", "/nonexistent"),
+    ("NVIDIA_CTK_CONFIG_FILE_PATH", "/nonexistent"),
+    ("NVIDIA_VISIBLE_DEVICES", "all"),
+    ("NVIDIA_RUNTIME_NAME", "x"),
+    ("RUNTIME", "containerd"),
+];
+
+#[test]
+fn words_and_variables_mean_what_they_mean_to_nvidia_s_tool() {
+    let Some(mut compared) = Compared::new() else { return };
+    let files = Tree::from([
+        (DOCKER.to_owned(), "{\"debug\": true}".to_owned()),
+        (CONTAINERD.to_owned(), include_str!("v2.toml").to_owned()),
+    ]);
+    for words in WORDS {
+        let mut run = Run::of(files.clone(), &format!("runtime configure {words}"));
+        run.words.iter_mut().for_each(|word| *word = word.replace('~', " "));
+        compared.compare(words, &run, None);
+    }
+    for words in COMMANDS {
+        compared.compare(words, &Run::of(files.clone(), words), None);
+        let run = Run::of(files.clone(), words);
+        assert_eq!(
+            compared.theirs.run(&run).status,
+            compared.ours.run(&run).status,
+            "{words}: the status"
+        );
+    }
+    for (name, value) in VARIABLES {
+        let run = Run {
+            env: vec![(name, value)],
+            ..Run::of(files.clone(), "runtime configure --runtime=containerd")
+        };
+        compared.compare(&format!("{name}={value}"), &run, None);
+    }
+    let run = Run::of(
+        files.clone(),
+        "runtime configure --runtime=containerd --config=/etc/c/main.toml --drop-in-config=/etc/c/gpu",
+    );
+    let mut expected = meanings(&compared.theirs.run(&run).files);
+    expected.get_mut("/etc/c/main.toml").expect("written")["imports"] = ["/etc/c/gpu"].into();
+    let why = "a drop-in is imported by a pattern that matches it";
+    compared.compare("a drop-in without an ending", &run, Some((why, Expected::Files(expected))));
+    for (words, why) in [
+        ("--nvidia-runtime-name=", "a runtime without a name is nobody's"),
+        ("--nvidia-runtime-name=a~b", "no RuntimeClass can have that handler"),
+        ("--nvidia-runtime-path=", "a runtime without a program starts nothing"),
+    ] {
+        let mut run = Run::of(files.clone(), &format!("runtime configure {words}"));
+        run.words.iter_mut().for_each(|word| *word = word.replace('~', " "));
+        compared.compare(words, &run, Some((why, Expected::Refused)));
+    }
+    compared.end();
+}
+
+/// All of a tree's files, as one would see them printed one behind the other.
+fn printed(files: &Tree, paths: &[&str]) -> String {
+    paths
+        .iter()
+        .filter_map(|path| files.get(*path))
+        .map(|text| format!("{text}\n"))
+        .collect()
+}
+
+#[test]
+fn a_dry_run_prints_what_would_be_written_as_nvidia_s_tool_does() {
+    let Some(mut compared) = Compared::new() else { return };
+    let named = |inputs: &[Input], name: &str| *inputs.iter().find(|input| input.0 == name).expect("a case");
+    let drop_in = "/etc/containerd/conf.d/99-nvidia.toml";
+    for (engine, own, input, paths) in [
+        ("docker", DOCKER, named(OF_DOCKER, "missing"), &[DOCKER][..]),
+        ("docker", DOCKER, named(OF_DOCKER, "a tutorial's"), &[DOCKER]),
+        (
+            "containerd",
+            CONTAINERD,
+            named(OF_CONTAINERD, "missing"),
+            &[drop_in, CONTAINERD],
+        ),
+        (
+            "containerd",
+            CONTAINERD,
+            named(OF_CONTAINERD, "version 2"),
+            &[drop_in, CONTAINERD],
+        ),
+        (
+            "containerd",
+            CONTAINERD,
+            named(OF_CONTAINERD, "version 3"),
+            &[drop_in, CONTAINERD],
+        ),
+        (
+            "crio",
+            CRIO,
+            named(OF_CRIO, "missing"),
+            &["/etc/crio/crio.conf.d/99-nvidia.toml"],
+        ),
+        (
+            "crio",
+            CRIO,
+            named(OF_CRIO, "crun"),
+            &["/etc/crio/crio.conf.d/99-nvidia.toml"],
+        ),
+    ] {
+        for words in ["", "--set-as-default --cdi.enabled"] {
+            let name = format!("{engine}, {}: {words}", input.0);
+            let wet = Run::of(
+                cases::tree(own, &input),
+                &format!("runtime configure --runtime={engine} {words}"),
+            );
+            let dry = Run::of(
+                wet.files.clone(),
+                &format!("runtime configure --runtime={engine} {words} --dry-run"),
+            );
+            compared.compare(&name, &dry, None);
+            for root in [&mut compared.theirs, &mut compared.ours] {
+                let (written, shown) = (root.run(&wet), root.run(&dry));
+                assert_eq!(shown.stdout, printed(&written.files, paths), "{name}");
+                assert_eq!(shown.files, dry.files, "{name}");
+            }
+        }
+    }
+    let hook = Run::of(Tree::new(), "runtime configure --config-mode=oci-hook");
+    assert_eq!(compared.theirs.run(&hook).stdout, compared.ours.run(&hook).stdout);
+    compared.end();
+}
+
+/// What a containerd of 1.6 and one of 2.x say of themselves, cut short.
+const DUMP_V2: &str = "disabled_plugins = []\nimports = [\"/etc/containerd/config.toml\", \"/etc/containerd/conf.d/99-nvidia.toml\"]\nversion = 2\n\
+    [plugins]\n[plugins.\"io.containerd.grpc.v1.cri\"]\n  enable_selinux = false\n  sandbox_image = \"dumped:1\"\n  \
+    [plugins.\"io.containerd.grpc.v1.cri\".containerd]\n    default_runtime_name = \"nvidia\"\n    \
+    [plugins.\"io.containerd.grpc.v1.cri\".containerd.runtimes]\n      [plugins.\"io.containerd.grpc.v1.cri\".containerd.runtimes.nvidia]\n        \
+    runtime_type = \"io.containerd.runc.v2\"\n        sandbox_mode = \"of an earlier run\"\n      \
+    [plugins.\"io.containerd.grpc.v1.cri\".containerd.runtimes.runc]\n        runtime_type = \"io.containerd.runc.v2\"\n        \
+    [plugins.\"io.containerd.grpc.v1.cri\".containerd.runtimes.runc.options]\n          SystemdCgroup = true\n\
+    [plugins.\"io.containerd.internal.v1.opt\"]\n  path = \"/opt/containerd\"\n";
+const DUMP_V3: &str = "version = 3\nimports = []\n[plugins.'io.containerd.cri.v1.runtime']\n  enable_cdi = true\n  \
+    [plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.crun]\n    runtime_type = 'io.containerd.runc.v2'\n    \
+    [plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.crun.options]\n      BinaryName = 'crun'\n";
+const STATUS: &str = "[crio]\n  root = \"/r\"\n  [crio.runtime]\n    default_runtime = \"crun\"\n    [crio.runtime.runtimes.crun]\n      \
+    runtime_path = \"/usr/bin/crun\"\n      monitor_path = \"/said\"\n";
+
+/// A program that prints a text for exactly these words.
+fn stub(words: &str, text: &str) -> String {
+    format!("#!/bin/sh\n[ \"$*\" = '{words}' ] || exit 3\n/usr/bin/cat << 'END'\n{text}END\n")
+}
+
+#[test]
+fn what_an_engine_says_itself_is_taken_as_by_nvidia_s_tool() {
+    let Some(mut compared) = Compared::new() else { return };
+    let containerd = |text: &str| vec![("containerd", stub("config dump", text))];
+    let engines = [
+        ("containerd", CONTAINERD, containerd(DUMP_V2)),
+        ("containerd", CONTAINERD, containerd(DUMP_V3)),
+        ("containerd", CONTAINERD, containerd("")),
+        ("containerd", CONTAINERD, containerd("= =\n")),
+        (
+            "containerd",
+            CONTAINERD,
+            vec![("containerd", "#!/bin/sh\nexit 1\n".to_owned())],
+        ),
+        ("crio", CRIO, vec![("crio", stub("status config", STATUS))]),
+        ("crio", CRIO, vec![("crio-status", stub("config", STATUS))]),
+        (
+            "crio",
+            CRIO,
+            vec![
+                ("crio", "#!/bin/sh\nexit 1\n".to_owned()),
+                ("crio-status", stub("config", STATUS)),
+            ],
+        ),
+        ("crio", CRIO, vec![("crio", "#!/bin/sh\necho '= ='\n".to_owned())]),
+    ];
+    for (engine, own, programs) in engines {
+        for text in [
+            None,
+            Some(""),
+            Some("version = 2\nimports = [\"/etc/containerd/conf.d/*.toml\"]\n"),
+        ] {
+            for words in ["", "--set-as-default --cdi.enabled", "--nvidia-runtime-name=gpu"] {
+                let files: Tree = text.map(|text| (own.to_owned(), text.to_owned())).into_iter().collect();
+                let run = Run {
+                    programs: programs.clone(),
+                    ..Run::of(
+                        files,
+                        &format!("runtime configure --runtime={engine} --config-source=command {words}"),
+                    )
+                };
+                compared.compare(&format!("{programs:?} {text:?}: {words}"), &run, None);
+            }
+        }
+    }
+    // The program is the one that was named.
+    let run = Run {
+        programs: vec![("other", stub("config dump", DUMP_V2))],
+        ..Run::of(
+            Tree::new(),
+            "runtime configure --runtime=containerd --config-source=command --executable-path=/stub/other",
+        )
+    };
+    compared.compare("--executable-path", &run, None);
+    compared.end();
+}
+
+/// What NVIDIA's writes is too little for a containerd 1.x, whose CRI plugin does not start without its default runtime.
+#[test]
+fn where_an_old_containerd_reads_it_its_default_runtime_is_written_too() {
+    let Some(mut compared) = Compared::new() else { return };
+    for (version, old) in [("1.6.20", true), ("1.7.27", true), ("v2.0.0", false), ("v2.1.3", false)] {
+        for config in [None, Some("/etc/mine/config.toml")] {
+            let own = config.unwrap_or(CONTAINERD);
+            let words = config.map(|config| format!("--config={config}")).unwrap_or_default();
+            let run = Run {
+                programs: vec![("containerd", format!("#!/bin/sh\necho containerd example.org {version} 0\n"))],
+                ..Run::of(
+                    Tree::from([(own.to_owned(), "version = 2\n".to_owned())]),
+                    &format!("runtime configure --runtime=containerd {words}"),
+                )
+            };
+            let mut expected: Meanings = meanings(&compared.theirs.run(&run).files);
+            let drop_in = expected.get_mut("/etc/containerd/conf.d/99-nvidia.toml").expect("written");
+            drop_in["plugins"]["io.containerd.grpc.v1.cri"]["containerd"]["runtimes"]["runc"] =
+                meaning("x.toml", "runtime_type = \"io.containerd.runc.v2\"");
+            let better = (old && config.is_none()).then_some(("containerd 1.x keeps its runc", Expected::Files(expected)));
+            compared.compare(&format!("{version} {config:?}"), &run, better);
+        }
+    }
+    compared.end();
+}
