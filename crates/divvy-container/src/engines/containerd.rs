@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 use super::text::{Values, text};
 use super::{Configuration, Error, Files, glob};
 
-pub(super) use edit::{Where, configure, without};
+pub(super) use edit::{CDI_ANNOTATIONS, Where, configure, without};
 
 /// The file that containerd reads when it is told of no other.
 pub const CONFIG: &str = "/etc/containerd/config.toml";

@@ -53,8 +53,12 @@ pub(super) fn configure(
         // As the distribution does for runc.
         None => "{{ .SystemdCgroup }}".to_owned(),
     };
+    let annotations = match wish.cdi {
+        Some(true) => format!("  container_annotations = [\"{}\"]\n", containerd::CDI_ANNOTATIONS),
+        _ => String::new(),
+    };
     let block = format!(
-        "{BEGIN}\n{head}]\n  runtime_type = \"io.containerd.runc.v2\"\n{head}.options]\n  BinaryName = \"{}\"\n  SystemdCgroup = {systemd}\n{END}\n",
+        "{BEGIN}\n{head}]\n  runtime_type = \"io.containerd.runc.v2\"\n{annotations}{head}.options]\n  BinaryName = \"{}\"\n  SystemdCgroup = {systemd}\n{END}\n",
         wish.path
     );
     if wish.set_default == Some(true) {

@@ -84,7 +84,7 @@ struct Config {
     #[arg(long)]
     set: Vec<String>,
     /// Write to the file itself
-    #[arg(long, short)]
+    #[arg(long, short, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_value = "false", default_missing_value = "true", value_parser = flag)]
     in_place: bool,
     /// Write to this file [default: standard output]
     #[arg(long, short)]
@@ -334,6 +334,20 @@ pub(super) fn is_meant(program: &OsString) -> bool {
         .is_some_and(|name| name == "nvidia-ctk")
 }
 
+/// Where NVIDIA's programs look for their settings.
+fn settings_file() -> String {
+    let variable = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
+    let of_user = || {
+        Some(format!(
+            "{}/nvidia-container-runtime/config.toml",
+            variable("XDG_CONFIG_HOME")?
+        ))
+    };
+    variable("NVIDIA_CTK_CONFIG_FILE_PATH")
+        .or_else(of_user)
+        .unwrap_or_else(|| divvy_container::runtime::settings::PATH.to_owned())
+}
+
 /// `-flag` is `--flag`, as Go has it.
 fn dashes(given: &[OsString]) -> Vec<OsString> {
     let mut flags = true;
@@ -451,7 +465,10 @@ pub(super) fn translate(given: &[OsString]) -> Result<Vec<OsString>, clap::Error
             for option in &args.set {
                 flag(&mut words, "set", option);
             }
-            for (name, value) in [("config-file", args.config_file), ("output", output)] {
+            // What is written in place is written nowhere else.
+            let output = output.filter(|_| !args.in_place);
+            let file = args.config_file.filter(|file| !file.is_empty()).unwrap_or_else(settings_file);
+            for (name, value) in [("config-file", Some(file)), ("output", output)] {
                 if let Some(value) = value.filter(|value| !value.is_empty()) {
                     flag(&mut words, name, &value);
                 }

@@ -283,7 +283,7 @@ fn notes(root: &Root<'_>, engine: Engine, wish: &Wish, wanted: &Wanted) -> anyho
     }
     let old = wanted.containerd.as_deref().and_then(engines::containerd::release);
     if wish.cdi == Some(true) && engine == Engine::Containerd && old.is_some_and(|old| old < (1, 7)) {
-        notes.push("this containerd is older than 1.7 and knows no CDI: enable_cdi has no effect, and the GPU comes from divvy-runtime alone".to_owned());
+        notes.push("this containerd is older than 1.7 and knows no CDI: enable_cdi has no effect, and the GPU comes from divvy-runtime alone, which is handed the annotations".to_owned());
     }
     Ok(notes)
 }

@@ -125,6 +125,10 @@ pub(in crate::engines) fn configure(
     };
     let mut wish = wish.clone();
     if fresh && !wish.anew {
+        let had = now.as_deref().map(|now| toml(drop_in, now)).transpose()?.unwrap_or_default();
+        if wish.cdi.is_none() && hands_on(&had, place.section, &wish.name) {
+            wish.cdi = Some(true);
+        }
         // What an earlier run was told and this one was not asked about stays.
         if wish.set_default.is_none() && before.default_runtime.as_deref() == Some(&wish.name) {
             wish.set_default = Some(true);
@@ -151,6 +155,18 @@ pub(in crate::engines) fn configure(
         });
     }
     Ok(writes)
+}
+
+/// The annotations by which containers ask for CDI devices. containerd hands a runtime those that its table names, and no others.
+pub(in crate::engines) const CDI_ANNOTATIONS: &str = "cdi.k8s.io/*";
+
+/// Whether a file's runtime is handed them.
+fn hands_on(file: &toml::Table, section: &str, name: &str) -> bool {
+    let runtime = ["plugins", section, "containerd", "runtimes", name]
+        .iter()
+        .try_fold(file, |table, key| table.get(*key)?.as_table());
+    let list = runtime.and_then(|runtime| runtime.get("container_annotations")?.as_array());
+    list.is_some_and(|list| list.contains(&CDI_ANNOTATIONS.into()))
 }
 
 /// What containerd says of itself, in which its imports are already.
@@ -284,6 +300,15 @@ fn into(
     }
     if let Some(systemd) = wish.systemd_cgroup.map(toml::Value::Boolean).or(copied) {
         options.insert("SystemdCgroup".to_owned(), systemd);
+    }
+    if wish.cdi == Some(true) && !wish.anew {
+        let list = runtime
+            .entry("container_annotations")
+            .or_insert_with(|| toml::Value::Array(Vec::new()));
+        let list = list.as_array_mut().ok_or_else(broken)?;
+        if !list.contains(&CDI_ANNOTATIONS.into()) {
+            list.push(CDI_ANNOTATIONS.into());
+        }
     }
     let names = toml_text::reach(document.as_item_mut(), &of(&["containerd", "runtimes"])).ok_or_else(broken)?;
     if wish.said.is_some() && at.drop_in.is_some() {

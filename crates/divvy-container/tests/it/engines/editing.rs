@@ -250,6 +250,64 @@ fn a_drop_in_that_repeats_the_section_follows_it_at_the_next_run() {
     );
 }
 
+fn annotations(text: &str, name: &str) -> Option<Vec<String>> {
+    let file: toml::Table = toml::from_str(text).expect("TOML");
+    let runtimes = &file["plugins"]["io.containerd.grpc.v1.cri"]["containerd"]["runtimes"];
+    let list = runtimes.get(name)?.get("container_annotations")?.as_array()?.clone();
+    Some(list.iter().filter_map(|text| text.as_str().map(str::to_owned)).collect())
+}
+
+#[test]
+fn with_cdi_containerd_s_runtime_is_handed_its_annotations_and_nvidia_s_tool_s_is_not() {
+    let cdi = Wish {
+        cdi: Some(true),
+        ..wish()
+    };
+    for (list, expected) in [
+        ("", &["cdi.k8s.io/*"][..]),
+        ("  container_annotations = [\"a/*\"] # mine\n", &["a/*", "cdi.k8s.io/*"]),
+        (
+            "  container_annotations = [\"cdi.k8s.io/*\", \"a/*\"]\n",
+            &["cdi.k8s.io/*", "a/*"],
+        ),
+    ] {
+        // CDI may be on already: that the runtime is handed annotations stays all the same when nobody speaks of it.
+        for on in ["", "enable_cdi = true\n"] {
+            let text = format!(
+                "version = 2\n[plugins.\"io.containerd.grpc.v1.cri\"]\n{on}\
+                 [plugins.\"io.containerd.grpc.v1.cri\".containerd.runtimes.runc]\n  runtime_type = \"io.containerd.runc.v2\"\n{list}"
+            );
+            for (drop_in, merge) in [
+                (None, Merge::Sections),
+                (Some(DROP_IN), Merge::Sections),
+                (Some(DROP_IN), Merge::Keys),
+            ] {
+                let written = drop_in.unwrap_or(CONTAINERD);
+                let (files, target) = (tree([(CONTAINERD, &text)]), containerd_target(drop_in, Some(merge)));
+                let (after, record) = there_and_back(&files, &target, &cdi);
+                assert_eq!(annotations(&after[written], "nvidia").expect("a list"), expected);
+                assert_eq!(
+                    annotations(&after[CONTAINERD], "runc"),
+                    annotations(&text, "runc"),
+                    "runc's stay"
+                );
+                let again = configure(&after, &target, &wish(), Some(&record)).expect("again");
+                assert_eq!(again.edits, [], "what an earlier run was told stays");
+                let anew = Wish {
+                    anew: true,
+                    ..cdi.clone()
+                };
+                let (after, _) = there_and_back(&files, &target, &anew);
+                assert_eq!(
+                    annotations(&after[written], "nvidia"),
+                    annotations(&text, "runc"),
+                    "as copied"
+                );
+            }
+        }
+    }
+}
+
 #[test]
 fn case_08_containerd_s_imports_are_added_to_and_not_touched_where_they_match() {
     let v3 = "version = 3\nimports = [\"/etc/containerd/extra/*.toml\"] # site\n";

@@ -6,6 +6,7 @@
 mod better;
 mod cases;
 mod flags;
+mod settings;
 
 use std::collections::BTreeMap;
 use std::io::{BufRead as _, BufReader, Write as _};

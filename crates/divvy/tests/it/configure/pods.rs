@@ -20,8 +20,8 @@ use super::real::{divvy_runtime, eventually, programs, skipped};
 use super::went_well;
 use crate::cli::divvy;
 
-/// As a node of Kubernetes is configured, but for `native`, which needs no overlay file system, and for the annotations, which containerd does not
-/// hand to a runtime unless it is told to.
+/// As a node of Kubernetes is configured, but for `native`, which needs no overlay file system, and for annotations of our own, which containerd does
+/// not hand to a runtime unless it is told to; those of CDI are told by `divvy configure --cdi`.
 const V2: &str = "version = 2
 root = \"@/root\"
 state = \"@/state\"
@@ -36,7 +36,7 @@ state = \"@/state\"
     snapshotter = \"native\"
     [plugins.\"io.containerd.grpc.v1.cri\".containerd.runtimes.runc]
       runtime_type = \"io.containerd.runc.v2\"
-      container_annotations = [\"cdi.k8s.io/*\", \"nvidia.cdi.k8s.io/*\"]
+      container_annotations = [\"nvidia.cdi.k8s.io/*\"]
       [plugins.\"io.containerd.grpc.v1.cri\".containerd.runtimes.runc.options]
         BinaryName = \"runc\"
     [plugins.\"io.containerd.grpc.v1.cri\".containerd.runtimes.crun]
@@ -60,7 +60,7 @@ state = '@/state'
   cdi_spec_dirs = ['@/cdi']
   [plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.runc]
     runtime_type = 'io.containerd.runc.v2'
-    container_annotations = ['cdi.k8s.io/*', 'nvidia.cdi.k8s.io/*']
+    container_annotations = ['nvidia.cdi.k8s.io/*']
     [plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.runc.options]
       BinaryName = 'runc'
   [plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.crun]
@@ -497,10 +497,7 @@ fn configure(engine: &Engine) {
         "--engine-version",
         &engine.version,
     ];
-    args.extend(["--runtime-path", &runtime, "--cgroup-driver", "cgroupfs"]);
-    if engine.new_enough_for_cdi() {
-        args.push("--cdi");
-    }
+    args.extend(["--runtime-path", &runtime, "--cgroup-driver", "cgroupfs", "--cdi"]);
     went_well(&divvy(&args, &[]));
 }
 
@@ -521,9 +518,14 @@ fn says_that_it_has_the_runtime(engine: &Engine) {
         "{}: {runtimes}",
         engine.version
     );
-    for key in ["runtimeType", "containerAnnotations", "snapshotter"] {
+    for key in ["runtimeType", "snapshotter"] {
         assert_eq!(runtimes["nvidia"].get(key), runtimes["runc"].get(key), "{key}");
     }
+    // runc's, and those of CDI, which a containerd hands to no runtime by itself.
+    assert_eq!(
+        runtimes["nvidia"]["ContainerAnnotations"],
+        json!(["nvidia.cdi.k8s.io/*", "cdi.k8s.io/*"])
+    );
 }
 
 /// With the configured engine, in front of this runtime; `without` is what a container has that asks for nothing and was there before us.

@@ -1,0 +1,120 @@
+//! `nvidia-ctk config`: the runtime's settings shown and changed.
+
+use serde_json::Value;
+
+use super::{Compared, Run, Tree, meaning};
+
+const FILE: &str = "/etc/nvidia-container-runtime/config.toml";
+
+/// Behind `config`, with a file of a person and without one.
+const WORDS: &[&str] = &[
+    "",
+    "--in-place",
+    "-i",
+    "--set disable-require",
+    "--set disable-require=true -i",
+    "--set=disable-require=1",
+    "--set=disable-require=yes",
+    "--set nvidia-container-runtime.mode=cdi",
+    "--set nvidia-container-runtime.mode=cdi --set nvidia-container-runtime.mode=legacy --in-place",
+    "--set nvidia-container-runtime.runtimes=crun:runc",
+    "--set nvidia-container-runtime.runtimes=crun",
+    "--set nvidia-container-runtime.debug=/var/log/x.log",
+    "--set nvidia-container-cli.no-cgroups",
+    "--set nvidia-container-cli.no-cgroups=false",
+    "--set nvidia-container-cli.environment=A=1:B=2",
+    "--set nvidia-container-runtime.modes.cdi.spec-dirs=/a:/b",
+    "--set nvidia-container-runtime.modes.cdi.default-kind=x.com/gpu",
+    "--set features.allow-cuda-compat-libs-from-container",
+    "--set accept-nvidia-visible-devices-as-volume-mounts=true --set accept-nvidia-visible-devices-envvar-when-unprivileged=false -i",
+    "--set supported-driver-capabilities=compute:utility",
+    "--set supported-driver-capabilities=compute",
+    "--set bogus.key=1",
+    "--set bogus",
+    "--set nvidia-container-runtime.bogus=1",
+    "--set nvidia-container-runtime.mode",
+    "--set nvidia-container-runtime",
+    "--set =x",
+    "--set",
+    "--output=/etc/new/out.toml",
+    "-o /etc/out.toml --set disable-require",
+    "--config-file=/etc/other.toml --in-place",
+    "--config=/etc/other.toml --in-place",
+    "-c /etc/other.toml -i --set disable-require",
+    "-config-file=/etc/other.toml -in-place",
+    "--in-place=false",
+    "--in-place --output=/etc/out.toml",
+    "default",
+    "create-default",
+    "generate-default",
+    "default --output=/etc/new/out.toml",
+    "default -o /etc/out.toml",
+    "bogus",
+];
+
+const MINE: &str = "# mine\ndisable-require = true\n[nvidia-container-runtime]\nmode = \"legacy\" # why\nlog-level = \"debug\"\n";
+
+/// What is said; a table without anything in it says nothing.
+fn said(path: &str, text: &str) -> Value {
+    fn without_empty(value: &mut Value) {
+        if let Some(object) = value.as_object_mut() {
+            object.values_mut().for_each(without_empty);
+            object.retain(|_, value| value.as_object().is_none_or(|object| !object.is_empty()));
+        }
+    }
+    let mut value = meaning(path, text);
+    without_empty(&mut value);
+    value
+}
+
+/// Where ours is otherwise on purpose; it refuses then, or does what NVIDIA's does not.
+fn better(words: &str, theirs: i32) -> Option<(&'static str, bool)> {
+    Some(match words {
+        "--set supported-driver-capabilities=compute:utility" => {
+            ("a value is refused with which the runtime would not start", false)
+        }
+        "bogus" => ("a command that is not there is told", false),
+        "default --output=/etc/new/out.toml" if theirs != 0 => ("the folder is made", true),
+        _ => return None,
+    })
+}
+
+#[test]
+fn settings_are_shown_and_changed_as_by_nvidia_s_tool() {
+    let Some(mut compared) = Compared::new() else { return };
+    let (mut equal, mut wrong) = (0, Vec::new());
+    for file in [None, Some(MINE), Some(divvy_container::runtime::edit::DEFAULT), Some("= =\n")] {
+        for words in WORDS {
+            let files: Tree = file.map(|text| (FILE.to_owned(), text.to_owned())).into_iter().collect();
+            let run = Run::of(files, &format!("config {words}"));
+            let (theirs, ours) = (compared.theirs.run(&run), compared.ours.run(&run));
+            if ours.status != 0 {
+                assert_eq!(ours.files, run.files, "{words}: what is refused leaves all as it was");
+            }
+            let all = |files: &Tree| -> Vec<(String, Value)> {
+                files.iter().map(|(path, text)| (path.clone(), said(path, text))).collect()
+            };
+            let same = (theirs.status == 0) == (ours.status == 0)
+                && (theirs.status != 0
+                    || (all(&theirs.files) == all(&ours.files)
+                        && said("a.toml", &theirs.stdout) == said("a.toml", &ours.stdout)));
+            match better(words, theirs.status) {
+                None if same => equal += 1,
+                Some((_, does)) if does == (ours.status == 0) => {}
+                _ => wrong.push(format!(
+                    "{words} {file:?}\n  theirs {} {:?}{}{}\n  ours   {} {:?}{}{}",
+                    theirs.status,
+                    all(&theirs.files),
+                    said("a.toml", &theirs.stdout),
+                    theirs.stderr,
+                    ours.status,
+                    all(&ours.files),
+                    said("a.toml", &ours.stdout),
+                    ours.stderr
+                )),
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{}\n{}", wrong.len(), wrong.join("\n"));
+    assert!(equal > 100, "{equal}");
+}
