@@ -118,6 +118,11 @@ impl Root {
 
     /// On a machine with these files and no others.
     pub(super) fn run(&mut self, run: &Run) -> Outcome {
+        self.prepare(run);
+        self.again(run)
+    }
+
+    fn prepare(&self, run: &Run) {
         for folder in ["etc", "srv", "stub"] {
             let _not_there = std::fs::remove_dir_all(self.at(folder));
             std::fs::create_dir(self.at(folder)).expect("made");
@@ -132,11 +137,15 @@ impl Root {
             std::fs::write(&at, script).expect("written");
             std::fs::set_permissions(&at, std::fs::Permissions::from_mode(0o755)).expect("its mode");
         }
-        self.again(run)
     }
 
     /// On the machine as it is.
     pub(super) fn again(&mut self, run: &Run) -> Outcome {
+        self.begin(run);
+        self.end()
+    }
+
+    fn begin(&mut self, run: &Run) {
         let variables = run.env.iter().map(|(name, value)| format!("{name}={value}"));
         let words: Vec<String> = variables
             .chain(["/opt/nvidia-ctk".to_owned()])
@@ -151,6 +160,9 @@ impl Root {
             quoted.join(" ")
         );
         self.commands.write_all(command.as_bytes()).expect("the shell listens");
+    }
+
+    fn end(&mut self) -> Outcome {
         let mut status = String::new();
         self.statuses.read_line(&mut status).expect("the shell answers");
         let said = |name: &str| String::from_utf8_lossy(&std::fs::read(self.at(name)).expect("redirected")).into_owned();
@@ -273,7 +285,11 @@ impl Compared {
 
     /// Runs both, and ours a second time, which is to change nothing.
     fn compare(&mut self, name: &str, run: &Run, better: Option<(&'static str, Expected)>) {
-        let (theirs, ours) = (self.theirs.run(run), self.ours.run(run));
+        for root in [&mut self.theirs, &mut self.ours] {
+            root.prepare(run);
+            root.begin(run);
+        }
+        let (theirs, ours) = (self.theirs.end(), self.ours.end());
         let dry = ["--dry-run", "--dry-run=true"].iter().any(|word| run.has(word));
         if ours.status != 0 || dry {
             assert_eq!(

@@ -428,7 +428,6 @@ pub(super) fn tree(own: &str, input: &Input) -> Tree {
 /// Told for every input.
 pub(super) const WORDS: &[&str] = &[
     "",
-    "--set-as-default",
     "--set-as-default --cdi.enabled",
     "--nvidia-runtime-name=gpu --nvidia-runtime-path=/opt/gpu",
 ];
