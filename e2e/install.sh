@@ -116,6 +116,7 @@ check_all() {
   # shellcheck source=second.sh
   . "$CLUSTER_ROOT/second.sh"
   two_pods
+  libraries
   forged
   wanted
   other_nodes
@@ -127,6 +128,49 @@ check_all() {
   clear_pods
   finish
 }
+
+# A driver's root as the container of a driver has it, with its own device nodes.
+driver_root() { # VERSION
+  local root=$CLUSTER_DIR/driver lib name i
+  lib=$root$LIB
+  # Not the folder itself: the agent's mount is of it.
+  mkdir -p "$root"; find "$root" -mindepth 1 -delete; mkdir -p "$lib" "$root/dev"
+  for name in libcuda libnvidia-ml; do
+    echo "$name of $1" > "$lib/$name.so.$1"
+    ln -s "$name.so.$1" "$lib/$name.so.1"
+  done
+  for i in 0 1 2 3; do mknod -m 666 "$root/dev/nvidia$i" c 195 "$i"; done
+  mknod -m 666 "$root/dev/nvidiactl" c 195 255; mknod -m 666 "$root/dev/nvidia-uvm" c 511 0
+}
+LIB=/usr/lib/x86_64-linux-gnu
+upgraded_with() { # MODE HOST_DRIVER_ROOT: of agent.driverSpec
+  sed "s|^agent:|&\n  driverSpec: {mode: \"$1\", hostDriverRoot: \"$2\"}|" "$CLUSTER_DIR/install.yaml" > "$CLUSTER_DIR/driver.yaml"
+  "$DIVVY" manifests --namespace $NAMESPACE --values "$CLUSTER_DIR/driver.yaml" > "$CLUSTER_DIR/driver.objects.yaml" 2> /dev/null
+  kube apply -f "$CLUSTER_DIR/driver.objects.yaml" > /dev/null
+  kube rollout status -n $NAMESPACE daemonset/divvy-agent --timeout=90s > /dev/null
+}
+libraries() {
+  scene "Divvy is told where the driver's container has its root; the agent makes its CDI spec, and grants bring its libraries"
+  local version=550.54.15 file=divvy.dev-driver_nvidia.com-gpu.json
+  driver_root $version
+  upgraded_with auto "$CLUSTER_DIR/driver"
+  eventually 30 "the spec is on the node" in_node n1 test -e "/var/run/cdi/$file"
+  check "it names what is in the driver's root" says "$(in_node n1 cat "/var/run/cdi/$file")" "$CLUSTER_DIR/driver$LIB/libcuda.so.$version" "$CLUSTER_DIR/driver/dev/nvidia0"
+  eventually 20 "an event of the node says so" event_says DriverSpecMade "was made for driver $version"
+  create driven 1 "" 0 n1 > /dev/null
+  eventually 20 "a pod with the GPU runs" is_running driven
+  check "the driver's library is in its container" says "$(kube logs driven)" "$LIB/libcuda.so.$version"
+  check "and is the driver's" equals "$(kube exec driven -- /probe cat "$LIB/libcuda.so.$version")" "libcuda of $version"
+  step upgraded "the libraries on the disk, and not the module that is loaded"
+  driver_root 560.35.03
+  eventually 30 "an event says what is to be done" event_says DriverSpecStale "load the new module, or reboot"
+  driver_root $version
+  kube delete pod driven --wait > /dev/null
+  upgraded_with off ""
+  eventually 30 "switched off, the agent takes its spec away" in_node n1 test ! -e "/var/run/cdi/$file"
+  eventually 30 "on the other node, too" in_node n2 test ! -e "/var/run/cdi/$file"
+}
+event_says() { says "$(kube get events -A --field-selector "reason=$1" -o 'jsonpath={.items[*].message}')" "$2"; }
 
 # The API server compiles policies a moment after they were written.
 refuses_forged() {

@@ -107,6 +107,7 @@ impl DriverSpec {
                     seen.own = Some(Own {
                         driver: Some(basis.driver.clone()),
                         as_made: true,
+                        missing: Vec::new(),
                     });
                     Ok(())
                 }
@@ -161,11 +162,13 @@ impl DriverSpec {
             Some(root) => self.missing(tree, state, root, &specs),
             None => vec![Vec::new(); specs.files.len()],
         };
-        let own = specs.files.iter().find(|file| file.own).map(|file| Own {
+        let (own, files): (Vec<_>, Vec<_>) = specs.files.iter().zip(missing).partition(|(file, _)| file.own);
+        let own = own.into_iter().next().map(|(file, missing)| Own {
             driver: stale::driver_version(&file.spec).map(str::to_owned),
             as_made: state.made.as_ref() == Some(&file.stamp),
+            missing,
         });
-        let files = specs.files.iter().zip(missing).filter(|(file, _)| !file.own);
+        let files = files.into_iter();
         let files = files.map(|(file, missing)| SpecFile {
             path: file.shown.clone(),
             same_folder: file.in_cdi_dir,

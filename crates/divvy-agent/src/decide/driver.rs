@@ -54,6 +54,8 @@ pub struct Own {
     pub driver: Option<String>,
     /// Nobody changed it since the last attempt, which made it.
     pub as_made: bool,
+    /// Files in the driver's root that it names and that are not there.
+    pub missing: Vec<String>,
 }
 
 /// The last time that a spec was made, or could not be.
@@ -144,10 +146,15 @@ pub fn decide(seen: &Seen) -> Verdict {
         return verdict(own_goes(), Some(trouble.and(&rest)));
     }
     // An own file that cannot be made again stays: with a wrong one a container does not start and says why, with none it starts without libraries.
-    let left = |rest: &str| match seen.own.as_ref().map(|own| own.driver.as_deref()) {
-        Some(Some(made_for)) if made_for == basis.driver => None,
-        Some(made_for) => Some(Trouble::of_another(&seen.own_path, made_for.unwrap_or("none that it names"), basis).and(rest)),
-        None => Some(trouble.and(rest)),
+    let left = |rest: &str| {
+        let trouble = match &seen.own {
+            None => trouble.clone(),
+            Some(own) if own.driver.as_ref() != Some(&basis.driver) => {
+                Trouble::of_another(&seen.own_path, own.driver.as_deref().unwrap_or("none that it names"), basis)
+            }
+            Some(own) => Trouble::of_missing(&seen.own_path, own.missing.first()?),
+        };
+        Some(trouble.and(rest))
     };
     if basis.root.is_none() {
         // A driver's container that is replaced takes its root with it for a while.
@@ -183,6 +190,13 @@ impl Trouble {
         }
     }
 
+    fn of_missing(path: &str, missing: &str) -> Trouble {
+        Trouble {
+            stale: true,
+            text: format!("{path} names {missing}, which is not there: containers with GPUs do not start"),
+        }
+    }
+
     fn and(&self, rest: &str) -> Trouble {
         Trouble {
             stale: self.stale,
@@ -209,10 +223,7 @@ fn trouble<'s>(files: &'s [SpecFile], basis: &Basis) -> Option<(Trouble, Option<
         let path = &file.path;
         let trouble = match (&file.driver, file.missing.first()) {
             (Some(made_for), _) if *made_for != basis.driver => Trouble::of_another(path, made_for, basis),
-            (_, Some(missing)) => Trouble {
-                stale: true,
-                text: format!("{path} names {missing}, which is not there: containers with GPUs do not start"),
-            },
+            (_, Some(missing)) => Trouble::of_missing(path, missing),
             _ => continue,
         };
         return Some((trouble, Some(path)));

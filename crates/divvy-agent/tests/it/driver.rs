@@ -48,6 +48,7 @@ fn own(driver: &str, as_made: bool) -> Option<Own> {
     Some(Own {
         driver: Some(driver.to_owned()),
         as_made,
+        missing: Vec::new(),
     })
 }
 
@@ -198,6 +199,20 @@ fn what_is_done_with_the_drivers_spec() {
             with(vec![], own(OLD, true), last(basis(), Err("no libcuda"))),
             "nothing",
             "/var/run/cdi/divvy.dev-driver_nvidia.com-gpu.json was made for driver 550.54.15, and 560.35.03 is loaded",
+        ),
+        (
+            "the driver's files were replaced, and not the module: the own one names what is gone",
+            with(
+                vec![],
+                Some(Own {
+                    missing: vec!["/usr/lib/libcuda.so.560.35.03".to_owned()],
+                    ..own(NEW, false).expect("one")
+                }),
+                last(basis(), Err("load the new module, or reboot")),
+            ),
+            "nothing",
+            "/var/run/cdi/divvy.dev-driver_nvidia.com-gpu.json names /usr/lib/libcuda.so.560.35.03, which is not there: containers with GPUs do not \
+             start. The agent could not make one: load the new module, or reboot",
         ),
         (
             "another tool's beside it",
