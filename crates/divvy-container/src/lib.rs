@@ -7,4 +7,7 @@
 pub mod cdi;
 pub mod engines;
 pub mod hook;
+mod plain;
 pub mod runtime;
+
+pub use plain::plain;

@@ -2,6 +2,7 @@
 
 use std::fmt::Write as _;
 
+use divvy_container::plain;
 use serde::Serialize;
 
 use crate::check::{Check, Finding, Group, Needs, Repair, Severity, Stop, Verdict};
@@ -126,14 +127,14 @@ impl Report {
                 (Some(why), Some(fix)) => {
                     let _ = writeln!(text, "{colour}{word}{off} {id} {title}");
                     for (name, value) in [("found", &line.found), ("why", why), ("fix", fix)] {
-                        let _ = writeln!(text, "       {name:<6} {}", value.replace('\n', "\n              "));
+                        let _ = writeln!(text, "       {name:<6} {}", shown(value));
                     }
                 }
                 _ if line.status == Status::Skip => {
-                    let _ = writeln!(text, "{colour}{word} {id} {title}: {}{off}", line.found);
+                    let _ = writeln!(text, "{colour}{word} {id} {title}: {}{off}", shown(&line.found));
                 }
                 _ => {
-                    let _ = writeln!(text, "{colour}{word}{off} {id} {title}: {}", line.found);
+                    let _ = writeln!(text, "{colour}{word}{off} {id} {title}: {}", shown(&line.found));
                 }
             }
         }
@@ -162,6 +163,11 @@ impl Report {
         }
         text
     }
+}
+
+/// What files, programs and objects say is not this program's own: it neither moves a terminal's cursor nor looks like a line of the report.
+fn shown(text: &str) -> String {
+    plain(text).replace('\n', "\n              ")
 }
 
 impl Line {

@@ -187,6 +187,12 @@ impl Cluster for Real {
         self.part(&["roll"]).await
     }
 
+    fn extender_url(&self) -> Option<String> {
+        // Where it is installed kube-scheduler calls a Service, by certificates.
+        let of_scheduler = settings(&self.folder.join("settings"), "").ok()?.remove("EXTENDER_URL");
+        of_scheduler.filter(|url| !self.agents_are_pods() && url.starts_with("http"))
+    }
+
     fn witness(&self) -> Witness {
         let mut living = cgroups::Look::new(&self.folder, &self.cgroup_prefix);
         Box::new(move || living.look())

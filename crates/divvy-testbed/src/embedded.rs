@@ -494,6 +494,10 @@ impl Cluster for Embedded {
         self.start_extender().await
     }
 
+    fn extender_url(&self) -> Option<String> {
+        Some(Embedded::extender_url(self))
+    }
+
     fn witness(&self) -> Witness {
         let runtimes: Vec<_> = self
             .nodes

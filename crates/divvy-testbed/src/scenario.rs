@@ -151,6 +151,8 @@ pub trait Cluster {
     fn witness(&self) -> Witness;
     /// Names of the files that a node keeps of grants: records and CDI specs.
     fn grants(&self, node: &str) -> io::Result<Vec<String>>;
+    /// Where the extender is asked by whoever looks from outside of the cluster; none where it is a pod, which the API server passes questions on to.
+    fn extender_url(&self) -> Option<String>;
     /// `divvy` with these arguments against the cluster, to be run: standard input is empty, and it does not outlive who waits for it.
     fn divvy(&self, args: &[&str]) -> Command;
 }

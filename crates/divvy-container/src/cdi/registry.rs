@@ -7,6 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use thiserror::Error as ThisError;
 
 use super::{Edits, Problem, Severity, Spec};
+use crate::plain;
 
 /// Where readers look, lowest priority first.
 pub const DIRECTORIES: [&str; 2] = ["/etc/cdi", "/var/run/cdi"];
@@ -170,7 +171,7 @@ impl Found {
             Err(text) => vec![Problem {
                 severity: Severity::Error,
                 field: "file".to_owned(),
-                text: text.clone(),
+                text: plain(text).into_owned(),
             }],
         }
     }

@@ -11,6 +11,7 @@ use serde_json::{Map, Value};
 use super::name::{check_class, check_device, check_vendor};
 use super::version::needs;
 use super::{DeviceNode, Edits, Hook, Spec, Version};
+use crate::plain;
 
 /// How bad a problem is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -84,6 +85,11 @@ impl Spec {
         }
         for (field, edits) in self.all_edits() {
             found.edits(&field, edits);
+        }
+        // Names and values are the file's, and may be anything.
+        for problem in &mut found.0 {
+            problem.field = plain(&problem.field).replace('\n', " ");
+            problem.text = plain(&problem.text).replace('\n', " ");
         }
         found.0
     }

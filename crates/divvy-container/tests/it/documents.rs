@@ -244,3 +244,16 @@ fn case_28_b_the_name_of_a_device_decides_about_the_version_too() {
     assert_eq!(device("GPU-edfee158", r#","hostPath":"/driver/dev/nvidia0""#), "0.5.0");
     assert_eq!(device("0", ""), "0.5.0");
 }
+
+/// Names in a file may be anything, and who reads what is wrong with them is often root.
+#[test]
+fn what_is_said_of_a_spec_moves_no_cursor() {
+    let text = r#"{"cdiVersion":"0.5.0\u001b[2J","kind":"a.com/b","\u001b]0;x\u0007\n":1,"devices":[{"name":"\u202e0","containerEdits":{"env":["\u009bA"]}}]}"#;
+    let spec = Spec::parse(text).expect("JSON");
+    let problems = spec.problems();
+    assert!(problems.len() >= 3, "{problems:?}");
+    for problem in problems {
+        let said = problem.to_string();
+        assert!(!said.chars().any(|c| c.is_control() || c == '\u{202e}'), "{said:?}");
+    }
+}

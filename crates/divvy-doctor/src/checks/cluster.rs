@@ -28,6 +28,14 @@ pub(super) fn objects<'f>(facts: &'f Facts<'_>) -> Result<&'f Cluster, Stop> {
     }
 }
 
+/// Goes on if this machine is to be looked at in place of a cluster that does not answer.
+pub(super) fn this_machine(facts: &Facts<'_>) -> Result<(), Stop> {
+    match facts.node {
+        true => Ok(()),
+        false => objects(facts).map(drop),
+    }
+}
+
 /// Names, no more than a few.
 pub(super) fn some<S: AsRef<str>>(names: &[S]) -> String {
     let shown: Vec<&str> = names.iter().take(5).map(AsRef::as_ref).collect();
@@ -150,6 +158,7 @@ pub(super) fn one_plugin(facts: &Facts<'_>) -> Verdict {
             _ => Ok("no node offers two".to_owned()),
         };
     }
+    this_machine(facts)?;
     let kubelet = facts.kubelet().ok_or_else(|| Stop::Skip("no kubelet here".to_owned()))?;
     let folder = format!("{}/device-plugins", kubelet.dir);
     let dead = |path: &str| {

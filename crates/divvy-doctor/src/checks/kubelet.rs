@@ -6,6 +6,7 @@ use divvy_model::names::{GPU_COUNT, GPU_MEM};
 use divvy_model::parse_quantity;
 use serde::Deserialize;
 
+use super::cluster::this_machine;
 use crate::check::{Severity, Stop, Verdict, milder, problem, skip};
 use crate::facts::cluster::Cluster;
 use crate::facts::{Asked, Facts, Kubelet};
@@ -89,6 +90,7 @@ pub(super) fn plugin(facts: &Facts<'_>) -> Verdict {
     if let Some(cluster) = facts.cluster.answer() {
         return offered(cluster);
     }
+    this_machine(facts)?;
     facts.any_gpu()?;
     let kubelet = kubelet(facts)?;
     let Some(registered) = registered(facts, &kubelet)? else {
@@ -165,8 +167,10 @@ fn offered(cluster: &Cluster) -> Verdict {
         return milder(
             Severity::Warning,
             ill.join(", "),
-            "the device plugin calls the others unhealthy: a GPU failed or is lost, and new pods do not go there",
-            "kubectl inspect gpushare -o wide names the GPU; divvy doctor --only D11 on that node",
+            "new pods do not go there: of a node with none the device plugin is away (kubelets keep the resource for a while), else it calls the others unhealthy, \
+             since a GPU failed or is lost",
+            "kubectl get pods -A -o wide | grep agent shows whether the agent of that node runs; kubectl inspect gpushare -o wide names the GPU, and divvy doctor --only \
+             D11 on that node says more of it",
         );
     }
     Ok(format!("{nodes} nodes offer GPUs"))
@@ -188,6 +192,7 @@ pub(super) fn message(facts: &Facts<'_>) -> Verdict {
             }
         }
     } else {
+        this_machine(facts)?;
         let kubelet = kubelet(facts)?;
         let registered = registered(facts, &kubelet)?.unwrap_or_default();
         counts.extend(registered.into_iter().map(|(name, count)| (name, count as u64)));

@@ -41,6 +41,17 @@ pub(super) fn wants_gpu(spec: &PodSpec) -> bool {
     })
 }
 
+/// Whether a pod wants a GPU of Divvy's, and no extender has said which.
+pub(super) fn is_unplaced(pod: &Pod) -> bool {
+    let of_divvy = |name: &&str| {
+        pod.spec
+            .containers
+            .iter()
+            .any(|container| container.resources.limits.contains_key(*name))
+    };
+    lives(&pod) && [GPU_MEM, GPU_COUNT].iter().any(of_divvy) && !pod.metadata.annotations.contains_key(ALLOCATION)
+}
+
 fn full_name(pod: &Pod) -> String {
     format!("{}/{}", pod.metadata.namespace, pod.metadata.name)
 }

@@ -171,18 +171,19 @@ pub(super) fn extender(facts: &Facts<'_>) -> Verdict {
             );
         }
     };
+    // A pod that the extender has placed shows that it was asked, perhaps before it was last started.
     let wanting = facts.cluster.answer().map_or(0, |cluster| {
         let pods = cluster.pods.iter();
-        pods.filter(|pod| super::pods::wants_gpu(&pod.spec)).count()
+        pods.filter(|pod| super::pods::is_unplaced(pod)).count()
     });
     if asked.filter_calls == Some(0) && wanting > 0 {
         return milder(
             Severity::Warning,
             format!(
-                "{} answers and was never asked to filter, though {wanting} pods want GPUs",
+                "{} answers and was never asked to filter, though {wanting} pods want GPUs and have no allocation",
                 asked.url
             ),
-            "kube-scheduler's configuration does not name it, or kube-scheduler was not restarted since; with several replicas another one may have been asked",
+            "kube-scheduler's configuration does not name it, or kube-scheduler was not restarted since",
             "divvy scheduler-config --check",
         );
     }

@@ -250,7 +250,7 @@ impl Facts<'_> {
     }
 
     /// When a process was started, in seconds since 1970 (`proc(5)`: field 22 of `stat`, in ticks of 10 ms since `btime`).
-    pub(crate) fn started(&self, process: u32) -> Option<i64> {
+    pub fn started(&self, process: u32) -> Option<i64> {
         let boot = self.root.text("/proc/stat")?;
         let boot: i64 = boot
             .lines()
@@ -261,7 +261,7 @@ impl Facts<'_> {
         let stat = self.root.text(&format!("/proc/{process}/stat"))?;
         // The name may have blanks and parentheses.
         let ticks: i64 = stat.rsplit_once(')')?.1.split_whitespace().nth(19)?.parse().ok()?;
-        Some(boot + ticks / 100)
+        boot.checked_add(ticks / 100)
     }
 
     /// The kubelet's settings: those of its command line, then those of its file. None if there is no sign of one.

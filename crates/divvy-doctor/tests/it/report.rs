@@ -1,6 +1,10 @@
 //! The report.
 
-use divvy_doctor::{Asked, Report, checks};
+use std::collections::BTreeMap;
+
+use divvy_doctor::facts::cluster::{Cluster, Container, Pod, Resources};
+use divvy_doctor::facts::programs::Extender;
+use divvy_doctor::{Asked, Line, Report, Status, checks};
 
 use crate::host::{debian, facts};
 
@@ -30,4 +34,94 @@ fn a_finding_has_its_three_lines_and_colour_only_where_it_is_wanted() {
     insta::assert_snapshot!(report.text(false));
     let coloured = report.text(true);
     assert!(coloured.contains("\x1b[1;31mFAIL\x1b[0m D11") && coloured.contains("\x1b[32mPASS\x1b[0m D02"));
+}
+
+/// A file, a program or an object may say anything, and whoever reads the report is often root.
+#[test]
+fn what_others_say_moves_no_cursor_and_looks_like_no_line_of_the_report() {
+    let mut host = debian();
+    let version = "550.54.15\u{1b}[2J\u{202e}\r\n\nPASS D05 all is well";
+    host.files.file(
+        "/etc/cdi/x.json",
+        format!("{{\"cdiVersion\":{version:?}}}")
+            .replace("\\u{1b}", "\\u001b")
+            .replace("\\u{202e}", "\\u202e"),
+    );
+    let mut facts = facts(&host);
+    facts.probe = Asked::Failed("it\u{1b}]0;title\u{7} hangs\nPASS D11 every GPU answers".to_owned());
+    facts.kernel_log = Asked::Failed("a\nFAIL D99 forged".to_owned());
+    let text = Report::of(&facts, checks::ALL).text(false);
+    let is_order = |c: char| (c.is_control() && c != '\n') || c == '\u{202e}';
+    assert!(!text.chars().any(is_order), "{text:?}");
+    assert!(
+        text.contains("it\\u{1b}]0;title\\u{7} hangs\n              PASS D11 every GPU answers\n"),
+        "{text}"
+    );
+    assert!(
+        !text.contains("\nFAIL D99") && !text.contains("\nPASS D05 all is well"),
+        "{text}"
+    );
+}
+
+/// `/proc/stat` of a copied machine is what somebody copied.
+#[test]
+fn a_boot_at_the_end_of_time_is_none() {
+    let stat = "700 (containerd) S 1 1 1 0 -1 4194560 1 1 0 0 1 1 0 0 20 0 20 0 500 1 1\n";
+    for (boot, started) in [(1_700_000_000, Some(1_700_000_005)), (i64::MAX, None)] {
+        let mut host = debian();
+        host.files
+            .file("/proc/stat", format!("cpu 1\nbtime {boot}\n"))
+            .file("/proc/700/stat", stat);
+        assert_eq!(facts(&host).started(700), started, "{boot}");
+    }
+}
+
+/// Where the cluster alone was asked for, files of whoever's machine this is would answer another question.
+#[test]
+fn a_cluster_that_could_not_be_read_is_not_replaced_by_this_machine() {
+    let host = debian();
+    let mut facts = facts(&host);
+    facts.node = false;
+    facts.cluster = Asked::Failed("nodes is forbidden".to_owned());
+    facts.extender = Asked::Absent("nobody was asked".to_owned());
+    let report = Report::of(&facts, checks::ALL);
+    assert!(report.checks.len() > 10);
+    for line in &report.checks {
+        let said = line.found.contains("nodes is forbidden") || line.id == "K12";
+        assert!(line.status == Status::Skip && said, "{line:?}");
+    }
+}
+
+/// It counts from its start on; that it has placed pods shows that it was called before.
+#[test]
+fn an_extender_that_was_just_started_was_called_if_it_has_placed_the_pods() {
+    let host = debian();
+    for (placed, status) in [(true, Status::Pass), (false, Status::Warn)] {
+        let mut facts = facts(&host);
+        let mut pod = Pod::default();
+        let container = Container {
+            resources: Resources {
+                limits: BTreeMap::from([("aliyun.com/gpu-mem".to_owned(), "3".to_owned())]),
+                ..Resources::default()
+            },
+            ..Container::default()
+        };
+        pod.spec.containers.push(container);
+        if placed {
+            let allocation = ("divvy.dev/allocation".to_owned(), "{}".to_owned());
+            pod.metadata.annotations.extend([allocation]);
+        }
+        facts.cluster = Asked::Answer(Cluster {
+            pods: vec![pod],
+            ..Cluster::default()
+        });
+        facts.extender = Asked::Answer(Extender {
+            url: "http://x".to_owned(),
+            version: Ok("0.1.0".to_owned()),
+            filter_calls: Some(0),
+        });
+        let check = checks::by_id("K12").expect("a check");
+        let line = Line::of(check, &facts);
+        assert_eq!(line.status, status, "{line:?}");
+    }
 }

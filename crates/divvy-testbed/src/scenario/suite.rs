@@ -3,6 +3,7 @@
 //! Each scene begins on a cluster without pods, and leaves it so. What is asserted is what the API server says, what `divvy` prints, and what
 //! containers report of themselves.
 
+mod doctor;
 mod ends;
 mod libraries;
 mod outages;
@@ -72,11 +73,13 @@ pub enum Scene {
     Churn,
     /// How long a pod takes.
     Speed,
+    /// What `divvy doctor` finds.
+    Doctor,
 }
 
 impl Scene {
     /// All of them, in the order in which they are played.
-    pub const ALL: [Scene; 26] = [
+    pub const ALL: [Scene; 27] = [
         Scene::Tour,
         Scene::TooLarge,
         Scene::SeveralContainers,
@@ -103,6 +106,7 @@ impl Scene {
         Scene::RollingUpdate,
         Scene::Churn,
         Scene::Speed,
+        Scene::Doctor,
     ];
 
     /// Its name on a command line, and a line about it.
@@ -166,6 +170,10 @@ impl Scene {
                 "speed",
                 "how long a pod takes from its creation until it runs, with a GPU and without",
             ),
+            Scene::Doctor => (
+                "doctor",
+                "divvy doctor --cluster finds nothing on a cluster that is well, and the right thing after a fault",
+            ),
             Scene::Churn => (
                 "churn",
                 "pods come and go while agent, extender, kubelet and containerd are killed",
@@ -220,6 +228,7 @@ impl Scene {
             Scene::RollingUpdate => outages::rolling_update(play).await,
             Scene::Churn => churn::play(play, churn).await,
             Scene::Speed => pods::speed(play).await,
+            Scene::Doctor => doctor::play(play).await,
         }?;
         play.clear().await
     }

@@ -1,11 +1,13 @@
 //! What the API server and the extender say.
 
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use divvy_cluster::client;
 use divvy_doctor::facts::cluster::{Cluster, Page, Pod};
 use divvy_doctor::facts::programs::Extender;
 use divvy_doctor::{Asked, Facts};
+use http::StatusCode;
 use http_body_util::{BodyExt as _, Limited};
 use hyper::body::Bytes;
 use serde::de::DeserializeOwned;
@@ -24,6 +26,8 @@ const PAGES: u32 = 20;
 const LARGEST_PAGE: usize = 256 * 1024 * 1024;
 /// Of what a refusal says.
 const LONGEST_WORDS: usize = 500;
+/// Replicas that are asked.
+const MOST_REPLICAS: usize = 5;
 /// Where an extender listens in the chart.
 const PORT: u16 = 32766;
 const CALLS: &str = "divvy_extender_request_duration_seconds_count{verb=\"filter\"}";
@@ -95,20 +99,27 @@ async fn list<T: DeserializeOwned + Default>(client: &kube::Client, path: &str, 
 
 /// What the API server answers with 200, or its own words.
 async fn get(client: &kube::Client, uri: &str, most: usize) -> Result<Bytes, String> {
+    asked(client, uri, most).await.map_err(|(_, words)| words)
+}
+
+/// The same, with the status of a refusal.
+async fn asked(client: &kube::Client, uri: &str, most: usize) -> Result<Bytes, (Option<StatusCode>, String)> {
     let request = http::Request::get(uri)
         .body(kube::client::Body::empty())
-        .map_err(|error| error.to_string())?;
-    let response = client.send(request).await.map_err(|error| divvy_cluster::in_words(&error))?;
+        .map_err(|error| (None, error.to_string()))?;
+    let response = client.send(request).await;
+    let response = response.map_err(|error| (None, divvy_cluster::in_words(&error)))?;
     let status = response.status();
     let body = Limited::new(response.into_body(), most).collect().await;
-    let body = body.map_err(|error| error.to_string())?.to_bytes();
+    let body = body.map_err(|error| (Some(status), error.to_string()))?.to_bytes();
     if status.is_success() {
         return Ok(body);
     }
     let said: serde_json::Value = serde_json::from_slice(&body).unwrap_or_default();
     let text = String::from_utf8_lossy(&body);
     let words = said["message"].as_str().or_else(|| text.lines().next()).unwrap_or_default();
-    Err(format!("{status}: {}", words.chars().take(LONGEST_WORDS).collect::<String>()))
+    let words: String = words.chars().take(LONGEST_WORDS).collect();
+    Err((Some(status), format!("{status}: {words}")))
 }
 
 /// Asks the extender for its version: at the address that is known, by `--extender` or of kube-scheduler's configuration, else through the API server.
@@ -124,19 +135,74 @@ pub(super) async fn extender(
     let (Some(client), Some(cluster)) = (client, facts.cluster.answer()) else {
         return Asked::Absent("nobody here says where the extender is: --cluster, or --extender URL".to_owned());
     };
-    let pod = cluster.pods.iter().find(|pod| {
-        let labels = &pod.metadata.labels;
-        labels
-            .get("app.kubernetes.io/component")
-            .is_some_and(|component| component == "extender")
-            && pod.status.phase == "Running"
-    });
-    match pod {
-        Some(pod) => Asked::Answer(through(&client, pod, limit).await),
-        None => Asked::Absent(
-            "no pod of the cluster is a running extender of Divvy's chart; --extender URL says where it is".to_owned(),
-        ),
+    let pods = match replicas(cluster) {
+        Ok(pods) => pods,
+        Err(none) => return none,
+    };
+    let asked = pods.iter().take(MOST_REPLICAS).map(|pod| through(&client, pod, limit));
+    together(futures::future::join_all(asked).await)
+}
+
+/// The running replicas of the extender of Divvy's chart, or what it means that there is none.
+fn replicas(cluster: &Cluster) -> Result<Vec<&Pod>, Asked<Extender>> {
+    let is = |labels: &BTreeMap<String, String>, key: &str, value: &str| {
+        labels.get(&format!("app.kubernetes.io/{key}")).is_some_and(|is| is == value)
+    };
+    let all: Vec<&Pod> = cluster
+        .pods
+        .iter()
+        .filter(|pod| is(&pod.metadata.labels, "name", "divvy") && is(&pod.metadata.labels, "component", "extender"))
+        .collect();
+    let running: Vec<&Pod> = all.iter().filter(|pod| pod.status.phase == "Running").copied().collect();
+    if !running.is_empty() {
+        return Ok(running);
     }
+    if let Some(pod) = all.first() {
+        let Pod { metadata, status, .. } = pod;
+        return Err(Asked::Failed(format!(
+            "no replica of the extender runs: pod {}/{} is {}",
+            metadata.namespace, metadata.name, status.phase
+        )));
+    }
+    let agents = cluster
+        .daemon_sets
+        .iter()
+        .find(|set| is(&set.metadata.labels, "name", "divvy") && set.status.desired_number_scheduled > 0);
+    Err(match agents {
+        Some(set) => Asked::Failed(format!(
+            "DaemonSet {}/{} runs, and no pod is Divvy's extender; --extender URL asks one that runs elsewhere",
+            set.metadata.namespace, set.metadata.name
+        )),
+        None => {
+            Asked::Absent("no pod of the cluster is an extender of Divvy's chart; --extender URL says where it is".to_owned())
+        }
+    })
+}
+
+/// What replicas say together: each has to answer, and any may have been called.
+fn together(answers: Vec<Result<Extender, String>>) -> Asked<Extender> {
+    let mut all: Option<Extender> = None;
+    for answer in answers {
+        let one = match answer {
+            Ok(one) => one,
+            Err(refused) => return Asked::Absent(refused),
+        };
+        if one.version.is_err() {
+            return Asked::Answer(one);
+        }
+        all = Some(match all {
+            None => one,
+            Some(before) => Extender {
+                url: format!("{}, {}", before.url, one.url),
+                filter_calls: before.filter_calls.zip(one.filter_calls).map(|(a, b)| a.saturating_add(b)),
+                ..before
+            },
+        });
+    }
+    all.map_or_else(
+        || Asked::Absent("no pod of the cluster is an extender".to_owned()),
+        Asked::Answer,
+    )
 }
 
 async fn direct(url: &str, limit: Duration) -> Extender {
@@ -173,31 +239,37 @@ async fn direct(url: &str, limit: Duration) -> Extender {
     )
 }
 
-/// As kubectl does with `--raw`: the API server speaks with the pod, whatever its certificate.
-async fn through(client: &kube::Client, pod: &Pod, limit: Duration) -> Extender {
+/// As kubectl does with `--raw`: the API server speaks with the pod, whatever its certificate. The error: one may not ask so.
+async fn through(client: &kube::Client, pod: &Pod, limit: Duration) -> Result<Extender, String> {
     let (namespace, name) = (&pod.metadata.namespace, &pod.metadata.name);
     let ports = pod.spec.containers.iter().flat_map(|container| &container.ports);
     let port = ports.map(|port| port.container_port).next().unwrap_or(PORT);
-    let ask = async |scheme: &str, path: &str| -> Result<String, String> {
+    let ask = async |scheme: &str, path: &str| -> Result<String, (Option<StatusCode>, String)> {
         let uri = format!("/api/v1/namespaces/{namespace}/pods/{scheme}:{name}:{port}/proxy{path}");
-        match tokio::time::timeout(limit, get(client, &uri, question::LARGEST)).await {
+        match tokio::time::timeout(limit, asked(client, &uri, question::LARGEST)).await {
             Ok(answer) => answer.map(|body| String::from_utf8_lossy(&body).into_owned()),
-            Err(_) => Err(too_long("it", limit)),
+            Err(_) => Err((None, too_long("it", limit))),
         }
     };
     let mut scheme = "https";
     let mut version = ask(scheme, "/version").await;
+    // The API server's own refusal: an extender refuses nobody its version.
+    if let Err((Some(StatusCode::FORBIDDEN | StatusCode::UNAUTHORIZED), words)) = &version {
+        return Err(format!(
+            "pod {namespace}/{name} cannot be asked ({words}); it takes the right to get pods/proxy in its namespace, or --extender URL"
+        ));
+    }
     if version.is_err()
         && let Ok(plain) = ask("http", "/version").await
     {
         (scheme, version) = ("http", Ok(plain));
     }
     let metrics = ask(scheme, "/metrics").await;
-    Extender {
+    Ok(Extender {
         url: format!("pod {namespace}/{name}"),
-        version: version.map(|text| text.trim().to_owned()),
+        version: version.map(|text| text.trim().to_owned()).map_err(|(_, words)| words),
         filter_calls: metrics.ok().map(|text| calls(&text)),
-    }
+    })
 }
 
 /// How often filter was called, by the metrics.
@@ -208,7 +280,67 @@ fn calls(metrics: &str) -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use divvy_doctor::facts::cluster::DaemonSet;
+
     use super::*;
+
+    fn labelled(component: &str, phase: &str) -> Pod {
+        let mut pod = Pod::default();
+        (pod.metadata.namespace, pod.metadata.name) = ("d".to_owned(), "x".to_owned());
+        for (key, value) in [("name", "divvy"), ("component", component)] {
+            pod.metadata
+                .labels
+                .insert(format!("app.kubernetes.io/{key}"), value.to_owned());
+        }
+        pod.status.phase = phase.to_owned();
+        pod
+    }
+
+    #[test]
+    fn an_extender_that_does_not_run_fails_where_agents_do_and_is_somebody_elses_elsewhere() {
+        let mut cluster = Cluster::default();
+        assert!(matches!(replicas(&cluster), Err(Asked::Absent(_))));
+        cluster.daemon_sets.push(DaemonSet::default());
+        assert!(matches!(replicas(&cluster), Err(Asked::Absent(_))), "of somebody else");
+        let set = &mut cluster.daemon_sets[0];
+        set.metadata
+            .labels
+            .insert("app.kubernetes.io/name".to_owned(), "divvy".to_owned());
+        set.status.desired_number_scheduled = 2;
+        let Err(Asked::Failed(reason)) = replicas(&cluster) else {
+            panic!("agents without an extender")
+        };
+        assert!(reason.contains("no pod is Divvy's extender"), "{reason}");
+        cluster.pods = vec![labelled("agent", "Running"), labelled("extender", "Pending")];
+        let Err(Asked::Failed(reason)) = replicas(&cluster) else {
+            panic!("it does not run")
+        };
+        assert!(reason.contains("pod d/x is Pending"), "{reason}");
+        cluster.pods.push(labelled("extender", "Running"));
+        assert_eq!(replicas(&cluster).map(|pods| pods.len()), Ok(1));
+    }
+
+    #[test]
+    fn replicas_answer_together_and_one_that_does_not_is_named() {
+        let one = |url: &str, version: Result<&str, &str>, filter_calls| {
+            let version = version.map(str::to_owned).map_err(str::to_owned);
+            let url = url.to_owned();
+            Ok(Extender {
+                url,
+                version,
+                filter_calls,
+            })
+        };
+        let Asked::Answer(both) = together(vec![one("a", Ok("1"), Some(0)), one("b", Ok("1"), Some(3))]) else {
+            panic!("both answer")
+        };
+        assert_eq!((both.url.as_str(), both.filter_calls), ("a, b", Some(3)));
+        let Asked::Answer(ill) = together(vec![one("a", Ok("1"), Some(4)), one("b", Err("away"), None)]) else {
+            panic!("one answers")
+        };
+        assert_eq!((ill.url.as_str(), ill.version), ("b", Err("away".to_owned())));
+        assert!(matches!(together(vec![Err("forbidden".to_owned())]), Asked::Absent(reason) if reason == "forbidden"));
+    }
 
     #[test]
     fn calls_of_filter_are_counted_and_no_others() {

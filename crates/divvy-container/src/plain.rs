@@ -1,0 +1,37 @@
+//! Texts of others, shown on a terminal.
+
+use std::borrow::Cow;
+
+/// The text without what a terminal takes for orders: controls but the end of a line, and what turns the direction of writing, are written out
+/// (`\u{1b}`), tabs are blanks.
+pub fn plain(text: &str) -> Cow<'_, str> {
+    let is_order = |c: char| (c.is_control() && c != '\n') || matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+    if !text.contains(is_order) {
+        return Cow::Borrowed(text);
+    }
+    let mut shown = String::with_capacity(text.len() + 8);
+    for c in text.chars() {
+        match c {
+            '\t' => shown.push(' '),
+            c if is_order(c) => shown.extend(c.escape_unicode()),
+            c => shown.push(c),
+        }
+    }
+    Cow::Owned(shown)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_text_moves_no_cursor() {
+        for (text, expected) in [
+            ("as it is: ü → \n", "as it is: ü → \n"),
+            ("a\tb\r\u{1b}[2J\u{7f}\u{9b}", "a b\\u{d}\\u{1b}[2J\\u{7f}\\u{9b}"),
+            ("\u{202e}gpj.exe", "\\u{202e}gpj.exe"),
+        ] {
+            assert_eq!(plain(text), expected);
+        }
+    }
+}

@@ -1,0 +1,153 @@
+//! `divvy doctor --cluster` as its user types it: on a cluster that is well, and on one with a fault.
+
+use std::collections::BTreeMap;
+use std::io;
+
+use divvy_model::names;
+use serde_json::Value;
+
+use super::one_runs;
+use crate::builders::pod;
+use crate::scenario::{Cluster, End, Part, Play, Stop};
+use crate::story::Event;
+
+/// What it said: its exit status, and of each check its status and what was found.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+struct Said {
+    status: Option<i32>,
+    checks: BTreeMap<String, (String, String)>,
+}
+
+impl Said {
+    /// The checks that found something wrong.
+    fn fired(&self) -> Vec<&str> {
+        let wrong = |status: &str| ["WARN", "FAIL"].contains(&status);
+        let checks = self.checks.iter().filter(|(_, (status, _))| wrong(status));
+        checks.map(|(id, _)| id.as_str()).collect()
+    }
+
+    fn is(&self, id: &str, status: &str) -> bool {
+        self.checks.get(id).is_some_and(|(is, _)| is == status)
+    }
+
+    fn found(&self, id: &str) -> &str {
+        self.checks.get(id).map_or("", |(_, found)| found)
+    }
+}
+
+fn words(url: Option<&String>) -> Vec<&str> {
+    let mut words = vec!["doctor", "--cluster"];
+    words.extend(url.into_iter().flat_map(|url| ["--extender", url.as_str()]));
+    words
+}
+
+async fn asked<C: Cluster>(play: &Play<'_, C>) -> Result<Said, Stop> {
+    let url = play.cluster.extender_url();
+    let words = [words(url.as_ref()), vec!["-o", "json"]].concat();
+    let output = play.cluster.divvy(&words).output().await?;
+    let report: Value = serde_json::from_slice(&output.stdout).map_err(|error| {
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        Stop::Io(io::Error::other(format!("divvy doctor printed no report: {error}; {said}")))
+    })?;
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    let checks = report["checks"].as_array().into_iter().flatten();
+    Ok(Said {
+        status: output.status.code(),
+        checks: checks
+            .map(|check| (text(&check["id"]), (text(&check["status"]), text(&check["found"]))))
+            .collect(),
+    })
+}
+
+/// Waits until these checks alone find something wrong, and shows what is printed of it.
+async fn fires<C: Cluster>(play: &mut Play<'_, C>, ids: &[&str], status: i32) -> Result<Said, Stop> {
+    let what = match ids {
+        [] => "doctor to find nothing wrong".to_owned(),
+        ids => format!("doctor to find what {} is about, and nothing else", ids.join(", ")),
+    };
+    let said = play
+        .eventually(&what, async |play| {
+            let said = asked(play).await?;
+            Ok(match said.fired() == ids {
+                true => Ok(said),
+                false => Err(format!("{said:?}")),
+            })
+        })
+        .await?;
+    if !ids.is_empty() {
+        let url = play.cluster.extender_url();
+        let words = words(url.as_ref());
+        let output = play.cluster.divvy(&words).output().await?;
+        play.tell(Event::Command {
+            text: format!("divvy {}", words.join(" ")),
+            output: String::from_utf8_lossy(&output.stdout).into_owned(),
+        })?;
+    }
+    play.check(
+        said.status == Some(status),
+        &format!("doctor ends with status {status}"),
+        || format!("{said:?}"),
+    )?;
+    Ok(said)
+}
+
+pub(super) async fn play<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), Stop> {
+    play.scene("divvy doctor looks at a cluster that is well").await?;
+    let (node, _) = one_runs(play, "one").await?;
+    let said = fires(play, &[], 0).await?;
+    let silent = said.checks.iter().find(|(_, (_, found))| found.is_empty());
+    play.check(
+        silent.is_none(),
+        "every check says what it found, or why it does not apply",
+        || format!("{silent:?}"),
+    )?;
+    // What Divvy's chart brings is not there where its programs are processes of the host.
+    let of_chart: &[&str] = if play.cluster.agents_are_pods() {
+        &["K04", "K07", "K08"]
+    } else {
+        &[]
+    };
+    for id in ["K01", "K03", "K05", "K06", "K09", "K12", "K13", "K14", "K15", "K16"]
+        .iter()
+        .chain(of_chart)
+    {
+        play.check(said.is(id, "PASS"), &format!("{id} passes: {}", said.found(id)), || {
+            format!("{said:?}")
+        })?;
+    }
+    let called = said.found("K12").to_owned();
+    play.check(
+        called.contains("filter calls") && !called.contains(" 0 filter calls"),
+        "the extender that was asked is the one that kube-scheduler calls",
+        || called.clone(),
+    )?;
+
+    play.scene("A pod sets NVIDIA_VISIBLE_DEVICES itself").await?;
+    let greedy = pod("greedy").env(names::VISIBLE_DEVICES, "all").select(&node);
+    play.create(&greedy, "asks for no GPU, and has NVIDIA_VISIBLE_DEVICES=all")
+        .await?;
+    let said = fires(play, &["K14"], 1).await?;
+    let found = said.found("K14").to_owned();
+    play.check(found.contains("default/greedy (all)"), "K14 names the pod", || found.clone())?;
+    play.delete_quietly("greedy").await?;
+    fires(play, &[], 0).await?;
+
+    play.scene("The extender is stopped").await?;
+    play.cluster.stop(Part::Extender, End::Stopped).await?;
+    play.step("stopped", "the extender", "", Vec::new())?;
+    fires(play, &["K12"], 2).await?;
+    play.cluster.start(Part::Extender).await?;
+    play.step("started", "the extender", "", Vec::new())?;
+    // Which nobody has called yet: pods that were placed before show that it was.
+    fires(play, &[], 0).await?;
+
+    play.scene("The agent of a node is stopped").await?;
+    play.cluster.stop(Part::Agent(&node), End::Stopped).await?;
+    play.step("stopped", &format!("the agent of {node}"), "", Vec::new())?;
+    let said = fires(play, &["K03"], 1).await?;
+    let found = said.found("K03").to_owned();
+    play.check(found.contains(&node), &format!("K03 names node {node}"), || found.clone())?;
+    play.cluster.start(Part::Agent(&node)).await?;
+    play.step("started", &format!("the agent of {node}"), "", Vec::new())?;
+    fires(play, &[], 0).await.map(drop)
+}
