@@ -182,6 +182,10 @@ pub fn set(text: &str, options: &[String]) -> Result<String, Error> {
                 document.to_string()
             }
         };
+        // So that the same once more is the same file.
+        if !after.ends_with('\n') {
+            after.push('\n');
+        }
         document = after.parse()?;
     }
     match Settings::parse(&after) {

@@ -187,7 +187,12 @@ pub fn check(expressions: &[String], facts: &Facts) -> Result<(), Error> {
     match refused {
         None => Ok(()),
         Some(expression) => Err(Error::Unsatisfied {
-            condition: expression.chars().take(200).collect(),
+            // On one line, whatever blanks stand between the alternatives.
+            condition: expression
+                .chars()
+                .take(200)
+                .map(|c| if c.is_control() { ' ' } else { c })
+                .collect(),
             facts: facts.in_words(),
         }),
     }

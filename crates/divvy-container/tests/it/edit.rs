@@ -179,3 +179,16 @@ fn a_file_of_a_persons_own_keeps_all_that_is_not_set() {
     let whole = with(&half, &["nvidia-container-cli.ldconfig=@/sbin/ldconfig"]).expect("set");
     assert!(Settings::parse(&whole).is_ok());
 }
+
+#[test]
+fn the_same_once_more_is_the_same_file_also_where_the_last_line_had_no_end() {
+    for before in [
+        "[nvidia-container-cli]\n#no-cgroups = false\nldconfig = \"x\"",
+        "disable-require = false",
+        "",
+    ] {
+        let once = with(before, &["nvidia-container-cli.no-cgroups=true"]).expect("set");
+        assert!(once.ends_with('\n'), "{once:?}");
+        assert_eq!(with(&once, &["nvidia-container-cli.no-cgroups=true"]), Ok(once));
+    }
+}

@@ -23,6 +23,15 @@ fn judged(text: &str, facts: &Facts) -> Result<(), Error> {
 }
 
 #[test]
+fn an_error_is_one_line_whatever_blanks_the_image_writes() {
+    let expressions = ["cuda>=99.0\n\tcuda>=98.0\r".to_owned()];
+    let error = check(&expressions, &Facts::of_driver("550.54.15")).expect_err("too old");
+    let text = error.to_string();
+    assert!(text.contains("unsatisfied condition: cuda>=99.0  cuda>=98.0 ,"), "{text}");
+    assert!(!text.chars().any(char::is_control), "{text:?}");
+}
+
+#[test]
 fn case_44_a_alternatives_stand_beside_each_other_and_conditions_behind_commas() {
     let old = facts("12.2", Some("Tesla"), "470.82");
     let (tesla, geforce) = (Some("Tesla"), Some("GeForce"));

@@ -28,6 +28,9 @@ const WORDS: [&str; 24] = [
     "all,none,void",
 ];
 
+/// Bytes that one change adds at most.
+const MOST: usize = 32 * 1024;
+
 /// xorshift64*
 pub(crate) struct Chance(pub(crate) u64);
 
@@ -42,7 +45,20 @@ impl Chance {
 
     pub(crate) fn change(&mut self, input: &mut Vec<u8>) {
         let at = self.below(input.len());
-        match self.below(8) {
+        match self.below(17) {
+            // Seldom, since it makes all that follows slower: many of one thing.
+            16 if input.len() < MOST => {
+                let end = (at + 1 + self.below(40)).min(input.len());
+                let piece = input[at.min(end)..end].to_vec();
+                let times = self.below(MOST / piece.len().max(1));
+                input.splice(at..at, piece.repeat(times));
+            }
+            change => self.small(change / 2, at, input),
+        }
+    }
+
+    fn small(&mut self, change: usize, at: usize, input: &mut Vec<u8>) {
+        match change {
             0 if !input.is_empty() => input[at] ^= 1 << self.below(8),
             1 if !input.is_empty() => input[at] = [0, 1, 0x7f, 0xff, b'"', b'\n', b' ', b'9'][self.below(8)],
             2 => input.truncate(at),

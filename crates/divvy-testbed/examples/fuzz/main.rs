@@ -13,7 +13,10 @@
 
 mod chance;
 mod cluster;
+mod container;
+mod host;
 mod node;
+mod programs;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::thread;
@@ -41,6 +44,16 @@ impl Target {
     }
 }
 
+/// Of the processor's time that one input may take, in a debug build: a hundred times what the good ones do. What takes longer grows faster than
+/// its input.
+const LONGEST: Duration = Duration::from_secs(3);
+
+/// What this thread has had of the processor: other targets have it, too.
+fn cpu_time() -> Duration {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+    Duration::new(time.tv_sec.unsigned_abs(), u32::try_from(time.tv_nsec).unwrap_or(0))
+}
+
 fn text(bytes: &[u8]) -> Option<&str> {
     std::str::from_utf8(bytes).ok()
 }
@@ -54,8 +67,17 @@ fn main() {
     };
     std::panic::set_hook(Box::new(|_| {}));
     let targets = node::targets().into_iter().chain(cluster::targets());
+    let targets = targets
+        .chain(container::targets())
+        .chain(host::targets())
+        .chain(programs::targets());
     let targets: Vec<_> = targets
-        .map(|target| thread::spawn(move || fuzz(target, Duration::from_secs(seconds), seed)))
+        .map(|target| {
+            // What runs out of stack ends the whole program, and says the thread's name.
+            let named = thread::Builder::new().name(target.name.to_owned());
+            let started = named.spawn(move || fuzz(target, Duration::from_secs(seconds), seed));
+            started.unwrap_or_else(|error| panic!("no thread could be started: {error}"))
+        })
         .collect();
     let mut broken = false;
     for target in targets {
@@ -78,13 +100,19 @@ fn fuzz(target: Target, time: Duration, seed: u64) -> Result<String, String> {
     let Target { name, read, good } = target;
     let mut corpus = good;
     let try_it = |input: &[u8]| {
-        catch_unwind(AssertUnwindSafe(|| read(input))).map_err(|cause| {
+        let before = cpu_time();
+        let outcome = catch_unwind(AssertUnwindSafe(|| read(input))).map_err(|cause| {
             let cause = cause
                 .downcast_ref::<String>()
                 .map(String::as_str)
                 .or_else(|| cause.downcast_ref().copied());
             cause.unwrap_or("a panic").to_owned()
-        })
+        })?;
+        let took = cpu_time().saturating_sub(before);
+        match took > LONGEST {
+            true => Err(format!("{} bytes took {} ms", input.len(), took.as_millis())),
+            false => Ok(outcome),
+        }
     };
     for (number, input) in corpus.iter().enumerate() {
         match try_it(input) {

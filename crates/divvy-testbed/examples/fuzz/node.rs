@@ -8,7 +8,7 @@ use divvy_container::engines::{Plan, Target as Files, Wish, configure, undo};
 use divvy_container::runtime::bundle::{Bundle, Device};
 use divvy_container::runtime::plan::Asked;
 use divvy_container::runtime::settings::{Mode, Settings};
-use divvy_container::runtime::{legacy, request};
+use divvy_container::runtime::{extras, legacy, request, require};
 use divvy_hardware::protocol::{self, FromProbe};
 use divvy_kubelet::checkpoint::Checkpoint;
 use serde_json::Value;
@@ -33,7 +33,7 @@ pub(crate) fn targets() -> Vec<Target> {
     ]
 }
 
-const TOML: &str = r#"accept-nvidia-visible-devices-as-volume-mounts = true
+pub(crate) const TOML: &str = r#"accept-nvidia-visible-devices-as-volume-mounts = true
 supported-driver-capabilities = "compute,utility"
 swarm-resource = "A,B"
 [nvidia-container-cli]
@@ -47,12 +47,12 @@ runtimes = ["runc", "crun"]
 annotation-prefixes = ["cdi.k8s.io/"]
 "#;
 const CONFIG: &str = r#"{"ociVersion":"1.2.0","process":{"user":{"uid":0,"gid":1,"additionalGids":[5]},"env":["PATH=/bin","NVIDIA_VISIBLE_DEVICES=0,GPU-a,all","CUDA_VERSION=9.0"],"capabilities":{"bounding":["CAP_SYS_ADMIN"]}},"root":{"path":"rootfs"},"mounts":[{"destination":"/var/run/nvidia-container-devices/cdi/nvidia.com/gpu=0","source":"/dev/null"}],"annotations":{"cdi.k8s.io/x":"nvidia.com/gpu=1"},"hooks":{"prestart":[{"path":"/usr/bin/nvidia-container-runtime-hook"}]},"linux":{"devices":[{"path":"/dev/x","major":1.0e0}],"resources":{"devices":[{"allow":false}]}}}"#;
-const SPEC: &str = r#"{"cdiVersion":"0.6.0","kind":"nvidia.com/gpu","annotations":{"a":"b"},"devices":[{"name":"0","containerEdits":{"deviceNodes":[{"path":"/dev/nvidia0","major":195,"permissions":"rw"}],"env":["A=b"],"mounts":[{"hostPath":"/a","containerPath":"/b","options":["ro"]}],"hooks":[{"hookName":"prestart","path":"/h","timeout":3}],"additionalGids":[44]}}]}"#;
-const YAML: &str = "---\ncdiVersion: 0.5.0\nkind: v.com/c\ndevices:\n- &a\n  name: \"0\"\n  containerEdits:\n    env: [A=1, 'B=2', 0666]\n    deviceNodes:\n    - path: /dev/x\n      fileMode: 0666\n- name: b\n  containerEdits: {env: [C=d]}\n";
-const DAEMON: &str = "{\n  \"runtimes\": {\"nvidia\": {\"path\": \"/a\", \"runtimeArgs\": [\"-x\"]}},\n  \"default-runtime\": \"nvidia\",\n  \"features\": {\"cdi\": true},\n  \"exec-opts\": [\"native.cgroupdriver=systemd\"]\n}\n";
-const CONTAINERD: &str = "version = 2\nimports = [\"/etc/containerd/conf.d/*.toml\"]\n# a comment\n[plugins.\"io.containerd.grpc.v1.cri\"]\nenable_cdi = false\n[plugins.\"io.containerd.grpc.v1.cri\".containerd]\ndefault_runtime_name = 'runc' # another\n[plugins.\"io.containerd.grpc.v1.cri\".containerd.runtimes.runc]\nruntime_type = \"io.containerd.runc.v2\"\noptions = { SystemdCgroup = true, BinaryName = \"\"\"runc\"\"\" }\n";
+pub(crate) const SPEC: &str = r#"{"cdiVersion":"0.6.0","kind":"nvidia.com/gpu","annotations":{"a":"b"},"devices":[{"name":"0","containerEdits":{"deviceNodes":[{"path":"/dev/nvidia0","major":195,"permissions":"rw"}],"env":["A=b"],"mounts":[{"hostPath":"/a","containerPath":"/b","options":["ro"]}],"hooks":[{"hookName":"prestart","path":"/h","timeout":3}],"additionalGids":[44]}}]}"#;
+pub(crate) const YAML: &str = "---\ncdiVersion: 0.5.0\nkind: v.com/c\ndevices:\n- &a\n  name: \"0\"\n  containerEdits:\n    env: [A=1, 'B=2', 0666]\n    deviceNodes:\n    - path: /dev/x\n      fileMode: 0666\n- name: b\n  containerEdits: {env: [C=d]}\n";
+pub(crate) const DAEMON: &str = "{\n  \"runtimes\": {\"nvidia\": {\"path\": \"/a\", \"runtimeArgs\": [\"-x\"]}},\n  \"default-runtime\": \"nvidia\",\n  \"features\": {\"cdi\": true},\n  \"exec-opts\": [\"native.cgroupdriver=systemd\"]\n}\n";
+pub(crate) const CONTAINERD: &str = "version = 2\nimports = [\"/etc/containerd/conf.d/*.toml\"]\n# a comment\n[plugins.\"io.containerd.grpc.v1.cri\"]\nenable_cdi = false\n[plugins.\"io.containerd.grpc.v1.cri\".containerd]\ndefault_runtime_name = 'runc' # another\n[plugins.\"io.containerd.grpc.v1.cri\".containerd.runtimes.runc]\nruntime_type = \"io.containerd.runc.v2\"\noptions = { SystemdCgroup = true, BinaryName = \"\"\"runc\"\"\" }\n";
 const CONTAINERD_3: &str = "version = 3\n[plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.runc]\nruntime_type = 'io.containerd.runc.v2'\n[plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.runc.options]\nSystemdCgroup = false\n";
-const CRIO: &str = "[crio]\n[crio.runtime]\ndefault_runtime = \"crun\"\ncgroup_manager = \"systemd\"\n[crio.runtime.runtimes.crun]\nruntime_path = \"/usr/bin/crun\"\nallowed_annotations = [\"a\"]\n";
+pub(crate) const CRIO: &str = "[crio]\n[crio.runtime]\ndefault_runtime = \"crun\"\ncgroup_manager = \"systemd\"\n[crio.runtime.runtimes.crun]\nruntime_path = \"/usr/bin/crun\"\nallowed_annotations = [\"a\"]\n";
 
 fn caches() -> Vec<Vec<u8>> {
     let libraries = ["libc.so.6", "libcuda.so.1", "libz.so.1.2"].map(|name| Library {
@@ -94,6 +94,12 @@ fn bundle(bytes: &[u8]) -> bool {
             ..Settings::default()
         };
         let _ = Asked::of(&container, &settings);
+        if let Ok((_, ignored)) = extras::extras(&container, &settings) {
+            assert!(ignored.iter().all(|sentence| !sentence.is_empty()));
+        }
+        if let Ok(expressions) = require::expressions(&container, &settings) {
+            assert!(expressions.len() <= container.env.len() + 1);
+        }
         let wanted = request::Request::of(&container, &settings).wanted;
         let words = legacy::words(&container, &wanted, &settings, "@/sbin/ldconfig");
         assert!(
@@ -124,7 +130,10 @@ fn spec(bytes: &[u8]) -> bool {
     let Some(spec) = text(bytes).and_then(|text| Spec::parse(text).ok()) else {
         return false;
     };
-    let _ = spec.problems();
+    for problem in spec.problems() {
+        let said = problem.to_string();
+        assert!(!said.chars().any(char::is_control), "{said:?}");
+    }
     for format in [Format::Json, Format::Yaml] {
         let printed = spec.print(format);
         let again = Spec::parse(&printed).expect("what was printed can be read");
@@ -228,7 +237,7 @@ fn carry_out(files: &mut BTreeMap<String, String>, plan: &Plan) {
     }
 }
 
-const CHECKPOINT: &str = r#"{"Data":{"PodDeviceEntries":[{"PodUID":"u-1","ContainerName":"c","ResourceName":"aliyun.com/gpu-mem","DeviceIDs":{"-1":["a-_-0","a-_-1"],"0":["a-_-2"]},"AllocResp":"CgQKAUESAQ=="},{"PodUID":"u-2","ContainerName":"c","ResourceName":"r","DeviceIDs":null,"AllocResp":null}],"RegisteredDevices":{"aliyun.com/gpu-mem":["a-_-0"],"r":null}},"Checksum":2254567890}"#;
+pub(crate) const CHECKPOINT: &str = r#"{"Data":{"PodDeviceEntries":[{"PodUID":"u-1","ContainerName":"c","ResourceName":"aliyun.com/gpu-mem","DeviceIDs":{"-1":["a-_-0","a-_-1"],"0":["a-_-2"]},"AllocResp":"CgQKAUESAQ=="},{"PodUID":"u-2","ContainerName":"c","ResourceName":"r","DeviceIDs":null,"AllocResp":null}],"RegisteredDevices":{"aliyun.com/gpu-mem":["a-_-0"],"r":null}},"Checksum":2254567890}"#;
 const OLD_CHECKPOINT: &str = r#"{"Data":{"PodDeviceEntries":[{"PodUID":"u","ContainerName":"c","ResourceName":"r","DeviceIDs":["a","b"],"AllocResp":""}],"RegisteredDevices":null},"Checksum":0}"#;
 const QUESTION: &str = r#"{"v":1,"id":7,"op":"snapshot"}"#;
 const ANSWER: &str = r#"{"id":7,"ok":{"v":1,"run":"a","gpus":[{"uuid":"GPU-0","minor":0}]}}"#;

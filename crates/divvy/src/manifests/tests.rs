@@ -343,6 +343,14 @@ fn set_is_read_as_helm_reads_it() {
     }
 }
 
+/// It would be as many maps within maps, and no stack is that deep.
+#[test]
+fn a_key_of_thousands_of_parts_is_refused() {
+    let argument = format!("{}a=1", "a.".repeat(100_000));
+    let error = values::set(&argument).expect_err("refused").to_string();
+    assert!(error.contains("100001 parts"), "{}", &error[error.len() - 200..]);
+}
+
 #[test]
 fn later_values_lie_over_earlier_ones_and_null_takes_away() {
     let image = |chosen: &[Value]| {

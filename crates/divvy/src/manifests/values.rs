@@ -29,7 +29,10 @@ pub fn read(path: &std::path::Path) -> Result<Value, Error> {
 }
 
 /// Reads values as YAML. Nothing at all is an empty map.
-pub(super) fn parse(text: &str) -> Result<Value, String> {
+///
+/// # Errors
+/// It is not YAML, or not a map.
+pub fn parse(text: &str) -> Result<Value, String> {
     let value: Value = serde_saphyr::from_str(text).map_err(|error| error.to_string())?;
     match value {
         Value::Object(_) => Ok(value),
@@ -55,6 +58,12 @@ pub fn set(argument: &str) -> Result<Value, Error> {
         let path: Vec<String> = split(key, '.').iter().map(|name| unescaped(name)).collect();
         if path.iter().any(|name| name.is_empty() || name.contains(['[', ']'])) {
             return Err(wrong("its key is not understood (places in a list are not either)"));
+        }
+        if path.len() > DEEPEST {
+            return Err(wrong(&format!(
+                "its key has {} parts, and at most {DEEPEST} are understood",
+                path.len()
+            )));
         }
         let mut value = typed(text);
         if let Some(list) = text.strip_prefix('{').and_then(|text| text.strip_suffix('}')) {
