@@ -213,6 +213,7 @@ fn edited(bytes: &[u8], target: &Files) -> bool {
         cdi: Some(true),
         systemd_cgroup: None,
         anew: false,
+        said: None,
     };
     let Ok(plan) = configure(&before, target, &wish, None) else {
         return false;
