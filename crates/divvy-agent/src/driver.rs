@@ -152,7 +152,7 @@ impl DriverSpec {
                     uuid: Some(gpu.uuid.clone()),
                     minor: gpu.minor,
                     pci: gpu.pci.clone(),
-                    mig: proc::mig_of(tree, gpu.minor),
+                    mig: proc::mig_of(tree, gpu.minor, []),
                 })
                 .collect(),
             driver,

@@ -78,12 +78,28 @@ pub struct GpuFacts {
     /// Whether MIG is on, and whether it will be after a reset; none where there is no MIG; read once, too.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mig: Option<(bool, bool)>,
+    /// The MIG devices into which it is divided, in NVML's order.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub mig_devices: Vec<MigFacts>,
     /// The driver answers "GPU is lost"; what else is here is from before.
     #[serde(default)]
     pub lost: bool,
     /// Why something could not be read.
     #[serde(default)]
     pub error: Option<String>,
+}
+
+/// A MIG device.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MigFacts {
+    /// NVML's index among the MIG devices of the GPU, which may leave numbers out.
+    pub index: u32,
+    /// `MIG-…`
+    pub uuid: String,
+    /// GPU instance.
+    pub gi: u32,
+    /// Compute instance.
+    pub ci: u32,
 }
 
 /// A device without a name.

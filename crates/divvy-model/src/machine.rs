@@ -80,6 +80,19 @@ pub struct MachineGpu {
     /// Processes on it.
     #[serde(default)]
     pub processes: Vec<MachineProcess>,
+    /// MIG devices into which it is divided, in NVML's order; none is a GPU that is not.
+    #[serde(default)]
+    pub mig: Vec<MachineMig>,
+}
+
+/// A MIG device.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MachineMig {
+    /// Number of its GPU instance.
+    pub gpu_instance: u32,
+    /// Number of its compute instance.
+    pub compute_instance: u32,
 }
 
 /// A process on a GPU.
@@ -170,9 +183,18 @@ impl MachineNode {
         if let Some(uuid) = self.gpus.get(index).and_then(|gpu| gpu.uuid.clone()) {
             return uuid;
         }
-        let digest = crate::grant::cdi_device_name(b"machine description", &self.name, [index.to_string().as_str()]);
+        self.made_uuid("GPU", &index.to_string())
+    }
+
+    /// UUID of a GPU's MIG device: made from the node's name and both indices.
+    pub fn mig_uuid(&self, gpu: usize, mig: usize) -> String {
+        self.made_uuid("MIG", &format!("{gpu}:{mig}"))
+    }
+
+    fn made_uuid(&self, kind: &str, of: &str) -> String {
+        let digest = crate::grant::cdi_device_name(b"machine description", &self.name, [of]);
         format!(
-            "GPU-{}-{}-4{}-8{}-{}",
+            "{kind}-{}-{}-4{}-8{}-{}",
             &digest[..8],
             &digest[8..12],
             &digest[13..16],
@@ -219,6 +241,16 @@ processes = [{ pid = 1, used_mib = 10 }]
             (node.gpu_minor(0), node.gpu_pci(0).as_str(), node.driver.as_str()),
             (0, "0000:80:00.0", "550.54.15")
         );
+    }
+
+    #[test]
+    fn no_two_devices_have_one_uuid() {
+        let machines = Machines::parse(TEXT).expect("description");
+        let node = &machines.nodes[0];
+        let migs = (0..3).flat_map(|gpu| (0..3).map(move |mig| node.mig_uuid(gpu, mig)));
+        let all: Vec<String> = (0..3).map(|gpu| node.gpu_uuid(gpu)).chain(migs).collect();
+        let digits: std::collections::BTreeSet<&str> = all.iter().map(|uuid| &uuid[4..]).collect();
+        assert_eq!(digits.len(), all.len(), "{all:?}");
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 mod device;
 mod event;
+mod mig;
 mod process;
 mod system;
 mod topology;
@@ -42,13 +43,18 @@ fn device_call<T>(device: ffi::nvmlDevice_t, work: impl FnOnce(&Inner, &Card, us
     })
 }
 
-/// Handles are never followed: they are the index, counted from 1 since NULL is no device.
+/// Handles are never followed: they are the index, counted from 1 since NULL is no device. Those of MIG devices are in [`mig`].
 fn handle_of(index: usize) -> ffi::nvmlDevice_t {
     std::ptr::without_provenance_mut(index + 1)
 }
 
+/// Of a GPU. What asks a MIG device for what it has of its GPU is told, as by NVML, that this handle is none for it.
 fn index_of(device: ffi::nvmlDevice_t) -> Result<usize, Code> {
-    device.addr().checked_sub(1).ok_or(INVALID_ARGUMENT)
+    device
+        .addr()
+        .checked_sub(1)
+        .filter(|index| *index < mig::FIRST)
+        .ok_or(INVALID_ARGUMENT)
 }
 
 /// Writes an answer through the caller's pointer.

@@ -24,6 +24,15 @@ pub(crate) struct Card {
     pub(crate) described: MachineGpu,
     /// Index of the GPU at the other end, link by link.
     pub(crate) nvlinks: Vec<usize>,
+    pub(crate) mig: Vec<MigDevice>,
+}
+
+/// A MIG device.
+#[derive(Debug)]
+pub(crate) struct MigDevice {
+    pub(crate) uuid: String,
+    pub(crate) gpu_instance: u32,
+    pub(crate) compute_instance: u32,
 }
 
 /// A place on the PCI bus.
@@ -83,6 +92,16 @@ impl Machine {
                 cc: cc.ok_or_else(|| format!("GPU {index} of {}: cc {:?} is not like \"8.0\"", node.name, described.cc))?,
                 described: described.clone(),
                 nvlinks: Vec::new(),
+                mig: described
+                    .mig
+                    .iter()
+                    .enumerate()
+                    .map(|(mig, of)| MigDevice {
+                        uuid: node.mig_uuid(index, mig),
+                        gpu_instance: of.gpu_instance,
+                        compute_instance: of.compute_instance,
+                    })
+                    .collect(),
             });
         }
         let mut machine = Machine {

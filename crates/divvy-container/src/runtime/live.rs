@@ -45,8 +45,18 @@ struct Gpu {
     pci: String,
     #[serde(default)]
     cc: String,
+    #[serde(default, rename = "migDevices")]
+    mig: Vec<Mig>,
     #[serde(default)]
     lost: bool,
+}
+
+#[derive(Debug, Deserialize)]
+struct Mig {
+    index: u32,
+    uuid: String,
+    gi: u32,
+    ci: u32,
 }
 
 #[derive(Debug, Deserialize)]
@@ -100,7 +110,11 @@ pub fn registry(tree: &dyn Tree, probe: &str, driver_root: &str, extras: Extras)
         .into_iter()
         .map(|gpu| nvidia::Gpu {
             index: gpu.index,
-            mig: proc::mig_of(tree, gpu.minor),
+            mig: proc::mig_of(
+                tree,
+                gpu.minor,
+                gpu.mig.iter().map(|mig| (mig.index, mig.gi, mig.ci, mig.uuid.as_str())),
+            ),
             uuid: Some(gpu.uuid),
             minor: gpu.minor,
             pci: gpu.pci,

@@ -58,6 +58,31 @@ fn mig_devices_are_named_by_both_indexes() {
 }
 
 #[test]
+fn mig_devices_have_the_uuid_and_the_index_that_the_driver_says() {
+    let machine = kinds::mig();
+    // The driver's first place is free, and it has one device whose capabilities are not there.
+    let told = json!([{"index": 1, "uuid": "MIG-a", "gi": 2, "ci": 0}, {"index": 2, "uuid": "MIG-b", "gi": 1, "ci": 0},
+                      {"index": 3, "uuid": "MIG-c", "gi": 9, "ci": 0}]);
+    let gpus = json!([{"uuid": "GPU-a", "index": 0, "minor": 0, "totalMiB": 1, "migDevices": told}]);
+    let Live { registry, .. } = registry(&machine, &snapshot(&gpus), "/", Extras::default()).expect("a spec");
+    let names: Vec<String> = registry.devices().iter().map(|device| device.name.clone()).collect();
+    let expected = ["0:1", "0:2", "MIG-a", "MIG-b", "all"].map(|name| format!("{KIND}={name}"));
+    assert_eq!(names, expected);
+    let nodes = |name: &str| -> Vec<String> {
+        let edits = registry.edits(&[&format!("{KIND}={name}")]).expect("the device");
+        let nodes = edits
+            .iter()
+            .flat_map(|edits| edits.device_nodes.iter().map(|node| node.path.clone()));
+        nodes.filter(|path| path.contains("nvidia-cap")).collect()
+    };
+    assert_eq!(
+        nodes("MIG-a"),
+        ["/dev/nvidia-caps/nvidia-cap21", "/dev/nvidia-caps/nvidia-cap22"]
+    );
+    assert_eq!(nodes("0:1"), nodes("MIG-a"));
+}
+
+#[test]
 fn under_wsl_there_is_one_device() {
     let Live { registry, .. } = registry(&kinds::wsl(), &snapshot(&json!([])), "/", Extras::default()).expect("a spec");
     let names: Vec<String> = registry.devices().iter().map(|device| device.name.clone()).collect();

@@ -32,6 +32,18 @@ pub(super) fn memory_info_v1(device: &Device<'_>) -> Result<(u64, u64), NvmlErro
     Ok((info.total, info.used))
 }
 
+/// Numbers of a MIG device's GPU instance and compute instance.
+pub(super) fn mig_instances(mig: &Device<'_>) -> Result<(u32, u32), NvmlError> {
+    let gpu_instance = nvml_sym(mig.nvml().lib().nvmlDeviceGetGpuInstanceId.as_ref())?;
+    let compute_instance = nvml_sym(mig.nvml().lib().nvmlDeviceGetComputeInstanceId.as_ref())?;
+    let (mut gi, mut ci) = (0, 0);
+    // SAFETY: the handle belongs to this NVML, which `mig` borrows; `gi` is valid for writes.
+    nvml_try(unsafe { gpu_instance(mig.handle(), &raw mut gi) })?;
+    // SAFETY: the same; `ci` is valid for writes.
+    nvml_try(unsafe { compute_instance(mig.handle(), &raw mut ci) })?;
+    Ok((gi, ci))
+}
+
 /// Event types of one GPU, as bits.
 pub(super) fn supported_event_types(device: &Device<'_>) -> Result<u64, NvmlError> {
     let call = nvml_sym(device.nvml().lib().nvmlDeviceGetSupportedEventTypes.as_ref())?;

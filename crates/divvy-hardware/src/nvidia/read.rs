@@ -12,7 +12,7 @@ use nvml_wrapper::{Device, Nvml};
 
 use super::{failure, ffi};
 use crate::backend::Calls;
-use crate::{Failure, GpuFacts, GpuProcesses, Known, Process, Snapshot, Unreadable};
+use crate::{Failure, GpuFacts, GpuProcesses, Known, MigFacts, Process, Snapshot, Unreadable};
 
 /// More NVLinks than any GPU has; the driver says earlier that there are no more.
 const MAX_NVLINKS: u32 = 36;
@@ -106,6 +106,10 @@ fn gpu(device: &Device<'_>, index: u32, uuid: &str, before: Option<&GpuFacts>) -
         reader.facts.mig = device.mig_mode().ok().map(|mig| (mig.current == 1, mig.pending == 1));
         reader.facts.numa = numa(&reader.facts.pci, device);
     }
+    // A GPU can be divided anew while it is there; only whether it may be divided takes a reset.
+    if reader.facts.mig.is_some_and(|(is_on, _)| is_on) {
+        reader.facts.mig_devices = reader.read("MIG devices", mig_devices(device));
+    }
     let memory = match device.memory_info() {
         Ok(memory) => Ok((memory.total, memory.used)),
         Err(NvmlError::FailedToLoadSymbol(_)) => ffi::memory_info_v1(device),
@@ -123,6 +127,22 @@ fn gpu(device: &Device<'_>, index: u32, uuid: &str, before: Option<&GpuFacts>) -
         facts.error = Some("memory: the driver says 0 bytes".to_owned());
     }
     facts
+}
+
+/// NVML counts the places that a GPU has; not every one is taken.
+fn mig_devices(device: &Device<'_>) -> Result<Vec<MigFacts>, NvmlError> {
+    let mut found = Vec::new();
+    for index in 0..device.mig_device_count()? {
+        let mig = match device.mig_device_by_index(index) {
+            Ok(mig) => mig,
+            Err(NvmlError::NotFound | NvmlError::InvalidArg) => continue,
+            Err(error) => return Err(error),
+        };
+        let (gi, ci) = ffi::mig_instances(&mig)?;
+        let uuid = mig.uuid()?;
+        found.push(MigFacts { index, uuid, gi, ci });
+    }
+    Ok(found)
 }
 
 fn compute_mode(mode: &ComputeMode) -> &'static str {

@@ -48,6 +48,30 @@ fn once_prints_what_the_machine_description_says() {
 }
 
 #[test]
+fn a_gpu_that_is_divided_has_its_mig_devices_with_uuid_and_instances() {
+    let machine = Machine::new(
+        "v = 1\n[[node]]\nname = \"n\"\n[[node.gpu]]\nmodel = \"A100\"\nmemory_mib = 40960\n\
+         mig = [{ gpu_instance = 1, compute_instance = 0 }, { gpu_instance = 2, compute_instance = 0 }]\n\
+         [[node.gpu]]\nmodel = \"A100\"\nmemory_mib = 40960\n",
+    );
+    let output = once(&machine, &[]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let snapshot: Snapshot = serde_json::from_slice(&output.stdout).expect("a snapshot");
+    let [divided, whole] = &snapshot.gpus[..] else {
+        panic!("two GPUs: {snapshot:?}")
+    };
+    assert_eq!((divided.mig, whole.mig), (Some((true, true)), None));
+    let found: Vec<(u32, u32, u32)> = divided.mig_devices.iter().map(|mig| (mig.index, mig.gi, mig.ci)).collect();
+    assert_eq!(found, [(0, 1, 0), (1, 2, 0)]);
+    let uuids: Vec<&str> = divided.mig_devices.iter().map(|mig| mig.uuid.as_str()).collect();
+    assert!(
+        uuids.iter().all(|uuid| uuid.starts_with("MIG-")) && uuids[0] != uuids[1],
+        "{uuids:?}"
+    );
+    assert!(whole.mig_devices.is_empty());
+}
+
+#[test]
 fn once_says_why_there_is_no_driver_and_what_to_do() {
     let with = |name: &str, value: &str| {
         let mut machine = Machine::new(TWO);

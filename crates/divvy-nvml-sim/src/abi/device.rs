@@ -7,7 +7,7 @@ use nvml_wrapper_sys::bindings as ffi;
 
 use super::{
     INSUFFICIENT_SIZE, INVALID_ARGUMENT, NOT_FOUND, NOT_SUPPORTED, answer, device_call, field, get_text, handle_of, machine_call,
-    put, put_text,
+    mig, put, put_text,
 };
 use crate::machine::Pci;
 use crate::sim::sim;
@@ -99,6 +99,12 @@ unsafe extern "C" fn nvmlDeviceGetName(device: ffi::nvmlDevice_t, name: *mut c_c
 #[unsafe(no_mangle)]
 unsafe extern "C" fn nvmlDeviceGetUUID(device: ffi::nvmlDevice_t, uuid: *mut c_char, length: c_uint) -> ffi::nvmlReturn_t {
     answer(|| {
+        if mig::is(device) {
+            return mig::call(device, |mig| {
+                // SAFETY: the caller's buffer has `length` bytes.
+                unsafe { put_text(uuid, length, &mig.uuid) }
+            });
+        }
         device_call(device, |_, card, _| {
             // SAFETY: the caller's buffer has `length` bytes.
             unsafe { put_text(uuid, length, &card.uuid) }
@@ -332,36 +338,6 @@ unsafe extern "C" fn nvmlDeviceGetComputeMode(device: ffi::nvmlDevice_t, mode: *
         device_call(device, |_, _, _| {
             // SAFETY: the caller's out parameter.
             unsafe { put(mode, ffi::nvmlComputeMode_enum_NVML_COMPUTEMODE_DEFAULT) }
-        })
-    })
-}
-
-/// No described GPU can be divided.
-#[unsafe(no_mangle)]
-unsafe extern "C" fn nvmlDeviceGetMigMode(
-    device: ffi::nvmlDevice_t,
-    _current: *mut c_uint,
-    _pending: *mut c_uint,
-) -> ffi::nvmlReturn_t {
-    answer(|| device_call(device, |_, _, _| Err(NOT_SUPPORTED)))
-}
-
-#[unsafe(no_mangle)]
-unsafe extern "C" fn nvmlDeviceGetMaxMigDeviceCount(device: ffi::nvmlDevice_t, count: *mut c_uint) -> ffi::nvmlReturn_t {
-    answer(|| {
-        device_call(device, |_, _, _| {
-            // SAFETY: the caller's out parameter.
-            unsafe { put(count, 0) }
-        })
-    })
-}
-
-#[unsafe(no_mangle)]
-unsafe extern "C" fn nvmlDeviceIsMigDeviceHandle(device: ffi::nvmlDevice_t, is_mig: *mut c_uint) -> ffi::nvmlReturn_t {
-    answer(|| {
-        device_call(device, |_, _, _| {
-            // SAFETY: the caller's out parameter.
-            unsafe { put(is_mig, 0) }
         })
     })
 }

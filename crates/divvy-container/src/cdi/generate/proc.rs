@@ -34,7 +34,7 @@ pub fn gpus(tree: &dyn Tree) -> Vec<Gpu> {
     gpus.sort_by(|a, b| a.pci.cmp(&b.pci));
     for (gpu, index) in gpus.iter_mut().zip(0..) {
         gpu.index = index;
-        gpu.mig = mig_of(tree, gpu.minor);
+        gpu.mig = mig_of(tree, gpu.minor, []);
     }
     gpus
 }
@@ -57,8 +57,11 @@ fn information(text: &str, address: &str) -> Option<Gpu> {
     })
 }
 
-/// The MIG devices of a GPU, by GPU instance and compute instance. Their UUIDs only NVML knows.
-pub fn mig_of(tree: &dyn Tree, minor: u32) -> Vec<Mig> {
+/// What NVML says of a MIG device: its index, GPU instance, compute instance and UUID.
+pub type Told<'t> = (u32, u32, u32, &'t str);
+
+/// The MIG devices of a GPU, by GPU instance and compute instance. Their UUIDs, and the indices that count, NVML alone knows.
+pub fn mig_of<'t>(tree: &dyn Tree, minor: u32, told: impl IntoIterator<Item = Told<'t>>) -> Vec<Mig> {
     let Some(root) = Root::open(tree, "/") else {
         return Vec::new();
     };
@@ -76,16 +79,24 @@ pub fn mig_of(tree: &dyn Tree, minor: u32) -> Vec<Mig> {
     let minors = root.text(MIG_MINORS).unwrap_or_default();
     let minors = mig_minors(&minors);
     let capability = |path: String| minors.get(format!("gpu{minor}/{path}/access").as_str()).copied();
-    let devices = found.into_iter().zip(0..);
-    devices
-        .map(|((gi, ci), index)| Mig {
-            index,
-            uuid: None,
+    let told: Vec<Told<'t>> = told.into_iter().collect();
+    let devices = found.into_iter().zip(0..).filter_map(|((gi, ci), position)| {
+        let known = told.iter().find(|(_, of_gi, of_ci, _)| (*of_gi, *of_ci) == (gi, ci));
+        // One that NVML does not have has no index that is not another's.
+        if known.is_none() && !told.is_empty() {
+            return None;
+        }
+        Some(Mig {
+            index: known.map_or(position, |(index, ..)| *index),
+            uuid: known.map(|(.., uuid)| (*uuid).to_owned()),
             gpu_instance: gi,
             compute_instance: ci,
             capabilities: capability(format!("gi{gi}")).zip(capability(format!("gi{gi}/ci{ci}"))),
         })
-        .collect()
+    });
+    let mut devices: Vec<Mig> = devices.collect();
+    devices.sort_by_key(|mig| mig.index);
+    devices
 }
 
 fn numbered<'n>(names: &'n [String], prefix: &str) -> Vec<(u32, &'n str)> {

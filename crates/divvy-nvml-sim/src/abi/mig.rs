@@ -1,0 +1,127 @@
+//! GPUs that are divided (MIG): nvml.h, "Multi Instance GPU Management".
+
+use std::ffi::c_uint;
+
+use nvml_wrapper_sys::bindings as ffi;
+
+use super::{INVALID_ARGUMENT, NOT_FOUND, NOT_SUPPORTED, answer, device_call, handle_of, put};
+use crate::machine::MigDevice;
+use crate::sim::{Code, sim};
+
+/// Handles of GPUs are below this, plus one; those of MIG devices have the GPU's in these bits and their own index, counted from 1, above.
+pub(super) const FIRST: usize = 1 << 16;
+
+fn handle_of_mig(card: usize, index: usize) -> ffi::nvmlDevice_t {
+    std::ptr::without_provenance_mut((index + 1) * FIRST + card + 1)
+}
+
+/// GPU and own index.
+fn place_of(device: ffi::nvmlDevice_t) -> Option<(usize, usize)> {
+    let mig = (device.addr() / FIRST).checked_sub(1)?;
+    Some(((device.addr() % FIRST).checked_sub(1)?, mig))
+}
+
+pub(super) fn is(device: ffi::nvmlDevice_t) -> bool {
+    place_of(device).is_some()
+}
+
+/// A call about one MIG device of a GPU that is not lost.
+pub(super) fn call<T>(device: ffi::nvmlDevice_t, work: impl FnOnce(&MigDevice) -> Result<T, Code>) -> Result<T, Code> {
+    let (card, index) = place_of(device).ok_or(INVALID_ARGUMENT)?;
+    sim().call(|inner, machine| work(inner.present(machine, card)?.mig.get(index).ok_or(INVALID_ARGUMENT)?))
+}
+
+/// A GPU that is described without MIG devices knows no MIG.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn nvmlDeviceGetMigMode(
+    device: ffi::nvmlDevice_t,
+    current: *mut c_uint,
+    pending: *mut c_uint,
+) -> ffi::nvmlReturn_t {
+    answer(|| {
+        device_call(device, |_, card, _| {
+            if card.mig.is_empty() {
+                return Err(NOT_SUPPORTED);
+            }
+            // SAFETY: the caller's out parameters.
+            unsafe {
+                put(current, ffi::NVML_DEVICE_MIG_ENABLE)?;
+                put(pending, ffi::NVML_DEVICE_MIG_ENABLE)
+            }
+        })
+    })
+}
+
+/// What a GPU can have, so that who counts up meets places without a device.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn nvmlDeviceGetMaxMigDeviceCount(device: ffi::nvmlDevice_t, count: *mut c_uint) -> ffi::nvmlReturn_t {
+    answer(|| {
+        device_call(device, |_, card, _| {
+            let most = if card.mig.is_empty() { 0 } else { card.mig.len().max(7) };
+            // SAFETY: the caller's out parameter.
+            unsafe { put(count, most as c_uint) }
+        })
+    })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn nvmlDeviceGetMigDeviceHandleByIndex(
+    device: ffi::nvmlDevice_t,
+    index: c_uint,
+    mig: *mut ffi::nvmlDevice_t,
+) -> ffi::nvmlReturn_t {
+    answer(|| {
+        device_call(device, |_, card, own| {
+            card.mig.get(index as usize).ok_or(NOT_FOUND)?;
+            // SAFETY: the caller's out parameter.
+            unsafe { put(mig, handle_of_mig(own, index as usize)) }
+        })
+    })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn nvmlDeviceGetDeviceHandleFromMigDeviceHandle(
+    mig: ffi::nvmlDevice_t,
+    device: *mut ffi::nvmlDevice_t,
+) -> ffi::nvmlReturn_t {
+    answer(|| {
+        let (card, _) = place_of(mig).ok_or(INVALID_ARGUMENT)?;
+        call(mig, |_| {
+            // SAFETY: the caller's out parameter.
+            unsafe { put(device, handle_of(card)) }
+        })
+    })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn nvmlDeviceIsMigDeviceHandle(device: ffi::nvmlDevice_t, is_mig: *mut c_uint) -> ffi::nvmlReturn_t {
+    answer(|| {
+        let answer = if is(device) {
+            call(device, |_| Ok(1))?
+        } else {
+            device_call(device, |_, _, _| Ok(0))?
+        };
+        // SAFETY: the caller's out parameter.
+        unsafe { put(is_mig, answer) }
+    })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn nvmlDeviceGetGpuInstanceId(device: ffi::nvmlDevice_t, id: *mut c_uint) -> ffi::nvmlReturn_t {
+    answer(|| {
+        call(device, |mig| {
+            // SAFETY: the caller's out parameter.
+            unsafe { put(id, mig.gpu_instance) }
+        })
+    })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn nvmlDeviceGetComputeInstanceId(device: ffi::nvmlDevice_t, id: *mut c_uint) -> ffi::nvmlReturn_t {
+    answer(|| {
+        call(device, |mig| {
+            // SAFETY: the caller's out parameter.
+            unsafe { put(id, mig.compute_instance) }
+        })
+    })
+}
