@@ -140,16 +140,19 @@ fn without_groups(registry: Registry) -> Registry {
     Registry::new(files)
 }
 
+/// Where Debian's ldconfig is a script, the program behind it.
+pub(crate) fn ldconfig() -> &'static str {
+    match Path::new("/sbin/ldconfig.real").exists() {
+        true => "@/sbin/ldconfig.real",
+        false => "@/sbin/ldconfig",
+    }
+}
+
 /// The hook that calls `nvidia-container-cli` once the container has a process and a root; and, where that is asked for, the one that puts the image's
 /// own libcuda in front.
 fn legacy_hook(log: &Log, container: &Container, wanted: &Wanted, settings: &Settings) -> Result<Edits, Error> {
-    // Where Debian's ldconfig is a script, this is the program behind it.
-    let ldconfig = match Path::new("/sbin/ldconfig.real").exists() {
-        true => "@/sbin/ldconfig.real",
-        false => "@/sbin/ldconfig",
-    };
-    let words = legacy::words(container, wanted, settings, ldconfig).map_err(plan::Error::Legacy)?;
-    let cli = low_level::nvidia_container_cli(settings.cli.path.as_deref())?;
+    let words = legacy::words(container, wanted, settings, ldconfig()).map_err(plan::Error::Legacy)?;
+    let cli = low_level::nvidia_container_cli(&settings.cli).map_err(Error::NoCli)?;
     let mut args = vec!["divvy-hook".to_owned(), "legacy".to_owned()];
     args.extend(settings.cli.environment.iter().map(|entry| format!("--env={entry}")));
     args.extend(["--".to_owned(), cli]);

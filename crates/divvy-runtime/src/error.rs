@@ -84,6 +84,18 @@ pub(crate) enum Error {
          {path}, or set nvidia-container-runtime.mode to \"auto\", which does without", path = settings::PATH
     )]
     NoCli(String),
+    /// The hook without NVIDIA's program.
+    #[error(
+        "nvidia-container-cli, which gives GPUs to a container that starts with runc alone (docker run --gpus), is not at {0}; make divvy-runtime Docker's \
+         default runtime, with which --gpus does without it: sudo divvy configure docker --set-default --restart; or install libnvidia-container-tools, or \
+         name the program in nvidia-container-cli.path of {path}", path = settings::PATH
+    )]
+    NoCliForHook(String),
+    /// What a container runtime says to a hook on standard input.
+    #[error(
+        "the container's state on standard input {0}; a container runtime calls this program, with the container's state there"
+    )]
+    State(String),
     /// The real runtime did not start.
     #[error("{runtime} could not be run: {source}", runtime = runtime.display())]
     Exec {
@@ -119,8 +131,8 @@ impl Log {
     }
 
     /// Why nothing was created; on standard error, too.
-    pub(crate) fn error(&self, error: &Error) {
-        let text = format!("divvy-runtime: {error}");
+    pub(crate) fn error(&self, program: &str, error: &Error) {
+        let text = format!("{program}: {error}");
         // Nobody is left to be told if that fails.
         let _ = writeln!(std::io::stderr(), "{text}");
         self.say(Level::Error, &text);

@@ -15,15 +15,34 @@ use crate::error::Error;
 /// Of a file that somebody else writes. A `config.json` of a thousand mounts has a tenth of it.
 const MOST: u64 = 16 * 1024 * 1024;
 
+/// Names another `config.toml`.
+const BY_VARIABLE: &str = "NVIDIA_CTK_CONFIG_FILE_PATH";
+
 /// `config.toml`, or what is assumed without one.
 pub(crate) fn settings() -> Result<Settings, Error> {
-    let by_variable = std::env::var_os("NVIDIA_CTK_CONFIG_FILE_PATH").map(PathBuf::from);
+    let by_variable = std::env::var_os(BY_VARIABLE).map(PathBuf::from);
     let of_user = std::env::var_os("XDG_CONFIG_HOME").map(|home| Path::new(&home).join("nvidia-container-runtime/config.toml"));
     let of_user = of_user.filter(|path| path.exists());
     let path = by_variable.or(of_user).unwrap_or_else(|| PathBuf::from(settings::PATH));
+    match settings_of(path) {
+        Err(Error::File { source, .. }) if source.kind() == io::ErrorKind::NotFound => Ok(Settings::default()),
+        settings => settings,
+    }
+}
+
+/// For NVIDIA's hook, to which a file that is named and not there is an error.
+pub(crate) fn settings_of_hook(by_flag: Option<PathBuf>) -> Result<Settings, Error> {
+    let by_variable = || {
+        std::env::var_os(BY_VARIABLE)
+            .filter(|path| !path.is_empty())
+            .map(PathBuf::from)
+    };
+    by_flag.or_else(by_variable).map_or_else(settings, settings_of)
+}
+
+fn settings_of(path: PathBuf) -> Result<Settings, Error> {
     match read(&path) {
         Ok(text) => Settings::parse(&text).map_err(|source| Error::Settings { path, source }),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Settings::default()),
         Err(source) => Err(Error::File {
             what: "read",
             path,
@@ -56,11 +75,17 @@ pub(crate) fn read(path: &Path) -> io::Result<String> {
     if file.metadata()?.file_type().is_fifo() {
         return Err(io::Error::other("it is a pipe, and not a file"));
     }
-    file.take(MOST + 1).read_to_string(&mut text)?;
-    if text.len() as u64 > MOST {
-        return Err(io::Error::other(format!("it is larger than {} MiB", MOST >> 20)));
-    }
+    read_all(file, &mut text)?;
     Ok(text)
+}
+
+/// To the end, if that comes.
+pub(crate) fn read_all(from: impl io::Read, text: &mut String) -> io::Result<()> {
+    from.take(MOST + 1).read_to_string(text)?;
+    match text.len() as u64 > MOST {
+        true => Err(io::Error::other(format!("it is larger than {} MiB", MOST >> 20))),
+        false => Ok(()),
+    }
 }
 
 /// Puts a text in the place of a file, with its mode and owner: whole, or not at all.

@@ -6,6 +6,8 @@ use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use divvy_container::runtime::settings::Cli;
+
 use crate::error::Error;
 
 /// Searched after `PATH`, which engines do not always set.
@@ -13,24 +15,26 @@ const FOLDERS: [&str; 6] = ["/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/
 
 /// The first of the candidates that is there; one with a slash is a path.
 pub(crate) fn find(candidates: &[String]) -> Result<PathBuf, Error> {
-    let found = candidates.iter().find_map(|name| program(name));
+    let found = candidates.iter().find_map(|name| program(name, "/"));
     found.ok_or_else(|| Error::NoRuntime(candidates.to_vec()))
 }
 
-/// NVIDIA's program for mode legacy: where the settings say, or where programs are.
-pub(crate) fn nvidia_container_cli(path: Option<&str>) -> Result<String, Error> {
-    let name = path.filter(|path| !path.is_empty()).unwrap_or("nvidia-container-cli");
-    let found = program(name).and_then(|path| path.into_os_string().into_string().ok());
-    found.ok_or_else(|| {
-        Error::NoCli(if name.contains('/') {
-            name.to_owned()
-        } else {
-            FOLDERS.join(", ")
-        })
+/// NVIDIA's program for mode legacy: where the settings say, or where programs are, below the driver's root first. Else where it was looked for.
+pub(crate) fn nvidia_container_cli(settings: &Cli) -> Result<String, String> {
+    let name = settings
+        .path
+        .as_deref()
+        .filter(|path| !path.is_empty())
+        .unwrap_or("nvidia-container-cli");
+    let root = settings.root.as_deref().filter(|root| !root.is_empty()).unwrap_or("/");
+    let found = program(name, root).and_then(|path| path.into_os_string().into_string().ok());
+    found.ok_or_else(|| match name.contains('/') {
+        true => name.to_owned(),
+        false => FOLDERS.join(", "),
     })
 }
 
-fn program(name: &str) -> Option<PathBuf> {
+fn program(name: &str, root: &str) -> Option<PathBuf> {
     let own = std::env::current_exe().ok().and_then(|path| path.canonicalize().ok());
     let is_it = |path: &PathBuf| is_other_program(path, own.as_deref());
     if name.contains('/') {
@@ -38,7 +42,13 @@ fn program(name: &str) -> Option<PathBuf> {
     }
     let path = std::env::var_os("PATH").unwrap_or_default();
     let folders: Vec<PathBuf> = std::env::split_paths(&path).chain(FOLDERS.map(PathBuf::from)).collect();
-    folders.iter().map(|folder| folder.join(name)).find(is_it)
+    // A driver's container has its own.
+    let below = |folder: &PathBuf| Path::new(root).join(folder.strip_prefix("/").unwrap_or(folder));
+    let of_root = folders.iter().map(below).filter(|_| root != "/");
+    of_root
+        .chain(folders.iter().cloned())
+        .map(|folder| folder.join(name))
+        .find(is_it)
 }
 
 /// A program that may be run, and is not this one: under the name of runc it would call itself for ever.

@@ -10,6 +10,7 @@
 mod create;
 mod error;
 mod files;
+mod hook;
 mod low_level;
 mod probe;
 
@@ -23,12 +24,15 @@ use error::{Error, Log};
 
 fn main() -> ExitCode {
     let words: Vec<OsString> = std::env::args_os().skip(1).collect();
+    if let Some(name) = hook::name() {
+        return hook::run(name, &words);
+    }
     let call = Call::parse(&words);
     let (log, error) = match &call {
         Ok(call) => run(call, &words),
         Err(error) => (Log::default(), Error::Call(error.clone())),
     };
-    log.error(&error);
+    log.error("divvy-runtime", &error);
     ExitCode::FAILURE
 }
 

@@ -20,7 +20,7 @@ impl State {
     /// # Errors
     /// What is not as the runtime specification says, and where.
     pub fn parse(bytes: &[u8]) -> Result<State, serde_json::Error> {
-        serde_json::from_slice(bytes)
+        serde_json::from_str(text(bytes)?)
     }
 
     /// The folder of the container's bundle, if it is named.
@@ -28,6 +28,11 @@ impl State {
         let named = self.bundle.as_deref().or(self.bundle_path.as_deref());
         named.filter(|bundle| !bundle.is_empty())
     }
+}
+
+/// As text, for which the parser is in a program once.
+fn text(bytes: &[u8]) -> Result<&str, serde_json::Error> {
+    std::str::from_utf8(bytes).map_err(serde::de::Error::custom)
 }
 
 /// What a hook looks at in a container's configuration.
@@ -79,7 +84,7 @@ impl Config {
     /// # Errors
     /// What is not as the runtime specification says, and where.
     pub fn parse(bytes: &[u8]) -> Result<Config, serde_json::Error> {
-        let said: Said = serde_json::from_slice(bytes)?;
+        let said: Said = serde_json::from_str(text(bytes)?)?;
         let mounts = said.mounts.unwrap_or_default().into_iter();
         let nodes = said.linux.and_then(|linux| linux.devices).unwrap_or_default();
         Ok(Config {

@@ -122,6 +122,9 @@ impl Object {
     }
 }
 
+/// NVIDIA's prestart hook, and what it was called once: programs of either name are looked for by engines.
+pub const LEGACY_HOOKS: [&str; 2] = ["nvidia-container-runtime-hook", "nvidia-container-toolkit"];
+
 /// A container's `config.json`.
 #[derive(Debug, Clone)]
 pub struct Bundle {
@@ -174,6 +177,22 @@ impl Bundle {
         serde_json::to_string(&self.all).expect("an object of raw values can be written")
     }
 
+    /// The container's root, absolute or from the bundle's folder.
+    ///
+    /// # Errors
+    /// [`Error::Shape`], where there is none, too.
+    pub fn root(&self) -> Result<String, Error> {
+        let root: Object = self.all.read("root", "")?;
+        let path: String = root.read("path", "root.")?;
+        match path.is_empty() {
+            true => Err(Error::Shape {
+                at: "root.path".to_owned(),
+                source: serde::de::Error::custom("it is not there"),
+            }),
+            false => Ok(path),
+        }
+    }
+
     /// What decides about its devices.
     ///
     /// # Errors
@@ -185,12 +204,23 @@ impl Bundle {
             .capabilities
             .and_then(|capabilities| capabilities.bounding)
             .unwrap_or_default();
+        let annotations: BTreeMap<String, String> = self.all.read("annotations", "")?;
+        // What CRI-O and podman find in a folder of hooks they put into containers that nobody asked a GPU for; Docker has no such folder.
+        let of_docker = !annotations
+            .keys()
+            .any(|key| key.starts_with("io.kubernetes.") || key == "io.container.manager");
         Ok(Container {
             env: process.env,
             mounts: mounts.into_iter().map(|mount| (mount.source, mount.destination)).collect(),
-            annotations: self.all.read("annotations", "")?,
+            by_engine: of_docker && self.prestart()?.iter().any(|hook| is_legacy(hook)),
+            annotations,
             privileged: bounding.iter().any(|capability| capability == "CAP_SYS_ADMIN"),
         })
+    }
+
+    fn prestart(&self) -> Result<Vec<Box<RawValue>>, Error> {
+        let hooks: Object = self.all.read("hooks", "")?;
+        hooks.read("prestart", "hooks.")
     }
 
     /// Drops the prestart hooks of NVIDIA's legacy runtime, which would inject a second time. Whether there were any.
@@ -198,12 +228,12 @@ impl Bundle {
     /// # Errors
     /// [`Error::Shape`].
     pub fn remove_legacy_hooks(&mut self) -> Result<bool, Error> {
-        let mut hooks: Object = self.all.read("hooks", "")?;
-        let prestart: Vec<Box<RawValue>> = hooks.read("prestart", "hooks.")?;
+        let prestart = self.prestart()?;
         let left: Vec<&Box<RawValue>> = prestart.iter().filter(|hook| !is_legacy(hook)).collect();
         if left.len() == prestart.len() {
             return Ok(false);
         }
+        let mut hooks: Object = self.all.read("hooks", "")?;
         hooks.set("prestart", &left)?;
         self.all.set("hooks", &hooks)?;
         Ok(true)
@@ -372,7 +402,7 @@ fn path_of(raw: &RawValue, key: &str) -> Option<String> {
 fn is_legacy(hook: &RawValue) -> bool {
     let path = path_of(hook, "path").unwrap_or_default();
     let name = path.rsplit('/').next().unwrap_or_default();
-    name == "nvidia-container-runtime-hook" || name == "nvidia-container-toolkit"
+    LEGACY_HOOKS.contains(&name)
 }
 
 /// Components of a path.

@@ -22,7 +22,7 @@ pub fn extras(container: &Container, settings: &Settings) -> Result<(Extras, Vec
         asked.push(legacy::IMEX);
     }
     let mut ignored = Vec::new();
-    let count = container.privileged || settings.accept_environment;
+    let count = container.privileged || settings.accept_environment == Some(true);
     if !count && !asked.is_empty() {
         ignored.push(format!(
             "Ignoring devices requested by environment variable(s) in unprivileged container: [{}]",

@@ -37,6 +37,16 @@ pub enum Error {
     /// What `nvidia-container-cli` cannot be called for.
     #[error(transparent)]
     Legacy(#[from] legacy::Error),
+    /// NVIDIA's hook is called where a hook is too late; its own sentence, with the mode.
+    #[error(
+        "invoking the NVIDIA Container Runtime Hook directly (e.g. specifying the docker --gpus flag) is not supported in mode {mode:?}: a hook comes when \
+         the container's configuration is settled. Make divvy-runtime the engine's default runtime, which gives --gpus in every mode: sudo divvy configure \
+         docker --set-default --restart (or, once: docker run --runtime nvidia ...)"
+    )]
+    Hook {
+        /// `nvidia-container-runtime.mode`, or what `auto` is for this container.
+        mode: &'static str,
+    },
     /// Several grants for one container.
     #[error(
         "{grants} grants are described for container {container} of pod {uid}, and one is meant to be: divvy cdi list shows their files"
@@ -122,6 +132,33 @@ impl Asked {
             (Mode::Auto | Mode::Cdi | Mode::JitCdi, wanted) => live_or_specs(wanted, settings)?,
         };
         Ok(Asked { decides, ignored })
+    }
+}
+
+/// What NVIDIA's program is to be called for where its hook is called by itself, as by Docker's `--gpus` in front of runc; none if nothing is asked for.
+/// In mode `auto` this is `legacy` but for CDI names, as NVIDIA's hook has it.
+///
+/// # Errors
+/// [`Error::Hook`]
+pub fn by_hook(container: &Container, settings: &Settings) -> Result<(Option<Wanted>, Vec<String>), Error> {
+    let as_legacy = Settings {
+        mode: Mode::Legacy,
+        ..settings.clone()
+    };
+    let Request { wanted, ignored } = request(container, &as_legacy);
+    let of_cdi = matches!(&wanted, Wanted::Devices(names) if names.iter().all(|name| is_qualified(name)));
+    let mode = match settings.mode {
+        _ if wanted == Wanted::Nothing => return Ok((None, ignored)),
+        _ if settings.skip_mode_detection => None,
+        Mode::Legacy => None,
+        Mode::Auto if !of_cdi => None,
+        Mode::Auto | Mode::Cdi => Some("cdi"),
+        Mode::JitCdi => Some("jit-cdi"),
+        Mode::Divvy => Some("divvy"),
+    };
+    match mode {
+        Some(mode) => Err(Error::Hook { mode }),
+        None => Ok((Some(wanted), ignored)),
     }
 }
 

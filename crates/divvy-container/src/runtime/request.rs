@@ -24,6 +24,9 @@ pub struct Container {
     pub annotations: BTreeMap<String, String>,
     /// `CAP_SYS_ADMIN` in the bounding set.
     pub privileged: bool,
+    /// The engine was asked for the GPUs, as Docker is by `--gpus`, and wrote [`VISIBLE_DEVICES`] itself behind what the image says: there is a hook of
+    /// NVIDIA's, and no image can bring one.
+    pub by_engine: bool,
 }
 
 impl Container {
@@ -76,9 +79,16 @@ impl Request {
                 };
             }
         }
-        let (names, listed) = by_environment(container, &settings.swarm_resources);
+        let accepted = container.privileged || settings.accept_environment == Some(true);
+        // What the engine was asked for, and no variable that an image may set besides.
+        let by_engine = !accepted
+            && container.by_engine
+            && settings.accept_environment.is_none()
+            && container.variable(VISIBLE_DEVICES).is_some();
+        let swarm = if by_engine { &[][..] } else { &settings.swarm_resources[..] };
+        let (names, listed) = by_environment(container, swarm);
         let asked = wanted(listed);
-        if asked != Wanted::Nothing && !container.privileged && !settings.accept_environment {
+        if asked != Wanted::Nothing && !accepted && !by_engine {
             ignored.push(format!(
                 "Ignoring devices requested by environment variable(s) in unprivileged container: [{}]",
                 names.join(" ")
@@ -288,7 +298,7 @@ mod tests {
         assert_eq!(request.wanted, Wanted::Nothing);
         let said = "Ignoring devices requested by environment variable(s) in unprivileged container: [NVIDIA_VISIBLE_DEVICES]";
         assert_eq!(request.ignored, [said]);
-        settings.accept_environment = true;
+        settings.accept_environment = Some(true);
         assert_eq!(Request::of(&container, &settings).wanted, Wanted::All);
     }
 
@@ -317,6 +327,38 @@ mod tests {
             let expected = expected.map_or(Wanted::Nothing, |name| devices(&[name]));
             assert_eq!(Request::of(&container, &settings).wanted, expected, "{source} {below}");
         }
+    }
+
+    #[test]
+    fn what_the_engine_was_asked_for_counts_in_a_container_that_is_not_privileged() {
+        let asked = |entries: &[&str], settings: &Settings| {
+            let container = Container {
+                privileged: false,
+                by_engine: true,
+                ..env(entries)
+            };
+            Request::of(&container, settings).wanted
+        };
+        let by_default = Settings::default();
+        // Docker writes its own behind the image's.
+        let both = ["NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_VISIBLE_DEVICES=0"];
+        assert_eq!(asked(&both, &by_default), devices(&["0"]));
+        assert_eq!(asked(&["NVIDIA_VISIBLE_DEVICES=void"], &by_default), Wanted::Nothing);
+        assert_eq!(
+            asked(&["CUDA_VERSION=9.0"], &by_default),
+            Wanted::Nothing,
+            "an image says that"
+        );
+        let refused = Settings {
+            accept_environment: Some(false),
+            ..Settings::default()
+        };
+        assert_eq!(asked(&both, &refused), Wanted::Nothing, "who writes so means it");
+        let swarm = Settings {
+            swarm_resources: vec!["OF_IMAGE".to_owned()],
+            ..Settings::default()
+        };
+        assert_eq!(asked(&["OF_IMAGE=all", "NVIDIA_VISIBLE_DEVICES=0"], &swarm), devices(&["0"]));
     }
 
     #[test]

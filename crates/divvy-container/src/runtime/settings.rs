@@ -110,8 +110,9 @@ pub struct Settings {
     pub annotation_prefixes: Vec<String>,
     /// `accept-nvidia-visible-devices-as-volume-mounts`.
     pub accept_mounts: bool,
-    /// `accept-nvidia-visible-devices-envvar-when-unprivileged`.
-    pub accept_environment: bool,
+    /// `accept-nvidia-visible-devices-envvar-when-unprivileged`; where it is not written, what an engine was asked for counts
+    /// ([`Container::by_engine`](super::request::Container::by_engine)), and what an image says does not.
+    pub accept_environment: Option<bool>,
     /// `swarm-resource`: variables that are read in place of `NVIDIA_VISIBLE_DEVICES`.
     pub swarm_resources: Vec<String>,
     /// `disable-require`: what images require of the driver is not handed on.
@@ -130,6 +131,8 @@ pub struct Settings {
     pub cuda_compat_mode: String,
     /// `features.disable-cuda-compat-lib-hook`.
     pub no_compat_hook: bool,
+    /// `nvidia-container-runtime-hook.skip-mode-detection`: that program works in every mode.
+    pub skip_mode_detection: bool,
     /// `...modes.jit-cdi.probe`: the program that asks the driver; else the `divvy-probe` beside this runtime. A key of Divvy's own.
     pub probe: Option<String>,
     /// `...modes.jit-cdi.nvml-library`: the driver's `libnvidia-ml.so.1`; else it is searched for below the driver's root. A key of Divvy's own.
@@ -177,6 +180,13 @@ struct File {
     features: Features,
     nvidia_container_cli: Cli,
     nvidia_container_runtime: Runtime,
+    nvidia_container_runtime_hook: OfHook,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(rename_all = "kebab-case", default)]
+struct OfHook {
+    skip_mode_detection: bool,
 }
 
 #[derive(Deserialize, Default)]
@@ -274,7 +284,7 @@ impl Settings {
             default_kind: cdi.default_kind.unwrap_or_else(|| crate::cdi::NVIDIA_KIND.to_owned()),
             annotation_prefixes: list(cdi.annotation_prefixes, &["cdi.k8s.io/"]),
             accept_mounts: file.accept_nvidia_visible_devices_as_volume_mounts.unwrap_or(false),
-            accept_environment: file.accept_nvidia_visible_devices_envvar_when_unprivileged.unwrap_or(false),
+            accept_environment: file.accept_nvidia_visible_devices_envvar_when_unprivileged,
             swarm_resources: swarm.map(str::to_owned).collect(),
             disable_require: file.disable_require,
             capabilities: capabilities(file.supported_driver_capabilities.as_deref())?,
@@ -284,6 +294,7 @@ impl Settings {
             no_additional_groups: file.features.no_additional_gids_for_device_nodes,
             cuda_compat_mode: compat,
             no_compat_hook: file.features.disable_cuda_compat_lib_hook,
+            skip_mode_detection: file.nvidia_container_runtime_hook.skip_mode_detection,
             probe: jit.probe,
             nvml_library: jit.nvml_library,
         })
@@ -336,7 +347,8 @@ mod tests {
                     [nvidia-container-runtime.modes.legacy]\ncuda-compat-mode = \"disabled\"\n\
                     [features]\ndisable-imex-channel-creation = true\nignore-imex-channel-requests = true\nno-additional-gids-for-device-nodes = true\n\
                     disable-cuda-compat-lib-hook = true\n\
-                    [nvidia-container-cli]\nroot = \"/run/nvidia/driver\"\nload-kmods = false\nno-cgroups = true\n";
+                    [nvidia-container-cli]\nroot = \"/run/nvidia/driver\"\nload-kmods = false\nno-cgroups = true\n\
+                    [nvidia-container-runtime-hook]\nskip-mode-detection = true\n";
         let found = Settings::parse(text).expect("read");
         let expected = Settings {
             mode: Mode::Divvy,
@@ -347,7 +359,7 @@ mod tests {
             default_kind: "a.com/b".to_owned(),
             annotation_prefixes: vec![],
             accept_mounts: true,
-            accept_environment: true,
+            accept_environment: Some(true),
             swarm_resources: vec!["A".to_owned(), "B".to_owned()],
             disable_require: true,
             capabilities: vec!["compute".to_owned(), "video".to_owned()],
@@ -362,6 +374,7 @@ mod tests {
             no_additional_groups: true,
             cuda_compat_mode: "disabled".to_owned(),
             no_compat_hook: true,
+            skip_mode_detection: true,
             probe: Some("/p".to_owned()),
             nvml_library: Some("/l".to_owned()),
         };

@@ -139,6 +139,28 @@ fn case_25_hooks_of_the_legacy_runtime_go_and_others_stay() {
 }
 
 #[test]
+fn who_asked_is_seen_by_the_hook_that_docker_puts_there() {
+    let hook = |name: &str| json!({"hooks": {"prestart": [{"path": "/bin/other"}, {"path": format!("/usr/bin/{name}")}]}});
+    let mut of_a_pod = hook("nvidia-container-runtime-hook");
+    of_a_pod["annotations"] = json!({"io.kubernetes.cri-o.Name": "x"});
+    let mut of_podman = hook("nvidia-container-toolkit");
+    of_podman["annotations"] = json!({"io.container.manager": "libpod"});
+    let mut annotated = hook("nvidia-container-toolkit");
+    annotated["annotations"] = json!({"com.example": "x"});
+    for (config, expected) in [
+        (hook("nvidia-container-runtime-hook"), true),
+        (annotated, true),
+        (hook("divvy-hook"), false),
+        (json!({}), false),
+        (of_a_pod, false),
+        (of_podman, false),
+    ] {
+        let bundle = Bundle::parse(&config.to_string()).expect("an object");
+        assert_eq!(bundle.container().expect("read").by_engine, expected, "{config}");
+    }
+}
+
+#[test]
 fn a_container_is_read_for_what_it_asks() {
     let config = r#"{"process":{"env":["A=1"],"capabilities":{"bounding":["CAP_CHOWN","CAP_SYS_ADMIN"]}},"annotations":{"k":"v"},"mounts":[{"destination":"/d","source":"/s","type":"bind"}]}"#;
     let container = Bundle::parse(config).and_then(|bundle| bundle.container()).expect("read");
@@ -150,6 +172,15 @@ fn a_container_is_read_for_what_it_asks() {
         .and_then(|bundle| bundle.container())
         .expect("read");
     assert!(empty.env.is_empty() && !empty.privileged);
+    for (config, expected) in [
+        (r#"{"root":{"path":"rootfs","readonly":true}}"#, Some("rootfs")),
+        (r#"{"root":{"path":""}}"#, None),
+        (r#"{"root":null}"#, None),
+        (r#"{"root":{"path":1}}"#, None),
+    ] {
+        let root = Bundle::parse(config).and_then(|bundle| bundle.root());
+        assert_eq!(root.ok().as_deref(), expected, "{config}");
+    }
 }
 
 fn json_value() -> impl Strategy<Value = Value> {

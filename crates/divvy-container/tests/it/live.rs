@@ -253,7 +253,7 @@ fn variables_ask_for_it_as_they_do_for_gpus() {
     };
     for (privileged, accept, expected) in [(true, false, true), (false, true, true), (false, false, false)] {
         let settings = Settings {
-            accept_environment: accept,
+            accept_environment: Some(accept),
             ..Settings::default()
         };
         let env = [&env[..], &["NVIDIA_IMEX_CHANNELS=2"]].concat();

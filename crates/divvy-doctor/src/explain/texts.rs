@@ -173,10 +173,21 @@ pub const ALL: &[Explanation] = &[
             "unknown or invalid runtime name: nvidia",
             "Unknown runtime specified nvidia",
             "unable to configure the Docker daemon with file",
-            "could not select device driver*capabilities: [[gpu",
         ],
         "Docker does not know a runtime for GPUs, or was not restarted since it was told",
         "divvy doctor --only R06,R07; divvy configure docker --cdi --restart",
+    ),
+    of(
+        "R07",
+        &["could not select device driver*capabilities: [[gpu"],
+        "docker run --gpus: dockerd found no program nvidia-container-runtime-hook in its PATH when it started",
+        "sudo divvy configure docker --set-default; sudo ln -s /usr/local/bin/divvy-runtime /usr/local/bin/nvidia-container-runtime-hook; sudo systemctl restart docker (or docker run --device nvidia.com/gpu=all, by CDI, from Docker 25 on)",
+    ),
+    of(
+        "R07",
+        &["invoking the NVIDIA Container Runtime Hook directly"],
+        "docker run --gpus in front of runc, where NVIDIA's config.toml sets a mode in which the GPUs come from a runtime",
+        "sudo divvy configure docker --set-default --restart; or docker run --runtime nvidia --gpus all",
     ),
     of(
         "R06",

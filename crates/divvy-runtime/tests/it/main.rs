@@ -2,6 +2,7 @@
 
 mod artefact;
 mod bed;
+mod hook;
 mod hostile;
 mod legacy;
 mod live;

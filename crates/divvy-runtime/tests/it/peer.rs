@@ -3,6 +3,8 @@
 //!
 //! A row is either the same on both sides, or says why ours is apart; a row that is said to be apart and is not fails, too.
 
+mod hook;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io::Write as _;
@@ -191,8 +193,8 @@ impl Machine {
         Some(Machine { bed, programs })
     }
 
-    /// The new configuration, or what was said.
-    fn create(&self, whose: Whose, mode: &str, request: &Request) -> Result<Value, String> {
+    /// Writes the settings and the bundle.
+    fn prepare(&self, whose: Whose, mode: &str, request: &Request) {
         let bed = &self.bed;
         let own = match whose {
             Whose::Ours => format!(
@@ -214,6 +216,12 @@ impl Machine {
         );
         fs::write(bed.path("config.toml"), text).expect("written");
         fs::write(bed.config(), request.config().to_string()).expect("written");
+    }
+
+    /// The new configuration, or what was said.
+    fn create(&self, whose: Whose, mode: &str, request: &Request) -> Result<Value, String> {
+        let bed = &self.bed;
+        self.prepare(whose, mode, request);
         let bundle = bed.path("bundle");
         let words = ["create", "--bundle", bundle.to_str().expect("text"), "c1"];
         let mut command = bed.command(&words);

@@ -90,7 +90,7 @@ fn bundle(bytes: &[u8]) -> bool {
         let settings = Settings {
             mode,
             accept_mounts: true,
-            accept_environment: true,
+            accept_environment: Some(true),
             ..Settings::default()
         };
         let _ = Asked::of(&container, &settings);

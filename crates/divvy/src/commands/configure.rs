@@ -20,6 +20,11 @@ use crate::printer;
 /// Where a distribution's package or a person puts our runtime.
 const RUNTIME: &str = "/usr/local/bin/divvy-runtime";
 
+/// What dockerd looks for when it starts, so that it knows `--gpus` (to Docker 28).
+const HOOK: &str = "nvidia-container-runtime-hook";
+/// Where it looks as a service.
+const PATH: [&str; 6] = ["/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"];
+
 /// Configures one engine, or all that are there.
 pub async fn run(args: ConfigureArgs) -> anyhow::Result<()> {
     if args.runtime_class {
@@ -279,6 +284,20 @@ fn notes(root: &Root<'_>, engine: Engine, wish: &Wish, wanted: &Wanted) -> anyho
         notes.push(format!(
             "there is no {folder}/divvy-probe: without a CDI spec (divvy cdi generate) containers of the runtime {} will not start",
             wish.name
+        ));
+    }
+    if engine == Engine::Docker
+        && wish.path.ends_with("/divvy-runtime")
+        && !PATH.iter().any(|folder| root.file(&format!("{folder}/{HOOK}")).is_some())
+    {
+        notes.push(format!(
+            "docker run --gpus takes a program {HOOK} in dockerd's PATH, which divvy-runtime is by that name: sudo ln -s {} /usr/local/bin/{HOOK}, and sudo \
+             systemctl restart docker (a reload does not look for it){}",
+            wish.path,
+            match wish.set_default {
+                Some(true) => "",
+                _ => "; then --gpus all --runtime nvidia, or --gpus all with --set-default here",
+            }
         ));
     }
     let old = wanted.containerd.as_deref().and_then(engines::containerd::release);

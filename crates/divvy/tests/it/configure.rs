@@ -2,6 +2,7 @@
 
 mod beside;
 mod cri;
+mod gpus;
 mod pods;
 mod real;
 
@@ -176,6 +177,20 @@ fn a_program_that_is_missing_is_told() {
     assert!(told(&[]).contains("there is no /usr/local/bin/divvy-runtime"));
     assert!(told(&[runtime]).contains("there is no /usr/local/bin/divvy-probe"));
     assert!(!told(&[runtime, probe]).contains("there is no"));
+    let link = "sudo ln -s /usr/local/bin/divvy-runtime /usr/local/bin/nvidia-container-runtime-hook";
+    assert!(told(&[runtime, probe]).contains(link));
+    for there in ["/usr/bin", "/usr/local/bin", "/usr/local/sbin"] {
+        let hook = format!("{there}/nvidia-container-runtime-hook");
+        assert!(!told(&[runtime, probe, (&hook, "")]).contains("--gpus"), "{there}");
+    }
+    let machine = Machine::of(&[]);
+    let others = machine.configure(&["docker", "--dry-run", "--runtime-path", "/usr/bin/nvidia-container-runtime"]);
+    assert!(
+        !stderr(&others).contains(link),
+        "another program is not the hook by that name"
+    );
+    let pods = machine.configure(&["containerd", "--dry-run"]);
+    assert!(!stderr(&pods).contains("--gpus"), "{}", stderr(&pods));
 }
 
 #[test]

@@ -230,12 +230,6 @@ fn containerd_s_cri_plugin_starts_with_the_runtime() {
 
 #[test]
 fn dockerd_has_the_runtime_and_gives_its_containers_the_gpus_that_they_ask_for() {
-    if !rustix::process::geteuid().is_root() {
-        return skipped("dockerd is started by root alone");
-    }
-    let Some(program) = programs("dockerd").into_iter().next() else {
-        return skipped("there is no dockerd in the PATH");
-    };
     let folder = tempfile::tempdir().expect("a folder");
     let at = |name: &str| folder.path().join(name).display().to_string();
     std::fs::write(
@@ -255,66 +249,147 @@ fn dockerd_has_the_runtime_and_gives_its_containers_the_gpus_that_they_ask_for()
     ];
     went_well(&divvy(&args, &[]));
     runtime_with_a_gpu(folder.path());
-    let log = std::fs::File::create(at("log")).expect("a log");
-    let child = Command::new(program)
-        .args([
-            "--config-file",
-            &at("daemon.json"),
-            "--data-root",
-            &at("data"),
-            "--exec-root",
-            &at("exec"),
-        ])
-        .args([
-            "--pidfile",
-            &at("pid"),
-            "--host",
-            &format!("unix://{}", at("d.sock")),
-            "--storage-driver",
-            "vfs",
-        ])
-        .args(["--bridge", "none", "--iptables=false", "--ip6tables=false"])
-        .stdin(Stdio::null())
-        .stdout(log.try_clone().expect("twice"))
-        .stderr(log)
-        .spawn()
-        .expect("it starts");
-    let mut running = Running(child);
-    let told = std::cell::Cell::new(false);
-    let answer = eventually(Path::new(&at("log")), || {
-        if let Ok(Some(_)) = running.0.try_wait() {
-            told.set(true);
-            return Some(String::new());
-        }
-        let mut socket = UnixStream::connect(at("d.sock")).ok()?;
-        socket.write_all(b"GET /info HTTP/1.0\r\nHost: docker\r\n\r\n").ok()?;
-        let mut answer = String::new();
-        socket.read_to_string(&mut answer).ok()?;
-        answer.starts_with("HTTP/1.0 200").then_some(answer)
-    });
-    let log = std::fs::read_to_string(at("log")).unwrap_or_default();
-    if told.get() {
-        // A container without the rights for mounts and networks; a file that dockerd refuses would be told otherwise.
-        assert!(!log.contains("unable to configure the Docker daemon"), "{log}");
-        return skipped("dockerd does not start here: it lacks rights");
-    }
+    let Some(docker) = Docker::start(folder.path(), &[]) else {
+        return;
+    };
+    let answer = docker.info();
     let body = answer.split_once("\r\n\r\n").expect("a body").1;
     let info: serde_json::Value = serde_json::from_str(body).unwrap_or_else(|error| panic!("{error}: {body}"));
     assert_eq!(info["Runtimes"]["nvidia"]["path"], at("runtime"));
     assert_eq!(info["DefaultRuntime"], "nvidia");
-    containers_get_what_they_ask_for(folder.path());
+    containers_get_what_they_ask_for(&docker);
 }
 
-/// The program, built if it is not there.
+/// A dockerd of its own below a folder, by its `daemon.json`; ended with the test.
+pub(super) struct Docker {
+    folder: PathBuf,
+    _running: Running,
+}
+
+impl Docker {
+    /// None, and the reason is said, where it does not start.
+    pub(super) fn start(folder: &Path, variables: &[(&str, &str)]) -> Option<Docker> {
+        if !rustix::process::geteuid().is_root() {
+            skipped("dockerd is started by root alone");
+            return None;
+        }
+        let Some(program) = programs("dockerd").into_iter().next() else {
+            skipped("there is no dockerd in the PATH");
+            return None;
+        };
+        let at = |name: &str| folder.join(name).display().to_string();
+        let log = std::fs::File::create(at("log")).expect("a log");
+        let child = Command::new(program)
+            .args([
+                "--config-file",
+                &at("daemon.json"),
+                "--data-root",
+                &at("data"),
+                "--exec-root",
+                &at("exec"),
+            ])
+            .args([
+                "--pidfile",
+                &at("pid"),
+                "--host",
+                &format!("unix://{}", at("d.sock")),
+                "--storage-driver",
+                "vfs",
+            ])
+            .args(["--bridge", "none", "--iptables=false", "--ip6tables=false"])
+            .envs(variables.iter().copied())
+            .stdin(Stdio::null())
+            .stdout(log.try_clone().expect("twice"))
+            .stderr(log)
+            .spawn()
+            .expect("it starts");
+        let mut docker = Docker {
+            folder: folder.to_owned(),
+            _running: Running(child),
+        };
+        let ended = eventually(Path::new(&at("log")), || match docker._running.0.try_wait() {
+            Ok(Some(_)) => Some(true),
+            _ => docker.asked().map(|_| false),
+        });
+        if ended {
+            let log = std::fs::read_to_string(at("log")).unwrap_or_default();
+            // A container without the rights for mounts and networks; a file that dockerd refuses would be told otherwise.
+            assert!(!log.contains("unable to configure the Docker daemon"), "{log}");
+            skipped("dockerd does not start here: it lacks rights");
+            return None;
+        }
+        Some(docker)
+    }
+
+    pub(super) fn at(&self, name: &str) -> String {
+        self.folder.join(name).display().to_string()
+    }
+
+    fn asked(&self) -> Option<String> {
+        let mut socket = UnixStream::connect(self.at("d.sock")).ok()?;
+        socket.write_all(b"GET /info HTTP/1.0\r\nHost: docker\r\n\r\n").ok()?;
+        let mut answer = String::new();
+        socket.read_to_string(&mut answer).ok()?;
+        answer.starts_with("HTTP/1.0 200").then_some(answer)
+    }
+
+    fn info(&self) -> String {
+        self.asked().expect("it answers")
+    }
+
+    /// Makes an image from scratch: a shell and `ls` of this machine. False, and the reason is said, where no container of it runs.
+    pub(super) fn image(&self) -> bool {
+        if programs("docker").is_empty() {
+            skipped("no container was run: there is no docker in the PATH");
+            return false;
+        }
+        let copy = "set -e; mkdir -p image; for file in /bin/sh /bin/ls $(ldd /bin/sh /bin/ls | grep -o '/[^ :]*' | sort -u); do cp -L --parents $file image; done; \
+                    tar -C image -cf image.tar .";
+        let copied = Command::new("sh")
+            .args(["-c", copy])
+            .current_dir(&self.folder)
+            .status()
+            .expect("it runs");
+        assert!(copied.success());
+        went_well(&self.docker(&["import", &self.at("image.tar"), "divvy-test"]));
+        let plain = self.run(&[], "true");
+        if !plain.status.success() {
+            skipped(&format!("no container was run: docker runs none here: {}", stderr(&plain)));
+        }
+        plain.status.success()
+    }
+
+    fn docker(&self, args: &[&str]) -> Output {
+        let docker = programs("docker").into_iter().next().expect("it was looked for");
+        let host = format!("unix://{}", self.at("d.sock"));
+        Command::new(docker)
+            .args(["--host", &host])
+            .args(args)
+            .output()
+            .expect("it runs")
+    }
+
+    /// `docker run` with these flags.
+    pub(super) fn run(&self, flags: &[&str], script: &str) -> Output {
+        let mut args = vec!["run", "--rm", "--network", "none", "--ulimit", "nofile=512:512"];
+        args.extend(flags);
+        args.extend(["divvy-test", "/bin/sh", "-c", script]);
+        self.docker(&args)
+    }
+}
+
 pub(super) fn divvy_runtime() -> PathBuf {
-    let program = Path::new(env!("CARGO_BIN_EXE_divvy")).with_file_name("divvy-runtime");
+    built("divvy-runtime", "divvy-runtime")
+}
+
+/// A program of another crate, built if it is not there.
+pub(super) fn built(package: &str, file: &str) -> PathBuf {
+    let program = Path::new(env!("CARGO_BIN_EXE_divvy")).with_file_name(file);
     if !program.exists() {
         let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
         let target = program.ancestors().nth(2).expect("target/PROFILE/program");
-        cargo
-            .args(["build", "--quiet", "-p", "divvy-runtime", "--target-dir"])
-            .arg(target);
-        assert!(cargo.status().expect("cargo").success(), "divvy-runtime does not build");
+        cargo.args(["build", "--quiet", "-p", package, "--target-dir"]).arg(target);
+        assert!(cargo.status().expect("cargo").success(), "{package} does not build");
     }
     program
 }
@@ -342,36 +417,12 @@ fn runtime_with_a_gpu(folder: &Path) {
     std::fs::set_permissions(at("runtime"), std::fs::Permissions::from_mode(0o755)).expect("its mode");
 }
 
-/// Of an image from scratch: a shell and `ls` of this machine.
-fn containers_get_what_they_ask_for(folder: &Path) {
-    let at = |name: &str| folder.join(name).display().to_string();
-    let Some(docker) = programs("docker").into_iter().next() else {
-        return skipped("no container was run: there is no docker in the PATH");
-    };
-    let docker = |args: &[&str]| {
-        let host = format!("unix://{}", at("d.sock"));
-        let output = Command::new(&docker).args(["--host", &host]).args(args).output();
-        output.expect("it runs")
-    };
-    let copy = "set -e; mkdir -p image; for file in /bin/sh /bin/ls $(ldd /bin/sh /bin/ls | grep -o '/[^ :]*' | sort -u); do cp -L --parents $file image; done; \
-                tar -C image -cf image.tar .";
-    let copied = Command::new("sh")
-        .args(["-c", copy])
-        .current_dir(folder)
-        .status()
-        .expect("it runs");
-    assert!(copied.success());
-    went_well(&docker(&["import", &at("image.tar"), "divvy-test"]));
-    let run = |more: &[&str]| {
-        let mut args = vec!["run", "--rm", "--network", "none", "--ulimit", "nofile=512:512"];
-        args.extend(more);
-        args.extend(["divvy-test", "/bin/sh", "-c", "echo of the spec: $OF_THE_SPEC; ls /dev"]);
-        docker(&args)
-    };
-    let plain = run(&[]);
-    if !plain.status.success() {
-        return skipped(&format!("no container was run: docker runs none here: {}", stderr(&plain)));
+fn containers_get_what_they_ask_for(docker: &Docker) {
+    if !docker.image() {
+        return;
     }
+    let run = |flags: &[&str]| docker.run(flags, "echo of the spec: $OF_THE_SPEC; ls /dev");
+    let plain = run(&[]);
     let devices = |output: &Output| {
         let text = String::from_utf8_lossy(&output.stdout).into_owned();
         text.lines().map(str::to_owned).collect::<Vec<String>>()

@@ -1,0 +1,236 @@
+//! NVIDIA's `nvidia-container-runtime-hook`: what this program is when it is called by that name.
+//!
+//! Docker (to 28) has `--gpus` where a program of this name is in dockerd's `PATH`. It then writes `NVIDIA_VISIBLE_DEVICES` itself and adds
+//! `nvidia-container-runtime-hook prestart` to the container's hooks. In front of runc this is where the GPUs come from, by `nvidia-container-cli`; `divvy-runtime` takes
+//! the hook out in every mode but `legacy`, and gives the GPUs itself. Flags, commands and statuses are those of NVIDIA's program (toolkit 1.20.0, written with Go's
+//! `flag`): a flag may have one dash or two, and none counts behind the command.
+//!
+//! It runs with the host's rights and with dockerd's variables. It opens nothing below the container's root, and hands on no variable.
+
+use std::ffi::OsString;
+use std::io::Write as _;
+use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+
+use divvy_container::hook::state::State;
+use divvy_container::runtime::bundle::{Bundle, LEGACY_HOOKS};
+use divvy_container::runtime::{legacy, plan};
+
+use crate::error::{Error, Log};
+use crate::{create, files, low_level};
+
+/// What programs of the machine need for an environment.
+const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+
+/// The program as which this one was called, if that is NVIDIA's hook.
+pub(crate) fn name() -> Option<&'static str> {
+    let called = PathBuf::from(std::env::args_os().next()?);
+    let called = called.file_name()?.to_str()?;
+    LEGACY_HOOKS.into_iter().find(|name| *name == called)
+}
+
+/// What was asked for on the command line.
+#[derive(Debug, PartialEq, Eq)]
+enum Asked {
+    Help,
+    Version,
+    Prestart(Flags),
+    /// A command without an effect.
+    Nothing,
+}
+
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Flags {
+    config: Option<PathBuf>,
+    debug: bool,
+    version: bool,
+}
+
+/// Does what is asked for. Returns only if nothing is to be done, or something is in the way.
+pub(crate) fn run(name: &str, words: &[OsString]) -> ExitCode {
+    let say = |text: &str| {
+        // Nobody is left to be told if that fails.
+        let _ = writeln!(std::io::stderr(), "{text}");
+    };
+    match parse(words) {
+        Err(wrong) => {
+            say(&format!("{name}: {wrong}\n{}", usage(name)));
+            ExitCode::from(2)
+        }
+        Ok(Asked::Help) => {
+            say(&usage(name));
+            ExitCode::SUCCESS
+        }
+        Ok(Asked::Version) => {
+            let text = format!(
+                "NVIDIA Container Runtime Hook version {} of divvy, in place of 1.20.0\n",
+                env!("CARGO_PKG_VERSION")
+            );
+            match std::io::stdout().write_all(text.as_bytes()) {
+                Ok(()) => ExitCode::SUCCESS,
+                Err(error) => {
+                    say(&format!("{name}: {}", Error::Output(error)));
+                    ExitCode::FAILURE
+                }
+            }
+        }
+        Ok(Asked::Nothing) => ExitCode::SUCCESS,
+        Ok(Asked::Prestart(flags)) => {
+            let mut log = Log::default();
+            match prestart(name, flags, &mut log) {
+                Ok(()) => ExitCode::SUCCESS,
+                Err(error) => {
+                    log.error(name, &error);
+                    ExitCode::FAILURE
+                }
+            }
+        }
+    }
+}
+
+fn usage(name: &str) -> String {
+    format!(
+        "Gives a container that starts its GPUs, by nvidia-container-cli, as Docker's --gpus asks for. The container's state is read from standard input.\n\n\
+         Usage: {name} [-config FILE] [-debug] prestart | poststart | poststop\n       {name} -version\n\n\
+         \x20 -config FILE  Another config.toml\n\
+         \x20 -debug        nvidia-container-cli says what it does\n\
+         \x20 poststart, poststop do nothing"
+    )
+}
+
+fn parse(words: &[OsString]) -> Result<Asked, String> {
+    let mut flags = Flags::default();
+    let mut words = words.iter();
+    let command = loop {
+        let word = words.next().map(|word| word.to_string_lossy());
+        let Some(word) = word else { break None };
+        let Some(flag) = word.strip_prefix('-').filter(|rest| !rest.is_empty()) else {
+            break Some(word.into_owned());
+        };
+        let flag = flag.strip_prefix('-').unwrap_or(flag);
+        if flag.is_empty() {
+            break words.next().map(|word| word.to_string_lossy().into_owned());
+        }
+        let (flag, value) = flag.split_once('=').map_or((flag, None), |(flag, value)| (flag, Some(value)));
+        match flag {
+            "debug" => flags.debug = truth(flag, value)?,
+            "version" => flags.version = truth(flag, value)?,
+            "config" => {
+                let next = || words.next().map(|word| word.to_string_lossy().into_owned());
+                let value = value.map(str::to_owned).or_else(next);
+                let value = value.ok_or("flag needs an argument: -config")?;
+                flags.config = Some(PathBuf::from(value)).filter(|path| !path.as_os_str().is_empty());
+            }
+            "h" | "help" => return Ok(Asked::Help),
+            other => return Err(format!("flag provided but not defined: -{other}")),
+        }
+    };
+    match command.as_deref() {
+        _ if flags.version => Ok(Asked::Version),
+        Some("prestart") => Ok(Asked::Prestart(flags)),
+        Some("poststart" | "poststop") => Ok(Asked::Nothing),
+        Some(other) => Err(format!("there is no command {other:?}")),
+        None => Err("a command is needed".to_owned()),
+    }
+}
+
+/// As Go reads it; none at all is true.
+fn truth(flag: &str, value: Option<&str>) -> Result<bool, String> {
+    match value {
+        None | Some("1" | "t" | "T" | "true" | "TRUE" | "True") => Ok(true),
+        Some("0" | "f" | "F" | "false" | "FALSE" | "False") => Ok(false),
+        Some(other) => Err(format!("invalid boolean value {other:?} for -{flag}")),
+    }
+}
+
+/// Becomes `nvidia-container-cli`, if the container asks for GPUs.
+fn prestart(name: &str, flags: Flags, log: &mut Log) -> Result<(), Error> {
+    let mut settings = files::settings_of_hook(flags.config)?;
+    log.also(&settings);
+    if flags.debug {
+        settings.cli.debug = Some("/dev/stderr".to_owned());
+    }
+    let mut said = String::new();
+    files::read_all(std::io::stdin(), &mut said).map_err(|error| Error::State(format!("cannot be read: {error}")))?;
+    let state = State::parse(said.as_bytes())
+        .map_err(|error| Error::State(format!("is not what the runtime specification says: {error}")))?;
+    let folder = state.bundle().ok_or_else(|| Error::State("names no bundle".to_owned()))?;
+    let path = Path::new(folder).join("config.json");
+    let of_bundle = |source| Error::Bundle {
+        path: path.clone(),
+        source,
+    };
+    let text = files::read(&path).map_err(|source| Error::File {
+        what: "read",
+        path: path.clone(),
+        source,
+    })?;
+    let bundle = Bundle::parse(&text).map_err(of_bundle)?;
+    let container = bundle.container().map_err(of_bundle)?;
+    let (wanted, ignored) = plan::by_hook(&container, &settings)?;
+    for sentence in &ignored {
+        let _ = writeln!(std::io::stderr(), "{name}: warning: {sentence}");
+        log.warning(sentence);
+    }
+    let Some(wanted) = wanted else { return Ok(()) };
+    let root = Path::new(folder).join(bundle.root().map_err(of_bundle)?);
+    let words = legacy::words(&container, &wanted, &settings, create::ldconfig()).map_err(plan::Error::Legacy)?;
+    if state.pid == 0 {
+        return Err(Error::State(
+            "names no process of the container: this is a prestart hook".to_owned(),
+        ));
+    }
+    let cli = low_level::nvidia_container_cli(&settings.cli).map_err(Error::NoCliForHook)?;
+    let error = Command::new(&cli)
+        .args(words)
+        .arg(format!("--pid={}", state.pid))
+        .arg(root)
+        .env_clear()
+        .env("PATH", PATH)
+        .envs(settings.cli.environment.iter().filter_map(|entry| entry.split_once('=')))
+        .exec();
+    Err(Error::Exec {
+        runtime: PathBuf::from(cli),
+        source: error,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn flags_are_read_as_go_reads_them() {
+        let prestart = |config: &str, debug| {
+            Ok(Asked::Prestart(Flags {
+                config: Some(PathBuf::from(config)).filter(|path| !path.as_os_str().is_empty()),
+                debug,
+                version: false,
+            }))
+        };
+        for (line, expected) in [
+            ("prestart", prestart("", false)),
+            ("-debug prestart", prestart("", true)),
+            ("--debug=0 -config /c prestart", prestart("/c", false)),
+            ("--config=/c -- prestart -debug", prestart("/c", false)),
+            ("poststart", Ok(Asked::Nothing)),
+            ("poststop -x", Ok(Asked::Nothing)),
+            ("-version", Ok(Asked::Version)),
+            ("-version=true bogus", Ok(Asked::Version)),
+            ("-help", Ok(Asked::Help)),
+            ("bogus", Err("there is no command \"bogus\"".to_owned())),
+            ("-debug", Err("a command is needed".to_owned())),
+            ("-", Err("there is no command \"-\"".to_owned())),
+            ("-x prestart", Err("flag provided but not defined: -x".to_owned())),
+            ("-config", Err("flag needs an argument: -config".to_owned())),
+            (
+                "-debug=maybe prestart",
+                Err("invalid boolean value \"maybe\" for -debug".to_owned()),
+            ),
+        ] {
+            let words: Vec<OsString> = line.split(' ').map(OsString::from).collect();
+            assert_eq!(parse(&words), expected, "{line}");
+        }
+    }
+}
