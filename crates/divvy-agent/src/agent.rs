@@ -12,7 +12,7 @@ use divvy_container::cdi;
 use divvy_hardware::client::ProbeHandle;
 use divvy_kubelet::checkpoint::Checkpoint;
 use divvy_kubelet::plugin;
-use divvy_model::{Health, MiB, Node, names, runtime};
+use divvy_model::{Health, MiB, MigDevice, Node, names, runtime};
 use tokio::sync::{Notify, mpsc, watch};
 use tracing::{debug, info, warn};
 
@@ -157,6 +157,13 @@ impl Agent {
 
     pub(crate) fn set_synced(&self) {
         self.synced.send_replace(true);
+    }
+
+    /// The parts of GPUs that are divided, by the GPU's UUID: what the driver's spec names besides.
+    pub(crate) fn set_mig(&self, mig: BTreeMap<String, Vec<MigDevice>>) {
+        if self.driver_spec.set_mig(mig) {
+            self.look.notify_one();
+        }
     }
 
     /// The GPUs changed.

@@ -2,15 +2,16 @@
 //!
 //! This runs with each reconciliation. The driver's folders are walked only when something changed that a spec depends on.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use divvy_container::cdi::generate::nvidia::Mig;
 use divvy_container::cdi::generate::{Generated, Options, Root, nvidia, proc};
 use divvy_container::cdi::stale::{self, Stale};
 use divvy_container::cdi::{Format, NVIDIA_KIND};
 use divvy_hardware::Files;
-use divvy_model::{Gpu, Health};
+use divvy_model::{Gpu, Health, MigDevice};
 
 use crate::decide::SHARED_DEVICES;
 use crate::decide::driver::{Attempt, Basis, Own, RootState, Seen, SpecFile, Step, Verdict, decide};
@@ -34,6 +35,8 @@ pub(crate) struct DriverSpec {
     sys_root: PathBuf,
     driver_root: String,
     auto: bool,
+    /// The parts of GPUs that are divided, by the GPU's UUID.
+    mig: Mutex<BTreeMap<String, Vec<MigDevice>>>,
     state: Mutex<State>,
 }
 
@@ -44,6 +47,8 @@ struct State {
     made: Option<Stamp>,
     /// Which files of which specs were missing, when this was looked at.
     missing: Option<(RootState, Arc<DriverSpecs>, Vec<Vec<String>>)>,
+    /// What was said of the own file when it was made last.
+    notes: Vec<String>,
     /// What was said last.
     told: Option<String>,
 }
@@ -81,8 +86,17 @@ impl DriverSpec {
             sys_root,
             driver_root,
             auto,
+            mig: Mutex::default(),
             state: Mutex::default(),
         }
+    }
+
+    /// Takes what the driver's library says of GPUs that are divided, for the next look; whether it is another than before.
+    pub(crate) fn set_mig(&self, mig: BTreeMap<String, Vec<MigDevice>>) -> bool {
+        let mut known = self.mig.lock().unwrap_or_else(PoisonError::into_inner);
+        let differs = *known != mig;
+        *known = mig;
+        differs
     }
 
     /// Looks, decides, and does it. `driver` is what the driver's library says of its version.
@@ -93,7 +107,7 @@ impl DriverSpec {
         let mut seen = self.see(store, &tree, &mut state, driver, gpus);
         let mut verdict = decide(&seen);
         if let (Step::Make(trouble), Some(basis)) = (&verdict.step, seen.basis.clone()) {
-            let outcome = self.make(store, &tree, &basis);
+            let outcome = self.make(store, &tree, &basis, &mut state.notes);
             let outcome = match outcome {
                 Ok((stamp, said)) => {
                     state.made = stamp;
@@ -142,19 +156,21 @@ impl DriverSpec {
 
     fn see(&self, store: &Store, tree: &Files, state: &mut State, driver: &str, gpus: &[Gpu]) -> Seen {
         let loaded = proc::loaded_driver(tree).or_else(|| stale::is_version(driver).then(|| driver.to_owned()));
+        let mig = self.mig.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let parts = |gpu: &Gpu| mig.get(&gpu.uuid).map_or(&[][..], Vec::as_slice);
+        let there = gpus.iter().filter(|gpu| gpu.health != Health::Lost);
+        let gpus: Vec<nvidia::Gpu> = there
+            .map(|gpu| nvidia::Gpu {
+                index: gpu.index,
+                uuid: Some(gpu.uuid.clone()),
+                minor: gpu.minor,
+                pci: gpu.pci.clone(),
+                mig: proc::mig_of(tree, gpu.minor, parts(gpu)),
+            })
+            .collect();
         let basis = loaded.map(|driver| Basis {
-            root: self.root_state(tree, gpus),
-            gpus: gpus
-                .iter()
-                .filter(|gpu| gpu.health != Health::Lost)
-                .map(|gpu| nvidia::Gpu {
-                    index: gpu.index,
-                    uuid: Some(gpu.uuid.clone()),
-                    minor: gpu.minor,
-                    pci: gpu.pci.clone(),
-                    mig: proc::mig_of(tree, gpu.minor, []),
-                })
-                .collect(),
+            root: self.root_state(tree, &gpus),
+            gpus,
             driver,
         });
         let specs = store.driver_specs();
@@ -193,7 +209,7 @@ impl DriverSpec {
         }
     }
 
-    fn root_state(&self, tree: &Files, gpus: &[Gpu]) -> Option<RootState> {
+    fn root_state(&self, tree: &Files, gpus: &[nvidia::Gpu]) -> Option<RootState> {
         let (root, machine) = (Root::open(tree, &self.driver_root)?, Root::open(tree, "/")?);
         let stamp = |path: &str| {
             let (real, _) = root.resolve(path)?;
@@ -207,9 +223,11 @@ impl DriverSpec {
             Some(cache) => vec![cache],
             None => FOLDERS.iter().filter_map(|folder| stamp(folder)).collect(),
         };
-        let names = gpus.iter().map(|gpu| format!("/dev/nvidia{}", gpu.minor));
+        let own = gpus.iter().map(|gpu| format!("/dev/nvidia{}", gpu.minor));
+        // The driver divides a GPU before anybody makes these.
+        let parts = gpus.iter().flat_map(|gpu| &gpu.mig).filter_map(Mig::nodes).flatten();
         let shared = SHARED_DEVICES.iter().map(|path| (*path).to_owned());
-        let names: Vec<String> = names.chain(shared).chain(["/dev/nvidiactl".to_owned()]).collect();
+        let names: Vec<String> = own.chain(parts).chain(shared).chain(["/dev/nvidiactl".to_owned()]).collect();
         let there = |root: &Root<'_>, path: &String| root.resolve(path).is_some().then(|| root.host(path));
         let nodes: BTreeSet<String> = names
             .iter()
@@ -238,8 +256,15 @@ impl DriverSpec {
         missing
     }
 
-    /// Makes the spec and writes it, if it is another one than is there. Then there is something to say: notes, or nothing more.
-    fn make(&self, store: &Store, tree: &Files, basis: &Basis) -> Result<(Option<Stamp>, Option<String>), String> {
+    /// Makes the spec and writes it, if it is another one than is there. Then, or if its notes are others than `said`, there is something to say:
+    /// notes, or nothing more.
+    fn make(
+        &self,
+        store: &Store,
+        tree: &Files,
+        basis: &Basis,
+        said: &mut Vec<String>,
+    ) -> Result<(Option<Stamp>, Option<String>), String> {
         let (vendor, class) = NVIDIA_KIND.split_once('/').unwrap_or((NVIDIA_KIND, "gpu"));
         let options = Options {
             class: class.to_owned(),
@@ -262,11 +287,13 @@ impl DriverSpec {
         let written = store
             .write_driver_spec(&spec.print(Format::Json))
             .map_err(|error| error.to_string())?;
-        let notes = match notes.is_empty() {
+        let is_news = written.written || notes != *said;
+        let text = match notes.is_empty() {
             true => String::new(),
             false => format!("; {}", notes.join("; ")),
         };
-        Ok((written.stamp, written.written.then_some(notes)))
+        *said = notes;
+        Ok((written.stamp, is_news.then_some(text)))
     }
 }
 

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use divvy_hardware::client::{Probe as Where, ProbeClient, Spawn, Timing, Update};
 use divvy_hardware::health::{Settings, Tracker, Verdict};
 use divvy_hardware::{GpuFacts, GpuProcesses, Snapshot};
-use divvy_model::{Gpu, Health, Inventory, MiB};
+use divvy_model::{Gpu, Health, Inventory, MiB, MigDevice};
 use tracing::{info, warn};
 
 use crate::agent::Agent;
@@ -72,6 +72,7 @@ pub(crate) async fn follow(
             Update::Snapshot(snapshot) => {
                 agent.ready.clear("gpus");
                 agent.metrics.probe(true);
+                agent.set_mig(mig_of(&snapshot));
                 changed = machine.snapshot(now, snapshot);
             }
             Update::Xid(event) => {
@@ -229,6 +230,12 @@ impl Machine {
         agent.hardware_changed();
         Ok(warning.map(|warning| warning.to_string()))
     }
+}
+
+/// The parts of the GPUs that are divided.
+fn mig_of(snapshot: &Snapshot) -> BTreeMap<String, Vec<MigDevice>> {
+    let divided = snapshot.gpus.iter().filter(|gpu| !gpu.mig_devices.is_empty());
+    divided.map(|gpu| (gpu.uuid.clone(), gpu.mig_devices.clone())).collect()
 }
 
 fn from_facts(facts: GpuFacts) -> Gpu {

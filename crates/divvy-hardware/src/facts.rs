@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use divvy_model::{Link, MiB};
+use divvy_model::{Link, MiB, MigDevice};
 use serde::{Deserialize, Serialize};
 
 use crate::Error;
@@ -42,6 +42,9 @@ pub struct GpuFacts {
     /// Product name.
     #[serde(default)]
     pub model: String,
+    /// What it is sold as, in the words of `NVIDIA_REQUIRE_*`: `tesla`, `geforcertx`; none if the driver does not say.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub brand: Option<String>,
     /// CUDA compute capability, `8.0`; empty if unknown.
     #[serde(default)]
     pub cc: String,
@@ -80,26 +83,13 @@ pub struct GpuFacts {
     pub mig: Option<(bool, bool)>,
     /// The MIG devices into which it is divided, in NVML's order.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub mig_devices: Vec<MigFacts>,
+    pub mig_devices: Vec<MigDevice>,
     /// The driver answers "GPU is lost"; what else is here is from before.
     #[serde(default)]
     pub lost: bool,
     /// Why something could not be read.
     #[serde(default)]
     pub error: Option<String>,
-}
-
-/// A MIG device.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct MigFacts {
-    /// NVML's index among the MIG devices of the GPU, which may leave numbers out.
-    pub index: u32,
-    /// `MIG-…`
-    pub uuid: String,
-    /// GPU instance.
-    pub gi: u32,
-    /// Compute instance.
-    pub ci: u32,
 }
 
 /// A device without a name.

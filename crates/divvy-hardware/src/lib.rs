@@ -22,4 +22,4 @@ pub mod protocol;
 pub use divvy_files::Files;
 pub use divvy_model::xid_is_fatal;
 pub use error::{Code, Error, Failure};
-pub use facts::{GpuFacts, GpuProcesses, Known, MigFacts, Process, Snapshot, Unreadable};
+pub use facts::{GpuFacts, GpuProcesses, Known, Process, Snapshot, Unreadable};

@@ -1,13 +1,14 @@
 //! The whole agent, in this process: an embedded API server, an emulated kubelet and runtime on real sockets, and a probe that
 //! says what the test wants.
 
+use std::collections::BTreeSet;
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use divvy_agent::config::Probe;
 use divvy_agent::{Config, Error};
-use divvy_model::{Allocation, ContainerShare, GpuShare, Inventory, MiB, names};
+use divvy_model::{Allocation, ContainerShare, GpuShare, Inventory, MiB, MigDevice, names};
 use divvy_testbed::api::{ApiServer, DeleteOptions, Effect, Listening, Match, Options, Rule};
 use divvy_testbed::builders;
 use divvy_testbed::node::{ContainerView, Node, NodeSpec};
@@ -25,6 +26,8 @@ const LIMIT: Duration = Duration::from_secs(10);
 struct Machine {
     gpus: Vec<u64>,
     xids: Vec<(usize, u64)>,
+    /// MIG devices of the last GPU.
+    mig: Vec<MigDevice>,
 }
 
 /// A probe of the tests' own: DESIGN.md section 15.
@@ -52,17 +55,20 @@ async fn probe(listener: UnixListener, machine: watch::Receiver<Machine>) {
                 };
                 let Ok(Some(line)) = line else { return };
                 let request: Value = serde_json::from_str(&line).expect("a request");
-                let gpus = machine.borrow().gpus.clone();
+                let Machine { gpus, mig, .. } = machine.borrow().clone();
                 let ok = match request["op"].as_str() {
                     Some("hello") => json!({"v": 1, "probe": "test", "instance": "one", "seq": 0}),
                     Some("snapshot") => {
-                        let gpus: Vec<Value> = gpus
+                        let mut gpus: Vec<Value> = gpus
                             .iter()
                             .enumerate()
                             .map(|(i, mib)| {
                                 json!({"uuid": format!("GPU-{i}"), "index": i, "minor": i, "model": "NVIDIA T4", "totalMiB": mib})
                             })
                             .collect();
+                        if let Some(gpu) = gpus.last_mut().filter(|_| !mig.is_empty()) {
+                            gpu["migDevices"] = json!(mig);
+                        }
                         json!({"v": 1, "driver": "550.54.15", "gpus": gpus})
                     }
                     _ => json!({}),
@@ -113,7 +119,7 @@ impl Bed {
         let socket: PathBuf = directory.path().join("probe.sock");
         let machine = watch::Sender::new(Machine {
             gpus: gpus.to_vec(),
-            xids: Vec::new(),
+            ..Machine::default()
         });
         tokio::spawn(probe(UnixListener::bind(&socket).expect("bound"), machine.subscribe()));
         let config = Config {
@@ -495,6 +501,70 @@ async fn after_an_upgrade_of_the_driver_the_agent_makes_the_spec_again_and_grant
     bed.eventually("the grant is the operator's", || text().contains("/operators/").then_some(()))
         .await;
     assert_eq!(granted(), new);
+    bed.stop_agent().await;
+}
+
+#[tokio::test]
+async fn the_agents_own_spec_names_mig_devices_as_the_driver_does_and_follows_a_new_division() {
+    let divide = |root: &Path, instance: u32| {
+        let folder = root.join(format!("proc/driver/nvidia/capabilities/gpu1/mig/gi{instance}/ci0"));
+        std::fs::create_dir_all(folder).expect("made");
+    };
+    let make_nodes = |root: &Path, instance: u32| {
+        std::fs::create_dir_all(root.join("dev/nvidia-caps")).expect("made");
+        for minor in [instance * 10, instance * 10 + 1] {
+            std::fs::write(root.join(format!("dev/nvidia-caps/nvidia-cap{minor}")), "").expect("written");
+        }
+    };
+    let mut bed = Bed::with(&[16384, 40960], |spec| {
+        let root = spec.paths().sys_root;
+        install_driver(&root, None, "560.35.03");
+        divide(&root, 3);
+        make_nodes(&root, 3);
+        std::fs::create_dir_all(root.join("proc/driver/nvidia-caps")).expect("made");
+        let minors = "gpu1/gi3/access 30\ngpu1/gi3/ci0/access 31\ngpu1/gi5/access 50\ngpu1/gi5/ci0/access 51\n";
+        std::fs::write(root.join("proc/driver/nvidia-caps/mig-minors"), minors).expect("written");
+        std::fs::create_dir_all(root.join("etc/cdi")).expect("made");
+        std::fs::write(root.join("etc/cdi/nvidia.yaml"), operators_spec("535.129.03")).expect("written");
+    })
+    .await;
+    let (root, own) = (
+        bed.config.sys_root.clone(),
+        bed.config.cdi_dir.join("divvy.dev-driver_nvidia.com-gpu.json"),
+    );
+    let names = || {
+        let spec = divvy_container::cdi::Spec::parse(&std::fs::read_to_string(&own).ok()?).ok()?;
+        Some(spec.devices.iter().map(|device| device.name.clone()).collect::<BTreeSet<_>>())
+    };
+    let part = |index: u32, gi: u32| MigDevice {
+        index,
+        uuid: format!("MIG-{gi}"),
+        gi,
+        ci: 0,
+    };
+    bed.memory_is(56, 56).await;
+    bed.machine.send_modify(|machine| machine.mig = vec![part(1, 3)]);
+    let first = ["0", "1:1", "GPU-0", "MIG-3", "all"];
+    bed.eventually("the driver's names", || names().filter(|names| names.iter().eq(&first)))
+        .await;
+
+    divide(&root, 5);
+    bed.machine.send_modify(|machine| machine.mig = vec![part(0, 5), part(1, 3)]);
+    let told = || {
+        let events = bed.api.list("events", "default").ok()?;
+        let text = serde_json::to_string(&events).ok()?;
+        text.contains(
+            "MIG device 1:0 (GPU instance 5, compute instance 0) is left out: there is no /dev/nvidia-caps/nvidia-cap50",
+        )
+        .then_some(())
+    };
+    bed.eventually("what is missing is said", told).await;
+    make_nodes(&root, 5);
+    // A pod is a reason to look.
+    bed.create("a", Some(0), 1);
+    let second = ["0", "1:0", "1:1", "GPU-0", "MIG-3", "MIG-5", "all"];
+    bed.eventually("the new part", || names().filter(|names| names.iter().eq(&second)))
+        .await;
     bed.stop_agent().await;
 }
 

@@ -1,5 +1,6 @@
 //! A CDI spec of this moment's GPUs, which is written nowhere: mode `jit-cdi`.
 
+use divvy_model::MigDevice;
 use serde::Deserialize;
 use thiserror::Error as ThisError;
 
@@ -45,18 +46,12 @@ struct Gpu {
     pci: String,
     #[serde(default)]
     cc: String,
+    #[serde(default)]
+    brand: Option<String>,
     #[serde(default, rename = "migDevices")]
-    mig: Vec<Mig>,
+    mig: Vec<MigDevice>,
     #[serde(default)]
     lost: bool,
-}
-
-#[derive(Debug, Deserialize)]
-struct Mig {
-    index: u32,
-    uuid: String,
-    gi: u32,
-    ci: u32,
 }
 
 #[derive(Debug, Deserialize)]
@@ -110,11 +105,7 @@ pub fn registry(tree: &dyn Tree, probe: &str, driver_root: &str, extras: Extras)
         .into_iter()
         .map(|gpu| nvidia::Gpu {
             index: gpu.index,
-            mig: proc::mig_of(
-                tree,
-                gpu.minor,
-                gpu.mig.iter().map(|mig| (mig.index, mig.gi, mig.ci, mig.uuid.as_str())),
-            ),
+            mig: proc::mig_of(tree, gpu.minor, &gpu.mig),
             uuid: Some(gpu.uuid),
             minor: gpu.minor,
             pci: gpu.pci,
@@ -143,11 +134,11 @@ fn facts(driver: &str, cuda: &str, gpus: &[Gpu]) -> Facts {
         facts.cuda = Some(cuda.to_owned());
     }
     // Of GPUs that are not alike, the one that the container gets may be either.
-    if let [first, rest @ ..] = gpus
-        && !first.cc.is_empty()
-        && rest.iter().all(|gpu| gpu.cc == first.cc)
-    {
-        facts.arch = Some(first.cc.clone());
-    }
+    let alike = |what: fn(&Gpu) -> Option<&str>| {
+        let first = what(gpus.first()?)?;
+        gpus.iter().all(|gpu| what(gpu) == Some(first)).then(|| first.to_owned())
+    };
+    facts.arch = alike(|gpu| Some(gpu.cc.as_str()).filter(|cc| !cc.is_empty()));
+    facts.brand = alike(|gpu| gpu.brand.as_deref());
     facts
 }

@@ -2,8 +2,8 @@
 //!
 //! Each value is one expression: alternatives stand beside each other, conditions of one alternative behind commas (`cuda>=12.4
 //! brand=tesla,driver>=470,driver<471`). NVIDIA's toolkit judges them in mode `legacy` only; here they count in every mode. What nobody knows
-//! of this machine (a GPU's brand, the CUDA version of a driver that is newer than this program) is in nobody's way: a container is refused only
-//! where no alternative can be true.
+//! of this machine (a GPU's brand where only specs are read, the CUDA version of a driver that is newer than this program) is in nobody's way:
+//! a container is refused only where no alternative can be true.
 
 use std::cmp::Ordering;
 

@@ -107,18 +107,36 @@ fn what_is_no_snapshot_and_a_machine_without_a_driver_are_refused_in_words() {
 
 #[test]
 fn what_an_image_requires_is_judged_by_what_the_driver_says() {
-    let gpu = |index: u32, cc: &str| json!({"uuid": format!("GPU-{index}"), "index": index, "minor": index, "cc": cc});
-    for (gpus, arch) in [
-        (json!([gpu(0, "8.0"), gpu(1, "8.0")]), Some("8.0")),
-        (json!([gpu(0, "8.0"), gpu(1, "9.0")]), None),
-        (json!([gpu(0, "")]), None),
+    let gpu = |index: u32, cc: &str, brand: Value| {
+        let uuid = format!("GPU-{index}");
+        json!({"uuid": uuid, "index": index, "minor": index, "cc": cc, "brand": brand})
+    };
+    let (tesla, geforce) = (json!("tesla"), json!("geforce"));
+    for (gpus, arch, brand) in [
+        (
+            json!([gpu(0, "8.0", tesla.clone()), gpu(1, "8.0", tesla.clone())]),
+            Some("8.0"),
+            Some("tesla"),
+        ),
+        (
+            json!([gpu(0, "8.0", tesla.clone()), gpu(1, "9.0", tesla.clone())]),
+            None,
+            Some("tesla"),
+        ),
+        (
+            json!([gpu(0, "8.0", tesla.clone()), gpu(1, "8.0", geforce)]),
+            Some("8.0"),
+            None,
+        ),
+        (json!([gpu(0, "8.0", tesla), gpu(1, "8.0", Value::Null)]), Some("8.0"), None),
+        (json!([gpu(0, "", Value::Null)]), None, None),
     ] {
         let Live { facts, .. } = registry(&kinds::debian(), &snapshot(&gpus), "/", Extras::default()).expect("a spec");
         let expected = Facts {
             driver: Some("550.54.15".to_owned()),
             cuda: Some("12.4".to_owned()),
             arch: arch.map(str::to_owned),
-            brand: None,
+            brand: brand.map(str::to_owned),
         };
         assert_eq!(facts, expected);
     }

@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use divvy_model::{Link, MiB};
-use nvml_wrapper::enum_wrappers::device::{Clock, ComputeMode, TemperatureSensor, TopologyLevel};
+use divvy_model::{Link, MiB, MigDevice};
+use nvml_wrapper::enum_wrappers::device::{Brand, Clock, ComputeMode, TemperatureSensor, TopologyLevel};
 use nvml_wrapper::enums::device::UsedGpuMemory;
 use nvml_wrapper::error::NvmlError;
 use nvml_wrapper::struct_wrappers::device::ProcessInfo;
@@ -12,7 +12,7 @@ use nvml_wrapper::{Device, Nvml};
 
 use super::{failure, ffi};
 use crate::backend::Calls;
-use crate::{Failure, GpuFacts, GpuProcesses, Known, MigFacts, Process, Snapshot, Unreadable};
+use crate::{Failure, GpuFacts, GpuProcesses, Known, Process, Snapshot, Unreadable};
 
 /// More NVLinks than any GPU has; the driver says earlier that there are no more.
 const MAX_NVLINKS: u32 = 36;
@@ -101,15 +101,18 @@ fn gpu(device: &Device<'_>, index: u32, uuid: &str, before: Option<&GpuFacts>) -
             reader.facts.sms = cores / lanes(major, minor);
         }
         reader.facts.clock_mhz = reader.read("highest clock", device.max_clock_info(Clock::SM));
+        reader.facts.brand = device.brand().ok().map(|brand| words_of(&brand).to_owned());
         reader.facts.compute_mode = device.compute_mode().ok().map(|mode| compute_mode(&mode).to_owned());
         reader.facts.persistence = device.is_in_persistent_mode().ok();
         reader.facts.mig = device.mig_mode().ok().map(|mig| (mig.current == 1, mig.pending == 1));
         reader.facts.numa = numa(&reader.facts.pci, device);
     }
     // A GPU can be divided anew while it is there; only whether it may be divided takes a reset.
-    if reader.facts.mig.is_some_and(|(is_on, _)| is_on) {
-        reader.facts.mig_devices = reader.read("MIG devices", mig_devices(device));
+    if facts.mig.is_some_and(|(is_on, _)| is_on) {
+        // That they cannot be named keeps them from no pod of the whole GPU, and is no fault of it.
+        facts.mig_devices = mig_devices(device).unwrap_or_default();
     }
+    let mut reader = Reader { facts: &mut facts };
     let memory = match device.memory_info() {
         Ok(memory) => Ok((memory.total, memory.used)),
         Err(NvmlError::FailedToLoadSymbol(_)) => ffi::memory_info_v1(device),
@@ -130,7 +133,7 @@ fn gpu(device: &Device<'_>, index: u32, uuid: &str, before: Option<&GpuFacts>) -
 }
 
 /// NVML counts the places that a GPU has; not every one is taken.
-fn mig_devices(device: &Device<'_>) -> Result<Vec<MigFacts>, NvmlError> {
+fn mig_devices(device: &Device<'_>) -> Result<Vec<MigDevice>, NvmlError> {
     let mut found = Vec::new();
     for index in 0..device.mig_device_count()? {
         let mig = match device.mig_device_by_index(index) {
@@ -140,9 +143,32 @@ fn mig_devices(device: &Device<'_>) -> Result<Vec<MigFacts>, NvmlError> {
         };
         let (gi, ci) = ffi::mig_instances(&mig)?;
         let uuid = mig.uuid()?;
-        found.push(MigFacts { index, uuid, gi, ci });
+        found.push(MigDevice { index, uuid, gi, ci });
     }
     Ok(found)
+}
+
+/// Brands as images write them in `NVIDIA_REQUIRE_CUDA`; libnvidia-container compares without case.
+fn words_of(brand: &Brand) -> &'static str {
+    match brand {
+        Brand::Unknown => "unknown",
+        Brand::Quadro => "quadro",
+        Brand::Tesla => "tesla",
+        Brand::NVS => "nvs",
+        Brand::GRID => "grid",
+        Brand::GeForce => "geforce",
+        Brand::Titan => "titan",
+        Brand::VApps => "vapps",
+        Brand::VPC => "vpc",
+        Brand::VCS => "vcs",
+        Brand::VWS => "vws",
+        Brand::CloudGaming | Brand::VGaming => "cloudgaming",
+        Brand::QuadroRTX => "quadrortx",
+        Brand::NvidiaRTX => "nvidiartx",
+        Brand::Nvidia => "nvidia",
+        Brand::GeForceRTX => "geforcertx",
+        Brand::TitanRTX => "titanrtx",
+    }
 }
 
 fn compute_mode(mode: &ComputeMode) -> &'static str {

@@ -32,13 +32,13 @@ fn once_prints_what_the_machine_description_says() {
     let snapshot: Value = serde_json::from_slice(&output.stdout).expect("JSON");
     let gpus = json!([
         {
-            "uuid": GPU0, "index": 0, "minor": 0, "pci": "0000:80:00.0", "model": "NVIDIA A100-SXM4-40GB", "cc": "8.0",
+            "uuid": GPU0, "index": 0, "minor": 0, "pci": "0000:80:00.0", "model": "NVIDIA A100-SXM4-40GB", "brand": "nvidia", "cc": "8.0",
             "sms": 108, "clockMHz": 1410, "totalMiB": 40960, "usedMiB": 510, "numa": null, "temperature": 35,
             "utilization": 0, "links": [[GPU1, "nvlink", 12], [GPU1, "single-switch", 0]],
             "computeMode": "default", "persistence": true, "lost": false, "error": null,
         },
         {
-            "uuid": GPU1, "index": 1, "minor": 5, "pci": "0000:af:00.0", "model": "Tesla T4", "cc": "7.5",
+            "uuid": GPU1, "index": 1, "minor": 5, "pci": "0000:af:00.0", "model": "Tesla T4", "brand": "tesla", "cc": "7.5",
             "sms": 40, "clockMHz": 1590, "totalMiB": 15360, "usedMiB": 0, "numa": 1, "temperature": 60,
             "utilization": 90, "links": [[GPU0, "nvlink", 12], [GPU0, "single-switch", 0]],
             "computeMode": "default", "persistence": true, "lost": false, "error": null,

@@ -96,6 +96,30 @@ unsafe extern "C" fn nvmlDeviceGetName(device: ffi::nvmlDevice_t, name: *mut c_c
     })
 }
 
+/// By the product's name, which begins with it: Tesla V100, GeForce RTX 4090, RTX A6000. What is new and for data centres is NVIDIA alone.
+fn brand_of(model: &str) -> ffi::nvmlBrandType_t {
+    let brands = [
+        ("GeForce", ffi::nvmlBrandType_enum_NVML_BRAND_GEFORCE),
+        ("TITAN", ffi::nvmlBrandType_enum_NVML_BRAND_TITAN),
+        ("Tesla", ffi::nvmlBrandType_enum_NVML_BRAND_TESLA),
+        ("Quadro RTX", ffi::nvmlBrandType_enum_NVML_BRAND_QUADRO_RTX),
+        ("Quadro", ffi::nvmlBrandType_enum_NVML_BRAND_QUADRO),
+        ("RTX", ffi::nvmlBrandType_enum_NVML_BRAND_NVIDIA_RTX),
+    ];
+    let found = brands.iter().find(|(word, _)| model.contains(word));
+    found.map_or(ffi::nvmlBrandType_enum_NVML_BRAND_NVIDIA, |(_, brand)| *brand)
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn nvmlDeviceGetBrand(device: ffi::nvmlDevice_t, brand: *mut ffi::nvmlBrandType_t) -> ffi::nvmlReturn_t {
+    answer(|| {
+        device_call(device, |_, card, _| {
+            // SAFETY: the caller's out parameter.
+            unsafe { put(brand, brand_of(&card.described.model)) }
+        })
+    })
+}
+
 #[unsafe(no_mangle)]
 unsafe extern "C" fn nvmlDeviceGetUUID(device: ffi::nvmlDevice_t, uuid: *mut c_char, length: c_uint) -> ffi::nvmlReturn_t {
     answer(|| {

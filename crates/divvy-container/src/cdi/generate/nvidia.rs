@@ -34,6 +34,14 @@ pub struct Mig {
     pub capabilities: Option<(u32, u32)>,
 }
 
+impl Mig {
+    /// The device nodes of its capabilities: the GPU instance's and the compute instance's.
+    pub fn nodes(&self) -> Option<[String; 2]> {
+        let (gi, ci) = self.capabilities?;
+        Some([gi, ci].map(|minor| format!("/dev/nvidia-caps/nvidia-cap{minor}")))
+    }
+}
+
 /// What every container with a GPU needs.
 const CONTROL: &str = "/dev/nvidiactl";
 /// What it needs where it is there.
@@ -179,10 +187,7 @@ fn describe(gpu: &Gpu, nodes: &Nodes<'_>, machine: &Root<'_>, draft: &mut Draft)
     for mig in &gpu.mig {
         let name = format!("{}:{}", gpu.index, mig.index);
         let mut edits = edits.clone();
-        let capabilities = mig
-            .capabilities
-            .map(|(gi, ci)| [gi, ci].map(|minor| format!("/dev/nvidia-caps/nvidia-cap{minor}")));
-        let missing = match &capabilities {
+        let missing = match &mig.nodes() {
             None => Some("its capabilities, which are not in /proc/driver/nvidia-caps/mig-minors".to_owned()),
             Some(paths) => paths.iter().find(|path| !nodes.add_with_group(&mut edits, path)).cloned(),
         };

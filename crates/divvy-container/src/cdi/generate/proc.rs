@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use divvy_model::MigDevice;
+
 use super::nvidia::{Gpu, Mig};
 use super::tree::Root;
 use super::{Tree, stale};
@@ -34,7 +36,7 @@ pub fn gpus(tree: &dyn Tree) -> Vec<Gpu> {
     gpus.sort_by(|a, b| a.pci.cmp(&b.pci));
     for (gpu, index) in gpus.iter_mut().zip(0..) {
         gpu.index = index;
-        gpu.mig = mig_of(tree, gpu.minor, []);
+        gpu.mig = mig_of(tree, gpu.minor, &[]);
     }
     gpus
 }
@@ -57,11 +59,8 @@ fn information(text: &str, address: &str) -> Option<Gpu> {
     })
 }
 
-/// What NVML says of a MIG device: its index, GPU instance, compute instance and UUID.
-pub type Told<'t> = (u32, u32, u32, &'t str);
-
-/// The MIG devices of a GPU, by GPU instance and compute instance. Their UUIDs, and the indices that count, NVML alone knows.
-pub fn mig_of<'t>(tree: &dyn Tree, minor: u32, told: impl IntoIterator<Item = Told<'t>>) -> Vec<Mig> {
+/// The MIG devices of a GPU, by index. Their UUIDs, and the indices that count, NVML alone knows, which `told` them, or nothing.
+pub fn mig_of(tree: &dyn Tree, minor: u32, told: &[MigDevice]) -> Vec<Mig> {
     let Some(root) = Root::open(tree, "/") else {
         return Vec::new();
     };
@@ -79,16 +78,15 @@ pub fn mig_of<'t>(tree: &dyn Tree, minor: u32, told: impl IntoIterator<Item = To
     let minors = root.text(MIG_MINORS).unwrap_or_default();
     let minors = mig_minors(&minors);
     let capability = |path: String| minors.get(format!("gpu{minor}/{path}/access").as_str()).copied();
-    let told: Vec<Told<'t>> = told.into_iter().collect();
     let devices = found.into_iter().zip(0..).filter_map(|((gi, ci), position)| {
-        let known = told.iter().find(|(_, of_gi, of_ci, _)| (*of_gi, *of_ci) == (gi, ci));
+        let known = told.iter().find(|told| (told.gi, told.ci) == (gi, ci));
         // One that NVML does not have has no index that is not another's.
         if known.is_none() && !told.is_empty() {
             return None;
         }
         Some(Mig {
-            index: known.map_or(position, |(index, ..)| *index),
-            uuid: known.map(|(.., uuid)| (*uuid).to_owned()),
+            index: known.map_or(position, |known| known.index),
+            uuid: known.map(|known| known.uuid.clone()),
             gpu_instance: gi,
             compute_instance: ci,
             capabilities: capability(format!("gi{gi}")).zip(capability(format!("gi{gi}/ci{ci}"))),

@@ -243,14 +243,7 @@ fn from_facts(facts: &GpuFacts, tree: &dyn Tree) -> nvidia::Gpu {
         uuid: Some(facts.uuid.clone()),
         minor: facts.minor,
         pci: facts.pci.clone(),
-        mig: proc::mig_of(
-            tree,
-            facts.minor,
-            facts
-                .mig_devices
-                .iter()
-                .map(|mig| (mig.index, mig.gi, mig.ci, mig.uuid.as_str())),
-        ),
+        mig: proc::mig_of(tree, facts.minor, &facts.mig_devices),
     }
 }
 
