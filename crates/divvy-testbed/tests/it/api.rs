@@ -1,5 +1,6 @@
 //! The embedded API server, seen through kube-rs and through requests that a real kubectl made.
 
+mod events;
 mod faults;
 mod kubectl;
 mod objects;
