@@ -98,25 +98,19 @@ fn try_populated(pod: &Path) -> Result<bool, (PathBuf, io::Error)> {
     let events = pod.join("cgroup.events");
     match files::read_kernel(&events) {
         Ok(text) => {
-            let value = text.lines().find_map(|line| line.strip_prefix("populated "));
-            return match value.map(str::trim) {
-                Some("0") => Ok(false),
-                Some("1") => Ok(true),
-                _ => Err((
-                    events,
-                    io::Error::new(io::ErrorKind::InvalidData, "no line \"populated 0\" or \"populated 1\""),
-                )),
-            };
+            return cgroup::is_populated(&text).ok_or_else(|| {
+                let what = "no line \"populated 0\" or \"populated 1\"";
+                (events, io::Error::new(io::ErrorKind::InvalidData, what))
+            });
         }
         Err(error) if is_gone(&error) => {}
         Err(error) => return Err((events, error)),
     }
     let current = pod.join("pids.current");
     match files::read_kernel(&current) {
-        Ok(text) => match text.trim().parse::<u64>() {
-            Ok(count) => Ok(count > 0),
-            Err(_) => Err((current, io::Error::new(io::ErrorKind::InvalidData, "not a number"))),
-        },
+        Ok(text) => {
+            cgroup::has_processes(&text).ok_or_else(|| (current, io::Error::new(io::ErrorKind::InvalidData, "not a number")))
+        }
         // The whole cgroup may have gone meanwhile; if it is still there, a controller is missing and nothing is known.
         Err(error) if is_gone(&error) && !pod.exists() => Ok(false),
         Err(error) => Err((current, error)),

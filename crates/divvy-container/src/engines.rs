@@ -195,6 +195,17 @@ pub enum Error {
         /// The file that wins.
         winner: String,
     },
+    /// What is kept for going back is not what we kept.
+    #[error(
+        "{path} is not as divvy wrote it, so what was there before cannot be told: {why}; remove it to go on without, and --undo takes out the runtime \
+         alone; nothing was changed"
+    )]
+    Record {
+        /// The record.
+        path: String,
+        /// The reason.
+        why: String,
+    },
     /// A template that says something of the runtime itself.
     #[error(
         "{path} already has a table for the runtime {name}, written by hand: a second one would stop containerd. Take it out, or choose another name with --runtime-name; nothing was changed"

@@ -10,4 +10,4 @@ pub mod hook;
 mod plain;
 pub mod runtime;
 
-pub use plain::plain;
+pub use plain::{plain, plain_line};

@@ -20,6 +20,12 @@ pub fn plain(text: &str) -> Cow<'_, str> {
     Cow::Owned(shown)
 }
 
+/// The same on one line: ends of lines are written out, too.
+pub fn plain_line(text: impl IntoIterator<Item = char>) -> String {
+    let text: String = text.into_iter().collect();
+    plain(&text).replace('\n', "\\u{a}")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -33,5 +39,6 @@ mod tests {
         ] {
             assert_eq!(plain(text), expected);
         }
+        assert_eq!(plain_line("a\nb\u{1b}".chars()), "a\\u{a}b\\u{1b}");
     }
 }

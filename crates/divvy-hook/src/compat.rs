@@ -8,9 +8,6 @@ use divvy_container::hook::compat::{self, LIBCUDA};
 use crate::error::{Error, Result};
 use crate::root::Root;
 
-/// Where NVIDIA's images have it.
-pub(crate) const FOLDER: &str = "/usr/local/cuda/compat";
-
 /// Whether the folder has one libcuda, and it is to be used in place of the driver's of the machine. An image says for which drivers its library is
 /// made; where it does not, a newer major version is.
 pub(crate) fn is_wanted(root: &Root, folder: &str, host_driver: &str) -> Result<bool> {

@@ -3,6 +3,7 @@
 use std::io::{self, Write as _};
 use std::process::ExitCode;
 
+use divvy_container::hook::arguments;
 use thiserror::Error as ThisError;
 
 pub(crate) type Result<T, E = Error> = std::result::Result<T, E>;
@@ -11,8 +12,8 @@ pub(crate) type Result<T, E = Error> = std::result::Result<T, E>;
 #[derive(Debug, ThisError)]
 pub(crate) enum Error {
     /// The command line.
-    #[error("{0}; divvy-hook --help tells the rest")]
-    Usage(String),
+    #[error(transparent)]
+    Arguments(#[from] arguments::Error),
     /// What the container runtime says on standard input, or the container's configuration.
     #[error("{0}; a container runtime calls this program, with the container's state on standard input")]
     State(String),
@@ -30,9 +31,6 @@ pub(crate) enum Error {
         path: String,
         source: io::Error,
     },
-    /// Something of the image is not what it should be.
-    #[error("invalid symlink specification {0}: TARGET::LINK is one, and LINK begins with /")]
-    Link(String),
 }
 
 impl Error {

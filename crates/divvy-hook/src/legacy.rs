@@ -5,6 +5,8 @@ use std::os::unix::process::CommandExt as _;
 use std::path::Path;
 use std::process::Command;
 
+use divvy_container::hook::arguments;
+
 use crate::error::{Error, Result};
 use crate::state;
 
@@ -14,9 +16,7 @@ const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
 /// Becomes the program. Its words were settled by `divvy-runtime` from the container's configuration; a path of the machine, never of the image.
 pub(crate) fn run(environment: &[String], words: &[OsString]) -> Result<()> {
     let Some((program, words)) = words.split_first().filter(|(program, _)| Path::new(program).is_absolute()) else {
-        return Err(Error::Usage(
-            "legacy: the program after -- is to be named by its whole path".to_owned(),
-        ));
+        return Err(arguments::Error::Usage("legacy: the program after -- is to be named by its whole path".to_owned()).into());
     };
     let state = state::read()?;
     if state.pid == 0 {

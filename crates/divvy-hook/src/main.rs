@@ -8,7 +8,6 @@
 
 #![forbid(unsafe_code)]
 
-mod arguments;
 mod cache;
 mod compat;
 mod error;
@@ -25,10 +24,10 @@ use std::io::Write as _;
 use std::os::unix::process::CommandExt as _;
 use std::process::{Command, ExitCode};
 
+use divvy_container::hook::arguments::{HELP, Hook, OnFailure};
 use rustix::fs::Mode;
 use rustix::process::{DumpableBehavior, set_dumpable_behavior, umask};
 
-use arguments::{HELP, Hook, OnFailure};
 use error::{Error, Result, complain};
 use root::Root;
 
@@ -40,7 +39,7 @@ fn main() -> ExitCode {
         };
     }
     let words: Vec<OsString> = std::env::args_os().skip(1).collect();
-    let done = settle().and_then(|()| Hook::parse(&words)).and_then(run);
+    let done = settle().and_then(|()| Ok(Hook::parse(&words)?)).and_then(run);
     match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => complain(&error),

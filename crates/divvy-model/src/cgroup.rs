@@ -20,6 +20,22 @@ pub fn pod_uid(name: &str) -> Option<String> {
     plain(uid).then(|| uid.to_owned())
 }
 
+/// Whether a cgroup of v2 or one below it has processes, from its `cgroup.events`; none if the file does not say.
+pub fn is_populated(cgroup_events: &str) -> Option<bool> {
+    let value = cgroup_events.lines().find_map(|line| line.strip_prefix("populated "))?;
+    match value.trim() {
+        "0" => Some(false),
+        "1" => Some(true),
+        _ => None,
+    }
+}
+
+/// Whether a cgroup of v1 or one below it has processes, from its `pids.current`; none if that is no number.
+pub fn has_processes(pids_current: &str) -> Option<bool> {
+    let count = pids_current.trim().parse::<u64>();
+    count.ok().map(|count| count > 0)
+}
+
 /// The UID of the pod that a process belongs to, from its `/proc/<pid>/cgroup`; `None` for a process of no pod.
 ///
 /// On v2 that is one line, `0::<path>`, on v1 one for each controller. Read from within a cgroup namespace of its own the
@@ -43,6 +59,23 @@ fn pod_of_path(path: &str) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn who_lives_in_a_cgroup_is_known_or_nothing_is() {
+        for (events, current, expected) in [
+            ("populated 1\nfrozen 0\n", "2\n", Some(true)),
+            ("frozen 0\npopulated 0\n", "0\n", Some(false)),
+            ("populated 2\n", "-1\n", None),
+            ("unpopulated 1\n", "1 2\n", None),
+            ("", "", None),
+        ] {
+            assert_eq!(
+                (is_populated(events), has_processes(current)),
+                (expected, expected),
+                "{events}{current}"
+            );
+        }
+    }
 
     #[test]
     fn a_process_belongs_to_the_pod_in_its_cgroups_path() {

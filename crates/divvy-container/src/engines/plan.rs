@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use super::revert::{self, Kept};
 use super::text::text;
 use super::{Configuration, Error, Files, containerd, crio, docker, template};
+use crate::plain_line;
 
 /// What an engine is to be told.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -73,6 +74,11 @@ impl Target {
             | Target::Crio { config, .. }
             | Target::Template { config, .. } => config,
         }
+    }
+
+    /// Where the [`Record`] is kept.
+    pub fn record(&self) -> String {
+        format!("{}.divvy-undo", self.config())
     }
 
     /// The file into which the runtime goes.
@@ -144,6 +150,26 @@ pub struct Plan {
 pub struct Record {
     /// The files that were written.
     pub files: BTreeMap<String, Recorded>,
+}
+
+impl Record {
+    /// Reads the record in the file of this path.
+    ///
+    /// # Errors
+    /// [`Error::Record`]: it is none that we wrote.
+    pub fn parse(path: &str, text: &str) -> Result<Record, Error> {
+        let wrong = |why: String| Error::Record {
+            path: path.to_owned(),
+            why: plain_line(why.chars()),
+        };
+        let record: Record = serde_json::from_str(text).map_err(|error| wrong(error.to_string()))?;
+        let is_whole =
+            |path: &str| path.starts_with('/') && !path.split('/').any(|part| part == "..") && !path.contains(char::is_control);
+        match record.files.keys().find(|file| !is_whole(file)) {
+            Some(file) => Err(wrong(format!("{file:?} is no path of a file that it wrote"))),
+            None => Ok(record),
+        }
+    }
 }
 
 /// A file that was written.

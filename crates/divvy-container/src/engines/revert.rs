@@ -27,8 +27,17 @@ pub(super) fn file(
         return Ok((left_or_none(recorded, left.trim().is_empty(), left), kept));
     }
     let original = recorded.original.as_deref().unwrap_or_default();
+    // What we wrote down was read before.
+    let of_record = |error: Error| Error::Record {
+        path: target.record(),
+        why: match error {
+            Error::Syntax { what, .. } => format!("the text of {path} in it cannot be read: {what}"),
+            other => other.to_string(),
+        },
+    };
     if target.is_json() {
-        let (original, written) = (docker::parse(path, original)?, docker::parse(path, &recorded.written)?);
+        let parse = |text| docker::parse(path, text).map_err(of_record);
+        let (original, written) = (parse(original)?, parse(&recorded.written)?);
         docker::parse(path, &now)?;
         let document = json::Document::parse(path, &now)?;
         let root = document.root();
@@ -37,10 +46,8 @@ pub(super) fn file(
         let empty = docker::parse(path, &left)?.is_empty();
         return Ok((left_or_none(recorded, empty, left), kept));
     }
-    let (original, written) = (
-        super::text::toml(path, original)?,
-        super::text::toml(path, &recorded.written)?,
-    );
+    let parse = |text| super::text::toml(path, text).map_err(of_record);
+    let (original, written) = (parse(original)?, parse(&recorded.written)?);
     let mut document = toml_text::document(path, &now)?;
     tables(document.as_table_mut(), &original, &written, "", &mut kept);
     let empty = is_empty(&document);

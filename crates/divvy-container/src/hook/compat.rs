@@ -6,6 +6,8 @@ use serde::Deserialize;
 
 /// What the name of an image's library begins with; its version follows.
 pub const LIBCUDA: &str = "libcuda.so.";
+/// Where NVIDIA's images have it.
+pub const FOLDER: &str = "/usr/local/cuda/compat";
 /// Of an ELF file: more sections than this, or a larger table of names or note, no libcuda has.
 const MOST_SECTIONS: u64 = 1000;
 const MOST_BYTES: u64 = 64 * 1024;

@@ -13,6 +13,7 @@ use super::plan::Plan;
 use super::request::{Container, is_legacy_image};
 use super::settings::Settings;
 use crate::cdi::{Registry, stale};
+use crate::plain_line;
 
 /// Why the driver is not the one that the image wants.
 #[derive(Debug, Clone, PartialEq, Eq, ThisError)]
@@ -85,7 +86,8 @@ impl Facts {
         ];
         let known: Vec<String> = parts
             .into_iter()
-            .filter_map(|(name, value)| Some(format!("{name} {}", value.as_ref()?)))
+            // A driver's version may be a part of a file's name.
+            .filter_map(|(name, value)| Some(format!("{name} {}", plain_line(value.as_ref()?.chars().take(100)))))
             .collect();
         known.join(", ")
     }
@@ -188,11 +190,7 @@ pub fn check(expressions: &[String], facts: &Facts) -> Result<(), Error> {
         None => Ok(()),
         Some(expression) => Err(Error::Unsatisfied {
             // On one line, whatever blanks stand between the alternatives.
-            condition: expression
-                .chars()
-                .take(200)
-                .map(|c| if c.is_control() { ' ' } else { c })
-                .collect(),
+            condition: plain_line(expression.chars().take(200).map(|c| if c.is_control() { ' ' } else { c })),
             facts: facts.in_words(),
         }),
     }

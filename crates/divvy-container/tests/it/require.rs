@@ -32,6 +32,17 @@ fn an_error_is_one_line_whatever_blanks_the_image_writes() {
 }
 
 #[test]
+fn an_error_moves_no_cursor_whatever_the_names_of_the_drivers_files() {
+    let of_machine = facts("1\u{1b}[2J2.2", Some("\u{202e}alset"), "470.82\n");
+    let text = judged("brand=\u{202e}x", &of_machine).expect_err("no such brand").to_string();
+    assert!(
+        text.contains("brand=\\u{202e}x, please") && text.contains("driver 470.82\\u{a}, CUDA 1\\u{1b}[2J2.2,"),
+        "{text}"
+    );
+    assert_eq!(divvy_container::plain(&text), text);
+}
+
+#[test]
 fn case_44_a_alternatives_stand_beside_each_other_and_conditions_behind_commas() {
     let old = facts("12.2", Some("Tesla"), "470.82");
     let (tesla, geforce) = (Some("Tesla"), Some("GeForce"));

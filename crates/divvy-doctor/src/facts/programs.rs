@@ -1,6 +1,9 @@
 //! What running programs answer.
 
+use std::collections::BTreeMap;
+
 use serde::Deserialize;
+use serde::de::IgnoredAny;
 
 /// `divvy-probe --once`: only what checks look at.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
@@ -59,6 +62,35 @@ pub struct Docker {
     pub runtimes: Vec<String>,
 }
 
+impl Docker {
+    /// Reads the two answers.
+    ///
+    /// # Errors
+    /// Why one of them is none, in words.
+    pub fn parse(version: &str, info: &str) -> Result<Docker, String> {
+        #[derive(Deserialize)]
+        #[serde(rename_all = "PascalCase")]
+        struct Version {
+            version: String,
+        }
+        #[derive(Deserialize)]
+        #[serde(rename_all = "PascalCase")]
+        struct Info {
+            #[serde(default)]
+            default_runtime: String,
+            #[serde(default)]
+            runtimes: BTreeMap<String, IgnoredAny>,
+        }
+        let version: Version = serde_json::from_str(version).map_err(|error| error.to_string())?;
+        let info: Info = serde_json::from_str(info).map_err(|error| error.to_string())?;
+        Ok(Docker {
+            version: version.version,
+            default_runtime: info.default_runtime,
+            runtimes: info.runtimes.into_keys().collect(),
+        })
+    }
+}
+
 /// A Unix socket, and what came of connecting to it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Socket {
@@ -86,4 +118,27 @@ pub struct Extender {
     pub version: Result<String, String>,
     /// How often kube-scheduler has called its filter, if it says.
     pub filter_calls: Option<u64>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn docker_is_read_whatever_else_it_says() {
+        let version = r#"{"Version":"24.0.7","Components":[{}],"ApiVersion":1}"#;
+        let info = r#"{"DefaultRuntime":"nvidia","Runtimes":{"runc":{"path":"runc"},"nvidia":null},"Containers":[1]}"#;
+        let read = Docker::parse(version, info).expect("both are answers");
+        assert_eq!((read.version.as_str(), read.default_runtime.as_str()), ("24.0.7", "nvidia"));
+        assert_eq!(read.runtimes, ["nvidia", "runc"]);
+        assert_eq!(Docker::parse(version, "{}").expect("an old Docker").runtimes, [""; 0]);
+        for (version, info) in [
+            ("{}", info),
+            (version, r#"{"Runtimes":[]}"#),
+            ("not found\n", info),
+            (version, ""),
+        ] {
+            assert!(Docker::parse(version, info).is_err(), "{version} {info}");
+        }
+    }
 }

@@ -127,7 +127,7 @@ async fn one(args: &ConfigureArgs, engine: Engine, root: &Root<'_>, here: bool) 
         root,
         folder: &args.root,
     };
-    let record_path = format!("{}.divvy-undo", target.config());
+    let record_path = target.record();
     let record = record(root, &record_path)?;
     let plan = match args.undo {
         true => engines::undo(root, &target, &args.runtime_name, record.as_ref())?,
@@ -208,14 +208,7 @@ async fn restarted(
 /// What was there before, if we have been here.
 fn record(root: &Root<'_>, path: &str) -> anyhow::Result<Option<Record>> {
     let text = engines::Files::text(root, path).map_err(|why| anyhow::anyhow!("{path} cannot be read: {why}"))?;
-    text.map(|text| {
-        serde_json::from_str(&text).with_context(|| {
-            format!(
-                "{path} is not as divvy wrote it, so what was there before cannot be told: remove it to go on without, and --undo takes out the runtime alone"
-            )
-        })
-    })
-    .transpose()
+    Ok(text.map(|text| Record::parse(path, &text)).transpose()?)
 }
 
 fn wish(args: &ConfigureArgs, engine: Engine, root: &Root<'_>, here: bool) -> anyhow::Result<Wish> {

@@ -6,6 +6,50 @@ use divvy_container::engines::{Error, Plan, Record, Target, Wish, configure, cri
 
 use super::{CONTAINERD, CRIO, DOCKER, Tree, V2, tree};
 
+#[test]
+fn a_record_that_divvy_did_not_write_is_refused_and_named() {
+    let path = "/etc/docker/daemon.json.divvy-undo";
+    for (text, part) in [
+        ("", "EOF"),
+        ("{}", "files"),
+        (r#"{"files":{"/etc/docker/daemon.json":{"original":"{}"}}}"#, "written"),
+        (
+            r#"{"files":{"etc/passwd":{"original":"x","written":"y"}}}"#,
+            "\"etc/passwd\" is no path",
+        ),
+        (
+            r#"{"files":{"/etc/docker/../passwd":{"original":"x","written":"y"}}}"#,
+            "no path",
+        ),
+        (r#"{"files":{"/etc/\u001b[2J":{"original":"x","written":"y"}}}"#, "no path"),
+    ] {
+        let said = Record::parse(path, text).expect_err(text).to_string();
+        assert!(
+            said.starts_with(&format!("{path} is not as divvy wrote it")) && said.contains(part),
+            "{said}"
+        );
+        assert!(
+            said.ends_with("nothing was changed") && !said.contains(char::is_control),
+            "{said}"
+        );
+    }
+    // Its texts are looked at where a file was edited since.
+    let files = tree([(DOCKER, "{\"debug\": true}\n")]);
+    for text in [
+        r#"{"files":{"/etc/docker/daemon.json":{"original":"{","written":"{}"}}}"#,
+        r#"{"files":{"/etc/docker/daemon.json":{"original":null,"written":"[]"}}}"#,
+    ] {
+        let record = Record::parse(path, text).expect("a record");
+        let said = undo(&files, &docker_target(), "nvidia", Some(&record))
+            .expect_err(text)
+            .to_string();
+        assert!(
+            said.starts_with(&format!("{path} is not as divvy wrote it")) && said.contains(DOCKER),
+            "{said}"
+        );
+    }
+}
+
 pub(crate) fn wish() -> Wish {
     Wish {
         name: "nvidia".to_owned(),

@@ -1,6 +1,5 @@
 //! What container engines and runtimes say.
 
-use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -8,7 +7,6 @@ use anyhow::Context as _;
 use divvy_container::runtime::settings;
 use divvy_doctor::Asked;
 use divvy_doctor::facts::programs::{Docker, RuntimeTest};
-use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::net::UnixStream;
 
@@ -19,34 +17,12 @@ const DOCKER: &str = "/var/run/docker.sock";
 
 /// Docker's version, and the runtimes with which it runs now.
 pub(super) async fn docker(limit: Duration) -> Asked<Docker> {
-    #[derive(Deserialize)]
-    #[serde(rename_all = "PascalCase")]
-    struct Version {
-        version: String,
-    }
-    #[derive(Deserialize)]
-    #[serde(rename_all = "PascalCase")]
-    struct Info {
-        #[serde(default)]
-        default_runtime: String,
-        #[serde(default)]
-        runtimes: BTreeMap<String, Value>,
-    }
     if !Path::new(DOCKER).exists() {
         return Asked::Absent("no Docker runs here".to_owned());
     }
     let get = |path: &'static str| http::get(UnixStream::connect(DOCKER), "docker", path, limit);
     let (version, info) = tokio::join!(get("/version"), get("/info"));
-    let read = || -> Result<Docker, String> {
-        let version: Version = serde_json::from_str(&version?).map_err(|error| error.to_string())?;
-        let info: Info = serde_json::from_str(&info?).map_err(|error| error.to_string())?;
-        Ok(Docker {
-            version: version.version,
-            default_runtime: info.default_runtime,
-            runtimes: info.runtimes.into_keys().collect(),
-        })
-    };
-    match read() {
+    match version.and_then(|version| Docker::parse(&version, &info?)) {
         Ok(docker) => Asked::Answer(docker),
         Err(reason) => Asked::Failed(format!("{DOCKER}: {reason}")),
     }

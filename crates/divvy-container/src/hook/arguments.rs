@@ -1,12 +1,27 @@
-//! The command line; its words come from CDI specs, and are those of NVIDIA's `nvidia-cdi-hook` where both do the same.
+//! The command line of `divvy-hook`; its words come from CDI specs, and are those of NVIDIA's `nvidia-cdi-hook` where both do the same.
 
 use std::ffi::OsString;
 
-use crate::compat::FOLDER;
-use crate::error::{Error, Result};
-use crate::links::Link;
+use thiserror::Error as ThisError;
 
-pub(crate) const HELP: &str = "\
+use super::compat::FOLDER;
+use crate::plain_line;
+
+type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// Words that are none of a hook's.
+#[derive(Debug, Clone, PartialEq, Eq, ThisError)]
+pub enum Error {
+    /// Of the command line.
+    #[error("{0}; divvy-hook --help tells the rest")]
+    Usage(String),
+    /// What is to be a link.
+    #[error("invalid symlink specification {0}: TARGET::LINK is one, and LINK begins with /")]
+    Link(String),
+}
+
+/// What `--help` prints.
+pub const HELP: &str = "\
 What a container needs that mounts and device nodes do not give it. Container runtimes run this program, because a CDI spec says so
 (divvy cdi generate --hooks minimal) or divvy-runtime does (mode \"legacy\"); the container's state is read from standard input.
 
@@ -37,45 +52,88 @@ By hand: echo '{\"pid\":1,\"bundle\":\"/path\"}' | divvy-hook create-symlinks --
 ";
 
 /// What is to be done.
-#[derive(Debug)]
-pub(crate) enum Hook {
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Hook {
+    /// `--help`
     Help,
+    /// `--version`
     Version,
-    /// What this version does not know.
+    /// What this version does not know: the beginning of its name, for a terminal.
     Unknown(String),
+    /// Folders' libraries into the loader's cache, and the image's own libcuda before them.
     UpdateLdcache {
+        /// Into which the libraries are mounted.
         folders: Vec<String>,
         /// The machine's driver, if the image's own libcuda may take its place.
         host_driver: Option<String>,
+        /// Where the image has its own: a whole path.
         compat: String,
+        /// The last one said.
         on_failure: OnFailure,
     },
+    /// Which GPUs EGL has.
     UpdateApplicationProfile {
+        /// The last one said.
         on_failure: OnFailure,
     },
+    /// The driver's libraries make no device nodes.
     DisableDeviceNodeModification {
+        /// The last one said.
         on_failure: OnFailure,
     },
+    /// Links with the folders that they need.
     CreateSymlinks {
+        /// In the order in which they are said.
         links: Vec<Link>,
+        /// The last one said.
         on_failure: OnFailure,
     },
+    /// Becomes `nvidia-container-cli`.
     Legacy {
+        /// `NAME=VALUE`
         environment: Vec<String>,
+        /// The program and its words.
         words: Vec<OsString>,
     },
 }
 
+/// `TARGET::LINK`
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Link {
+    /// What it leads to: means something in the container only.
+    pub target: String,
+    /// Where it is: a whole path.
+    pub at: String,
+}
+
+impl Link {
+    fn parse(text: &str) -> Result<Link> {
+        let parts = text
+            .split_once("::")
+            .filter(|(target, at)| !target.is_empty() && at.starts_with('/'));
+        let (target, at) = parts.ok_or_else(|| Error::Link(plain_line(text.chars().take(200))))?;
+        Ok(Link {
+            target: target.to_owned(),
+            at: at.to_owned(),
+        })
+    }
+}
+
 /// Whether a container starts whose image could not be written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum OnFailure {
+pub enum OnFailure {
+    /// With a warning.
     Ignore,
+    /// It does not.
     Fail,
 }
 
 impl Hook {
     /// Reads the words after the program's name.
-    pub(crate) fn parse(words: &[OsString]) -> Result<Hook> {
+    ///
+    /// # Errors
+    /// A flag that is not known, or a value that is none; not the name of a hook that is not known.
+    pub fn parse(words: &[OsString]) -> Result<Hook> {
         let Some((name, rest)) = words.split_first() else {
             return Err(Error::Usage("which hook is to be run is not said".to_owned()));
         };
@@ -97,9 +155,11 @@ impl Hook {
                 let more = ["cuda-compat-container-root"];
                 let (host_driver, folder, on_failure) = lists(name, rest, "host-driver-version", &more)?;
                 let compat = folder.into_iter().next_back().unwrap_or_else(|| FOLDER.to_owned());
-                match compat.starts_with('/') {
+                // It becomes a line of a file of the container.
+                match compat.starts_with('/') && !compat.contains(char::is_control) {
                     false => Err(Error::Usage(format!(
-                        "--cuda-compat-container-root {compat}: a whole path is needed"
+                        "--cuda-compat-container-root {}: a whole path is needed",
+                        plain_line(compat.chars().take(200))
                     ))),
                     true => Ok(Hook::UpdateLdcache {
                         folders: Vec::new(),
@@ -134,8 +194,11 @@ impl Hook {
                     }),
                 }
             }
-            name if name.starts_with('-') => Err(Error::Usage(format!("{name} is no flag of divvy-hook"))),
-            name => Ok(Hook::Unknown(name.chars().take(100).collect())),
+            name if name.starts_with('-') => {
+                let name = plain_line(name.chars().take(100));
+                Err(Error::Usage(format!("{name} is no flag of divvy-hook")))
+            }
+            name => Ok(Hook::Unknown(plain_line(name.chars().take(100)))),
         }
     }
 }
@@ -260,5 +323,19 @@ mod tests {
             assert!(found.contains(part), "{line}: {found}");
         }
         assert!(Hook::parse(&[]).is_err());
+    }
+
+    #[test]
+    fn what_is_said_of_a_specs_words_is_one_line_without_orders_to_a_terminal() {
+        for line in [
+            "create-symlinks --link a\n\u{1b}[2J",
+            "enable-cuda-compat --host-driver-version 1 --cuda-compat-container-root /a\n/b",
+            "update-ldcache --folder /a --on-failure \u{1b}",
+            "--bo\ngus",
+            "chm\u{7}od",
+        ] {
+            let found = parsed(line);
+            assert!(!found.contains(char::is_control), "{found:?}");
+        }
     }
 }
