@@ -2,16 +2,23 @@
 
 use std::io::{self, Write};
 
-/// Writes text as it is.
+use divvy_container::plain;
+
+/// Writes text as it is: files and scripts, and what is coloured.
 pub fn print(text: &str) -> io::Result<()> {
     let mut out = io::stdout().lock();
     out.write_all(text.as_bytes())?;
     out.flush()
 }
 
-/// Writes a line.
-pub fn line(text: &str) -> io::Result<()> {
-    print(&format!("{text}\n"))
+/// Writes text for people. What objects and files put into it moves no cursor.
+pub fn text(text: &str) -> io::Result<()> {
+    print(&plain(text))
+}
+
+/// Writes a line, as [`text`].
+pub fn line(line: &str) -> io::Result<()> {
+    text(&format!("{line}\n"))
 }
 
 /// A value as JSON, indented as kubectl does.
@@ -20,7 +27,7 @@ pub fn json<T: serde::Serialize>(value: &T) -> anyhow::Result<()> {
     let formatter = serde_json::ser::PrettyFormatter::with_indent(b"    ");
     value.serialize(&mut serde_json::Serializer::with_formatter(&mut bytes, formatter))?;
     let text = String::from_utf8(bytes)?;
-    Ok(line(&text)?)
+    Ok(print(&format!("{text}\n"))?)
 }
 
 /// A value as YAML.

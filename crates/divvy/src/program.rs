@@ -62,7 +62,7 @@ pub fn fail(error: &anyhow::Error) -> ExitCode {
             text.push_str(&cause);
         }
     }
-    eprintln!("{text}");
+    eprintln!("{}", divvy_container::plain(&text));
     if error.downcast_ref::<crate::commands::Unclear>().is_some() {
         return ExitCode::from(2);
     }

@@ -9,8 +9,12 @@ use serde_json::{Value, json};
 use crate::bed::Bed;
 use crate::cli::{beside, stderr, stdout};
 
-/// `divvy why` on a cluster of these objects, with these arguments: status and what it says.
 async fn why(objects: &[(&str, Value)], args: &[&str]) -> (i32, String) {
+    say("why", objects, args).await
+}
+
+/// A command on a cluster of these objects, with these arguments: status and what it says.
+async fn say(command: &str, objects: &[(&str, Value)], args: &[&str]) -> (i32, String) {
     let folder = tempfile::tempdir().expect("a folder");
     let api = ApiServer::new(Options::default());
     for (resource, object) in objects {
@@ -20,7 +24,7 @@ async fn why(objects: &[(&str, Value)], args: &[&str]) -> (i32, String) {
     let path = folder.path().join("kubeconfig");
     std::fs::write(&path, api.kubeconfig(listening.addr())).expect("written");
     let kubeconfig = path.display().to_string();
-    let output = beside(&[&["why", "--kubeconfig", &kubeconfig][..], args].concat(), &[]).await;
+    let output = beside(&[&[command], args, &["--kubeconfig", &kubeconfig]].concat(), &[]).await;
     let text = stdout(&output) + &stderr(&output);
     (output.status.code().expect("it ended"), text)
 }
@@ -74,6 +78,35 @@ async fn why_asks_for_the_agent_of_a_node_that_has_no_room_and_offers_nothing() 
     let there = node(2, "containerd://2.1.0", 0);
     let (_, text) = why(&[there, ("pods", pod("p").gpu_mem(3).build())], &["p"]).await;
     assert!(!text.contains("is the Divvy agent running"), "{text}");
+}
+
+/// Who may write to a node or make a pod writes to no terminal of those who look at it.
+#[tokio::test]
+async fn what_objects_say_is_no_order_to_a_terminal() {
+    let (resource, mut odd) = node(16, "containerd://2.1.0\u{1b}[2J", 0);
+    let gpu = json!({"uuid": "GPU-a", "index": 0, "minor": 0, "model": "T4\u{1b}]0;owned\u{7}", "totalMiB": 16384, "units": 16, "health": "failed",
+                     "reason": "XID\u{9b}31m 79"});
+    let inventory = json!({"v": 1, "agent": "1", "driver": "550\u{8}", "unitMiB": 1024, "gpus": [gpu]});
+    odd["metadata"]["annotations"] = json!({"divvy.dev/inventory": inventory.to_string()});
+    let waiting = pod("p").gpu_mem(3).env("NVIDIA_VISIBLE_DEVICES", "\u{1b}[2J\u{202e}");
+    let objects = [(resource, odd), ("pods", waiting.build())];
+    let answers = [
+        why(&objects, &["p"]).await.1,
+        why(&objects, &["p", "--placement"]).await.1,
+        why(&objects, &["no\u{1b}pod"]).await.1,
+        say("inspect", &objects, &["gpushare", "-o", "wide"]).await.1,
+        say("inspect", &objects, &["gpushare", "-d"]).await.1,
+    ];
+    let shown = answers.concat();
+    let orders: Vec<char> = shown
+        .chars()
+        .filter(|c| (c.is_control() && *c != '\n') || *c == '\u{202e}')
+        .collect();
+    assert!(orders.is_empty(), "{orders:?} in {shown:?}");
+    says(
+        &shown,
+        &["\\u{1b}[2J\\u{202e}", "T4\\u{1b}]0;owned\\u{7}", "XID\\u{9b}31m 79"],
+    );
 }
 
 #[tokio::test]

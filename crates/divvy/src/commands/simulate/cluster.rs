@@ -51,7 +51,7 @@ pub(super) async fn run(args: &SimulateArgs) -> anyhow::Result<()> {
     let answer = answer(&cluster, &outcomes);
     match args.output {
         SimulateOutput::Json => printer::json(&answer)?,
-        SimulateOutput::Table | SimulateOutput::Csv => printer::print(&text(&answer))?,
+        SimulateOutput::Table | SimulateOutput::Csv => printer::text(&text(&answer))?,
     }
     Ok(())
 }
