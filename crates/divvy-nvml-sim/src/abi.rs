@@ -2,6 +2,7 @@
 
 mod device;
 mod event;
+mod instance;
 mod mig;
 mod process;
 mod system;

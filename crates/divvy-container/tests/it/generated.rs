@@ -256,6 +256,11 @@ fn devices_are_named_as_was_asked_for() {
         names(&[Naming::Uuid, Naming::TypeIndex]),
         [uuid, "gpu0", "mig1:0", "mig1:1", "all"]
     );
+    assert_eq!(
+        names(&[Naming::Index, Naming::Uuid, Naming::Index]),
+        ["0", uuid, "1:0", "1:1", "all"],
+        "what is named twice is one device"
+    );
 }
 
 #[test]

@@ -55,10 +55,15 @@ unsafe extern "C" fn nvmlDeviceGetHandleByUUID(uuid: *const c_char, device: *mut
         // SAFETY: the caller's string.
         let uuid = unsafe { get_text(uuid) }?;
         sim().call(|inner, machine| {
-            let index = machine.cards.iter().position(|card| card.uuid == uuid).ok_or(NOT_FOUND)?;
+            let found = machine
+                .cards
+                .iter()
+                .position(|card| card.uuid == uuid)
+                .map(|index| (index, handle_of(index)));
+            let (index, handle) = found.or_else(|| mig::by_uuid(machine, uuid)).ok_or(NOT_FOUND)?;
             inner.present(machine, index)?;
             // SAFETY: the caller's out parameter.
-            unsafe { put(device, handle_of(index)) }
+            unsafe { put(device, handle) }
         })
     })
 }
@@ -139,6 +144,12 @@ unsafe extern "C" fn nvmlDeviceGetUUID(device: ffi::nvmlDevice_t, uuid: *mut c_c
 #[unsafe(no_mangle)]
 unsafe extern "C" fn nvmlDeviceGetIndex(device: ffi::nvmlDevice_t, index: *mut c_uint) -> ffi::nvmlReturn_t {
     answer(|| {
+        if let Some(own) = mig::index_of(device) {
+            return mig::call(device, |_| {
+                // SAFETY: the caller's out parameter.
+                unsafe { put(index, own as c_uint) }
+            });
+        }
         device_call(device, |_, _, own| {
             // SAFETY: the caller's out parameter.
             unsafe { put(index, own as c_uint) }
@@ -364,15 +375,6 @@ unsafe extern "C" fn nvmlDeviceGetComputeMode(device: ffi::nvmlDevice_t, mode: *
             unsafe { put(mode, ffi::nvmlComputeMode_enum_NVML_COMPUTEMODE_DEFAULT) }
         })
     })
-}
-
-/// Of MIG devices only, on a driver too.
-#[unsafe(no_mangle)]
-unsafe extern "C" fn nvmlDeviceGetAttributes_v2(
-    device: ffi::nvmlDevice_t,
-    _attributes: *mut ffi::nvmlDeviceAttributes_t,
-) -> ffi::nvmlReturn_t {
-    answer(|| device_call(device, |_, _, _| Err(NOT_SUPPORTED)))
 }
 
 #[unsafe(no_mangle)]

@@ -5,7 +5,7 @@ use std::ffi::c_uint;
 use nvml_wrapper_sys::bindings as ffi;
 
 use super::{INVALID_ARGUMENT, NOT_FOUND, NOT_SUPPORTED, answer, device_call, handle_of, put};
-use crate::machine::MigDevice;
+use crate::machine::{Card, Machine, MigDevice};
 use crate::sim::{Code, sim};
 
 /// Handles of GPUs are below this, plus one; those of MIG devices have the GPU's in these bits and their own index, counted from 1, above.
@@ -25,10 +25,34 @@ pub(super) fn is(device: ffi::nvmlDevice_t) -> bool {
     place_of(device).is_some()
 }
 
+/// Its index among those of its GPU.
+pub(super) fn index_of(device: ffi::nvmlDevice_t) -> Option<usize> {
+    place_of(device).map(|(_, index)| index)
+}
+
+/// Its GPU and its handle.
+pub(super) fn by_uuid(machine: &Machine, uuid: &str) -> Option<(usize, ffi::nvmlDevice_t)> {
+    let mut cards = machine.cards.iter().enumerate();
+    cards.find_map(|(card, described)| {
+        let index = described.mig.iter().position(|mig| mig.uuid == uuid)?;
+        Some((card, handle_of_mig(card, index)))
+    })
+}
+
 /// A call about one MIG device of a GPU that is not lost.
 pub(super) fn call<T>(device: ffi::nvmlDevice_t, work: impl FnOnce(&MigDevice) -> Result<T, Code>) -> Result<T, Code> {
+    call_with_card(device, |_, mig| work(mig))
+}
+
+pub(super) fn call_with_card<T>(
+    device: ffi::nvmlDevice_t,
+    work: impl FnOnce(&Card, &MigDevice) -> Result<T, Code>,
+) -> Result<T, Code> {
     let (card, index) = place_of(device).ok_or(INVALID_ARGUMENT)?;
-    sim().call(|inner, machine| work(inner.present(machine, card)?.mig.get(index).ok_or(INVALID_ARGUMENT)?))
+    sim().call(|inner, machine| {
+        let card = inner.present(machine, card)?;
+        work(card, card.mig.get(index).ok_or(INVALID_ARGUMENT)?)
+    })
 }
 
 /// A GPU that is described without MIG devices knows no MIG.

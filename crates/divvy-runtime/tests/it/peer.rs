@@ -4,6 +4,7 @@
 //! A row is either the same on both sides, or says why ours is apart; a row that is said to be apart and is not fails, too.
 
 mod hook;
+mod mig;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -126,6 +127,8 @@ enum Whose {
 struct Machine {
     bed: Bed,
     programs: PathBuf,
+    /// What stands for `/proc/driver`, where GPUs are divided.
+    proc: Option<PathBuf>,
 }
 
 impl Machine {
@@ -190,7 +193,11 @@ impl Machine {
         fs::set_permissions(&cli, fs::Permissions::from_mode(0o755)).expect("its mode");
         built("divvy-hook", "divvy-hook");
         settings(&bed, "auto", &bed.path("low-level"));
-        Some(Machine { bed, programs })
+        Some(Machine {
+            bed,
+            programs,
+            proc: None,
+        })
     }
 
     /// Writes the settings and the bundle.
@@ -224,14 +231,28 @@ impl Machine {
         self.prepare(whose, mode, request);
         let bundle = bed.path("bundle");
         let words = ["create", "--bundle", bundle.to_str().expect("text"), "c1"];
-        let mut command = bed.command(&words);
+        let program = match whose {
+            Whose::Theirs => self.programs.join("nvidia-container-runtime"),
+            Whose::Ours => PathBuf::from(env!("CARGO_BIN_EXE_divvy-runtime")),
+        };
+        let mut command = match &self.proc {
+            None => Command::new(program),
+            Some(proc) => {
+                let mut command = Command::new("unshare");
+                command
+                    .args(["--mount", "--propagation", "private", "sh", "-c"])
+                    .arg("mount --bind \"$0\" /proc/driver && exec \"$@\"")
+                    .arg(proc)
+                    .arg(program);
+                command
+            }
+        };
+        command
+            .args(words)
+            .current_dir(&bundle)
+            .env("NVIDIA_CTK_CONFIG_FILE_PATH", bed.path("config.toml"));
         if whose == Whose::Theirs {
-            command = Command::new(self.programs.join("nvidia-container-runtime"));
-            command
-                .args(words)
-                .current_dir(&bundle)
-                .env("NVIDIA_CTK_CONFIG_FILE_PATH", bed.path("config.toml"))
-                .env("DIVVY_NVML_SIM", bed.path("machine.toml"));
+            command.env("DIVVY_NVML_SIM", bed.path("machine.toml"));
         }
         let output = command.output().expect("it runs");
         match output.status.code() {
@@ -641,6 +662,7 @@ fn case_26_e_nvidias_program_is_called_as_by_nvidias_hook() {
         "ALL",
         "7",
         "MIG-GPU-x/1/2",
+        "MIG-b1028956-cfa2-0990-bf4a-5da9abb51763",
     ] {
         same(visible(value));
     }

@@ -18,23 +18,30 @@ const LIBRARIES: &str = "usr/lib/x86_64-linux-gnu";
 const FIRST: &str = "GPU-edfee158-11c1-52b8-0517-92f30e7fac88";
 const SECOND: &str = "GPU-edfee158-11c1-52b8-0517-92f30e7fac99";
 
-/// The minors are not in the order of the indices.
-fn machine() -> String {
-    let gpu = |uuid, minor, pci| {
+/// The minors are not in the order of the indices. Each GPU may be divided: GPU instance and compute instance of its MIG devices.
+fn machine(mig: [&[(u32, u32)]; 2]) -> String {
+    let gpu = |uuid, minor, pci, mig: &[(u32, u32)]| {
+        let mig: Vec<String> = mig
+            .iter()
+            .map(|(gi, ci)| format!("{{ gpu_instance = {gi}, compute_instance = {ci} }}"))
+            .collect();
         format!(
-            "[[node.gpu]]\nmodel = \"NVIDIA A100-SXM4-40GB\"\nmemory_mib = 40960\nuuid = {uuid:?}\nminor = {minor}\npci = {pci:?}\n"
+            "[[node.gpu]]\nmodel = \"NVIDIA A100-SXM4-40GB\"\nmemory_mib = 40960\nuuid = {uuid:?}\nminor = {minor}\npci = {pci:?}\nmig = [{}]\n",
+            mig.join(", ")
         )
     };
     format!(
         "v = 1\n[[node]]\nname = \"n\"\ndriver = {VERSION:?}\n{}{}",
-        gpu(FIRST, 1, "0000:06:00.0"),
-        gpu(SECOND, 0, "0000:81:00.0")
+        gpu(FIRST, 1, "0000:06:00.0", mig[0]),
+        gpu(SECOND, 0, "0000:81:00.0", mig[1])
     )
 }
 
 struct Bed {
     folder: tempfile::TempDir,
     theirs: PathBuf,
+    /// What stands for `/proc/driver`, if the GPUs are divided.
+    proc: Option<PathBuf>,
     _socket: UnixListener,
 }
 
@@ -160,11 +167,12 @@ impl Bed {
             }
         }
         chown(root.join("dev/nvidia1"), None, Some(44)).expect("its group");
-        fs::write(folder.path().join("machine.toml"), machine()).expect("written");
+        fs::write(folder.path().join("machine.toml"), machine([&[], &[]])).expect("written");
         symlink(env!("CARGO_BIN_EXE_divvy"), folder.path().join("nvidia-ctk")).expect("linked");
         Some(Bed {
             folder,
             theirs: programs_of_nvidia.join("nvidia-ctk"),
+            proc: None,
             _socket: socket,
         })
     }
@@ -174,7 +182,16 @@ impl Bed {
     }
 
     fn run(&self, program: &Path, words: &[&str], input: &str) -> Output {
-        let mut child = Command::new(program)
+        let mut command = Command::new(program);
+        if let Some(proc) = &self.proc {
+            command = Command::new("unshare");
+            command
+                .args(["--mount", "--propagation", "private", "sh", "-c"])
+                .arg("mount --bind \"$0\" /proc/driver && exec \"$@\"")
+                .arg(proc)
+                .arg(program);
+        }
+        let mut child = command
             .args(words)
             .env_remove("DIVVY_SYS_ROOT")
             .env("DIVVY_NVML_SIM", self.at("machine.toml"))
@@ -365,6 +382,14 @@ fn what_is_generated_means_what_nvidias_means() {
             ),
         ),
     ];
+    generated(&bed, rows);
+}
+
+/// What `cdi generate` makes with more words, and why ours is apart if it is.
+type Row<'r> = (&'r [&'r str], Option<&'r str>);
+
+fn generated(bed: &Bed, rows: &[Row<'_>]) {
+    let root = bed.at("driver");
     let mut wrong = Vec::new();
     for (words, why) in rows {
         let mut all = vec!["--quiet", "cdi", "generate", "--format", "json", "--driver-root", &root];
@@ -385,6 +410,110 @@ fn what_is_generated_means_what_nvidias_means() {
         }
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+/// Divides the GPUs: what NVML says, the capabilities of which the kernel's module tells, and their nodes. The programs see that module's files in a
+/// mount namespace of their own.
+fn divide(bed: &mut Bed, mig: [&[(u32, u32)]; 2]) {
+    fs::write(bed.at("machine.toml"), machine(mig)).expect("written");
+    let proc = PathBuf::from(bed.at("proc"));
+    let write = |path: &str, text: &str| {
+        let path = proc.join(path);
+        fs::create_dir_all(path.parent().expect("a folder")).expect("made");
+        fs::write(path, text).expect("written");
+    };
+    let mut minors = String::from("config 1\nmonitor 2\n");
+    let mut next = 3..;
+    // Minors of the GPUs, as in the machine's description.
+    for (gpu, mig) in [(1, mig[0]), (0, mig[1])] {
+        let instances: BTreeSet<u32> = mig.iter().map(|(gi, _)| *gi).collect();
+        let paths = instances.iter().map(|gi| format!("gi{gi}"));
+        for path in paths.chain(mig.iter().map(|(gi, ci)| format!("gi{gi}/ci{ci}"))) {
+            let minor: u32 = next.next().expect("there are many");
+            write(
+                &format!("nvidia/capabilities/gpu{gpu}/mig/{path}/access"),
+                &format!("DeviceFileMinor: {minor}\nDeviceFileMode: 256\nDeviceFileModify: 1\n"),
+            );
+            minors.push_str(&format!("gpu{gpu}/{path}/access {minor}\n"));
+            let node = bed.at(&format!("driver/dev/nvidia-caps/nvidia-cap{minor}"));
+            let made = Command::new("mknod")
+                .args(["-m", "444", &node, "c", "511", &minor.to_string()])
+                .status();
+            assert!(made.is_ok_and(|status| status.success()), "root made others");
+        }
+    }
+    write("nvidia-caps/mig-minors", &minors);
+    bed.proc = Some(proc);
+}
+
+/// The UUID of a MIG device, by the index of its GPU and its own.
+fn mig_uuid(bed: &Bed, gpu: usize, mig: usize) -> String {
+    let text = fs::read_to_string(bed.at("machine.toml")).expect("written");
+    let machines = divvy_model::machine::Machines::parse(&text).expect("a machine");
+    machines.node("n").expect("its name").mig_uuid(gpu, mig)
+}
+
+const TWICE: &str =
+    "a strategy that is named twice counts once; NVIDIA's writes each device twice, and then refuses its own spec";
+
+const WHOLE: &str = "a GPU that is divided is no device: its node alone, as in NVIDIA's spec, lets nothing compute; the error names its MIG devices";
+
+#[test]
+fn of_gpus_that_are_divided_is_generated_what_nvidias_generates() {
+    let machines: [[&[(u32, u32)]; 2]; 4] = [
+        // One of two, in two ways.
+        [&[(1, 0), (2, 0), (7, 0)], &[]],
+        [&[], &[(9, 0)]],
+        // Compute instances within one GPU instance, in an order that is not that of their numbers.
+        [&[(2, 0), (1, 1), (1, 0)], &[(0, 0), (0, 1), (0, 2)]],
+        [&[(3, 0), (3, 1)], &[(3, 0)]],
+    ];
+    for mig in machines {
+        let Some(mut bed) = Bed::new() else { return };
+        divide(&mut bed, mig);
+        let divided = usize::from(mig[0].is_empty());
+        let uuid = mig_uuid(&bed, divided, 0);
+        let of_gpu = [FIRST, SECOND][divided];
+        let (zero, whole) = (format!("{divided}:0"), divided.to_string());
+        let (last, beyond) = (
+            format!("{divided}:{}", mig[divided].len() - 1),
+            format!("{divided}:{}", mig[divided].len()),
+        );
+        let other = (1 - divided).to_string();
+        let by_place = format!("MIG-{of_gpu}/{}/{}", mig[divided][0].0, mig[divided][0].1);
+        let both = format!("{zero},{other}");
+        let mut rows: Vec<Row<'_>> = vec![
+            (&[], None),
+            (&["--device-name-strategy", "index"], None),
+            (&["--device-name-strategy", "uuid"], None),
+            (&["--device-name-strategy", "type-index"], None),
+            (&["--device-name-strategy", "index,uuid,type-index"], None),
+            (&["--device-name-strategy", "uuid,uuid"], Some(TWICE)),
+            (&["--device-name-strategy", "index,uuid,index"], Some(TWICE)),
+            (&["--no-all-device"], None),
+            (&["--mode", "nvml"], None),
+            (&["--mode", "management"], None),
+            (&["--vendor", "example.com", "--class", "mig"], None),
+        ];
+        let (mut is_device, mut whole) = (vec![&zero[..], &last, &uuid, &by_place, &beyond], vec![&whole[..], of_gpu]);
+        match mig[1 - divided] {
+            [] => is_device.extend([&both[..], &other]),
+            _ => whole.extend([&both[..], &other]),
+        }
+        let ids: Vec<[&str; 2]> = is_device.into_iter().map(|id| ["--device-id", id]).collect();
+        rows.extend(ids.iter().map(|words| (&words[..], None)));
+        let whole: Vec<[&str; 2]> = whole.into_iter().map(|id| ["--device-id", id]).collect();
+        rows.extend(whole.iter().map(|words| (&words[..], Some(WHOLE))));
+        let strategy = ["--device-id", &uuid, "--device-name-strategy", "uuid"];
+        rows.push((&strategy, None));
+        generated(&bed, &rows);
+        let root = bed.at("driver");
+        for words in &whole {
+            let [_, ours] = bed.both(&[&["cdi", "generate", "--driver-root", &root], &words[..]].concat(), "");
+            let said = ours.expect_err("it is no device");
+            assert!(said.contains("there is no device") && said.contains(&zero), "{said}");
+        }
+    }
 }
 
 /// One device, with these lines after its name and these after the list.
