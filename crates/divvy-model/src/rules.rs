@@ -81,7 +81,8 @@ impl ModelRule {
                 Some(pattern) => (pattern.trim(), &mut rule.deny),
                 None => (part, &mut rule.allow),
             };
-            if pattern.is_empty() || pattern.contains('!') {
+            // No product has one in its name, and what is asked for is shown to others.
+            if pattern.is_empty() || pattern.contains('!') || pattern.contains(char::is_control) {
                 return Err(format!("{part:?} is no pattern"));
             }
             list.push(normal(pattern));

@@ -734,6 +734,15 @@ mod tests {
     }
 
     #[test]
+    fn what_is_true_to_go_is_true_to_nvidia_ctk() {
+        for (flag, expected) in [("", true), ("=1", true), ("=T", true), ("=0", false), ("=FALSE", false)] {
+            let flag = format!("--no-all-device{flag}");
+            let ours = arguments(["nvidia-ctk", "cdi", "generate", &flag].map(Into::into)).expect(&flag);
+            assert_eq!(ours.iter().any(|word| word == "--no-all-device"), expected, "{flag}");
+        }
+    }
+
+    #[test]
     fn the_old_plugins_name_is_the_inspect_command() {
         let parsed =
             |arguments_given: &[&str]| Cli::try_parse_from(arguments(arguments_given.iter().map(Into::into)).expect("arguments"));

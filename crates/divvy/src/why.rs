@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
 use divvy_cluster::objects::{NodeObject, PodObject, PodStatus};
+use divvy_container::{plain, plain_line};
 use divvy_model::{Health, Held, MiB, Node, Pod, runtime};
 use divvy_placement::{Ask, GpuReport, HolderKind, Ledger, NodeReport, Refusal, gpu_list};
 use serde::Serialize;
@@ -554,9 +555,13 @@ fn reported(status: &PodStatus) -> Vec<String> {
     lines
 }
 
-/// The answer as a person reads it.
+/// The answer as a person reads it. What the pod's author wrote moves no cursor, and makes no line of its own.
 pub fn text(answer: &Answer) -> String {
-    let mut text = format!("Pod {} {}.\n", answer.pod, answer.summary);
+    plain(&in_words(answer)).into_owned()
+}
+
+fn in_words(answer: &Answer) -> String {
+    let mut text = format!("Pod {} {}.\n", answer.pod, plain_line(answer.summary.chars()));
     for line in &answer.reported {
         let _ = writeln!(text, "  {}", without_preemption(line));
     }
@@ -642,6 +647,19 @@ mod tests {
         ledger.replace_nodes(&nodes);
         ledger.replace_pods(others.iter().cloned().chain([asked.clone()]));
         answer(&ledger, &asked, object, &sites(std::slice::from_ref(node), &nodes, others))
+    }
+
+    #[test]
+    fn what_a_pod_asks_for_moves_no_cursor() {
+        for (model, shown) in [
+            ("x\u{202e}y", "like x\\u{202e}y,"),
+            ("x\n\u{1b}[2J", "\"x\\n\\u{1b}[2J\" is no pattern"),
+        ] {
+            let wants = |pod: &mut Value| pod["metadata"]["annotations"] = json!({"divvy.dev/gpu-model": model});
+            let text = text(&explained(&node(|_| ()), &pod(4, wants), &[]));
+            assert!(text.starts_with("Pod default/q waits") && text.contains(shown), "{text}");
+            assert_eq!(plain(&text), text);
+        }
     }
 
     /// A GPU with room is no help where kube-scheduler sees something else in the way, and `why` says what it is.

@@ -7,6 +7,7 @@ use thiserror::Error as ThisError;
 use super::require::Facts;
 use crate::cdi::generate::{self, Extras, Generated, Options, Tree, nvidia, proc, wsl};
 use crate::cdi::{Found, Registry};
+use crate::plain_line;
 
 /// The kind of its devices, as NVIDIA's runtime calls them: no file of a machine has it, so nothing stale is taken by mistake.
 pub const KIND: &str = "runtime.nvidia.com/gpu";
@@ -98,7 +99,7 @@ pub fn registry(tree: &dyn Tree, probe: &str, driver_root: &str, extras: Extras)
     let (lost, there): (Vec<Gpu>, Vec<Gpu>) = snapshot.gpus.into_iter().partition(|gpu| gpu.lost);
     left_out.extend(
         lost.iter()
-            .map(|gpu| format!("GPU {} ({}) is left out: it is lost", gpu.index, gpu.uuid)),
+            .map(|gpu| format!("GPU {} ({}) is left out: it is lost", gpu.index, plain_line(gpu.uuid.chars()))),
     );
     let facts = facts(&snapshot.driver, &snapshot.cuda, &there);
     let gpus: Vec<nvidia::Gpu> = there

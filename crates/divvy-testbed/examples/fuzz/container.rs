@@ -6,7 +6,8 @@ use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt as _;
 
 use divvy_container::cdi::annotations;
-use divvy_container::hook::{compat, libraries, params, profile, state};
+use divvy_container::cdi::generate::ldcache;
+use divvy_container::hook::{compat, libraries, params, profile, soname, state};
 use divvy_container::runtime::call::Call;
 use divvy_container::runtime::edit;
 use divvy_container::runtime::require::{self, Error, Facts};
@@ -19,6 +20,10 @@ pub(crate) fn targets() -> Vec<Target> {
         Target {
             good: vec![libcuda("[535,550]"), libcuda("[]")],
             ..Target::new("an image's libcuda", library, &[])
+        },
+        Target {
+            good: vec![named("libcuda.so.1")],
+            ..Target::new("a library's own name", soname, &[])
         },
         Target::new(
             "a container's state and configuration",
@@ -96,6 +101,55 @@ fn libcuda(drivers: &str) -> Vec<u8> {
     ]
     .concat();
     [header, note, names.to_vec(), sections].concat()
+}
+
+/// A library whose strings are at address 0x1000 and at 0x200 in the file.
+fn named(soname: &str) -> Vec<u8> {
+    let mut bytes = vec![0_u8; 0x200];
+    let mut put = |at: usize, value: u64, length: usize| bytes[at..at + length].copy_from_slice(&value.to_le_bytes()[..length]);
+    for (at, value, length) in [
+        (0, 0x0001_0102_464c_457f, 8),
+        (16, 3, 2),
+        (18, 62, 2),
+        (32, 64, 8),
+        (54, 56, 2),
+        (56, 2, 2),
+    ] {
+        put(at, value, length);
+    }
+    for (at, [kind, offset, address, length]) in [(64, [1, 0x200, 0x1000, 0x100]), (120, [2, 0x180, 0x180, 48])] {
+        put(at, kind, 4);
+        put(at + 8, offset, 8);
+        put(at + 16, address, 8);
+        put(at + 32, length, 8);
+    }
+    for (at, tag, value) in [(0x180, 5, 0x1000), (0x190, 14, 1), (0x1a0, 0, 0)] {
+        put(at, tag, 8);
+        put(at + 8, value, 8);
+    }
+    [bytes, b"\0".to_vec(), soname.as_bytes().to_vec(), vec![0; 300]].concat()
+}
+
+/// What becomes a link's name leads nowhere else, and is in the file.
+fn soname(bytes: &[u8]) -> bool {
+    let name = "libcuda.so.550.54.15";
+    let size = bytes.len() as u64;
+    let read = Cell::new(0);
+    let found = soname::soname(name, size, |at, length| {
+        read.set(read.get() + length);
+        let at = usize::try_from(at).expect("in memory");
+        Ok::<_, ()>(bytes[at..at + length].to_vec())
+    });
+    assert!(read.get() <= 64 + 2 * 64 * 1024 + 255, "{} bytes were read", read.get());
+    let found = found.expect("reading does not fail");
+    if let Some(found) = &found {
+        assert!(
+            found.starts_with("libcuda.so") && !found.contains('/') && found != name,
+            "{found}"
+        );
+        assert!(bytes.windows(found.len()).any(|part| part == found.as_bytes()));
+    }
+    found.is_some() && ldcache::flags_of(bytes).is_some()
 }
 
 /// Nothing is read beyond the end, and of a file of any size little.

@@ -58,6 +58,11 @@ pub(crate) fn targets() -> Vec<Target> {
                 "12:pids:/kubepods/burstable/podaaaa-1/01ab\n0::/\n",
             ],
         ),
+        Target::new(
+            "who lives in a cgroup",
+            cgroup_files,
+            &["populated 1\nfrozen 0\n\u{1e}2\n", "frozen 0\npopulated 0\n\u{1e}0\n"],
+        ),
         Target::new("the GPUs of a container's moment", snapshot, &[SNAPSHOT]),
     ]
 }
@@ -402,6 +407,25 @@ fn cgroups(bytes: &[u8]) -> bool {
         );
     }
     uid.is_some()
+}
+
+/// `cgroup.events` and `pids.current`. What does not say it says nothing.
+fn cgroup_files(bytes: &[u8]) -> bool {
+    let Some((events, current)) = text(bytes).and_then(|text| text.split_once('\u{1e}')) else {
+        return false;
+    };
+    let (populated, counted) = (cgroup::is_populated(events), cgroup::has_processes(current));
+    assert!(populated.is_none() || events.contains(if populated == Some(true) { '1' } else { '0' }));
+    let number = current.contains(|c: char| c.is_ascii_digit());
+    assert!(
+        counted != Some(true) || number && current.contains(|c: char| ('1'..='9').contains(&c)),
+        "{current:?}"
+    );
+    assert!(
+        counted != Some(false) || number && !current.contains(|c: char| ('1'..='9').contains(&c)),
+        "{current:?}"
+    );
+    populated.is_some() && counted.is_some()
 }
 
 /// What the probe said just now gives specs that engines take.

@@ -1,4 +1,4 @@
-//! Throws broken files at everything that reads what others wrote, for a while: `cargo run -p divvy-testbed --example fuzz -- 60 [SEED]`.
+//! Throws broken files at everything that reads what others wrote, for a while: `cargo run -p divvy-testbed --example fuzz -- 60 [SEED]`, and `--help`.
 //!
 //! The inputs are good files that are changed by chance (bytes, cuts, doubled pieces, words of the formats), and changed files that were read all
 //! the same are changed further. It needs no nightly compiler, as cargo-fuzz does, and sees no coverage; what a seed finds it finds again. An input
@@ -11,18 +11,24 @@
     reason = "a program for a terminal"
 )]
 
+mod arguments;
 mod chance;
 mod cluster;
+mod commands;
 mod container;
 mod host;
 mod node;
 mod programs;
+mod trial;
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::thread;
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use chance::Chance;
+use arguments::{Arguments, HELP, Limits, Run};
+use trial::{Seen, Tally};
 
 type Read = Box<dyn Fn(&[u8]) -> bool + Send>;
 
@@ -44,105 +50,142 @@ impl Target {
     }
 }
 
-/// Of the processor's time that one input may take, in a debug build: a hundred times what the good ones do. What takes longer grows faster than
-/// its input.
-const LONGEST: Duration = Duration::from_secs(3);
+/// How often it is looked whether all is over.
+const PULSE: Duration = Duration::from_millis(100);
 
-/// What this thread has had of the processor: other targets have it, too.
-fn cpu_time() -> Duration {
-    let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
-    Duration::new(time.tv_sec.unsigned_abs(), u32::try_from(time.tv_nsec).unwrap_or(0))
-}
+/// What reads what: a table whose last column are the targets.
+const TABLE: &str = include_str!("../../../../docs/fuzzing.md");
 
 fn text(bytes: &[u8]) -> Option<&str> {
     std::str::from_utf8(bytes).ok()
 }
 
 fn main() {
-    let mut words = std::env::args().skip(1);
-    let number = |word: Option<String>, default: u64| word.map_or(Ok(default), |word| word.parse());
-    let (Ok(seconds), Ok(seed)) = (number(words.next(), 10), number(words.next(), 1)) else {
-        eprintln!("fuzz [SECONDS [SEED]]: for how long (all targets at once), and where chance begins (1)");
-        std::process::exit(2);
-    };
-    std::panic::set_hook(Box::new(|_| {}));
-    let targets = node::targets().into_iter().chain(cluster::targets());
-    let targets = targets
-        .chain(container::targets())
-        .chain(host::targets())
-        .chain(programs::targets());
-    let targets: Vec<_> = targets
-        .map(|target| {
-            // What runs out of stack ends the whole program, and says the thread's name.
-            let named = thread::Builder::new().name(target.name.to_owned());
-            let started = named.spawn(move || fuzz(target, Duration::from_secs(seconds), seed));
-            started.unwrap_or_else(|error| panic!("no thread could be started: {error}"))
-        })
-        .collect();
-    let mut broken = false;
-    for target in targets {
-        match target
-            .join()
-            .unwrap_or_else(|_| Err("a target ended before its time".to_owned()))
-        {
-            Ok(line) => println!("{line} (seed {seed}, {seconds} s)"),
-            Err(line) => {
-                eprintln!("{line}");
-                broken = true;
-            }
+    let done = match Arguments::parse(std::env::args().skip(1)) {
+        Ok(Arguments::Help) => {
+            println!("{HELP}");
+            Ok(true)
         }
-    }
-    std::process::exit(i32::from(broken));
+        Ok(Arguments::List) => {
+            targets().iter().for_each(|target| println!("{}", target.name));
+            Ok(true)
+        }
+        Ok(Arguments::Run(run)) => chosen(targets(), run.only.as_deref()).map(|targets| fuzz(targets, &run)),
+        Err(why) => Err(why),
+    };
+    std::process::exit(match done {
+        Ok(true) => 0,
+        Ok(false) => 1,
+        Err(why) => {
+            eprintln!("error: {why}; see --help");
+            2
+        }
+    });
 }
 
-/// What was found, as a line: all targets at once.
-fn fuzz(target: Target, time: Duration, seed: u64) -> Result<String, String> {
-    let Target { name, read, good } = target;
-    let mut corpus = good;
-    let try_it = |input: &[u8]| {
-        let before = cpu_time();
-        let outcome = catch_unwind(AssertUnwindSafe(|| read(input))).map_err(|cause| {
-            let cause = cause
-                .downcast_ref::<String>()
-                .map(String::as_str)
-                .or_else(|| cause.downcast_ref().copied());
-            cause.unwrap_or("a panic").to_owned()
-        })?;
-        let took = cpu_time().saturating_sub(before);
-        match took > LONGEST {
-            true => Err(format!("{} bytes took {} ms", input.len(), took.as_millis())),
-            false => Ok(outcome),
-        }
+fn targets() -> Vec<Target> {
+    let targets = node::targets().into_iter().chain(cluster::targets());
+    let targets = targets.chain(container::targets()).chain(host::targets());
+    targets.chain(programs::targets()).chain(commands::targets()).collect()
+}
+
+fn chosen(targets: Vec<Target>, only: Option<&[String]>) -> Result<Vec<Target>, String> {
+    let Some(only) = only else { return Ok(targets) };
+    let is = |target: &Target, name: &String| target.name.contains(name);
+    match only.iter().find(|name| !targets.iter().any(|target| is(target, name))) {
+        Some(name) => Err(format!("there is no target {name:?}; --list names them")),
+        None => Ok(targets
+            .into_iter()
+            .filter(|target| only.iter().any(|name| is(target, name)))
+            .collect()),
+    }
+}
+
+/// What the table says and what there is are the same.
+fn documented(targets: &[Target]) -> Result<(), String> {
+    let rows = TABLE.lines().filter(|line| line.starts_with('|')).skip(2);
+    let cells = rows.filter_map(|row| row.trim_end_matches('|').rsplit('|').next());
+    let said: BTreeSet<&str> = cells.flat_map(|cell| cell.split(';')).map(str::trim).collect();
+    let there: BTreeSet<&str> = targets.iter().map(|target| target.name).collect();
+    let differ: Vec<&&str> = said.symmetric_difference(&there).collect();
+    match differ.is_empty() {
+        true => Ok(()),
+        false => Err(format!("docs/fuzzing.md and the targets differ: {differ:?}")),
+    }
+}
+
+/// A target that runs.
+struct Running {
+    name: &'static str,
+    thread: JoinHandle<Result<Tally, String>>,
+    seen: Arc<Seen>,
+}
+
+impl Running {
+    fn start(target: Target, limits: &Limits, seed: u64, over: &Arc<AtomicBool>) -> Running {
+        let (name, seen) = (target.name, Arc::new(Seen::default()));
+        let (limits, over, shown) = (limits.clone(), Arc::clone(over), Arc::clone(&seen));
+        // What runs out of stack ends the whole program, and says the thread's name.
+        let named = thread::Builder::new().name(name.to_owned());
+        let thread = named.spawn(move || trial::run(target, &limits, seed, &over, &shown));
+        let thread = thread.unwrap_or_else(|error| panic!("no thread could be started: {error}"));
+        Running { name, thread, seen }
+    }
+}
+
+/// Whether no rule was broken, which is told.
+fn fuzz(targets: Vec<Target>, run: &Run) -> bool {
+    let Run { limits, seed, only } = run;
+    let mut sound = true;
+    let mut complain = |line: &str| {
+        eprintln!("{line}");
+        sound = false;
     };
-    for (number, input) in corpus.iter().enumerate() {
-        match try_it(input) {
-            Ok(true) => {}
-            Ok(false) => return Err(format!("{name}: good input {number} is refused")),
-            Err(cause) => return Err(format!("{name}: good input {number} breaks a rule: {cause}")),
-        }
+    if let (None, Err(why)) = (only, documented(&targets)) {
+        complain(&why);
     }
-    let (mut chance, mut accepted, mut refused) = (Chance(seed.max(1)), 0_u64, 0_u64);
-    let end = Instant::now() + time;
-    while Instant::now() < end {
-        let mut input = corpus[chance.below(corpus.len())].clone();
-        for _ in 0..=chance.below(4) {
-            chance.change(&mut input);
+    std::panic::set_hook(Box::new(|_| {}));
+    let (began, over) = (Instant::now(), Arc::new(AtomicBool::new(false)));
+    let mut running: Vec<Running> = targets
+        .into_iter()
+        .map(|target| Running::start(target, limits, *seed, &over))
+        .collect();
+    let mut tallies: Vec<(&str, Tally)> = Vec::new();
+    while !running.is_empty() {
+        thread::sleep(PULSE);
+        let wall = limits.wall.is_some_and(|wall| began.elapsed() >= wall);
+        if wall || limits.until.as_ref().is_some_and(|file| file.exists()) {
+            over.store(true, Ordering::Relaxed);
         }
-        match try_it(&input) {
-            Ok(false) => refused += 1,
-            Ok(true) => {
-                accepted += 1;
-                if corpus.len() < 200 && input.len() < 1 << 16 {
-                    corpus.push(input);
-                }
-            }
-            Err(cause) => {
-                let word = name.replace(|c: char| !c.is_ascii_alphanumeric(), "-");
-                let path = std::env::temp_dir().join(format!("divvy-fuzz-{}-{word}", std::process::id()));
-                let kept = std::fs::write(&path, &input);
-                return Err(format!("{name}: {} breaks a rule ({kept:?}): {cause}", path.display()));
+        for ended in running.extract_if(.., |one| one.thread.is_finished()) {
+            match ended.thread.join() {
+                Ok(Ok(tally)) => tallies.push((ended.name, tally)),
+                Ok(Err(line)) => complain(&line),
+                Err(_) => complain(&format!("{}: it ended before its time", ended.name)),
             }
         }
+        let endless = running.iter().find_map(|one| Some((one.name, one.seen.endless()?)));
+        if let Some((name, input)) = endless {
+            // A thread cannot be stopped from without.
+            complain(&format!("{name}: {} does not end", trial::keep(name, &input).display()));
+            return false;
+        }
     }
-    Ok(format!("{name}: {accepted} inputs read, {refused} refused, no rule broken"))
+    for (name, Tally { read, refused, time }) in &tallies {
+        println!(
+            "{name}: {read} inputs read, {refused} refused, in {:.1} s",
+            time.as_secs_f64()
+        );
+    }
+    let least = tallies.iter().map(|(_, tally)| tally.time).min().unwrap_or_default();
+    let most = tallies.iter().map(|(_, tally)| tally.time).max().unwrap_or_default();
+    let inputs: u64 = tallies.iter().map(|(_, tally)| tally.read + tally.refused).sum();
+    println!(
+        "{} targets kept their rules, each in {:.1} to {:.1} s of the processor's time; {inputs} inputs, seed {seed}, {} s",
+        tallies.len(),
+        least.as_secs_f64(),
+        most.as_secs_f64(),
+        began.elapsed().as_secs()
+    );
+    sound
 }

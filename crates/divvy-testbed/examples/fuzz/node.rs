@@ -9,6 +9,7 @@ use divvy_container::runtime::bundle::{Bundle, Device};
 use divvy_container::runtime::plan::Asked;
 use divvy_container::runtime::settings::{Mode, Settings};
 use divvy_container::runtime::{extras, legacy, request, require};
+use divvy_hardware::Snapshot;
 use divvy_hardware::protocol::{self, FromProbe};
 use divvy_kubelet::checkpoint::Checkpoint;
 use serde_json::Value;
@@ -27,6 +28,11 @@ pub(crate) fn targets() -> Vec<Target> {
         Target::new("daemon.json", docker, &[DAEMON]),
         Target::new("containerd's config.toml", containerd, &[CONTAINERD, CONTAINERD_3]),
         Target::new("crio.conf", crio, &[CRIO]),
+        Target::new(
+            "what engines say of their configuration",
+            said,
+            &[CONTAINERD, CONTAINERD_3, CRIO],
+        ),
         Target::new("the kubelet's checkpoint", checkpoint, &[CHECKPOINT, OLD_CHECKPOINT]),
         Target::new("a line to the probe", question, &[QUESTION]),
         Target::new("a line of the probe", line, &[ANSWER, REFUSAL, XID]),
@@ -202,6 +208,47 @@ fn crio(bytes: &[u8]) -> bool {
     edited(bytes, &target)
 }
 
+/// What is copied from there is written so that the engine has what was wished, whatever else it says.
+fn said(bytes: &[u8]) -> bool {
+    let Some(text) = text(bytes) else { return false };
+    let wish = Wish {
+        name: "nvidia".to_owned(),
+        path: "/usr/bin/divvy-runtime".to_owned(),
+        set_default: Some(true),
+        cdi: None,
+        systemd_cgroup: None,
+        anew: true,
+        said: Some(text.to_owned()),
+    };
+    let containerd = Files::Containerd {
+        config: "/etc/containerd/config.toml".to_owned(),
+        drop_in: Some("/etc/containerd/conf.d/99-nvidia.toml".to_owned()),
+        merge: None,
+        version: 2,
+    };
+    let crio = Files::Crio {
+        config: "/etc/crio/crio.conf".to_owned(),
+        drop_in: Some("/etc/crio/crio.conf.d/99-nvidia.toml".to_owned()),
+    };
+    let mut good = false;
+    for target in [containerd, crio] {
+        let mut files = BTreeMap::new();
+        match configure(&files, &target, &wish, None) {
+            Ok(plan) => {
+                carry_out(&mut files, &plan);
+                let read = target.read(&files).expect("what was written can be read");
+                assert_eq!(
+                    read.runtimes.get("nvidia").and_then(|runtime| runtime.path.as_deref()),
+                    Some(&*wish.path)
+                );
+                good = true;
+            }
+            Err(error) => assert!(!error.to_string().is_empty()),
+        }
+    }
+    good
+}
+
 /// What can be edited is not edited a second time, and is given back to the byte.
 fn edited(bytes: &[u8], target: &Files) -> bool {
     let Some(text) = text(bytes) else { return false };
@@ -284,6 +331,13 @@ fn line(bytes: &[u8]) -> bool {
         FromProbe::Xid(event) => protocol::event_line(event),
         FromProbe::OtherEvent => return true,
     };
+    // As the agent goes on with it.
+    if let FromProbe::Answer { result: Ok(value), .. } = &read
+        && let Ok(snapshot) = serde_json::from_value::<Snapshot>(value.clone())
+    {
+        let written = serde_json::to_value(&snapshot).expect("JSON");
+        assert_eq!(serde_json::from_value::<Snapshot>(written).ok(), Some(snapshot));
+    }
     match (protocol::parse_from_probe(&said).expect("what was said can be read"), &read) {
         // Reading shortens what is too long, and a shortened text stays as it is.
         (again @ FromProbe::Answer { result: Err(_), .. }, _) => assert_eq!(again, read),

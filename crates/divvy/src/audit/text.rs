@@ -2,6 +2,7 @@
 
 use std::fmt::Write as _;
 
+use divvy_container::{plain, plain_line};
 use divvy_placement::audit::{Finding, Level, Moment, Outcome, What, span};
 use serde::Serialize;
 
@@ -74,7 +75,7 @@ pub fn text(outcome: &Outcome, scope: Scope) -> String {
         let _ = writeln!(text, "... and {} more of {id}\n", count);
     }
     text.push_str(&lines(outcome, scope));
-    text
+    plain(&text).into_owned()
 }
 
 fn write_finding(text: &mut String, finding: &Finding) {
@@ -91,7 +92,8 @@ fn write_finding(text: &mut String, finding: &Finding) {
         (from, Some(until)) if until != from => writeln!(text, "  {from} until {until}"),
         (from, _) => writeln!(text, "  {from}"),
     };
-    let _ = writeln!(text, "  {}", finding.what);
+    // A line of its own is nobody's to write but ours.
+    let _ = writeln!(text, "  {}", plain_line(finding.what.to_string().chars()));
     let _ = writeln!(text, "  Why it matters: {}.", finding.what.matters());
     let _ = writeln!(text, "  Next: {}\n", finding.what.next());
 }

@@ -290,7 +290,7 @@ struct Generate {
     #[arg(long, aliases = ["device-ids", "device", "devices"], env = "NVIDIA_CTK_CDI_GENERATE_DEVICE_IDS", value_delimiter = ',')]
     device_id: Vec<String>,
     /// Without the device "all"
-    #[arg(long, env = "NVIDIA_CTK_CDI_GENERATE_NO_ALL_DEVICE", num_args = 0..=1, require_equals = true, default_value = "false", default_missing_value = "true")]
+    #[arg(long, env = "NVIDIA_CTK_CDI_GENERATE_NO_ALL_DEVICE", value_name = "BOOL", num_args = 0..=1, require_equals = true, default_value = "false", default_missing_value = "true", value_parser = variable)]
     no_all_device: bool,
     /// no-additional-gids-for-device-nodes; the others have no effect
     #[arg(long, alias = "feature-flags", env = "NVIDIA_CTK_CDI_GENERATE_FEATURE_FLAGS", value_delimiter = ',', value_parser = [NO_GROUPS, "disable-nvsandboxutils", "disable-multiple-csv-devices"])]

@@ -3,6 +3,8 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
+use divvy_container::plain;
+
 use super::view::{NodeView, View};
 use crate::printer::columns;
 
@@ -52,7 +54,7 @@ pub fn summary(view: &View) -> String {
         view.total,
         percent(view.allocated, view.total)
     );
-    text
+    plain(&text).into_owned()
 }
 
 /// `kubectl inspect gpushare -d`: a block per node, a row per pod.
@@ -93,7 +95,7 @@ pub fn details(view: &View) -> String {
         percent(view.allocated, view.total)
     );
     let _ = write!(text, "\n\n{}", columns(&cluster));
-    text
+    plain(&text).into_owned()
 }
 
 /// A node's pods, each once, in the order of their first GPU; pending ones last.
@@ -167,7 +169,7 @@ pub fn wide(view: &View) -> String {
             );
         }
     }
-    columns(&raw)
+    plain(&columns(&raw)).into_owned()
 }
 
 /// Truncated, as the old tool does; nothing of nothing is 0 %.
@@ -233,6 +235,18 @@ mod tests {
                 pod("default", "lost", "node-b", 5, &[]),
             ],
         )
+    }
+
+    #[test]
+    fn no_name_in_the_cluster_moves_the_cursor() {
+        let shown = view(
+            &[node("n1", "10.0.0.1\u{1b}[2J", 16, 1)],
+            &[pod("d", "p\u{202e}", "n1", 4, &[(0, 4)])],
+        );
+        for text in [summary(&shown), details(&shown), wide(&shown)] {
+            assert!(text.contains("10.0.0.1\\u{1b}[2J"), "{text:?}");
+            assert_eq!(plain(&text), text);
+        }
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! Does the running scheduler call the extender? A pod that the extender refuses with a word of its own, and what is to be seen on
 //! it. The pod never runs: the extender binds it nowhere.
 
+use divvy_container::plain_line;
 use divvy_model::{Node, Pod, names};
 use serde_json::{Value, json};
 
@@ -138,6 +139,8 @@ pub fn not_called(scheduler: &str, node: &str, by_extender: bool) -> String {
 
 /// What a person should know where nothing was to be seen in time.
 pub fn unclear(scheduler: &str, said: Option<&(String, String)>, waited: &str) -> String {
+    // What the scheduler wrote into the cluster.
+    let said = said.map(|(reason, message)| (plain_line(reason.chars()), plain_line(message.chars())));
     let Some((reason, message)) = said else {
         return format!(
             "After {waited} no scheduler had looked at the pod. Is there one named {scheduler:?} (spec.schedulerName), and does it run? \
@@ -175,6 +178,16 @@ mod tests {
                 json!([{"type": "PodScheduled", "status": "False", "reason": reason, "message": message}]);
         }
         seen
+    }
+
+    #[test]
+    fn a_schedulers_message_moves_no_cursor() {
+        let said = ("Unsched\u{1b}[2J".to_owned(), "0/1 nodes\n\u{202e}are".to_owned());
+        let text = unclear("s", Some(&said), "5 s");
+        assert!(
+            text.starts_with("After 5 s the scheduler \"s\" says (Unsched\\u{1b}[2J): 0/1 nodes\\u{a}\\u{202e}are\n"),
+            "{text}"
+        );
     }
 
     #[test]

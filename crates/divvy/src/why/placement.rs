@@ -2,6 +2,7 @@
 
 use std::fmt::Write as _;
 
+use divvy_container::plain;
 use divvy_model::{Held, Pod};
 use divvy_placement::policy::{Fleet, Limits, Offer, Policy};
 use divvy_placement::{Ask, GpuState, Ledger, gpu_list};
@@ -115,6 +116,10 @@ fn names_of(gpus: &[&GpuState]) -> String {
 
 /// As a person reads it.
 pub fn placement_text(placement: &Placement) -> String {
+    plain(&in_words(placement)).into_owned()
+}
+
+fn in_words(placement: &Placement) -> String {
     let Placement {
         pod,
         policy,
