@@ -6,6 +6,7 @@ pub mod doctor;
 mod nvidia_ctk;
 pub mod runtime_config;
 pub mod simulate;
+pub mod system;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -78,6 +79,9 @@ pub enum Command {
     Configure(Box<configure::ConfigureArgs>),
     RuntimeConfig(runtime_config::RuntimeConfigArgs),
     Doctor(Box<doctor::DoctorArgs>),
+    /// What `nvidia-ctk system` does
+    #[command(subcommand, hide = true)]
+    NvidiaSystem(system::SystemCommand),
     Simulate(Box<simulate::SimulateArgs>),
     Completions(CompletionsArgs),
     Demo(DemoArgs),
@@ -710,6 +714,14 @@ pub fn arguments(given: impl IntoIterator<Item = std::ffi::OsString>) -> Result<
         return nvidia_ctk::translate(&given);
     }
     Ok(given)
+}
+
+/// What `nvidia-ctk hook` is called with, if it is.
+pub fn hook_of_spec(given: &[std::ffi::OsString]) -> Option<Vec<std::ffi::OsString>> {
+    given
+        .first()
+        .filter(|program| nvidia_ctk::is_meant(program))
+        .and_then(|_| nvidia_ctk::hook(given))
 }
 
 /// The exit status for words that are none of ours: 2, and under the name of NVIDIA's tool what that one has.

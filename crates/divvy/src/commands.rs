@@ -10,12 +10,14 @@ pub mod configure;
 pub mod demo;
 pub mod doctor;
 pub mod extender;
+pub mod hook;
 pub mod inspect;
 pub mod manifests;
 mod progress;
 pub mod runtime_config;
 pub mod scheduler_config;
 pub mod simulate;
+pub mod system;
 pub mod why;
 
 use std::io::{Read as _, Write as _};
@@ -44,6 +46,7 @@ pub async fn run(cli: Cli) -> anyhow::Result<u8> {
         Command::Cdi(command) => cdi::run(command).await,
         Command::Configure(args) => configure::run(*args).await.map(|()| true),
         Command::RuntimeConfig(args) => runtime_config::run(&args).map(|()| true),
+        Command::NvidiaSystem(command) => system::run(command).map(|()| true),
         Command::Simulate(args) => simulate::run(*args).await.map(|()| true),
         Command::Manifests(args) => manifests::run(&args).map(|()| true),
         #[cfg(feature = "completions")]

@@ -7,6 +7,10 @@ use divvy::cli::{Cli, arguments, usage_status};
 use divvy::program::{fail, run};
 
 fn main() -> ExitCode {
+    // Called for a container that starts: nothing of what follows is for it.
+    if let Some(words) = divvy::cli::hook_of_spec(&std::env::args_os().collect::<Vec<_>>()) {
+        return divvy::commands::hook::run(&words).map_or_else(|error| fail(&error), |()| ExitCode::SUCCESS);
+    }
     #[cfg(feature = "completions")]
     if let Some(answer) = divvy::commands::completions::for_kubectl(&std::env::args_os().collect::<Vec<_>>()) {
         return match answer.and_then(|text| divvy::printer::print(&text)) {

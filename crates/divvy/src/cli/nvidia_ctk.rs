@@ -5,7 +5,7 @@ use std::ffi::OsString;
 use clap::error::ErrorKind;
 use clap::{ArgAction, Args, CommandFactory as _, Parser, Subcommand};
 
-/// Divvy in place of NVIDIA's nvidia-ctk: runtime configure, cdi generate, cdi list, cdi transform root, config
+/// Divvy in place of NVIDIA's nvidia-ctk: runtime configure, cdi generate, cdi list, cdi transform root, config, system, hook
 #[derive(Debug, Parser)]
 #[command(name = "nvidia-ctk", version = VERSION, disable_version_flag = true, args_override_self = true)]
 struct NvidiaCtk {
@@ -57,20 +57,132 @@ enum Command {
     /// Settings of the runtime: config.toml
     #[command(args_conflicts_with_subcommands = true, args_override_self = true)]
     Config(Config),
-    #[command(hide = true)]
-    System(Other),
-    #[command(hide = true)]
+    /// Device nodes, and links to them
+    #[command(subcommand)]
+    System(System),
+    /// What CDI specs have called for a container that starts: divvy-hook does it
+    #[command(disable_help_flag = true)]
     Hook(Other),
-    #[command(hide = true)]
-    Info(Other),
+    /// Says nothing of the machine
+    Info(Info),
 }
 
-/// Commands of NVIDIA's that divvy has not.
+/// The words of `divvy-hook`.
 #[derive(Debug, Args)]
-#[command(disable_help_flag = true)]
 struct Other {
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
     _words: Vec<String>,
+}
+
+#[derive(Debug, Args)]
+struct Info {
+    #[arg(hide = true)]
+    rest: Vec<String>,
+}
+
+#[derive(Debug, Subcommand)]
+enum System {
+    /// Link /dev/char/MAJOR:MINOR to NVIDIA's device nodes
+    #[command(args_override_self = true)]
+    CreateDevCharSymlinks(CreateLinks),
+    /// Make NVIDIA's device nodes
+    #[command(args_override_self = true)]
+    CreateDeviceNodes(CreateNodes),
+}
+
+#[derive(Debug, Args)]
+struct CreateLinks {
+    /// Where the links are
+    #[arg(long, env = "DEV_CHAR_PATH", default_value = "/dev/char")]
+    dev_char_path: String,
+    /// Has no effect: nodes are those of /dev, and no module is loaded
+    #[arg(long)]
+    driver_root: Option<String>,
+    /// Of all nodes that the driver may make
+    #[arg(long, env = "CREATE_ALL", value_name = "BOOL", num_args = 0..=1, require_equals = true, default_value = "false", default_missing_value = "true", value_parser = variable)]
+    create_all: bool,
+    /// Refused: load them before, with modprobe
+    #[arg(long, env = "LOAD_KERNEL_MODULES", value_name = "BOOL", num_args = 0..=1, require_equals = true, default_value = "false", default_missing_value = "true", value_parser = variable)]
+    load_kernel_modules: bool,
+    /// Make the control nodes first; with --create-all
+    #[arg(long, env = "CREATE_DEVICE_NODES", value_name = "BOOL", num_args = 0..=1, require_equals = true, default_value = "false", default_missing_value = "true", value_parser = variable)]
+    create_device_nodes: bool,
+    /// Make nothing
+    #[arg(long, env = "DRY_RUN", value_name = "BOOL", num_args = 0..=1, require_equals = true, default_value = "false", default_missing_value = "true", value_parser = variable)]
+    dry_run: bool,
+    /// Has no effect
+    #[arg(hide = true)]
+    rest: Vec<String>,
+}
+
+#[derive(Debug, Args)]
+struct CreateNodes {
+    /// The root of /dev, if --dev-root is not given [env: ROOT, NVIDIA_DRIVER_ROOT, DRIVER_ROOT] [default: /]
+    #[arg(long, alias = "driver-root")]
+    root: Option<String>,
+    /// The root of /dev [env: NVIDIA_DEV_ROOT, DEV_ROOT]
+    #[arg(long)]
+    dev_root: Option<String>,
+    /// Make nvidiactl, nvidia-modeset, nvidia-uvm and nvidia-uvm-tools
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_value = "false", default_missing_value = "true", value_parser = flag)]
+    control_devices: bool,
+    /// Refused: load them before, with modprobe
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_value = "false", default_missing_value = "true", value_parser = flag)]
+    load_kernel_modules: bool,
+    /// Make nothing
+    #[arg(long, env = "DRY_RUN", value_name = "BOOL", num_args = 0..=1, require_equals = true, default_value = "false", default_missing_value = "true", value_parser = variable)]
+    dry_run: bool,
+    /// Has no effect
+    #[arg(hide = true)]
+    rest: Vec<String>,
+}
+
+/// NVIDIA's runs modprobe, in the driver's root if that is another: a program of a container, with all rights.
+const NO_MODULES: &str = "--load-kernel-modules: divvy loads no module into the kernel; modprobe -a nvidia nvidia-uvm nvidia-modeset does, before this command \
+                          without the flag";
+
+impl System {
+    /// In `divvy`'s words.
+    fn words(&self) -> Result<Vec<String>, clap::Error> {
+        let refused = || Err(NvidiaCtk::command().error(ErrorKind::ValueValidation, NO_MODULES));
+        let mut words = vec!["nvidia-system".to_owned()];
+        let mut given = |is: bool, name: &str| words.extend(is.then(|| format!("--{name}")));
+        match self {
+            System::CreateDevCharSymlinks(args) => {
+                // Without all of them, NVIDIA's makes and loads nothing either.
+                if args.create_all && args.load_kernel_modules {
+                    return refused();
+                }
+                given(args.create_all, "all");
+                given(args.create_all && args.create_device_nodes, "with-nodes");
+                given(args.dry_run, "dry-run");
+                words.insert(1, "dev-char-links".to_owned());
+                let at = Some(&args.dev_char_path).filter(|path| !path.is_empty());
+                words.push(format!("--at={}", at.map_or("/dev/char", String::as_str)));
+            }
+            System::CreateDeviceNodes(args) => {
+                if args.load_kernel_modules {
+                    return refused();
+                }
+                given(args.control_devices, "control");
+                given(args.dry_run, "dry-run");
+                words.insert(1, "device-nodes".to_owned());
+                let variable = |names: &[&str]| names.iter().find_map(|name| std::env::var(name).ok());
+                let some = |path: Option<String>| path.filter(|path| !path.is_empty());
+                let root = || {
+                    some(
+                        args.root
+                            .clone()
+                            .or_else(|| variable(&["ROOT", "NVIDIA_DRIVER_ROOT", "DRIVER_ROOT"])),
+                    )
+                };
+                let dev_root = some(args.dev_root.clone().or_else(|| variable(&["NVIDIA_DEV_ROOT", "DEV_ROOT"])));
+                let dev_root = dev_root.or_else(root).unwrap_or_else(|| "/".to_owned());
+                words.push(format!("--dev-root={dev_root}"));
+            }
+        }
+        Ok(words)
+    }
 }
 
 #[derive(Debug, Args)]
@@ -334,6 +446,26 @@ pub(super) fn is_meant(program: &OsString) -> bool {
         .is_some_and(|name| name == "nvidia-ctk")
 }
 
+/// What stands behind `hook`, if that is the command: flags that are everywhere may stand before it.
+pub(super) fn hook(given: &[OsString]) -> Option<Vec<OsString>> {
+    let mut words = given.iter().skip(1);
+    while let Some(word) = words.next() {
+        match word.to_str()?.trim_start_matches('-') {
+            "hook" if word == "hook" => return Some(words.cloned().collect()),
+            "config" if word != "config" => {
+                words.next();
+            }
+            flag => {
+                let name = flag.split_once('=').map_or(flag, |(name, _)| name);
+                if !word.to_str()?.starts_with('-') || !["debug", "d", "quiet", "config"].contains(&name) {
+                    return None;
+                }
+            }
+        }
+    }
+    None
+}
+
 /// Where NVIDIA's programs look for their settings.
 fn settings_file() -> String {
     let variable = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
@@ -385,16 +517,21 @@ pub(super) fn translate(given: &[OsString]) -> Result<Vec<OsString>, clap::Error
     }
     let flag = |words: &mut Vec<String>, name: &str, value: &str| words.push(format!("--{name}={value}"));
     match parsed.command {
-        Command::System(_) | Command::Hook(_) | Command::Info(_) => {
-            let what = given.iter().skip(1).map(|word| word.to_string_lossy()).collect::<Vec<_>>();
-            return Err(NvidiaCtk::command().error(
-                ErrorKind::ValueValidation,
-                format!(
-                    "divvy does not do `nvidia-ctk {}`: of NVIDIA's commands it has runtime configure, cdi and config",
-                    what.join(" ")
-                ),
-            ));
+        Command::System(system) => words.extend(system.words()?),
+        // [`hook`] has it where it is called.
+        Command::Hook(_) => {
+            let what =
+                "hook is the first word but for --debug, --quiet and --config: nvidia-ctk hook update-ldcache --folder DIR";
+            return Err(NvidiaCtk::command().error(ErrorKind::ValueValidation, what));
         }
+        Command::Info(args) => match args.rest.first() {
+            Some(word) if !matches!(word.as_str(), "help" | "h") => {
+                return Err(NvidiaCtk::command().error(ErrorKind::InvalidSubcommand, format!("info has no command {word:?}")));
+            }
+            _ => {
+                help(&["nvidia-ctk".into(), "info".into()])?;
+            }
+        },
         Command::Runtime(Runtime::Configure(args)) => {
             if matches!(args.rest.first().map(String::as_str), Some("help" | "h")) {
                 help(&given)?;

@@ -6,6 +6,8 @@ mod gpus;
 mod pods;
 mod real;
 
+pub(crate) use real::built;
+
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::PathBuf;
 use std::process::{Command, Output};
@@ -283,7 +285,10 @@ fn nvidia_s_tool_s_flags_do_the_same_here() {
             "not an absolute path",
         ),
         (&["runtime", "configure", "--drop-in-config=/x"], "Docker reads one file"),
-        (&["system", "create-dev-char-symlinks"], "system"),
+        (
+            &["system", "create-device-nodes", "--load-kernel-modules"],
+            "modprobe -a nvidia nvidia-uvm nvidia-modeset does",
+        ),
     ] {
         let output = nvidia_ctk(args);
         assert_eq!(output.status.code(), Some(1), "{args:?}");

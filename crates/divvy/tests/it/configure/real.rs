@@ -383,7 +383,7 @@ pub(super) fn divvy_runtime() -> PathBuf {
 }
 
 /// A program of another crate, built if it is not there.
-pub(super) fn built(package: &str, file: &str) -> PathBuf {
+pub(crate) fn built(package: &str, file: &str) -> PathBuf {
     let program = Path::new(env!("CARGO_BIN_EXE_divvy")).with_file_name(file);
     if !program.exists() {
         let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
