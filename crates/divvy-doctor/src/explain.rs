@@ -3,6 +3,7 @@
 mod texts;
 
 use std::fmt::Write as _;
+use std::sync::LazyLock;
 
 use serde::Serialize;
 
@@ -38,9 +39,17 @@ pub struct Explained {
 
 /// What a line means, if its text is known; the first in the table where it has several.
 pub fn line(line: &str) -> Option<&'static Explanation> {
+    // Once, and not for each of a log's lines.
+    static PLAIN: LazyLock<Vec<(&Explanation, Vec<String>)>> = LazyLock::new(|| {
+        ALL.iter()
+            .map(|one| (one, one.texts.iter().map(|text| plain(text)).collect()))
+            .collect()
+    });
     let line = plain(line);
-    ALL.iter()
-        .find(|explanation| explanation.texts.iter().any(|text| matches(&line, &plain(text))))
+    let mut known = PLAIN.iter();
+    known
+        .find(|(_, texts)| texts.iter().any(|text| matches(&line, text)))
+        .map(|(explanation, _)| *explanation)
 }
 
 /// Collects explanations, line by line.

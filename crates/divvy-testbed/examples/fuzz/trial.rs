@@ -17,8 +17,8 @@ const LONGEST: Duration = Duration::from_secs(3);
 const ENDLESS: Duration = Duration::from_secs(60);
 /// Inputs that are changed further, at most.
 const CORPUS: usize = 200;
-/// Bytes of one of those, at most.
-const KEPT: usize = 1 << 16;
+/// Bytes of one of those, at most, where the good ones have fewer than half of it: what is long is slow, and all targets have theirs in memory.
+const KEPT: usize = 1 << 13;
 
 /// What a target did.
 #[derive(Debug, Clone, Copy)]
@@ -90,6 +90,7 @@ pub(crate) fn run(target: Target, limits: &Limits, seed: u64, over: &AtomicBool,
     let Target { name, read, good } = target;
     seen.begin();
     let mut corpus = good;
+    let kept = corpus.iter().map(|input| 2 * input.len()).max().unwrap_or(0).max(KEPT);
     let try_it = |input: &[u8]| {
         seen.reads(input);
         let before = cpu_time();
@@ -127,7 +128,7 @@ pub(crate) fn run(target: Target, limits: &Limits, seed: u64, over: &AtomicBool,
             Ok(false) => refused += 1,
             Ok(true) => {
                 read += 1;
-                if corpus.len() < CORPUS && input.len() < KEPT {
+                if corpus.len() < CORPUS && input.len() < kept {
                     corpus.push(input);
                 }
             }
