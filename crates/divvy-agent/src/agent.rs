@@ -159,7 +159,7 @@ impl Agent {
         self.synced.send_replace(true);
     }
 
-    /// The parts of GPUs that are divided, by the GPU's UUID: what the driver's spec names besides.
+    /// The parts of GPUs whose MIG is on, by the GPU's UUID: what the driver's spec names in their place.
     pub(crate) fn set_mig(&self, mig: BTreeMap<String, Vec<MigDevice>>) {
         if self.driver_spec.set_mig(mig) {
             self.look.notify_one();

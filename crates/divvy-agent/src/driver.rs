@@ -35,7 +35,7 @@ pub(crate) struct DriverSpec {
     sys_root: PathBuf,
     driver_root: String,
     auto: bool,
-    /// The parts of GPUs that are divided, by the GPU's UUID.
+    /// The parts of GPUs whose MIG is on, by the GPU's UUID.
     mig: Mutex<BTreeMap<String, Vec<MigDevice>>>,
     state: Mutex<State>,
 }
@@ -91,7 +91,7 @@ impl DriverSpec {
         }
     }
 
-    /// Takes what the driver's library says of GPUs that are divided, for the next look; whether it is another than before.
+    /// Takes what the driver's library says of GPUs whose MIG is on, for the next look; whether it is another than before.
     pub(crate) fn set_mig(&self, mig: BTreeMap<String, Vec<MigDevice>>) -> bool {
         let mut known = self.mig.lock().unwrap_or_else(PoisonError::into_inner);
         let differs = *known != mig;
@@ -157,7 +157,7 @@ impl DriverSpec {
     fn see(&self, store: &Store, tree: &Files, state: &mut State, driver: &str, gpus: &[Gpu]) -> Seen {
         let loaded = proc::loaded_driver(tree).or_else(|| stale::is_version(driver).then(|| driver.to_owned()));
         let mig = self.mig.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        let parts = |gpu: &Gpu| mig.get(&gpu.uuid).map_or(&[][..], Vec::as_slice);
+        let parts = |gpu: &Gpu| mig.get(&gpu.uuid).map(Vec::as_slice);
         let there = gpus.iter().filter(|gpu| gpu.health != Health::Lost);
         let gpus: Vec<nvidia::Gpu> = there
             .map(|gpu| nvidia::Gpu {
@@ -225,7 +225,11 @@ impl DriverSpec {
         };
         let own = gpus.iter().map(|gpu| format!("/dev/nvidia{}", gpu.minor));
         // The driver divides a GPU before anybody makes these.
-        let parts = gpus.iter().flat_map(|gpu| &gpu.mig).filter_map(Mig::nodes).flatten();
+        let parts = gpus
+            .iter()
+            .flat_map(|gpu| gpu.mig.iter().flatten())
+            .filter_map(Mig::nodes)
+            .flatten();
         let shared = SHARED_DEVICES.iter().map(|path| (*path).to_owned());
         let names: Vec<String> = own.chain(parts).chain(shared).chain(["/dev/nvidiactl".to_owned()]).collect();
         let there = |root: &Root<'_>, path: &String| root.resolve(path).is_some().then(|| root.host(path));

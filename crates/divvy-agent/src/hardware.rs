@@ -1,6 +1,6 @@
 //! From the probe's updates to the core's GPUs: facts, and the verdict on their health.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -25,6 +25,8 @@ struct Machine {
     tracker: Tracker,
     driver: String,
     gpus: BTreeMap<String, Gpu>,
+    /// Those whose MIG is on, as the driver said last.
+    divided: BTreeSet<String>,
     silent_since: Option<Instant>,
 }
 
@@ -48,6 +50,7 @@ pub(crate) async fn follow(
         }),
         driver: String::new(),
         gpus: BTreeMap::new(),
+        divided: BTreeSet::new(),
         silent_since: None,
     };
     let timing = Timing {
@@ -72,7 +75,9 @@ pub(crate) async fn follow(
             Update::Snapshot(snapshot) => {
                 agent.ready.clear("gpus");
                 agent.metrics.probe(true);
-                agent.set_mig(mig_of(&snapshot));
+                let mig = mig_of(&snapshot);
+                machine.divided = mig.keys().cloned().collect();
+                agent.set_mig(mig);
                 changed = machine.snapshot(now, snapshot);
             }
             Update::Xid(event) => {
@@ -219,6 +224,14 @@ impl Machine {
             let verdict = self.tracker.verdict(&gpu.uuid).cloned().unwrap_or_default();
             gpu.health = verdict.health;
             gpu.reason = verdict.reason;
+            // To CUDA it is no device, and its parts are not offered.
+            if self.divided.contains(&gpu.uuid) && gpu.health == Health::Ok {
+                gpu.health = Health::Failed;
+                gpu.reason = Some(format!(
+                    "MIG is on, so that nothing can run on the whole GPU; nvidia-smi -i {} -mig 0 switches it off",
+                    gpu.index
+                ));
+            }
             if silent && gpu.health == Health::Ok {
                 gpu.health = Health::Failed;
                 gpu.reason = Some("the driver does not answer".to_owned());
@@ -232,10 +245,10 @@ impl Machine {
     }
 }
 
-/// The parts of the GPUs that are divided.
+/// The parts of the GPUs whose MIG is on.
 fn mig_of(snapshot: &Snapshot) -> BTreeMap<String, Vec<MigDevice>> {
-    let divided = snapshot.gpus.iter().filter(|gpu| !gpu.mig_devices.is_empty());
-    divided.map(|gpu| (gpu.uuid.clone(), gpu.mig_devices.clone())).collect()
+    let parts = |gpu: &GpuFacts| Some((gpu.uuid.clone(), MigDevice::of(gpu.mig, &gpu.mig_devices)?.to_vec()));
+    snapshot.gpus.iter().filter_map(parts).collect()
 }
 
 fn from_facts(facts: GpuFacts) -> Gpu {

@@ -80,9 +80,9 @@ pub struct MachineGpu {
     /// Processes on it.
     #[serde(default)]
     pub processes: Vec<MachineProcess>,
-    /// MIG devices into which it is divided, in NVML's order; none is a GPU that is not.
+    /// MIG devices into which it is divided, in NVML's order. Absent: MIG is not to be had; empty: it is on, and nothing can run on the GPU.
     #[serde(default)]
-    pub mig: Vec<MachineMig>,
+    pub mig: Option<Vec<MachineMig>>,
 }
 
 /// A MIG device.

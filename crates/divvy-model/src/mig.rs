@@ -12,3 +12,10 @@ pub struct MigDevice {
     /// Compute instance.
     pub ci: u32,
 }
+
+impl MigDevice {
+    /// The parts of a GPU whose MIG is on; none where it is off, or the driver knows no MIG. `mode` is whether it is on now, and after a reset.
+    pub fn of(mode: Option<(bool, bool)>, parts: &[MigDevice]) -> Option<&[MigDevice]> {
+        mode.is_some_and(|(is_on, _)| is_on).then_some(parts)
+    }
+}

@@ -95,6 +95,7 @@ impl Machine {
                 mig: described
                     .mig
                     .iter()
+                    .flatten()
                     .enumerate()
                     .map(|(mig, of)| MigDevice {
                         uuid: node.mig_uuid(index, mig),

@@ -211,7 +211,7 @@ fn trouble<'s>(files: &'s [SpecFile], basis: &Basis) -> Option<(Trouble, Option<
     for uuid in basis
         .gpus
         .iter()
-        .filter(|gpu| gpu.mig.is_empty())
+        .filter(|gpu| gpu.mig.is_none())
         .filter_map(|gpu| gpu.uuid.as_deref())
     {
         let Some(file) = files.iter().find(|file| file.devices.contains(uuid)) else {

@@ -91,13 +91,13 @@ fn what_is_done_with_the_drivers_spec() {
     };
     let mig = Basis {
         gpus: vec![Gpu {
-            mig: vec![Mig {
+            mig: Some(vec![Mig {
                 index: 0,
                 uuid: None,
                 gpu_instance: 0,
                 compute_instance: 0,
                 capabilities: None,
-            }],
+            }]),
             ..gpu(0)
         }],
         ..basis()

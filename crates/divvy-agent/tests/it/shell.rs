@@ -26,8 +26,8 @@ const LIMIT: Duration = Duration::from_secs(10);
 struct Machine {
     gpus: Vec<u64>,
     xids: Vec<(usize, u64)>,
-    /// MIG devices of the last GPU.
-    mig: Vec<MigDevice>,
+    /// MIG devices of the last GPU, if MIG is on.
+    mig: Option<Vec<MigDevice>>,
 }
 
 /// A probe of the tests' own: DESIGN.md section 15.
@@ -66,7 +66,8 @@ async fn probe(listener: UnixListener, machine: watch::Receiver<Machine>) {
                                 json!({"uuid": format!("GPU-{i}"), "index": i, "minor": i, "model": "NVIDIA T4", "totalMiB": mib})
                             })
                             .collect();
-                        if let Some(gpu) = gpus.last_mut().filter(|_| !mig.is_empty()) {
+                        if let Some((gpu, mig)) = gpus.last_mut().zip(mig) {
+                            gpu["mig"] = json!([true, true]);
                             gpu["migDevices"] = json!(mig);
                         }
                         json!({"v": 1, "driver": "550.54.15", "gpus": gpus})
@@ -543,13 +544,19 @@ async fn the_agents_own_spec_names_mig_devices_as_the_driver_does_and_follows_a_
         ci: 0,
     };
     bed.memory_is(56, 56).await;
-    bed.machine.send_modify(|machine| machine.mig = vec![part(1, 3)]);
+    bed.machine.send_modify(|machine| machine.mig = Some(vec![part(1, 3)]));
+    // What nothing can run on is not offered.
+    bed.memory_is(56, 16).await;
+    let divided = bed.inventory(|inventory| inventory.gpus[1].reason.is_some()).await;
+    let reason = divided.gpus[1].reason.clone().unwrap_or_default();
+    assert!(reason.starts_with("MIG is on"), "{reason}");
     let first = ["0", "1:1", "GPU-0", "MIG-3", "all"];
     bed.eventually("the driver's names", || names().filter(|names| names.iter().eq(&first)))
         .await;
 
     divide(&root, 5);
-    bed.machine.send_modify(|machine| machine.mig = vec![part(0, 5), part(1, 3)]);
+    bed.machine
+        .send_modify(|machine| machine.mig = Some(vec![part(0, 5), part(1, 3)]));
     let told = || {
         let events = bed.api.list("events", "default").ok()?;
         let text = serde_json::to_string(&events).ok()?;
@@ -562,9 +569,12 @@ async fn the_agents_own_spec_names_mig_devices_as_the_driver_does_and_follows_a_
     make_nodes(&root, 5);
     // A pod is a reason to look.
     bed.create("a", Some(0), 1);
+    bed.running("a").await;
     let second = ["0", "1:0", "1:1", "GPU-0", "MIG-3", "MIG-5", "all"];
     bed.eventually("the new part", || names().filter(|names| names.iter().eq(&second)))
         .await;
+    bed.machine.send_modify(|machine| machine.mig = None);
+    bed.memory_is(56, 56).await;
     bed.stop_agent().await;
 }
 

@@ -39,6 +39,7 @@ struct Snapshot {
 }
 
 #[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
 struct Gpu {
     uuid: String,
     index: u32,
@@ -49,8 +50,11 @@ struct Gpu {
     cc: String,
     #[serde(default)]
     brand: Option<String>,
-    #[serde(default, rename = "migDevices")]
-    mig: Vec<MigDevice>,
+    /// Whether it is on now, and after a reset.
+    #[serde(default)]
+    mig: Option<(bool, bool)>,
+    #[serde(default)]
+    mig_devices: Vec<MigDevice>,
     #[serde(default)]
     lost: bool,
 }
@@ -106,7 +110,7 @@ pub fn registry(tree: &dyn Tree, probe: &str, driver_root: &str, extras: Extras)
         .into_iter()
         .map(|gpu| nvidia::Gpu {
             index: gpu.index,
-            mig: proc::mig_of(tree, gpu.minor, &gpu.mig),
+            mig: proc::mig_of(tree, gpu.minor, MigDevice::of(gpu.mig, &gpu.mig_devices)),
             uuid: Some(gpu.uuid),
             minor: gpu.minor,
             pci: gpu.pci,

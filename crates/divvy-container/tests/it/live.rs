@@ -63,7 +63,7 @@ fn mig_devices_have_the_uuid_and_the_index_that_the_driver_says() {
     // The driver's first place is free, and it has one device whose capabilities are not there.
     let told = json!([{"index": 1, "uuid": "MIG-a", "gi": 2, "ci": 0}, {"index": 2, "uuid": "MIG-b", "gi": 1, "ci": 0},
                       {"index": 3, "uuid": "MIG-c", "gi": 9, "ci": 0}]);
-    let gpus = json!([{"uuid": "GPU-a", "index": 0, "minor": 0, "totalMiB": 1, "migDevices": told}]);
+    let gpus = json!([{"uuid": "GPU-a", "index": 0, "minor": 0, "totalMiB": 1, "mig": [true, true], "migDevices": told}]);
     let Live { registry, .. } = registry(&machine, &snapshot(&gpus), "/", Extras::default()).expect("a spec");
     let names: Vec<String> = registry.devices().iter().map(|device| device.name.clone()).collect();
     let expected = ["0:1", "0:2", "MIG-a", "MIG-b", "all"].map(|name| format!("{KIND}={name}"));
@@ -80,6 +80,18 @@ fn mig_devices_have_the_uuid_and_the_index_that_the_driver_says() {
         ["/dev/nvidia-caps/nvidia-cap21", "/dev/nvidia-caps/nvidia-cap22"]
     );
     assert_eq!(nodes("0:1"), nodes("MIG-a"));
+}
+
+/// NVIDIA's gives out no such GPU either: to CUDA it is none.
+#[test]
+fn a_gpu_whose_mig_is_on_and_that_is_not_divided_is_left_out_and_it_is_said() {
+    let gpu = |index: u32, mig: Value| json!({"uuid": format!("GPU-{index}"), "index": index, "minor": index, "mig": mig});
+    let gpus = json!([gpu(0, json!([true, true])), gpu(1, json!([false, true]))]);
+    let Live { registry, notes, .. } = registry(&kinds::debian(), &snapshot(&gpus), "/", Extras::default()).expect("a spec");
+    let names: Vec<String> = registry.devices().iter().map(|device| device.name.clone()).collect();
+    assert_eq!(names, ["1", "GPU-1", "all"].map(|name| format!("{KIND}={name}")));
+    let said = "GPU 0 is left out: MIG is on, and it is not divided";
+    assert!(notes.iter().any(|note| note.starts_with(said)), "{notes:?}");
 }
 
 #[test]

@@ -134,7 +134,7 @@ unsafe extern "C" fn nvmlDeviceGetGpuInstanceProfileInfo(
 ) -> ffi::nvmlReturn_t {
     answer(|| {
         device_call(device, |_, card, _| {
-            if card.mig.is_empty() {
+            if card.described.mig.is_none() {
                 return Err(NOT_SUPPORTED);
             }
             if profile >= ffi::NVML_GPU_INSTANCE_PROFILE_COUNT {

@@ -55,7 +55,7 @@ pub(super) fn call_with_card<T>(
     })
 }
 
-/// A GPU that is described without MIG devices knows no MIG.
+/// A GPU that is described without `mig` knows no MIG.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn nvmlDeviceGetMigMode(
     device: ffi::nvmlDevice_t,
@@ -64,7 +64,7 @@ unsafe extern "C" fn nvmlDeviceGetMigMode(
 ) -> ffi::nvmlReturn_t {
     answer(|| {
         device_call(device, |_, card, _| {
-            if card.mig.is_empty() {
+            if card.described.mig.is_none() {
                 return Err(NOT_SUPPORTED);
             }
             // SAFETY: the caller's out parameters.
@@ -81,7 +81,11 @@ unsafe extern "C" fn nvmlDeviceGetMigMode(
 unsafe extern "C" fn nvmlDeviceGetMaxMigDeviceCount(device: ffi::nvmlDevice_t, count: *mut c_uint) -> ffi::nvmlReturn_t {
     answer(|| {
         device_call(device, |_, card, _| {
-            let most = if card.mig.is_empty() { 0 } else { card.mig.len().max(7) };
+            let most = if card.described.mig.is_none() {
+                0
+            } else {
+                card.mig.len().max(7)
+            };
             // SAFETY: the caller's out parameter.
             unsafe { put(count, most as c_uint) }
         })

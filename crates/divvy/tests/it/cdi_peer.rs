@@ -18,16 +18,17 @@ const LIBRARIES: &str = "usr/lib/x86_64-linux-gnu";
 const FIRST: &str = "GPU-edfee158-11c1-52b8-0517-92f30e7fac88";
 const SECOND: &str = "GPU-edfee158-11c1-52b8-0517-92f30e7fac99";
 
-/// The minors are not in the order of the indices. Each GPU may be divided: GPU instance and compute instance of its MIG devices.
-fn machine(mig: [&[(u32, u32)]; 2]) -> String {
-    let gpu = |uuid, minor, pci, mig: &[(u32, u32)]| {
-        let mig: Vec<String> = mig
-            .iter()
-            .map(|(gi, ci)| format!("{{ gpu_instance = {gi}, compute_instance = {ci} }}"))
-            .collect();
+/// Of a GPU whose MIG is on: GPU instance and compute instance of its MIG devices.
+type Mig = Option<&'static [(u32, u32)]>;
+
+/// The minors are not in the order of the indices.
+fn machine(mig: [Mig; 2]) -> String {
+    let gpu = |uuid, minor, pci, mig: Mig| {
+        let part = |(gi, ci): &(u32, u32)| format!("{{ gpu_instance = {gi}, compute_instance = {ci} }}");
+        let mig = mig.map(|mig| format!("mig = [{}]\n", mig.iter().map(part).collect::<Vec<_>>().join(", ")));
         format!(
-            "[[node.gpu]]\nmodel = \"NVIDIA A100-SXM4-40GB\"\nmemory_mib = 40960\nuuid = {uuid:?}\nminor = {minor}\npci = {pci:?}\nmig = [{}]\n",
-            mig.join(", ")
+            "[[node.gpu]]\nmodel = \"NVIDIA A100-SXM4-40GB\"\nmemory_mib = 40960\nuuid = {uuid:?}\nminor = {minor}\npci = {pci:?}\n{}",
+            mig.unwrap_or_default()
         )
     };
     format!(
@@ -167,7 +168,7 @@ impl Bed {
             }
         }
         chown(root.join("dev/nvidia1"), None, Some(44)).expect("its group");
-        fs::write(folder.path().join("machine.toml"), machine([&[], &[]])).expect("written");
+        fs::write(folder.path().join("machine.toml"), machine([None, None])).expect("written");
         symlink(env!("CARGO_BIN_EXE_divvy"), folder.path().join("nvidia-ctk")).expect("linked");
         Some(Bed {
             folder,
@@ -414,7 +415,7 @@ fn generated(bed: &Bed, rows: &[Row<'_>]) {
 
 /// Divides the GPUs: what NVML says, the capabilities of which the kernel's module tells, and their nodes. The programs see that module's files in a
 /// mount namespace of their own.
-fn divide(bed: &mut Bed, mig: [&[(u32, u32)]; 2]) {
+fn divide(bed: &mut Bed, mig: [Mig; 2]) {
     fs::write(bed.at("machine.toml"), machine(mig)).expect("written");
     let proc = PathBuf::from(bed.at("proc"));
     let write = |path: &str, text: &str| {
@@ -426,6 +427,7 @@ fn divide(bed: &mut Bed, mig: [&[(u32, u32)]; 2]) {
     let mut next = 3..;
     // Minors of the GPUs, as in the machine's description.
     for (gpu, mig) in [(1, mig[0]), (0, mig[1])] {
+        let mig = mig.unwrap_or_default();
         let instances: BTreeSet<u32> = mig.iter().map(|(gi, _)| *gi).collect();
         let paths = instances.iter().map(|gi| format!("gi{gi}"));
         for path in paths.chain(mig.iter().map(|(gi, ci)| format!("gi{gi}/ci{ci}"))) {
@@ -460,18 +462,19 @@ const WHOLE: &str = "a GPU that is divided is no device: its node alone, as in N
 
 #[test]
 fn of_gpus_that_are_divided_is_generated_what_nvidias_generates() {
-    let machines: [[&[(u32, u32)]; 2]; 4] = [
+    let machines: [[Mig; 2]; 4] = [
         // One of two, in two ways.
-        [&[(1, 0), (2, 0), (7, 0)], &[]],
-        [&[], &[(9, 0)]],
+        [Some(&[(1, 0), (2, 0), (7, 0)]), None],
+        [None, Some(&[(9, 0)])],
         // Compute instances within one GPU instance, in an order that is not that of their numbers.
-        [&[(2, 0), (1, 1), (1, 0)], &[(0, 0), (0, 1), (0, 2)]],
-        [&[(3, 0), (3, 1)], &[(3, 0)]],
+        [Some(&[(2, 0), (1, 1), (1, 0)]), Some(&[(0, 0), (0, 1), (0, 2)])],
+        [Some(&[(3, 0), (3, 1)]), Some(&[(3, 0)])],
     ];
-    for mig in machines {
+    for gpus in machines {
         let Some(mut bed) = Bed::new() else { return };
-        divide(&mut bed, mig);
-        let divided = usize::from(mig[0].is_empty());
+        divide(&mut bed, gpus);
+        let mig = gpus.map(Option::unwrap_or_default);
+        let divided = usize::from(gpus[0].is_none());
         let uuid = mig_uuid(&bed, divided, 0);
         let of_gpu = [FIRST, SECOND][divided];
         let (zero, whole) = (format!("{divided}:0"), divided.to_string());
@@ -513,6 +516,27 @@ fn of_gpus_that_are_divided_is_generated_what_nvidias_generates() {
             let said = ours.expect_err("it is no device");
             assert!(said.contains("there is no device") && said.contains(&zero), "{said}");
         }
+    }
+}
+
+/// To CUDA it is no device.
+#[test]
+fn a_gpu_whose_mig_is_on_and_that_is_not_divided_is_no_device_to_nvidias_either() {
+    let Some(mut bed) = Bed::new() else { return };
+    for gpus in [[Some(&[][..]), None], [None, Some(&[])], [Some(&[]), Some(&[(1, 0)])]] {
+        divide(&mut bed, gpus);
+        let rows: [Row<'_>; 4] = [
+            (&[], None),
+            (&["--device-name-strategy", "index,uuid,type-index"], None),
+            (&["--no-all-device"], None),
+            (&["--mode", "management"], None),
+        ];
+        generated(&bed, &rows);
+        let root = bed.at("driver");
+        let [_, ours] = bed.both(&["cdi", "generate", "--driver-root", &root], "");
+        let names = ours.expect("there is another");
+        let index = usize::from(gpus[0].is_none());
+        assert!(!names.contains([FIRST, SECOND][index]), "{names}");
     }
 }
 

@@ -15,8 +15,8 @@ pub struct Gpu {
     pub minor: u32,
     /// `0000:81:00.0`
     pub pci: String,
-    /// Its MIG devices; where there are any, the GPU itself is not given away.
-    pub mig: Vec<Mig>,
+    /// Its MIG devices; none where MIG is off, or not known to be on. Where it is on, nothing can run on the GPU itself, which is not given away.
+    pub mig: Option<Vec<Mig>>,
 }
 
 /// A MIG device: a compute instance of a GPU instance.
@@ -172,7 +172,7 @@ fn describe(gpu: &Gpu, nodes: &Nodes<'_>, machine: &Root<'_>, draft: &mut Draft)
         ));
         return;
     }
-    if gpu.mig.is_empty() {
+    let Some(mig) = &gpu.mig else {
         for path in drm_nodes(machine, &gpu.pci) {
             nodes.add(&mut edits, &path);
         }
@@ -183,8 +183,15 @@ fn describe(gpu: &Gpu, nodes: &Nodes<'_>, machine: &Root<'_>, draft: &mut Draft)
             in_all: true,
         });
         return;
+    };
+    if mig.is_empty() {
+        draft.notes.push(format!(
+            "GPU {0} is left out: MIG is on, and it is not divided, so that nothing can run on it: nvidia-smi mig -i {0} -cgi PROFILE -C divides it, \
+             nvidia-smi -i {0} -mig 0 switches MIG off",
+            gpu.index
+        ));
     }
-    for mig in &gpu.mig {
+    for mig in mig {
         let name = format!("{}:{}", gpu.index, mig.index);
         let mut edits = edits.clone();
         let missing = match &mig.nodes() {

@@ -36,7 +36,7 @@ pub fn gpus(tree: &dyn Tree) -> Vec<Gpu> {
     gpus.sort_by(|a, b| a.pci.cmp(&b.pci));
     for (gpu, index) in gpus.iter_mut().zip(0..) {
         gpu.index = index;
-        gpu.mig = mig_of(tree, gpu.minor, &[]);
+        gpu.mig = mig_of(tree, gpu.minor, None);
     }
     gpus
 }
@@ -55,12 +55,18 @@ fn information(text: &str, address: &str) -> Option<Gpu> {
         uuid: uuid.map(|uuid| (*uuid).to_owned()),
         minor: fields.get("Device Minor")?.parse().ok()?,
         pci: fields.get("Bus Location").map_or(address, |at| *at).to_owned(),
-        mig: Vec::new(),
+        mig: None,
     })
 }
 
-/// The MIG devices of a GPU, by index. Their UUIDs, and the indices that count, NVML alone knows, which `told` them, or nothing.
-pub fn mig_of(tree: &dyn Tree, minor: u32, told: &[MigDevice]) -> Vec<Mig> {
+/// The MIG devices of a GPU, by index; none where MIG is off. Their UUIDs, and the indices that count, NVML alone knows, which `told` them where it was
+/// asked and MIG is on.
+pub fn mig_of(tree: &dyn Tree, minor: u32, told: Option<&[MigDevice]>) -> Option<Vec<Mig>> {
+    let found = in_proc(tree, minor, told.unwrap_or_default());
+    (told.is_some() || !found.is_empty()).then_some(found)
+}
+
+fn in_proc(tree: &dyn Tree, minor: u32, told: &[MigDevice]) -> Vec<Mig> {
     let Some(root) = Root::open(tree, "/") else {
         return Vec::new();
     };

@@ -10,6 +10,7 @@ use divvy_container::cdi::generate::{Error, Generated, Naming, Options, Tree, am
 use divvy_container::cdi::{Format, is_spec_file};
 use divvy_hardware::client::{Probe, Spawn, snapshot};
 use divvy_hardware::{Code, Failure, Files, GpuFacts, Snapshot};
+use divvy_model::MigDevice;
 
 use super::{directory, say, tell_troubles, write_whole};
 use crate::cli::cdi::{CdiFormat, CdiGenerateArgs, CdiHooks, CdiMode, CdiNaming, CdiSource, CdiVendor};
@@ -243,7 +244,7 @@ fn from_facts(facts: &GpuFacts, tree: &dyn Tree) -> nvidia::Gpu {
         uuid: Some(facts.uuid.clone()),
         minor: facts.minor,
         pci: facts.pci.clone(),
-        mig: proc::mig_of(tree, facts.minor, &facts.mig_devices),
+        mig: proc::mig_of(tree, facts.minor, MigDevice::of(facts.mig, &facts.mig_devices)),
     }
 }
 
