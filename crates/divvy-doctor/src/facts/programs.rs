@@ -120,6 +120,22 @@ pub struct Extender {
     pub filter_calls: Option<u64>,
 }
 
+/// A counter of the extender: calls of filter.
+const CALLS: &str = "divvy_extender_request_duration_seconds_count{verb=\"filter\"}";
+
+/// How often kube-scheduler has called filter, by the extender's metrics.
+pub fn filter_calls(metrics: &str) -> u64 {
+    let line = metrics.lines().find_map(|line| line.strip_prefix(CALLS));
+    line.and_then(|count| count.trim().parse().ok()).unwrap_or(0)
+}
+
+/// What a program said last, on standard error, of why it failed.
+pub fn last_line(errors: &[u8]) -> String {
+    let text = String::from_utf8_lossy(errors);
+    let last = text.lines().rev().find(|line| !line.trim().is_empty());
+    last.unwrap_or("without a word").to_owned()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -140,5 +156,13 @@ mod tests {
         ] {
             assert!(Docker::parse(version, info).is_err(), "{version} {info}");
         }
+    }
+
+    #[test]
+    fn calls_of_filter_are_counted_and_no_others() {
+        let metrics = "divvy_extender_request_duration_seconds_count{verb=\"bind\"} 3\n\
+                       divvy_extender_request_duration_seconds_count{verb=\"filter\"} 41\n# EOF\n";
+        assert_eq!(filter_calls(metrics), 41);
+        assert_eq!(filter_calls("# EOF\n"), 0);
     }
 }

@@ -13,6 +13,7 @@ use divvy_container::engines::{Engine, Wanted};
 use divvy_container::runtime::live;
 use divvy_doctor::explain::Log;
 use divvy_doctor::facts::cluster::{Cluster, Page};
+use divvy_doctor::facts::programs::{filter_calls, last_line};
 use divvy_doctor::{Asked, Facts, Report, Status, checks};
 use divvy_model::cgroup;
 use serde_json::Value;
@@ -44,6 +45,14 @@ pub(crate) fn targets() -> Vec<Target> {
         },
         Target::new("what programs say to doctor", answers, &[ANSWERS]),
         Target::new("what the API server says to doctor", objects, &[OBJECTS]),
+        Target::new(
+            "metrics, and a program's last words",
+            last_words,
+            &[
+                "divvy_extender_request_duration_seconds_count{verb=\"bind\"} 3\ndivvy_extender_request_duration_seconds_count{verb=\"filter\"} 41\n# EOF\n",
+                "containerd: level=warning\n\ncontainerd: failed to load TOML: /etc/containerd/config.toml\n \n",
+            ],
+        ),
         Target::new("a log", log, &[LOG]),
         Target::new(
             "mig-minors",
@@ -384,6 +393,17 @@ fn log(bytes: &[u8]) -> bool {
     let lines = bytes.split(|byte| *byte == b'\n').count();
     assert!(log.found().iter().all(|found| found.number <= lines && found.count <= lines));
     !log.found().is_empty()
+}
+
+/// A count, and one line.
+fn last_words(bytes: &[u8]) -> bool {
+    let line = last_line(bytes);
+    assert!(!line.is_empty() && !line.contains('\n'), "{line:?}");
+    text(bytes).is_some_and(|text| {
+        let calls = filter_calls(text);
+        assert!(calls == 0 || text.contains(&calls.to_string()), "{calls}");
+        true
+    })
 }
 
 /// Each line says one thing, whatever stands in the others.

@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use divvy::audit::read;
+use divvy::audit::text::{self as audit_text, Scope};
 use divvy::manifests::{self, Chart, Release};
 use divvy::scheduler_config::merge::{Wanted, merge};
 use divvy::scheduler_config::{Stanza, Tls};
@@ -38,6 +40,11 @@ pub(crate) fn targets() -> Vec<Target> {
             ..Target::new("the Secret with certificates", certificates, &[])
         },
         Target::new("a recorded history", history, &[HISTORY, POD_LIST]),
+        Target::new(
+            "a replay with what containers report",
+            replayed(),
+            &[&format!("{HISTORY}\u{1e}{REPORTS}")],
+        ),
         Target::new("a trace and an order", trace, &[TRACE]),
         Target::new("kube-scheduler's configuration", scheduler, &[SCHEDULER, OLD_SCHEDULER]),
         Target::new(
@@ -64,6 +71,10 @@ const HISTORY: &str = r#"{"divvyAudit":1,"divvy":"0.1.0","cluster":"https://10.0
 {"t":1767323045.160,"type":"LISTED","kind":"Pod"}
 {"t":1767323046,"type":"ADDED","rv":"75","object":{"kind":"Node","metadata":{"name":"n","annotations":{"divvy.dev/inventory":"{\"v\":1,\"agent\":\"0.1.0\",\"driver\":\"550\",\"unitMiB\":1024,\"gpus\":[{\"index\":0,\"uuid\":\"GPU-0\",\"minor\":0,\"model\":\"T4\",\"totalMiB\":15360,\"units\":15,\"health\":\"ok\"}]}"}},"spec":{},"status":{"capacity":{"aliyun.com/gpu-mem":"15"}}}}
 {"t":1767323047.120,"type":"INTERRUPTED","kind":"Pod","why":"the connection was lost"}
+"#;
+const REPORTS: &str = r#"{"at":1767323045.2,"node":"n","pod_uid":"u","container":"c","id":"4f2","running":true,"gpus":[0],"env":{"ALIYUN_COM_GPU_MEM_IDX":"0","NVIDIA_VISIBLE_DEVICES":"void"}}
+{"at":1767323046.5,"node":"n","pod_uid":"u","container":"c","id":"4f2","running":true,"gpus":["GPU-1"]}
+{"at":1767323059.0,"node":"n","pod_uid":"u","container":"c","id":"4f2","running":false}
 "#;
 const POD_LIST: &str = r#"{"kind":"PodList","items":[{"kind":"Pod","metadata":{"name":"p","namespace":"d","uid":"u"},"spec":{"nodeName":"n","containers":[{"name":"c","resources":{"limits":{"aliyun.com/gpu-mem":"4"}}}]},"status":{"phase":"Running"}}]}"#;
 const TRACE: &str = "sn,cpu_milli,memory_mib,gpu,model\nn-1,64000,262144,2,T4\nn-2,96000,524288,8,A100\n\u{1e}name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec,creation_time,deletion_time\np-1,1000,1024,1,500,T4|A100,0,9\np-2,1000,1024,2,1000,,5,7\n\u{1e}1 0\n7 3\n";
@@ -216,6 +227,28 @@ fn history(bytes: &[u8]) -> bool {
         assert!(!finding.what.id().is_empty() && !finding.what.next().is_empty());
     }
     true
+}
+
+/// As `divvy audit` does it, from files to what is printed, in which nothing of others moves a cursor.
+fn replayed() -> impl Fn(&[u8]) -> bool + Send {
+    let folder = tempfile::tempdir().expect("a folder");
+    move |bytes| {
+        let mut parts = bytes.splitn(2, |byte| *byte == 0x1e);
+        let files = ["history", "reports"].map(|name| {
+            let path = folder.path().join(name);
+            std::fs::write(&path, parts.next().unwrap_or_default()).expect("written");
+            path
+        });
+        let mut audit = Audit::new(Limits::default());
+        let whole = read::replay(&files[..1], &files[1..], &mut audit, |_| {}).is_ok();
+        let scope = Scope {
+            live: false,
+            reports: true,
+        };
+        let shown = audit_text::text(&audit.finish(None), scope);
+        assert!(shown.chars().all(|c| c == '\n' || !c.is_control()), "{shown:?}");
+        whole
+    }
 }
 
 /// Nodes, pods and an order of them.

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use divvy_cluster::client;
 use divvy_doctor::facts::cluster::{Cluster, Page, Pod};
-use divvy_doctor::facts::programs::Extender;
+use divvy_doctor::facts::programs::{Extender, filter_calls};
 use divvy_doctor::{Asked, Facts};
 use http::StatusCode;
 use http_body_util::{BodyExt as _, Limited};
@@ -30,7 +30,6 @@ const LONGEST_WORDS: usize = 500;
 const MOST_REPLICAS: usize = 5;
 /// Where an extender listens in the chart.
 const PORT: u16 = 32766;
-const CALLS: &str = "divvy_extender_request_duration_seconds_count{verb=\"filter\"}";
 
 /// Nodes and pods; DaemonSets and RuntimeClasses where one may read them.
 pub(super) async fn objects(args: &ClusterArgs, limit: Duration) -> (Asked<Cluster>, Option<kube::Client>) {
@@ -235,7 +234,7 @@ async fn direct(url: &str, limit: Duration) -> Extender {
     let (version, metrics) = tokio::join!(get("/version"), get("/metrics"));
     answer(
         version.map(|text| text.trim().to_owned()),
-        metrics.ok().map(|text| calls(&text)),
+        metrics.ok().map(|text| filter_calls(&text)),
     )
 }
 
@@ -268,14 +267,8 @@ async fn through(client: &kube::Client, pod: &Pod, limit: Duration) -> Result<Ex
     Ok(Extender {
         url: format!("pod {namespace}/{name}"),
         version: version.map(|text| text.trim().to_owned()).map_err(|(_, words)| words),
-        filter_calls: metrics.ok().map(|text| calls(&text)),
+        filter_calls: metrics.ok().map(|text| filter_calls(&text)),
     })
-}
-
-/// How often filter was called, by the metrics.
-fn calls(metrics: &str) -> u64 {
-    let line = metrics.lines().find_map(|line| line.strip_prefix(CALLS));
-    line.and_then(|count| count.trim().parse().ok()).unwrap_or(0)
 }
 
 #[cfg(test)]
@@ -340,13 +333,5 @@ mod tests {
         };
         assert_eq!((ill.url.as_str(), ill.version), ("b", Err("away".to_owned())));
         assert!(matches!(together(vec![Err("forbidden".to_owned())]), Asked::Absent(reason) if reason == "forbidden"));
-    }
-
-    #[test]
-    fn calls_of_filter_are_counted_and_no_others() {
-        let metrics = "divvy_extender_request_duration_seconds_count{verb=\"bind\"} 3\n\
-                       divvy_extender_request_duration_seconds_count{verb=\"filter\"} 41\n# EOF\n";
-        assert_eq!(calls(metrics), 41);
-        assert_eq!(calls("# EOF\n"), 0);
     }
 }

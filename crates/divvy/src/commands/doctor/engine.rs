@@ -6,12 +6,12 @@ use std::time::Duration;
 use anyhow::Context as _;
 use divvy_container::runtime::settings;
 use divvy_doctor::Asked;
-use divvy_doctor::facts::programs::{Docker, RuntimeTest};
+use divvy_doctor::facts::programs::{Docker, RuntimeTest, last_line};
 use serde_json::{Value, json};
 use tokio::net::UnixStream;
 
 use super::http;
-use super::programs::{last_line, output, too_long};
+use super::programs::{output, too_long};
 
 const DOCKER: &str = "/var/run/docker.sock";
 

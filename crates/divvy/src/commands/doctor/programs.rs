@@ -11,7 +11,7 @@ use divvy_container::cdi::generate::{Root, proc, wsl};
 use divvy_container::engines::Files;
 use divvy_container::runtime::settings;
 use divvy_doctor::facts::Kind;
-use divvy_doctor::facts::programs::{Probed, Socket};
+use divvy_doctor::facts::programs::{Probed, Socket, last_line};
 use divvy_doctor::{Asked, Facts};
 use rustix::fs::OFlags;
 use tokio::io::{AsyncRead, AsyncReadExt as _};
@@ -209,13 +209,6 @@ async fn all_of(from: Option<impl AsyncRead + Unpin>) -> std::io::Result<Vec<u8>
             format!("printed more than {} MiB", LARGEST_OUTPUT >> 20),
         )),
     }
-}
-
-/// What a program said last of why it failed.
-pub(super) fn last_line(errors: &[u8]) -> String {
-    let text = String::from_utf8_lossy(errors);
-    let last = text.lines().rev().find(|line| !line.trim().is_empty());
-    last.unwrap_or("without a word").to_owned()
 }
 
 async fn probe(args: &DoctorArgs, facts: &Facts<'_>, places: &Places, limit: Duration) -> Asked<Probed> {
