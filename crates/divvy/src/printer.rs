@@ -4,7 +4,7 @@ use std::io::{self, Write};
 
 use divvy_container::plain;
 
-/// Writes text as it is: files and scripts, and what is coloured.
+/// Writes text as it is: files and scripts, what is coloured, and what moves no cursor already.
 pub fn print(text: &str) -> io::Result<()> {
     let mut out = io::stdout().lock();
     out.write_all(text.as_bytes())?;

@@ -59,7 +59,7 @@ pub async fn run(args: AuditArgs) -> anyhow::Result<bool> {
     };
     match args.output {
         Some(AuditOutput::Json) => printer::json(&text::answer(&outcome))?,
-        None => printer::text(&text::text(&outcome, scope))?,
+        None => printer::print(&text::text(&outcome, scope))?,
     }
     match text::verdict(&outcome) {
         Verdict::Sound => Ok(true),

@@ -27,9 +27,9 @@ pub async fn run(args: InspectArgs) -> anyhow::Result<()> {
     match args.output {
         Some(InspectOutput::Json) => printer::json(&view)?,
         Some(InspectOutput::Yaml) => printer::yaml(&view)?,
-        Some(InspectOutput::Wide) => printer::text(&table::wide(&view))?,
-        None if args.details => printer::text(&table::details(&view))?,
-        None => printer::text(&table::summary(&view))?,
+        Some(InspectOutput::Wide) => printer::print(&table::wide(&view))?,
+        None if args.details => printer::print(&table::details(&view))?,
+        None => printer::print(&table::summary(&view))?,
     }
     Ok(())
 }

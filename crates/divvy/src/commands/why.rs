@@ -73,7 +73,7 @@ pub async fn run(args: WhyArgs) -> anyhow::Result<()> {
         match args.output {
             Some(WhyOutput::Json) => printer::json(&placement)?,
             Some(WhyOutput::Yaml) => printer::yaml(&placement)?,
-            None => printer::text(&why::placement_text(&placement))?,
+            None => printer::print(&why::placement_text(&placement))?,
         }
         return Ok(());
     }
@@ -98,7 +98,7 @@ pub async fn run(args: WhyArgs) -> anyhow::Result<()> {
                 printer::line(&not_made_text(&refused))?;
             }
         }
-        None => printer::text(&answers.iter().map(why::text).collect::<Vec<_>>().join("\n"))?,
+        None => printer::print(&answers.iter().map(why::text).collect::<Vec<_>>().join("\n"))?,
     }
     Ok(())
 }
