@@ -162,6 +162,18 @@ pub enum Error {
         /// What the parser says.
         what: String,
     },
+    /// More than anybody writes into an engine's file.
+    #[error(
+        "{path} has {parts} lines and values, and at most {most} are edited: take out what is empty, then run this again; nothing was changed"
+    )]
+    TooLong {
+        /// The file.
+        path: String,
+        /// Lines and values in it.
+        parts: usize,
+        /// How many it may have.
+        most: usize,
+    },
     /// A value of another type than the engine's.
     #[error(
         "{path}, line {line}, column {column}: `{key}` is {found}, where {engine} reads {wanted}; correct that place, then run this again; nothing was changed"

@@ -185,6 +185,20 @@ fn case_04_docker_s_empty_file_is_an_empty_object_and_a_broken_one_is_refused() 
 }
 
 #[test]
+fn docker_s_file_is_refused_where_an_edit_of_it_would_take_for_ever() {
+    let lines = |count: usize| format!("{{{}\"debug\": true}}", "\n".repeat(count));
+    let edited = |text: &str| configure(&tree([(DOCKER, text)]), &docker_target(), &wish(), None);
+    let said = edited(&lines(20_000)).expect_err("too many").to_string();
+    assert_eq!(
+        said,
+        format!(
+            "{DOCKER} has 20002 lines and values, and at most 4000 are edited: take out what is empty, then run this again; nothing was changed"
+        )
+    );
+    assert!(edited(&lines(1_000)).is_ok());
+}
+
+#[test]
 fn case_05_docker_s_default_becomes_runc_where_nobody_knows_what_it_was() {
     let text = r#"{"default-runtime": "nvidia", "runtimes": {"nvidia": {"path": "nvidia-container-runtime"}}, "debug": true}"#;
     let mut files = tree([(DOCKER, text)]);
