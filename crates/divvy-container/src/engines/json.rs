@@ -5,7 +5,7 @@ use serde_json::Value;
 
 use super::Error;
 
-/// Lines and values that a text may have: what the library takes for an edit grows with their square. A tenth of a second for these, in a release build.
+/// Lines and values that a text may have: what the library takes for an edit grows with their square. A second for these, in a debug build.
 const MOST_PARTS: usize = 4_000;
 
 /// A text with an object in it.
