@@ -187,7 +187,7 @@ pub(super) fn configure(files: &dyn Files, path: &str, wish: &Wish) -> Result<Ve
     if let Some(cdi) = wish.cdi {
         root.object_or_new("features").set("cdi", &Value::Bool(cdi));
     }
-    let text = document.text();
+    let text = document.longer_text(path)?;
     Ok(vec![Write {
         path: path.to_owned(),
         text,

@@ -17,14 +17,7 @@ pub(super) struct Object(CstObject);
 impl Document {
     /// Of a text that was parsed strictly before.
     pub(super) fn parse(path: &str, text: &str) -> Result<Document, Error> {
-        let parts = text.bytes().filter(|byte| b"\n,:{[".contains(byte)).count();
-        if parts > MOST_PARTS {
-            return Err(Error::TooLong {
-                path: path.to_owned(),
-                parts,
-                most: MOST_PARTS,
-            });
-        }
+        bounded(path, text)?;
         let text = if text.trim().is_empty() { "{}\n" } else { text };
         let root = CstRootNode::parse(text, &jsonc_parser::ParseOptions::default()).map_err(|error| Error::Syntax {
             path: path.to_owned(),
@@ -42,6 +35,12 @@ impl Document {
 
     pub(super) fn text(&self) -> String {
         self.0.to_string()
+    }
+
+    /// The same after things were added: what is written can be edited again.
+    pub(super) fn longer_text(&self, path: &str) -> Result<String, Error> {
+        let text = self.text();
+        bounded(path, &text).map(|()| text)
     }
 }
 
@@ -78,6 +77,18 @@ impl Object {
 
     pub(super) fn is_empty(&self) -> bool {
         self.0.properties().is_empty()
+    }
+}
+
+fn bounded(path: &str, text: &str) -> Result<(), Error> {
+    let parts = text.bytes().filter(|byte| b"\n,:{[".contains(byte)).count();
+    match parts > MOST_PARTS {
+        true => Err(Error::TooLong {
+            path: path.to_owned(),
+            parts,
+            most: MOST_PARTS,
+        }),
+        false => Ok(()),
     }
 }
 

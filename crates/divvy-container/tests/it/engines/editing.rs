@@ -195,7 +195,18 @@ fn docker_s_file_is_refused_where_an_edit_of_it_would_take_for_ever() {
             "{DOCKER} has 20002 lines and values, and at most 4000 are edited: take out what is empty, then run this again; nothing was changed"
         )
     );
-    assert!(edited(&lines(1_000)).is_ok());
+    // What is written can be edited again.
+    let mut refused = 0;
+    for count in [1_000, 3_980, 3_990, 3_995, 3_998] {
+        match edited(&lines(count)) {
+            Ok(plan) => {
+                let after = plan.edits[0].after.clone().expect("it stays");
+                edited(&after).expect("it was written");
+            }
+            Err(_) => refused += 1,
+        }
+    }
+    assert!((1..5).contains(&refused), "{refused}");
 }
 
 #[test]
