@@ -78,7 +78,7 @@ pub struct GpuFacts {
     /// Whether the driver stays initialised without clients, if it says; read once, too.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub persistence: Option<bool>,
-    /// Whether MIG is on, and whether it will be after a reset; none where there is no MIG; read once, too.
+    /// Whether MIG is on, and whether it will be after a reset; none where there is no MIG.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mig: Option<(bool, bool)>,
     /// The MIG devices into which it is divided, in NVML's order.

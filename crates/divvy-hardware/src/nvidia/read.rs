@@ -104,10 +104,11 @@ fn gpu(device: &Device<'_>, index: u32, uuid: &str, before: Option<&GpuFacts>) -
         reader.facts.brand = device.brand().ok().map(|brand| words_of(&brand).to_owned());
         reader.facts.compute_mode = device.compute_mode().ok().map(|mode| compute_mode(&mode).to_owned());
         reader.facts.persistence = device.is_in_persistent_mode().ok();
-        reader.facts.mig = device.mig_mode().ok().map(|mig| (mig.current == 1, mig.pending == 1));
         reader.facts.numa = numa(&reader.facts.pci, device);
     }
-    // A GPU can be divided anew while it is there; only whether it may be divided takes a reset.
+    // A GPU can be divided anew while it is there, and from Hopper on MIG is switched without a reset.
+    facts.mig = device.mig_mode().ok().map(|mig| (mig.current == 1, mig.pending == 1));
+    facts.mig_devices.clear();
     if facts.mig.is_some_and(|(is_on, _)| is_on) {
         // That they cannot be named keeps them from no pod of the whole GPU, and is no fault of it.
         facts.mig_devices = mig_devices(device).unwrap_or_default();
