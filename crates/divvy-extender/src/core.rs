@@ -12,6 +12,7 @@
 //! One bind at a time is posting for a node. A bind that has no answer lets the next one go on: what it reserved
 //! stays reserved. Time comes in with every call; nothing here draws a random number or depends on the order of a hash map.
 
+pub mod answer;
 mod bind;
 mod binding;
 mod filter;

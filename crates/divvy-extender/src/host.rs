@@ -7,19 +7,20 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use bytes::Bytes;
 use divvy_cluster::events::{Events, Note, pod_reference};
 use divvy_cluster::index::ReadPod;
-use divvy_cluster::objects::{self, PodObject};
 use divvy_cluster::{convert, in_words, watch};
 use divvy_model::{MemoryUnit, PodKey};
 use futures::{Stream, StreamExt};
-use kube::api::{Api, PostParams};
+use http_body_util::{BodyExt, Limited};
+use kube::client::Body;
 use tokio::sync::{oneshot, watch as signal};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use crate::core::{Action, BindArgs, BindingRequest, Core, Got, Now, Placement, Posted, Ticket, Timing};
+use crate::core::{Action, BindArgs, BindingRequest, Core, Got, Now, Placement, Posted, Ticket, Timing, answer};
 use crate::forward::Forward;
 use crate::lease;
 use crate::metrics::Metrics;
@@ -368,38 +369,46 @@ impl Shared {
     }
 
     async fn post(&self, binding: &BindingRequest) -> Posted {
-        let api: Api<PodObject> = Api::namespaced_with(self.client.clone(), &binding.namespace, &objects::pods());
-        let body = binding.to_json();
-        let params = PostParams::default();
-        let request = api.create_subresource::<_, serde_json::Value>("binding", &binding.name, &params, &body);
-        let error = match tokio::time::timeout(self.limits.post, request).await {
-            Ok(Ok(_)) => return Posted::Created,
-            Ok(Err(error)) => error,
-            Err(_elapsed) => return Posted::Unknown(format!("no answer within {:?}", self.limits.post)),
+        let pod = PodKey {
+            namespace: binding.namespace.clone(),
+            name: binding.name.clone(),
         };
-        let text = in_words(&error);
-        match &error {
-            kube::Error::Api(status) => match status.code {
-                404 => Posted::NotFound(text),
-                409 => Posted::Conflict(text),
-                // 408: the server gave up in the middle.
-                400..=407 | 410..=499 => Posted::Refused(text),
-                _ => Posted::Unknown(text),
-            },
-            _ => Posted::Unknown(text),
+        let path = match answer::path(&pod) {
+            Ok(path) => format!("{path}/binding"),
+            Err(text) => return Posted::NotSent(text),
+        };
+        let body = binding.to_json().to_string().into_bytes();
+        let request = http::Request::post(path).header(http::header::CONTENT_TYPE, "application/json");
+        match self.ask(request.body(body.into()), self.limits.post).await {
+            Ok((code, body)) => answer::posted(code, &body, &pod),
+            Err(text) => Posted::Unknown(text),
         }
     }
 
     async fn get(&self, pod: &PodKey) -> Got {
-        let api: Api<PodObject> = Api::namespaced_with(self.client.clone(), &pod.namespace, &objects::pods());
-        match tokio::time::timeout(self.limits.get, api.get_opt(&pod.name)).await {
-            Err(_elapsed) => Got::Failed(format!("no answer within {:?}", self.limits.get)),
-            Ok(Err(error)) => Got::Failed(in_words(&error)),
-            Ok(Ok(None)) => Got::NotFound,
-            Ok(Ok(Some(object))) => match convert::pod(&object) {
-                Ok(pod) => Got::Found(Box::new(pod)),
-                Err(error) => Got::Unreadable(error.to_string()),
-            },
+        let path = match answer::path(pod) {
+            Ok(path) => path,
+            Err(text) => return Got::Failed(text),
+        };
+        match self.ask(http::Request::get(path).body(Body::empty()), self.limits.get).await {
+            Ok((code, body)) => answer::got(code, &body, pod),
+            Err(text) => Got::Failed(text),
+        }
+    }
+
+    /// Sends a request and reads the whole answer, of at most [`answer::MOST_BYTES`].
+    async fn ask(&self, request: http::Result<http::Request<Body>>, within: Duration) -> Result<(u16, Bytes), String> {
+        let request = request.map_err(|error| error.to_string())?;
+        let ask = async {
+            let response = self.client.send(request).await.map_err(|error| in_words(&error))?;
+            let code = response.status().as_u16();
+            let body = Limited::new(response.into_body(), answer::MOST_BYTES).collect().await;
+            body.map(|body| (code, body.to_bytes()))
+                .map_err(|error| format!("the answer, HTTP {code}, broke off: {error}"))
+        };
+        match tokio::time::timeout(within, ask).await {
+            Ok(answer) => answer,
+            Err(_elapsed) => Err(format!("no answer within {within:?}")),
         }
     }
 
