@@ -34,10 +34,18 @@ pub fn pod(object: &PodObject) -> Result<Pod, divvy_model::Error> {
         cpu_milli: effective(&request, &cpu).saturating_add(overhead(object, "cpu", quantity_milli)?),
         memory_bytes: effective(&request, &memory).saturating_add(overhead(object, "memory", quantity_value)?),
         priority: object.spec.priority.unwrap_or(0),
+        nominated: nominated(object),
         held: meta.annotations.as_ref().map(Held::from_annotations).unwrap_or_default(),
         own_visible: own_visible(object, &request),
         request,
     })
+}
+
+/// Of interest only while the pod is not bound and asks for GPU memory.
+fn nominated(object: &PodObject) -> Option<Box<str>> {
+    let node = object.status.as_ref()?.nominated_node_name.as_deref()?;
+    let is_bound = object.spec.node_name.as_deref().is_some_and(|name| !name.is_empty());
+    (!is_bound && !node.is_empty() && node.len() <= names::MOST_NAME_BYTES).then(|| Box::from(node))
 }
 
 /// A node. Quantities that cannot be read count as zero: an API server validates a node's status, and a node with a capacity

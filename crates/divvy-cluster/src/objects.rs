@@ -113,6 +113,9 @@ pub struct PodStatus {
     /// States of its containers.
     #[serde(deserialize_with = "null_is_default")]
     pub container_statuses: Vec<ContainerStatus>,
+    /// The node where it has preempted others.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub nominated_node_name: Option<String>,
     /// Why it failed, `UnexpectedAdmissionError`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,

@@ -47,6 +47,9 @@ pub const ALIYUN_ASSUME_TIME: &str = "ALIYUN_COM_GPU_MEM_ASSUME_TIME";
 /// gpushare 2.0: annotation `{"<container>":{"<gpu>":<units>}}`; `kubectl inspect gpushare` reads it.
 pub const GPUSHARE_ALLOCATION: &str = "scheduler.framework.gpushare.allocation";
 
+/// The longest name of a node or pod, in bytes (RFC 1123 subdomain, apimachinery `validation.go`).
+pub const MOST_NAME_BYTES: usize = 253;
+
 /// Variable by which NVIDIA's runtime chooses GPUs; a grant sets it to [`VISIBLE_NONE`].
 pub const VISIBLE_DEVICES: &str = "NVIDIA_VISIBLE_DEVICES";
 /// `void`: NVIDIA's runtime leaves the container alone (research/container-toolkit.md).

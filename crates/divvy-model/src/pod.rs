@@ -60,6 +60,8 @@ pub struct Pod {
     pub memory_bytes: u64,
     /// spec.priority: pods with a lower one may be evicted for it.
     pub priority: i32,
+    /// status.nominatedNodeName of a pod that is not bound: it has preempted pods there and waits until they have ended.
+    pub nominated: Option<Box<str>>,
     /// What it holds, by its annotations.
     pub held: Held,
     /// A container that asks for GPU memory and sets `NVIDIA_VISIBLE_DEVICES` itself, and to what. It has no effect.

@@ -5,9 +5,9 @@ use std::fmt;
 use std::sync::Arc;
 
 use divvy_model::legacy::LegacyAllocation;
-use divvy_model::{Allocation, ContainerShare, Error, GpuRules, GpuShare, Health, Held, MemoryUnit, MiB, PodRequest};
+use divvy_model::{Allocation, ContainerShare, Error, GpuRules, GpuShare, Health, Held, MemoryUnit, MiB, Pod, PodRequest};
 
-use crate::{GpuState, Ledger, NodeState, NodeView, Reservation, Source, Unusable, several};
+use crate::{Asker, GpuState, Ledger, NodeState, NodeView, Reservation, Source, Unusable, several};
 
 /// What a pod asks for, as far as placement goes: memory on one GPU, or as much on each of several.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -20,6 +20,8 @@ pub struct Ask {
     pub memory: Option<MiB>,
     /// Which GPUs it takes; `None`: any.
     pub rules: Option<Arc<Result<GpuRules, Error>>>,
+    /// The pod that asks; `None`: nothing that is kept for nominated pods is kept from it.
+    pub asker: Option<Arc<Asker>>,
 }
 
 impl Ask {
@@ -36,6 +38,7 @@ impl Ask {
             gpus,
             memory: unit.memory(units.div_ceil(gpus as u64)),
             rules: None,
+            asker: None,
         }
     }
 
@@ -46,6 +49,18 @@ impl Ask {
         Ask {
             rules: request.rules.clone(),
             ..Ask::spread(request.effective_units().unwrap_or(u64::MAX), gpus as usize, unit)
+        }
+    }
+
+    /// As [`Ask::of`]; what is kept for pods that are nominated to a node ([`crate::Nominated`]) is kept from this pod, as far as its priority
+    /// is not higher.
+    pub fn of_pod(pod: &Pod, unit: MemoryUnit) -> Ask {
+        Ask {
+            asker: Some(Arc::new(Asker {
+                uid: pod.uid.clone(),
+                priority: pod.priority,
+            })),
+            ..Ask::of(&pod.request, unit)
         }
     }
 
@@ -263,7 +278,7 @@ impl Question<'_> {
         if view.most_free() < memory {
             return Err(short(&self.ask));
         }
-        if self.ask.rules.is_none() {
+        if self.ask.rules.is_none() && !view.keeps_from(&self.ask) {
             return Ok(());
         }
         let good = (0..state.gpus.len()).filter(|position| view.liking(*position, &self.ask).is_some());
@@ -315,7 +330,7 @@ fn best_fit(view: &NodeView<'_>, ask: &Ask) -> Option<usize> {
     let gpus = view.state()?.gpus.iter().enumerate();
     gpus.filter_map(|(position, gpu)| {
         let liking = view.liking(position, ask)?;
-        Some((Reverse(liking), view.free(position), gpu.index, position))
+        Some((Reverse(liking), view.free_for(position, ask), gpu.index, position))
     })
     .min()
     .map(|(.., position)| position)
@@ -329,7 +344,7 @@ impl NodeView<'_> {
         if ask.gpus > 1 && state.source != Source::Inventory {
             return None;
         }
-        let good = gpu.health == Health::Ok && ask.takes(gpu) && self.free(position) >= ask.memory?;
+        let good = gpu.health == Health::Ok && ask.takes(gpu) && self.free_for(position, ask) >= ask.memory?;
         good.then(|| gpu.preference(ask.rules().and_then(|rules| rules.prefer)))
     }
 }

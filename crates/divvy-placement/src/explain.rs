@@ -4,6 +4,7 @@ use std::fmt;
 
 use divvy_model::{Health, MemoryUnit, MiB, Pod, PodKey};
 
+use crate::ledger::Part;
 use crate::{Ask, Ledger, NodeView, Refusal, Source};
 pub use hints::Hint;
 use hints::hints;
@@ -40,7 +41,7 @@ pub struct GpuReport {
     pub capacity: MiB,
     /// What it has in all.
     pub total: MiB,
-    /// What is left, whatever its health.
+    /// What is left for this pod, whatever the GPU's health: without what is kept for nominated pods.
     pub free: MiB,
     /// Held by containers whose pod object is gone.
     pub held: MiB,
@@ -57,6 +58,30 @@ pub struct GpuReport {
     /// For whom memory is kept though the object is gone, in the same order. What is [`held`](GpuReport::held) may be theirs: the larger of
     /// the two counts.
     pub departed: Vec<DepartedHolder>,
+    /// Pods that are nominated to the node and for which memory of the GPU is kept from this pod; the highest priority first.
+    pub nominated: Vec<NominatedHolder>,
+}
+
+/// A pod that waits until its victims have ended ([`crate::Nominated`]).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NominatedHolder {
+    /// The pod.
+    pub pod: PodKey,
+    /// Its priority.
+    pub priority: i32,
+    /// What is kept for it.
+    pub memory: MiB,
+}
+
+impl fmt::Display for NominatedHolder {
+    /// `12288 MiB for pod ml/train, which has priority 1000 and is nominated to this node`
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let NominatedHolder { pod, priority, memory } = self;
+        write!(
+            f,
+            "{memory} for pod {pod}, which has priority {priority} and is nominated to this node"
+        )
+    }
 }
 
 /// A pod that is gone, and whose container was last seen running ([`crate::Departed`]).
@@ -130,6 +155,9 @@ impl fmt::Display for GpuReport {
             for (i, departed) in self.departed.iter().enumerate() {
                 write!(f, "{}{departed}", if i == 0 { " and still keeps that of " } else { " and " })?;
             }
+            for nominated in &self.nominated {
+                write!(f, " and keeps {nominated}")?;
+            }
             Ok(())
         } else {
             write!(f, "GPU {} {}", self.index, unwell(self.health, self.reason.as_deref()))
@@ -195,14 +223,18 @@ impl GpuReport {
         kept.fold(MiB::ZERO, MiB::saturating_add).max(self.held)
     }
 
+    /// Kept for nominated pods.
+    fn kept(&self) -> MiB {
+        let kept = self.nominated.iter().map(|nominated| nominated.memory);
+        kept.fold(MiB::ZERO, MiB::saturating_add)
+    }
+
     /// What would be left if this holder ended; not `free` plus its share, since a GPU may be overcommitted.
     fn room_without(&self, holder: &Holder) -> MiB {
-        self.holders
-            .iter()
-            .filter(|other| other.uid != holder.uid)
-            .fold(self.capacity.saturating_sub(self.of_the_gone()), |left, other| {
-                left.saturating_sub(other.memory)
-            })
+        self.holders.iter().filter(|other| other.uid != holder.uid).fold(
+            self.capacity.saturating_sub(self.of_the_gone()).saturating_sub(self.kept()),
+            |left, other| left.saturating_sub(other.memory),
+        )
     }
 }
 
@@ -304,7 +336,7 @@ impl Ledger {
             .node(&node)
             .and_then(|view| view.state())
             .map(|state| {
-                self.parts(state, &pod.held)
+                self.parts_of(state, pod)
                     .into_iter()
                     .map(|part| PodShare {
                         known: part
@@ -328,17 +360,14 @@ impl NodeView<'_> {
         let Some(state) = self.state() else {
             return Vec::new();
         };
-        let share = |held| {
-            self.ledger
-                .parts(state, held)
-                .into_iter()
-                .filter(|part| part.position == Some(position))
-                .fold(MiB::ZERO, |sum, part| sum.saturating_add(part.memory))
+        let here = |parts: Vec<Part>| {
+            let here = parts.into_iter().filter(|part| part.position == Some(position));
+            here.fold(MiB::ZERO, |sum, part| sum.saturating_add(part.memory))
         };
         let bound = self.pods().map(|pod| Holder {
             pod: pod.key(),
             uid: pod.uid.clone(),
-            memory: share(&pod.held),
+            memory: here(self.ledger.parts_of(state, pod)),
             kind: if pod.deleting {
                 HolderKind::Deleting
             } else {
@@ -348,9 +377,9 @@ impl NodeView<'_> {
         let reserved = self.reserved().map(|(uid, reservation)| Holder {
             pod: reservation.pod.clone(),
             uid: uid.to_owned(),
-            memory: reservation
-                .possible()
-                .fold(MiB::ZERO, |sum, held| sum.saturating_add(share(held))),
+            memory: reservation.possible().fold(MiB::ZERO, |sum, held| {
+                sum.saturating_add(here(self.ledger.parts(state, held)))
+            }),
             kind: HolderKind::Reserved,
         });
         let mut holders: Vec<Holder> = bound.chain(reserved).filter(|holder| holder.memory > MiB::ZERO).collect();
@@ -364,8 +393,14 @@ fn reports(view: &NodeView<'_>, ask: &Ask) -> Vec<GpuReport> {
     gpus.iter()
         .enumerate()
         .map(|(position, gpu)| {
-            let free = view.free(position);
+            let free = view.free_for(position, ask);
+            let nominated = view.nominated(position, ask).map(|nominated| NominatedHolder {
+                pod: nominated.pod.clone(),
+                priority: nominated.priority,
+                memory: nominated.memory,
+            });
             GpuReport {
+                nominated: nominated.collect(),
                 uuid: gpu.uuid.clone(),
                 index: gpu.index,
                 model: gpu.model.clone(),

@@ -2,7 +2,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 
 use divvy_model::{Health, Held, MemoryUnit, MiB, Node, Pod, PodKey};
 
-use crate::{Departed, NodeState, NodeView};
+use crate::{Departed, NodeState, NodeView, Nominated};
 
 /// Nodes, pods and the allocations that are being written, and what each GPU has left.
 ///
@@ -48,6 +48,10 @@ pub(crate) struct Entry {
     pub(crate) pods: BTreeMap<String, u64>,
     pub(crate) reserved: BTreeSet<String>,
     pub(crate) departed: BTreeSet<String>,
+    /// UIDs of the pods that kube-scheduler has nominated to this node.
+    pub(crate) nominated: BTreeSet<String>,
+    /// What is kept for them, the highest priority first.
+    pub(crate) nominated_to: Vec<Nominated>,
     pub(crate) usage: Usage,
     pub(crate) version: u64,
 }
@@ -98,6 +102,12 @@ impl Buried {
             if let Some(oldest) = self.order.pop_front() {
                 self.uids.remove(&oldest);
             }
+        }
+    }
+
+    fn remove(&mut self, uid: &str) {
+        if self.uids.remove(uid) {
+            self.order.retain(|other| other != uid);
         }
     }
 }
@@ -267,6 +277,16 @@ impl Ledger {
     pub fn bury_pod(&mut self, uid: &str) {
         self.buried.add(uid);
         self.delete_pod(uid);
+    }
+
+    /// Whether states of the pod with this UID count for nothing ([`Ledger::bury_pod`]).
+    pub fn is_buried(&self, uid: &str) -> bool {
+        self.buried.uids.contains(uid)
+    }
+
+    /// The API server, asked directly, showed the pod with this UID after all: it counts again from its next state on.
+    pub fn unbury_pod(&mut self, uid: &str) {
+        self.buried.remove(uid);
     }
 
     /// Exactly these pods are there. Those known before and not among them are gone, as by [`Ledger::delete_pod`]; reservations of pods never seen
@@ -464,9 +484,22 @@ impl Ledger {
             if *known == pod {
                 return false;
             }
-            if let Some(node) = known.node.clone().filter(|_| known.node != pod.node) {
+            let left = known.node.clone().filter(|_| known.node != pod.node);
+            let renounced = known.nominated.clone().filter(|_| known.nominated != pod.nominated);
+            if let Some(node) = left {
                 self.leave(&node, &pod.uid);
             }
+            if let Some(node) = renounced {
+                self.renounce(&node, &pod.uid);
+            }
+        }
+        if let Some(node) = &pod.nominated {
+            self.nodes
+                .entry(String::from(&**node))
+                .or_default()
+                .nominated
+                .insert(pod.uid.clone());
+            self.dirty.insert(String::from(&**node));
         }
         if let Some(node) = &pod.node {
             let pods = &mut self.nodes.entry(node.clone()).or_default().pods;
@@ -494,6 +527,9 @@ impl Ledger {
         if let Some(node) = &pod.node {
             self.leave(node, uid);
         }
+        if let Some(node) = &pod.nominated {
+            self.renounce(node, uid);
+        }
         let key = pod.key();
         if self.uids.get(&key).is_some_and(|named| named == uid) {
             self.uids.remove(&key);
@@ -505,6 +541,14 @@ impl Ledger {
     fn leave(&mut self, node: &str, uid: &str) {
         if let Some(entry) = self.nodes.get_mut(node) {
             entry.pods.remove(uid);
+            self.dirty.insert(node.to_owned());
+        }
+    }
+
+    /// The pod is no longer nominated to this node.
+    fn renounce(&mut self, node: &str, uid: &str) {
+        if let Some(entry) = self.nodes.get_mut(node) {
+            entry.nominated.remove(uid);
             self.dirty.insert(node.to_owned());
         }
     }
@@ -546,7 +590,8 @@ impl Ledger {
             };
             self.overbooked.remove(&(entry.version, name.clone()));
             self.versions.remove(&entry.version);
-            if entry.state.is_none() && entry.pods.is_empty() && entry.reserved.is_empty() && entry.departed.is_empty() {
+            let unused = entry.pods.is_empty() && entry.reserved.is_empty() && entry.departed.is_empty();
+            if entry.state.is_none() && unused && entry.nominated.is_empty() {
                 self.nodes.remove(&name);
                 self.last_version += 1;
                 self.last_gone = self.last_version;
@@ -563,8 +608,9 @@ impl Ledger {
                 if gpus.zip(&entry.usage.gpus).any(|(gpu, used)| *used > gpu.capacity) {
                     self.overbooked.insert((version, name.clone()));
                 }
-                self.versions.insert(version, name);
+                self.versions.insert(version, name.clone());
             }
+            self.keep_for_nominated(&name);
         }
     }
 
@@ -598,7 +644,7 @@ impl Ledger {
         for uid in entry.pods.keys() {
             if let Some(pod) = self.pods.get(uid).filter(|pod| !pod.ended()) {
                 usage.add_pod(pod);
-                let unknown = self.book(&mut usage, entry.state.as_ref(), &pod.held);
+                let unknown = self.book_pod(&mut usage, entry.state.as_ref(), pod);
                 // Nothing is said about a node that has not been seen.
                 if entry.state.is_some() {
                     usage.oddities.add(pod, unknown);
@@ -621,25 +667,40 @@ impl Ledger {
         usage
     }
 
-    /// Adds what is held to what is taken. Gives the number of GPUs that the node does not have.
-    pub(crate) fn book(&self, usage: &mut Usage, state: Option<&NodeState>, held: &Held) -> u64 {
-        let Some(state) = state else {
-            return 0;
-        };
-        let mut unknown = 0;
-        for part in self.parts(state, held) {
-            if let Some(used) = part.position.and_then(|position| usage.gpus.get_mut(position)) {
-                *used = used.saturating_add(part.memory);
-                continue;
-            }
-            unknown += 1;
-            // On a node whose UUIDs are not known it may be any GPU. Where they are known, the GPU is not there
-            // any more, and what was on it takes nothing from the others.
-            if state.gpus.iter().all(|gpu| gpu.uuid.is_none()) && matches!(held, Held::Allocation(_)) {
-                usage.anywhere = usage.anywhere.saturating_add(part.memory);
+    /// Adds what a bound pod holds to what is taken. Gives the number of GPUs that the node does not have.
+    fn book_pod(&self, usage: &mut Usage, state: Option<&NodeState>, pod: &Pod) -> u64 {
+        state.map_or(0, |state| book_parts(usage, state, &pod.held, self.parts_of(state, pod)))
+    }
+
+    /// Adds what is held to what is taken.
+    pub(crate) fn book(&self, usage: &mut Usage, state: Option<&NodeState>, held: &Held) {
+        if let Some(state) = state {
+            book_parts(usage, state, held, self.parts(state, held));
+        }
+    }
+
+    /// What a bound pod holds, resolved against a node's GPUs: what its annotations say, or what it asks for where that is more. The kubelet gave it
+    /// devices for all of that, so less in the annotations, as somebody may have written it past the extender, frees nothing.
+    pub(crate) fn parts_of(&self, state: &NodeState, pod: &Pod) -> Vec<Part> {
+        let mut parts = self.parts(state, &pod.held);
+        if parts.is_empty() || !pod.request.wants_memory() {
+            return parts;
+        }
+        let asked = pod
+            .request
+            .effective_units()
+            .and_then(|units| self.unit.memory(units))
+            .unwrap_or(MiB(u64::MAX));
+        let held = parts.iter().fold(MiB::ZERO, |sum, part| sum.saturating_add(part.memory));
+        if held < asked {
+            let each = MiB(asked.0.div_ceil(parts.len() as u64));
+            for part in &mut parts {
+                // A pod that was bound under a larger number of smaller units cannot hold more than there is.
+                let gpu = part.position.and_then(|position| state.gpus.get(position));
+                part.memory = part.memory.max(gpu.map_or(each, |gpu| each.min(gpu.capacity)));
             }
         }
-        unknown
+        parts
     }
 
     /// What is held, resolved against a node's GPUs.
@@ -670,6 +731,24 @@ impl Ledger {
                 .collect(),
         }
     }
+}
+
+/// Gives the number of GPUs that the node does not have.
+fn book_parts(usage: &mut Usage, state: &NodeState, held: &Held, parts: Vec<Part>) -> u64 {
+    let mut unknown = 0;
+    for part in parts {
+        if let Some(used) = part.position.and_then(|position| usage.gpus.get_mut(position)) {
+            *used = used.saturating_add(part.memory);
+            continue;
+        }
+        unknown += 1;
+        // On a node whose UUIDs are not known it may be any GPU. Where they are known, the GPU is not there
+        // any more, and what was on it takes nothing from the others.
+        if state.gpus.iter().all(|gpu| gpu.uuid.is_none()) && matches!(held, Held::Allocation(_)) {
+            usage.anywhere = usage.anywhere.saturating_add(part.memory);
+        }
+    }
+    unknown
 }
 
 impl Usage {

@@ -7,6 +7,7 @@
 //! - [`NodeReport`]: a refusal in full, for `divvy why`, events and error messages
 //! - [`Anomaly`]: what in the ledger should not be; [`Overbooked`]: a GPU that was promised twice, and to whom
 //! - [`Departed`]: a pod that vanished while its container ran, whose memory is not given again at once
+//! - [`Nominated`]: a pod that preempted others, and the GPUs that are kept for it
 //! - [`Victims`]: who would have to go so that a GPU has room
 //! - [`Totals`]: numbers of the whole ledger, for metrics
 //! - [`policy`]: which node is best, and which of its GPUs: the policies, for the extender and the simulator
@@ -24,6 +25,7 @@ mod departed;
 mod explain;
 mod ledger;
 mod node;
+mod nominated;
 mod overbooked;
 pub mod policy;
 mod several;
@@ -35,9 +37,12 @@ mod view;
 pub use anomaly::Anomaly;
 pub use choose::{Ask, Choice, ChosenGpu, Question, Refusal};
 pub use departed::{Departed, KeptFor};
-pub use explain::{DepartedHolder, GpuReport, Hint, Holder, HolderKind, NodeReport, PodReport, PodShare, gpu_list};
+pub use explain::{
+    DepartedHolder, GpuReport, Hint, Holder, HolderKind, NodeReport, NominatedHolder, PodReport, PodShare, gpu_list,
+};
 pub use ledger::{Ledger, Reservation, Standing};
 pub use node::{GpuState, NodeState, Source, Unusable};
+pub use nominated::{Asker, Nominated};
 pub use overbooked::{Overbooked, Promise};
 pub use topology::{Candidate, Topology};
 pub use totals::Totals;

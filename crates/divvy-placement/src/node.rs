@@ -210,9 +210,13 @@ impl NodeState {
         self.gpus.iter().position(|gpu| gpu.uuid.as_deref() == Some(uuid))
     }
 
-    /// Position in [`NodeState::gpus`] of the GPU with this index.
+    /// Position in [`NodeState::gpus`] of the GPU with this index. Where a card was replaced two have it: then it is the one that is there, as
+    /// for the node's agent.
     pub fn by_index(&self, index: u32) -> Option<usize> {
-        self.gpus.iter().position(|gpu| gpu.index == index)
+        let of_index = self.gpus.iter().enumerate().filter(|(_, gpu)| gpu.index == index);
+        // Of equals the first.
+        let present = of_index.min_by_key(|(_, gpu)| gpu.health == Health::Lost);
+        present.map(|(position, _)| position)
     }
 }
 

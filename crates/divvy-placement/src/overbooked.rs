@@ -51,7 +51,7 @@ fn of_node(view: &NodeView<'_>) -> Vec<Overbooked> {
     gpus.filter(|(position, gpu)| view.used(*position) > gpu.capacity)
         .filter_map(|(position, gpu)| {
             let promises = arrivals.iter().filter_map(|(_, pod)| {
-                let parts = view.ledger.parts(state, &pod.held).into_iter();
+                let parts = view.ledger.parts_of(state, pod).into_iter();
                 let memory = parts
                     .filter(|part| part.position == Some(position))
                     .fold(MiB::ZERO, |sum, part| sum.saturating_add(part.memory));

@@ -23,7 +23,7 @@ pub(crate) fn best(view: &NodeView<'_>, ask: &Ask, among: impl IntoIterator<Item
         .into_iter()
         .map(|(liking, position)| Candidate {
             position,
-            free: view.free(position),
+            free: view.free_for(position, ask),
             must: liking > least,
         })
         .collect();
@@ -41,7 +41,7 @@ pub(crate) fn best(view: &NodeView<'_>, ask: &Ask, among: impl IntoIterator<Item
     let best = sets.min_by_key(|set| {
         let free = set
             .iter()
-            .fold(0_u64, |sum, position| sum.saturating_add(view.free(*position).0));
+            .fold(0_u64, |sum, position| sum.saturating_add(view.free_for(*position, ask).0));
         (Reverse(state.topology.worth(set)), free, set.clone())
     });
     best.or_else(|| state.topology.choose(&candidates, ask.gpus))

@@ -23,15 +23,14 @@ impl Ledger {
     /// as many of the others as the sums of CPU, main memory and pods need; and all, where no reason for any can be seen.
     pub fn victims(&self, node: &str, pod: &Pod, proposed: &[String]) -> Option<Vec<String>> {
         let view = self.node(node)?;
-        let ask = Ask::of(&pod.request, self.unit());
+        let ask = Ask::of_pod(pod, self.unit());
         let is_proposed = |uid: &str| proposed.iter().any(|other| other == uid);
         let (of_proposed, others): (Vec<&Pod>, Vec<&Pod>) = view.pods().partition(|other| is_proposed(&other.uid));
-        let chosen = self.fewest(&view, &ask, &of_proposed).or_else(|| {
+        let (_, mut gone) = self.fewest(&view, &ask, &of_proposed).or_else(|| {
             let lower = others.iter().filter(|other| other.priority < pod.priority);
             let all: Vec<&Pod> = of_proposed.iter().chain(lower).copied().collect();
             self.fewest(&view, &ask, &all)
         })?;
-        let mut gone = chosen.pods;
         gone.extend(of_proposed.iter().filter(|other| !self.holds_here(&view, other)));
         let mut rest: Vec<&Pod> = of_proposed
             .into_iter()
@@ -58,16 +57,26 @@ impl Ledger {
     pub fn in_the_way(&self, node: &str, pod: &Pod) -> Option<Victims<'_>> {
         let view = self.node(node)?;
         let lower: Vec<&Pod> = view.pods().filter(|other| other.priority < pod.priority).collect();
-        self.fewest(&view, &Ask::of(&pod.request, self.unit()), &lower)
+        let (positions, pods) = self.fewest(&view, &Ask::of_pod(pod, self.unit()), &lower)?;
+        let gpus = &view.state()?.gpus;
+        let mut indices: Vec<u32> = positions.into_iter().map(|position| gpus[position].index).collect();
+        indices.sort_unstable();
+        Some(Victims { indices, pods })
     }
 
-    /// Of all GPUs the one with the cheapest victims among the candidates; of several one after the other, as who goes for one may make room on others.
-    fn fewest<'a>(&self, view: &NodeView<'a>, ask: &Ask, candidates: &[&'a Pod]) -> Option<Victims<'a>> {
+    /// Of all GPUs the one with the cheapest victims among the candidates; of several one after the other, as who goes for one may make room on
+    /// others. Gives the GPUs' positions, and the victims.
+    pub(crate) fn fewest<'a>(
+        &self,
+        view: &NodeView<'a>,
+        ask: &Ask,
+        candidates: &[&'a Pod],
+    ) -> Option<(Vec<usize>, Vec<&'a Pod>)> {
         let state = view.state().filter(|state| !matches!(state.source, Source::Unusable(_)))?;
         if ask.gpus > 1 && state.source != Source::Inventory {
             return None;
         }
-        let memory = ask.memory?;
+        ask.memory?;
         let mut open: Vec<usize> = (0..state.gpus.len())
             .filter(|position| state.gpus[*position].health == Health::Ok && ask.takes(&state.gpus[*position]))
             .collect();
@@ -75,7 +84,7 @@ impl Ledger {
         let mut pods: Vec<&Pod> = Vec::new();
         for _ in 0..ask.gpus {
             let priced = open.iter().filter_map(|position| {
-                let (price, more) = self.fewest_of(view, *position, memory, candidates, &pods)?;
+                let (price, more) = self.fewest_of(view, *position, ask, candidates, &pods)?;
                 Some((price, state.gpus[*position].index, *position, more))
             });
             let (_, _, position, more) = priced.min_by_key(|(price, index, ..)| (*price, *index))?;
@@ -84,20 +93,21 @@ impl Ledger {
             pods.extend(more);
         }
         if ask.gpus > 1 {
-            self.spare(view, &positions, memory, &mut pods);
+            self.spare(view, &positions, ask, &mut pods);
         }
-        let mut indices: Vec<u32> = positions.into_iter().map(|position| state.gpus[position].index).collect();
-        indices.sort_unstable();
-        Some(Victims { indices, pods })
+        Some((positions, pods))
     }
 
     /// Keeps those that need not go any more since others do, the dearest first.
-    fn spare<'a>(&self, view: &NodeView<'a>, positions: &[usize], memory: MiB, pods: &mut Vec<&'a Pod>) {
+    fn spare<'a>(&self, view: &NodeView<'a>, positions: &[usize], ask: &Ask, pods: &mut Vec<&'a Pod>) {
         let mut order = pods.clone();
         order.sort_by_key(|pod| (std::cmp::Reverse(dearness(pod)), pod.uid.as_str()));
         for pod in order {
             let others: Vec<&Pod> = pods.iter().filter(|other| other.uid != pod.uid).copied().collect();
-            let room = |position: &usize| view.free_beside(*position, self.held_by(view, *position, &others)) >= memory;
+            let room = |position: &usize| {
+                let freed = self.held_by(view, *position, &others);
+                Some(view.free_for_beside(*position, ask, freed)) >= ask.memory
+            };
             if positions.iter().all(room) {
                 *pods = others;
             }
@@ -109,12 +119,12 @@ impl Ledger {
         &self,
         view: &NodeView<'a>,
         position: usize,
-        memory: MiB,
+        ask: &Ask,
         candidates: &[&'a Pod],
         gone: &[&'a Pod],
     ) -> Option<(Price, Vec<&'a Pod>)> {
         let freed = self.held_by(view, position, gone);
-        let room = |own: MiB| view.free_beside(position, own.saturating_add(freed)) >= memory;
+        let room = |own: MiB| Some(view.free_for_beside(position, ask, own.saturating_add(freed))) >= ask.memory;
         if room(MiB::ZERO) {
             return Some(((None, 0, MiB::ZERO), Vec::new()));
         }
@@ -151,7 +161,7 @@ impl Ledger {
     }
 
     fn held_at(&self, view: &NodeView<'_>, position: usize, pod: &Pod) -> MiB {
-        let parts = view.state().map(|state| self.parts(state, &pod.held)).unwrap_or_default();
+        let parts = view.state().map(|state| self.parts_of(state, pod)).unwrap_or_default();
         let here = parts.iter().filter(|part| part.position == Some(position));
         here.fold(MiB::ZERO, |sum, part| sum.saturating_add(part.memory))
     }
@@ -162,7 +172,7 @@ impl Ledger {
     }
 
     fn holds_here(&self, view: &NodeView<'_>, pod: &Pod) -> bool {
-        let parts = view.state().map(|state| self.parts(state, &pod.held)).unwrap_or_default();
+        let parts = view.state().map(|state| self.parts_of(state, pod)).unwrap_or_default();
         parts.iter().any(|part| part.position.is_some() && part.memory > MiB::ZERO)
     }
 }

@@ -1,6 +1,6 @@
 //! The extender's nodes in the policies' terms.
 
-use divvy_model::{Health, Held, MiB, Pod};
+use divvy_model::{Health, MiB, Pod};
 
 use super::{Demand, Free, MOST_GPUS, ModelSet, Models, Shape, Share};
 use crate::{Ask, NodeView, Source};
@@ -57,16 +57,16 @@ pub fn from_ledger(view: &NodeView<'_>, models: &mut Models) -> Vec<GpuGroup> {
             group.shape.gpus += 1;
         }
     }
-    for held in view.pods().map(|pod| &pod.held) {
-        count_kind(&mut groups, view, held);
+    for pod in view.pods() {
+        count_kind(&mut groups, view, pod);
     }
     groups
 }
 
 /// Adds a pod to the counts by kind.
-fn count_kind(groups: &mut [GpuGroup], view: &NodeView<'_>, held: &Held) {
+fn count_kind(groups: &mut [GpuGroup], view: &NodeView<'_>, pod: &Pod) {
     let Some(state) = view.state() else { return };
-    let parts = view.ledger.parts(state, held);
+    let parts = view.ledger.parts_of(state, pod);
     for group in groups {
         let here = parts
             .iter()

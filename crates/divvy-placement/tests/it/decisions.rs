@@ -1,6 +1,6 @@
 //! Fit, choice and explanation. Case numbers are those of research/gpushare.md section 8.
 
-use divvy_model::{ContainerKind, Health, Held, MemoryUnit, MiB, Phase};
+use divvy_model::{ContainerKind, Health, Held, MemoryUnit, MiB, Phase, Pod};
 use divvy_placement::{Ask, Hint, HolderKind, Ledger, Refusal, Source, Unusable};
 
 use crate::fixture::*;
@@ -339,4 +339,62 @@ fn a_refusal_says_what_is_in_the_way_and_what_would_help() {
     assert_eq!(ledger.explain("n4", &ask(16)).verdict, Ok(vec![0]));
     assert_eq!(ledger.explain("nx", &ask(1)).to_string(), "node nx is not known");
     assert_eq!(ledger.explain_all(&ask(1)).len(), 4);
+}
+
+#[test]
+fn a_pod_holds_what_it_asks_for_though_its_annotations_say_less() {
+    // The kubelet has given the container devices for 12 units. Whoever wrote the annotation past the extender gets no memory for nothing.
+    let free = |ledger: &Ledger| {
+        let view = ledger.node("n1").expect("known");
+        [0, 1].map(|position| GIB.units_in(view.free(position)))
+    };
+    let asks_for = |units: u64, pod: Pod| Pod {
+        request: request(&[units]),
+        ..pod
+    };
+    for (held, expected) in [
+        (divvy_pod("p", "n1", 0, 0), [4, 16]),
+        (divvy_pod("p", "n1", 0, 3), [4, 16]),
+        (divvy_pod("p", "n1", 0, 12), [4, 16]),
+        (divvy_pod("p", "n1", 0, 14), [2, 16]),
+        (gpushare_pod("p", "n1", 1, 0), [16, 4]),
+    ] {
+        let mut ledger = Ledger::new(GIB);
+        ledger.apply_node(&divvy_node("n1", &[16, 16]));
+        ledger.apply_pod(asks_for(12, held));
+        assert_eq!(free(&ledger), expected);
+        let report = ledger.explain("n1", &ask(16));
+        let holders = report.gpus.iter().flat_map(|gpu| &gpu.holders);
+        let shown = holders.fold(0, |sum, holder| sum + GIB.units_in(holder.memory));
+        assert_eq!(shown, 32 - expected.iter().sum::<u64>(), "and it is shown so");
+    }
+    // Bound when the unit was 1 MiB: it holds no more than its GPU has.
+    let mut ledger = Ledger::new(GIB);
+    ledger.apply_node(&divvy_node("n1", &[16, 16]));
+    ledger.apply_pod(asks_for(3072, divvy_pod("p", "n1", 0, 3)));
+    assert_eq!(free(&ledger), [0, 16]);
+    assert_eq!(ledger.node("n1").expect("known").overcommitted(), MiB::ZERO);
+    // Spread over two GPUs.
+    let mut several = divvy_pod("p", "n1", 0, 1);
+    if let (Held::Allocation(allocation), Held::Allocation(other)) = (&mut several.held, divvy_pod("p", "n1", 1, 1).held) {
+        allocation.gpus.extend(other.gpus);
+    }
+    ledger.apply_pod(asks_for(12, several));
+    assert_eq!(free(&ledger), [10, 10]);
+}
+
+#[test]
+fn an_index_is_the_card_that_is_there_and_not_the_one_that_it_replaced() {
+    let mut node = divvy_node("n1", &[16, 8]);
+    for (index, uuid, health) in [(0, "GPU-a-gone", Health::Lost), (1, "GPU-z-new", Health::Ok)] {
+        edit_gpu(&mut node, index, |gpu| {
+            (gpu.index, gpu.health) = (0, health);
+            gpu.uuid = uuid.to_owned();
+        });
+    }
+    let mut ledger = Ledger::new(GIB);
+    ledger.apply_node(&node);
+    ledger.apply_pod(gpushare_pod("p", "n1", 0, 5));
+    let view = ledger.node("n1").expect("known");
+    assert_eq!([0, 1].map(|position| GIB.units_in(view.used(position))), [0, 5]);
 }

@@ -7,6 +7,7 @@ mod events;
 mod fixture;
 mod fleet;
 mod mapping;
+mod nominated;
 mod policies;
 mod recount;
 mod rules;

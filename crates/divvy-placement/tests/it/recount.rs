@@ -280,20 +280,24 @@ impl World {
             let held = ours.map_or(0, |inventory| u128::from(inventory.gpus[index].held.0));
             *left = left.saturating_sub(held.max(kept.get(&index).copied().unwrap_or(0)));
         }
-        let mut take = |held: &Held| match held {
+        // All of it is on one GPU here. What is asked for counts where it is more than what is written, up to the size of a GPU that is known.
+        let mut take = |held: &Held, asked: u128| match held {
             Held::Allocation(allocation) => {
                 for share in &allocation.gpus {
                     for (index, left) in left.iter_mut().enumerate() {
-                        if ours.is_none() || uuid(name, index) == share.uuid {
-                            *left = left.saturating_sub(share.memory.0.into());
+                        if ours.is_none() {
+                            *left = left.saturating_sub(u128::from(share.memory.0).max(asked));
+                        } else if uuid(name, index) == share.uuid {
+                            *left = left.saturating_sub(u128::from(share.memory.0).max(asked.min(sizes[index].into())));
                         }
                     }
                 }
             }
             Held::Legacy(legacy) => {
                 for (index, units) in &legacy.gpus {
-                    if let Some(left) = left.get_mut(*index as usize) {
-                        *left = left.saturating_sub(u128::from(*units) * 1024);
+                    let index = *index as usize;
+                    if let Some(left) = left.get_mut(index) {
+                        *left = left.saturating_sub((u128::from(*units) * 1024).max(asked.min(sizes[index].into())));
                     }
                 }
             }
@@ -302,17 +306,23 @@ impl World {
         for pod in self.pods.values().filter(|pod| pod.node.as_deref() == Some(name)) {
             let ended = matches!(pod.phase, Phase::Succeeded | Phase::Failed) && !pod.container_running;
             if !ended {
-                take(&pod.held);
+                let asked: u128 = pod
+                    .request
+                    .containers
+                    .iter()
+                    .map(|container| u128::from(container.units))
+                    .sum();
+                take(&pod.held, asked * 1024);
             }
         }
         for (pod, _) in self.departed.values().filter(|(pod, _)| pod.node.as_deref() == Some(name)) {
             if ours.is_none() {
-                take(&pod.held);
+                take(&pod.held, 0);
             }
         }
         for ((_, node), units) in &self.reserved {
             if node == name {
-                take(&divvy_pod("r", node, 0, *units).held);
+                take(&divvy_pod("r", node, 0, *units).held, 0);
             }
         }
         left.into_iter()
