@@ -168,9 +168,9 @@ pub enum Action {
     },
     /// Read this pod from the API server, then call [`Core::checked`].
     Check {
-        /// UID of the pod that holds a reservation.
+        /// UID of the pod that holds a reservation, or that was taken for gone.
         uid: String,
-        /// The node where it does.
+        /// The node where it holds one; empty for a pod that was taken for gone.
         node: String,
         /// The pod.
         pod: PodKey,
@@ -253,6 +253,8 @@ pub struct Core {
     nodes_taken: BTreeMap<String, OpId>,
     /// When a reservation was last looked up, by (UID, node).
     looked: BTreeMap<(String, String), u64>,
+    /// Pods that were buried and were seen again, by UID. Each is looked up until it is known which of the two is true.
+    resurfaced: BTreeMap<String, PodKey>,
     /// When a watch last broke.
     interrupted_ns: Option<u64>,
     /// Until when nothing is promised.
@@ -264,6 +266,14 @@ pub struct Core {
     looked_at: u64,
     next: u64,
     counts: Counts,
+}
+
+fn check_resurfaced(uid: &str, pod: PodKey) -> Action {
+    Action::Check {
+        uid: uid.to_owned(),
+        node: String::new(),
+        pod,
+    }
 }
 
 #[derive(Debug)]
@@ -322,6 +332,7 @@ impl Core {
             pods_taken: BTreeMap::new(),
             nodes_taken: BTreeMap::new(),
             looked: BTreeMap::new(),
+            resurfaced: BTreeMap::new(),
             interrupted_ns: None,
             settled_ns: 0,
             lead: Lead::Leads,
@@ -350,11 +361,40 @@ impl Core {
         }
         let first = listed && self.index.pods().lists == 0;
         let newcomers = if first { Vec::new() } else { self.newcomers(&change) };
+        let resurfaced = self.resurfaced(&change);
         self.index.read_pod_change(change);
         self.age_departed(now);
         self.learn(first, &newcomers);
         let mut actions = if listed { self.pods_listed(now) } else { Vec::new() };
+        actions.extend(resurfaced);
         actions.extend(self.promised_twice());
+        actions
+    }
+
+    /// States of a pod that the API server called gone come late, or the answer was wrong. Only the API server can tell.
+    fn resurfaced(&mut self, change: &Change<ReadPod>) -> Vec<Action> {
+        let pods = match change {
+            Change::Apply(read) => std::slice::from_ref(read),
+            Change::Reset(all) => all.as_slice(),
+            Change::Delete(read) => {
+                // A look at the pod that is under way is older than this.
+                self.resurfaced.remove(&read.pod().uid);
+                &[]
+            }
+            Change::Interrupted(_) => &[],
+        };
+        if matches!(change, Change::Reset(_)) && !self.resurfaced.is_empty() {
+            self.resurfaced
+                .retain(|uid, _| pods.iter().any(|read| read.pod().uid == *uid));
+        }
+        let ledger = self.index.ledger();
+        let buried = pods.iter().map(ReadPod::pod).filter(|pod| ledger.is_buried(&pod.uid));
+        let mut actions = Vec::new();
+        for pod in buried {
+            if self.resurfaced.insert(pod.uid.clone(), pod.key()).is_none() {
+                actions.push(check_resurfaced(&pod.uid, pod.key()));
+            }
+        }
         actions
     }
 

@@ -165,7 +165,7 @@ fn obstacle(site: &Site, name: &str, ask: &Ask, object: &PodObject) -> Option<(S
 
 /// Explains a pod.
 pub fn answer(ledger: &Ledger, pod: &Pod, object: &PodObject, sites: &BTreeMap<String, Site>) -> Answer {
-    let ask = Ask::of(&pod.request, ledger.unit());
+    let ask = Ask::of_pod(pod, ledger.unit());
     let status = object.status.clone().unwrap_or_default();
     let mut answer = Answer {
         pod: pod.key().to_string(),

@@ -25,7 +25,9 @@ pub fn path(pod: &PodKey) -> Result<String, String> {
         (1..=253).contains(&text.len()) && text.bytes().all(legal) && !text.starts_with('.')
     };
     if !is_name(&pod.namespace) || !is_name(&pod.name) {
-        return Err("the request names no pod: a namespace and a name of lower-case letters, digits, - and . are needed".to_owned());
+        return Err(
+            "the request names no pod: a namespace and a name of lower-case letters, digits, - and . are needed".to_owned(),
+        );
     }
     Ok(format!("/api/v1/namespaces/{}/pods/{}", pod.namespace, pod.name))
 }
@@ -168,18 +170,29 @@ mod tests {
         }
         let refused = |code, body: &str| assert!(matches!(posted(code, body.as_bytes(), &pod()), Posted::Refused(_)), "{code}");
         refused(429, "Too many requests, please try again later.");
-        refused(403, r#"{"kind":"Status","status":"Failure","message":"no","reason":"Forbidden","code":403}"#);
+        refused(
+            403,
+            r#"{"kind":"Status","status":"Failure","message":"no","reason":"Forbidden","code":403}"#,
+        );
         let conflict = r#"{"kind":"Status","status":"Failure","message":"bound","reason":"Conflict","code":409}"#;
-        assert_eq!(posted(409, conflict.as_bytes(), &pod()), Posted::Conflict("bound (409 Conflict)".to_owned()));
+        assert_eq!(
+            posted(409, conflict.as_bytes(), &pod()),
+            Posted::Conflict("bound (409 Conflict)".to_owned())
+        );
         assert!(matches!(posted(409, b"proxy", &pod()), Posted::Unknown(_)));
         let failed = r#"{"kind":"Status","status":"Failure","message":"etcd","reason":"InternalError","code":500}"#;
-        assert_eq!(posted(500, failed.as_bytes(), &pod()), Posted::Unknown("etcd (500 InternalError)".to_owned()));
+        assert_eq!(
+            posted(500, failed.as_bytes(), &pod()),
+            Posted::Unknown("etcd (500 InternalError)".to_owned())
+        );
     }
 
     #[test]
     fn a_pod_is_found_only_when_it_is_the_one_that_was_asked_for() {
         let object = |name: &str, uid: &str| {
-            format!(r#"{{"kind":"Pod","metadata":{{"namespace":"ml","name":"{name}","uid":"{uid}"}},"spec":{{}},"status":{{"phase":"Running"}}}}"#)
+            format!(
+                r#"{{"kind":"Pod","metadata":{{"namespace":"ml","name":"{name}","uid":"{uid}"}},"spec":{{}},"status":{{"phase":"Running"}}}}"#
+            )
         };
         match got(200, object("q", "u").as_bytes(), &pod()) {
             Got::Found(found) => assert_eq!((found.uid.as_str(), found.phase), ("u", Phase::Running)),
@@ -203,7 +216,12 @@ mod tests {
     fn a_name_that_could_be_another_path_is_not_sent() {
         assert_eq!(path(&pod()).as_deref(), Ok("/api/v1/namespaces/ml/pods/q"));
         for name in ["", "..", "a/b", "a?b", "a%2fb", "a#", "a b", "ä", &"a".repeat(254)] {
-            let of = |namespace: &str, name: &str| path(&PodKey { namespace: namespace.to_owned(), name: name.to_owned() });
+            let of = |namespace: &str, name: &str| {
+                path(&PodKey {
+                    namespace: namespace.to_owned(),
+                    name: name.to_owned(),
+                })
+            };
             assert!(of("ml", name).is_err() && of(name, "q").is_err(), "{name}");
         }
     }

@@ -260,7 +260,7 @@ impl Core {
             return self.read_pod(id, rest_ns);
         }
         let unit = self.index.ledger().unit();
-        let ask = Ask::of(&pod.request, unit);
+        let ask = Ask::of_pod(&pod, unit);
         let Some(state) = self.index.ledger().node(&args.node).and_then(|view| view.state()).cloned() else {
             return self.refuse(id, format!("pod {}: node {} is not known", args.key(), args.node));
         };

@@ -34,7 +34,7 @@ impl Core {
             return Err(why);
         }
         let ledger = self.index.ledger();
-        let question = ledger.question(Ask::of(&pod.request, ledger.unit()), &pod.uid);
+        let question = ledger.question(Ask::of_pod(pod, ledger.unit()), &pod.uid);
         let mut answer = FilterAnswer::default();
         for (position, node) in nodes.into_iter().enumerate() {
             match question.fits(node) {
@@ -105,7 +105,7 @@ impl Core {
         if left.is_empty() {
             return None;
         }
-        let ask = Ask::of(&pod.request, ledger.unit());
+        let ask = Ask::of_pod(pod, ledger.unit());
         let mut nodes = nodes.into_iter().filter(|node| left.contains(node));
         nodes.find_map(|node| Some((node, ledger.kept_from(node, &ask)?)))
     }
@@ -123,7 +123,7 @@ impl Core {
     pub fn explain(&self, pod: &PodKey, node: &str) -> Option<NodeReport> {
         let ledger = self.index.ledger();
         let pod = ledger.pod_named(pod)?;
-        Some(ledger.explain(node, &Ask::of(&pod.request, ledger.unit())))
+        Some(ledger.explain(node, &Ask::of_pod(pod, ledger.unit())))
     }
 }
 

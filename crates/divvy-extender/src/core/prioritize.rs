@@ -25,7 +25,7 @@ impl Core {
     {
         let ledger = self.index.ledger();
         self.fleet.follow(ledger);
-        let ask = Ask::of(&pod.request, ledger.unit());
+        let ask = Ask::of_pod(pod, ledger.unit());
         let mut ranking = self.fleet.rank(pod, &ask, nodes.clone(), ledger);
         let promised = |node: &str| ledger.bound_to(&pod.uid) == Some(node) || ledger.reserved_and_good(&pod.uid, node).is_some();
         if ledger.is_promised(&pod.uid)

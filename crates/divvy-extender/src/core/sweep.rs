@@ -1,13 +1,16 @@
 use divvy_placement::Standing;
 
-use super::{Action, Core, Got, Now};
+use super::{Action, Core, Got, Now, check_resurfaced};
 
 impl Core {
     /// Lets go what was kept long enough for pods that departed, and looks after reservations that no event has resolved: binds without an answer, and pods whose own event does not
     /// come (created, bound and deleted while the watch was broken). To be called every few seconds.
     pub fn sweep(&mut self, now: Now) -> Vec<Action> {
         self.age_departed(now);
-        self.look_up_unseen(now, self.timing.unseen_ns)
+        let mut actions = self.look_up_unseen(now, self.timing.unseen_ns);
+        let resurfaced = self.resurfaced.iter();
+        actions.extend(resurfaced.map(|(uid, pod)| check_resurfaced(uid, pod.clone())));
+        actions
     }
 
     /// The pods were listed anew: what came and went since the watch broke has no events any more, so that whoever is still not
@@ -52,6 +55,10 @@ impl Core {
 
     /// The outcome of an [`Action::Check`].
     pub fn checked(&mut self, uid: &str, node: &str, outcome: Got, now: Now) {
+        if self.index.ledger().is_buried(uid) {
+            self.checked_resurfaced(uid, outcome);
+            return;
+        }
         // A bind that began meanwhile knows better.
         if self.busy_with(uid) {
             return;
@@ -79,5 +86,23 @@ impl Core {
             },
             Got::Unreadable(_) | Got::Failed(_) => {}
         }
+    }
+
+    /// The pod was called gone and was seen again.
+    fn checked_resurfaced(&mut self, uid: &str, outcome: Got) {
+        if !self.resurfaced.contains_key(uid) {
+            return;
+        }
+        match outcome {
+            Got::Found(pod) if pod.uid == uid => {
+                let ledger = self.index.ledger_mut();
+                ledger.unbury_pod(uid);
+                ledger.apply_pod(*pod);
+            }
+            Got::Found(_) | Got::NotFound => {}
+            // Asked again by the next sweep.
+            Got::Unreadable(_) | Got::Failed(_) => return,
+        }
+        self.resurfaced.remove(uid);
     }
 }

@@ -1,6 +1,9 @@
 //! Binds, step by step. Case numbers are those of research/gpushare.md section 8, R numbers those of
 //! research/reliability.md section 2.2, F numbers of its section 4.2.
 
+use divvy_cluster::index::ReadPod;
+use divvy_cluster::objects::PodObject;
+use divvy_cluster::watch::Change;
 use divvy_extender::core::{Action, Core, Got, Posted, Timing};
 use divvy_model::{ContainerKind, ContainerRequest, GpuRules, Health, Held, Link, MemoryUnit, PodRequest};
 use proptest::prelude::*;
@@ -262,6 +265,59 @@ fn one_bind_at_a_time_writes_for_a_node_and_the_next_sees_its_outcome() {
         matches!(&actions[..], [Action::Answer { result: Err(_), .. }, Action::Post { binding, .. }] if binding.name == "r"),
         "{actions:?}"
     );
+}
+
+/// The pod as a watch shows it, bound to n1 with 8 units of GPU 0.
+fn seen(uid: &str) -> ReadPod {
+    let allocation =
+        r#"{"v":1,"gpus":[{"uuid":"GPU-n1-0","memMiB":8192}],"containers":{"main":[{"uuid":"GPU-n1-0","memMiB":8192}]}}"#;
+    let object = serde_json::json!({
+        "metadata": {"namespace": "default", "name": "q", "uid": uid, "annotations": {"divvy.dev/allocation": allocation}},
+        "spec": {"nodeName": "n1", "containers": [{"name": "main", "resources": {"limits": {"aliyun.com/gpu-mem": "8"}}}]},
+        "status": {"phase": "Running"},
+    });
+    ReadPod::from(serde_json::from_value::<PodObject>(object).expect("a pod"))
+}
+
+#[test]
+fn a_pod_that_was_called_gone_and_is_seen_again_counts_as_soon_as_the_api_server_shows_it() {
+    let q = pod("q", 8);
+    let buried = || {
+        let mut core = synced(&[node("n1", &[16])], std::slice::from_ref(&q));
+        let (op, _) = one_post(core.begin_bind(args(&q, "n1"), at(0)).1);
+        core.posted(op, Posted::NotFound("pods \"q\" not found".to_owned()), at(1));
+        assert_eq!(free(&core, "n1"), [16]);
+        core
+    };
+    let check = |actions: Vec<Action>| matches!(&actions[..], [Action::Check { uid, .. }] if *uid == q.uid);
+    let shown = Got::Found(Box::new(seen(&q.uid).pod().clone()));
+    for change in [Change::Apply(seen(&q.uid)), Change::Reset(vec![seen(&q.uid)])] {
+        // What came late of a pod that is really gone changes nothing.
+        let mut core = buried();
+        assert!(check(core.pod_change(change.clone(), at(2))));
+        core.checked(&q.uid, "", Got::NotFound, at(3));
+        assert_eq!((free(&core, "n1"), core.sweep(at(4))), (vec![16], Vec::new()));
+
+        // A pod that the API server has is counted. Until it answers it is asked again.
+        let mut core = buried();
+        assert!(check(core.pod_change(change.clone(), at(2))));
+        core.checked(&q.uid, "", Got::Failed("down".to_owned()), at(3));
+        assert_eq!(free(&core, "n1"), [16]);
+        assert!(check(core.sweep(at(4))));
+        core.checked(&q.uid, "", shown.clone(), at(5));
+        assert_eq!((free(&core, "n1"), core.sweep(at(6))), (vec![8], Vec::new()));
+        core.pod_change(Change::Delete(seen(&q.uid)), at(7));
+        assert_eq!(free(&core, "n1"), [16]);
+
+        // An answer that was overtaken by the pod's deletion brings nothing back.
+        for gone in [Change::Delete(seen(&q.uid)), Change::Reset(Vec::new())] {
+            let mut core = buried();
+            assert!(check(core.pod_change(change.clone(), at(2))));
+            core.pod_change(gone, at(3));
+            core.checked(&q.uid, "", shown.clone(), at(4));
+            assert_eq!(free(&core, "n1"), [16]);
+        }
+    }
 }
 
 #[test]

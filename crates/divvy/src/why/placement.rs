@@ -69,7 +69,7 @@ pub fn placement(ledger: &Ledger, pod: &Pod, policy: Policy) -> Placement {
         ..pod.clone()
     });
     fleet.follow(&without);
-    let ask = Ask::of(&pod.request, ledger.unit());
+    let ask = Ask::of_pod(pod, ledger.unit());
     let offers = fleet.offers(pod, &ask, &without);
     let candidate = |offer: &Offer| {
         let view = without.node(&offer.node);
