@@ -12,13 +12,13 @@ use divvy_container::cdi;
 use divvy_hardware::client::ProbeHandle;
 use divvy_kubelet::checkpoint::Checkpoint;
 use divvy_kubelet::plugin;
-use divvy_model::{Health, MiB, MigDevice, Node, names, runtime};
+use divvy_model::{Health, MiB, MigDevice, Node, Pod, names, runtime};
 use tokio::sync::{Notify, mpsc, watch};
 use tracing::{debug, info, warn};
 
 use crate::cgroups;
 use crate::cluster::Told;
-use crate::decide::{Action, Class, Core, Device, Facts, Handout, Key, OWN_VISIBLE_DEVICES, PreStart};
+use crate::decide::{Action, Class, Core, Device, Facts, Handout, Key, Listing, OWN_VISIBLE_DEVICES, PreStart};
 use crate::driver::{DriverSpec, Said};
 use crate::files::FileError;
 use crate::hardware;
@@ -32,6 +32,9 @@ const PATIENCE: Duration = Duration::from_secs(5);
 const LIST_TIMEOUT: Duration = Duration::from_secs(3);
 /// How long a reconciliation waits for the driver's lists of processes.
 const PROCESSES_TIMEOUT: Duration = Duration::from_secs(2);
+/// Pods have grants, and the kubelet makes no cgroups for pods.
+const NO_POD_CGROUPS: &str = "pods with GPU memory run on this node, but there is no kubepods cgroup, so it is not known which containers still run, \
+     and no memory is given again. Set cgroupsPerQOS: true in the kubelet's configuration (it is the default), or mount the host's cgroups for the agent";
 /// How often a waiting start looks again when nothing tells it to.
 const LOOK_AGAIN: Duration = Duration::from_millis(100);
 
@@ -283,7 +286,12 @@ impl Agent {
                 None
             }
         };
-        let populated = match cgroups::populated_pods(&self.sys_root) {
+        let populated = cgroups::populated_pods(&self.sys_root).and_then(|populated| match populated {
+            Some(populated) => Ok(populated),
+            None if self.core().expects_cgroups() => Err(NO_POD_CGROUPS.to_owned()),
+            None => Ok(BTreeSet::new()),
+        });
+        let populated = match populated {
             Ok(populated) => {
                 self.ready.clear("cgroups");
                 populated
@@ -346,12 +354,14 @@ impl Agent {
                 return (reason, Err(plugin::Refusal::not_yet(text)));
             }
             if !fresh {
+                let listing = Begun::new(self);
                 match tokio::time::timeout(left.min(LIST_TIMEOUT), list::pods(&self.client, Some(&self.selector))).await {
                     Ok(Ok(pods)) => {
-                        let actions = self.core().reset_pods(pods.pods);
-                        self.say(actions);
-                        self.set_synced();
-                        fresh = true;
+                        if let Some(actions) = listing.ended(pods.pods) {
+                            self.say(actions);
+                            self.set_synced();
+                            fresh = true;
+                        }
                         continue;
                     }
                     Ok(Err(error)) => text = format!("{text}; {error}"),
@@ -542,6 +552,32 @@ impl Agent {
         let held = !found.held.is_empty();
         self.perform(found.actions)?;
         Ok(if held { After::MemoryHeld } else { After::AtRest })
+    }
+}
+
+/// A list of this node's pods that is under way. One that fails, or whose call the kubelet gives up, is forgotten.
+struct Begun<'a> {
+    agent: &'a Agent,
+    listing: Option<Listing>,
+}
+
+impl<'a> Begun<'a> {
+    fn new(agent: &'a Agent) -> Begun<'a> {
+        let listing = Some(agent.core().begin_list());
+        Begun { agent, listing }
+    }
+
+    fn ended(mut self, pods: Vec<Pod>) -> Option<Vec<Action>> {
+        let listing = self.listing.take()?;
+        self.agent.core().listed(listing, pods)
+    }
+}
+
+impl Drop for Begun<'_> {
+    fn drop(&mut self) {
+        if let Some(listing) = self.listing.take() {
+            self.agent.core().list_failed(listing);
+        }
     }
 }
 

@@ -3,7 +3,7 @@
 //! A pod's cgroup carries its UID ([`divvy_model::cgroup`]). On cgroup v2 `cgroup.events` says whether the cgroup or one below it
 //! has processes; on v1 `pids.current` of the pids controller counts them. Lists of process numbers say nothing across PID
 //! namespaces. The pod's sandbox counts: while it is there the kubelet may start containers in it. A kubelet with
-//! `cgroupsPerQOS: false` makes no cgroups for pods; Divvy needs them.
+//! `cgroupsPerQOS: false` makes no cgroup `kubepods` and none for pods; Divvy needs them.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -17,16 +17,16 @@ use crate::files;
 /// Levels above `kubepods`: the kubelet's `cgroupRoot`, usually none.
 const ABOVE_KUBEPODS: usize = 3;
 
-/// UIDs of the pods whose cgroups have processes.
+/// UIDs of the pods whose cgroups have processes; `None` where there is no cgroup `kubepods`, which a kubelet makes when it starts.
 ///
 /// A pod's cgroup that cannot be read counts as populated, with a log line: memory that is not given again is a smaller harm
 /// than memory given twice. That no pod has a cgroup is an ordinary state (a node without pods).
 ///
 /// # Errors
 /// There is no cgroup file system under the root, or it cannot be listed: then nothing is known of any pod.
-pub(crate) fn populated_pods(sys_root: &Path) -> Result<BTreeSet<String>, String> {
+pub(crate) fn populated_pods(sys_root: &Path) -> Result<Option<BTreeSet<String>>, String> {
     let base = sys_root.join("sys/fs/cgroup");
-    let mut populated = BTreeSet::new();
+    let mut populated = None;
     if !base.is_dir() {
         return Err(format!(
             "{} is not there, so it is not known which containers still run; mount the host's cgroups (read-only) for the agent",
@@ -47,7 +47,7 @@ pub(crate) fn populated_pods(sys_root: &Path) -> Result<BTreeSet<String>, String
 }
 
 /// `levels` more levels down; `inside` a directory `kubepods`.
-fn walk(directory: &Path, levels: usize, inside: bool, populated: &mut BTreeSet<String>) -> io::Result<()> {
+fn walk(directory: &Path, levels: usize, inside: bool, populated: &mut Option<BTreeSet<String>>) -> io::Result<()> {
     let entries = match std::fs::read_dir(directory) {
         Ok(entries) => entries,
         Err(error) if is_gone(&error) => return Ok(()),
@@ -65,10 +65,15 @@ fn walk(directory: &Path, levels: usize, inside: bool, populated: &mut BTreeSet<
         }
         match cgroup::pod_uid(&name) {
             Some(uid) if inside => {
-                let alive = populated.contains(&uid) || is_populated(&entry.path());
-                alive.then(|| populated.insert(uid));
+                let populated = populated.get_or_insert_default();
+                if !populated.contains(&uid) && is_populated(&entry.path()) {
+                    populated.insert(uid);
+                }
             }
-            _ if !inside && cgroup::is_kubepods(&name) => walk(&entry.path(), 1, true, populated)?,
+            _ if !inside && cgroup::is_kubepods(&name) => {
+                populated.get_or_insert_default();
+                walk(&entry.path(), 1, true, populated)?;
+            }
             _ if levels > 0 && !is_foreign(&name) => walk(&entry.path(), levels - 1, inside, populated)?,
             _ => {}
         }
@@ -140,7 +145,7 @@ mod tests {
 
     fn check(files: &[(&str, &str)], expected: &[&str]) {
         let root = tree(files);
-        let found = populated_pods(root.path()).expect("readable");
+        let found = populated_pods(root.path()).expect("readable").unwrap_or_default();
         assert_eq!(found.iter().map(String::as_str).collect::<Vec<_>>(), expected, "{files:?}");
     }
 
@@ -213,6 +218,24 @@ mod tests {
         let root = tempfile::tempdir().expect("temp dir");
         let text = populated_pods(root.path()).expect_err("no cgroups");
         assert!(text.contains("sys/fs/cgroup"), "{text}");
+    }
+
+    #[test]
+    fn a_kubelet_without_cgroups_for_pods_is_told_from_one_without_pods() {
+        let found = |files: &[(&str, &str)]| populated_pods(tree(files).path()).expect("readable");
+        assert_eq!(found(&[]), None);
+        assert_eq!(
+            found(&[("system.slice/cri-containerd-0f.scope/cgroup.events", "populated 1\n")]),
+            None
+        );
+        for none in [
+            "kubepods/besteffort/cgroup.events",
+            "kubepods.slice/cgroup.events",
+            "pids/kubepods/pids.current",
+            "kubelet.slice/kubelet-kubepods.slice/cgroup.events",
+        ] {
+            assert_eq!(found(&[(none, "")]), Some(BTreeSet::new()), "{none}");
+        }
     }
 
     #[test]

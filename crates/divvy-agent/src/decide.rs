@@ -88,7 +88,7 @@ pub struct Facts {
     pub populated: BTreeSet<String>,
     /// The list of this node's pods was complete at least once: a pod that is not known is gone.
     pub synced: bool,
-    /// The list of pods was read after the call came in: a pod that is not known does not exist.
+    /// The list of pods was read after the call came in: a pod that is not known does not exist, and those that are known are there.
     pub fresh: bool,
     /// Driver files of the node.
     pub node: NodeFiles,
@@ -133,6 +133,10 @@ pub enum Action {
     },
 }
 
+/// A list of this node's pods that is under way.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Listing(u64);
+
 /// A pod as the agent knows it.
 #[derive(Debug, Clone)]
 struct Known {
@@ -166,6 +170,10 @@ pub struct Core {
     /// Pods of this node that ask for none of our resources, by UID: no more than what to call them.
     others: BTreeMap<String, PodKey>,
     next_seq: u64,
+    /// Lists of this node's pods that are under way, each with the pods of which the watch has told since it began; `None` once the watch
+    /// itself began again.
+    lists: BTreeMap<u64, Option<BTreeSet<String>>>,
+    next_list: u64,
     records: BTreeMap<Key, GrantRecord>,
     handouts: Vec<Handout>,
     in_flight: Vec<InFlight>,
@@ -188,6 +196,8 @@ impl Core {
             pods: BTreeMap::new(),
             others: BTreeMap::new(),
             next_seq: 0,
+            lists: BTreeMap::new(),
+            next_list: 0,
             records: BTreeMap::new(),
             handouts: Vec::new(),
             in_flight: Vec::new(),
@@ -238,13 +248,14 @@ impl Core {
         self.records.values()
     }
 
-    /// Whether a pod is known by its object.
-    pub fn knows_pod(&self, uid: &str) -> bool {
-        self.pods.contains_key(uid)
+    /// The pod with this UID, as it is known; `None` also for one that asks for none of our resources.
+    pub fn pod(&self, uid: &str) -> Option<&Pod> {
+        self.pods.get(uid).map(|known| &known.pod)
     }
 
     /// A pod of this node was created or changed.
     pub fn apply_pod(&mut self, pod: Pod) -> Vec<Action> {
+        self.told_of(&pod.uid);
         let mut actions = Vec::new();
         match self.pods.get_mut(&pod.uid) {
             Some(known) => {
@@ -286,16 +297,63 @@ impl Core {
 
     /// A pod's object is gone. Its containers may still run: its records stay.
     pub fn delete_pod(&mut self, uid: &str) {
+        self.told_of(uid);
         self.pods.remove(uid);
         self.others.remove(uid);
     }
 
-    /// Exactly these pods are bound to this node.
+    /// Exactly these pods are bound to this node: what a watch says that begins, or begins again.
     pub fn reset_pods(&mut self, pods: Vec<Pod>) -> Vec<Action> {
-        let present: BTreeSet<String> = pods.iter().map(|pod| pod.uid.clone()).collect();
-        self.pods.retain(|uid, _| present.contains(uid));
-        self.others.retain(|uid, _| present.contains(uid));
+        // Pods that came and went between two watches have no events, so a list that shows them cannot be told from one that is newer.
+        self.lists.values_mut().for_each(|told| *told = None);
+        self.remove_all_but(&pods, &BTreeSet::new());
         pods.into_iter().flat_map(|pod| self.apply_pod(pod)).collect()
+    }
+
+    /// The pods of this node are being listed, beside the watch. To be ended by [`Core::listed`] or [`Core::list_failed`].
+    pub fn begin_list(&mut self) -> Listing {
+        let listing = Listing(self.next_list);
+        self.next_list += 1;
+        self.lists.insert(listing.0, Some(BTreeSet::new()));
+        listing
+    }
+
+    /// A list has come. It shows the pods at some moment after it began, so it may be older than what the watch has told meanwhile: of pods that
+    /// the watch spoke of since the list began only the watch is believed. Of the others the list is the newer one: what was known before it began
+    /// and is not in it is gone.
+    ///
+    /// `None`: the watch began again meanwhile, and nothing was taken from the list.
+    pub fn listed(&mut self, listing: Listing, pods: Vec<Pod>) -> Option<Vec<Action>> {
+        let told = self.lists.remove(&listing.0)??;
+        self.remove_all_but(&pods, &told);
+        let newer = pods.into_iter().filter(|pod| !told.contains(&pod.uid));
+        Some(newer.flat_map(|pod| self.apply_pod(pod)).collect())
+    }
+
+    /// The list will not come.
+    pub fn list_failed(&mut self, listing: Listing) {
+        self.lists.remove(&listing.0);
+    }
+
+    fn told_of(&mut self, uid: &str) {
+        for told in self.lists.values_mut().flatten() {
+            told.insert(uid.to_owned());
+        }
+    }
+
+    /// Those that are neither present nor spared are gone.
+    fn remove_all_but(&mut self, present: &[Pod], spared: &BTreeSet<String>) {
+        let present: BTreeSet<&str> = present.iter().map(|pod| pod.uid.as_str()).collect();
+        let known = self.pods.keys().chain(self.others.keys());
+        let gone = known.filter(|uid| !present.contains(uid.as_str()) && !spared.contains(*uid));
+        for uid in gone.cloned().collect::<Vec<String>>() {
+            self.delete_pod(&uid);
+        }
+    }
+
+    /// Whether containers of pods with a grant may run now, so that their cgroups must be there.
+    pub fn expects_cgroups(&self) -> bool {
+        !self.records.is_empty() || self.pods.values().any(|known| known.pod.container_running)
     }
 
     /// Takes over the checkpoint's entries. Ids that Allocate gave out stay counted as handed out until two checkpoints in

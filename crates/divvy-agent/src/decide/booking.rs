@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use divvy_model::{Allocation, ContainerShare, GpuShare, Held, MiB, Pod, names};
+use divvy_model::{Allocation, ContainerKind, ContainerShare, GpuShare, Held, MemoryUnit, MiB, Pod, names};
 
 use super::prestart::Reason;
 use super::{Core, Handout};
@@ -121,10 +121,13 @@ impl Core {
                         ),
                     )
                 })?;
-                Ok(Booking {
+                let booking = Booking {
                     gpus: allocation.gpus.clone(),
                     container: container.clone(),
-                })
+                };
+                self.is_worth_its_ids(handout, pod, &booking)?;
+                self.adds_up(pod, allocation)?;
+                Ok(booking)
             }
             held @ Held::Legacy(legacy) => {
                 let gpus = self.shares(held);
@@ -147,18 +150,121 @@ impl Core {
                         ),
                     ));
                 };
+                let unit = self.unit_of(&key.uid);
+                // gpushare's own sum, without init containers; Kubernetes' formula may give more, and that is booked.
+                let apps = pod
+                    .request
+                    .containers
+                    .iter()
+                    .filter(|container| container.kind == ContainerKind::App);
+                let apps = apps.fold(0_u64, |sum, container| sum.saturating_add(container.units));
+                let least = unit.memory(apps).unwrap_or(MiB(u64::MAX));
+                if share.memory < least {
+                    let text = format!(
+                        "gpushare's annotations of pod {} give it {} of GPU {}, but its containers ask for {least}",
+                        pod.key(),
+                        share.memory,
+                        share.uuid
+                    );
+                    return Err((Reason::NoAllocation, not_the_extenders(text)));
+                }
+                let asked = pod.request.effective_units().and_then(|units| unit.memory(units));
+                let booked = share.memory.max(asked.unwrap_or(MiB(u64::MAX)));
                 // What the old plugin did: a container has as many units as ids.
                 let units = u64::try_from(handout.ids.len()).unwrap_or(u64::MAX);
-                let memory = self.settings.unit.memory(units).unwrap_or(MiB(u64::MAX)).min(share.memory);
+                let memory = unit.memory(units).unwrap_or(MiB(u64::MAX)).min(booked);
+                let share = GpuShare {
+                    memory: booked,
+                    ..share.clone()
+                };
                 Ok(Booking {
                     container: vec![ContainerShare {
                         uuid: share.uuid.clone(),
                         memory,
                         cores: 0,
                     }],
-                    gpus,
+                    gpus: vec![share],
                 })
             }
         }
     }
+
+    /// The unit in which the kubelet counted this pod's devices: that of its first grant, since an operator may have changed it.
+    pub(super) fn unit_of(&self, uid: &str) -> MemoryUnit {
+        self.records_of(uid).next().map_or(self.settings.unit, |record| record.unit)
+    }
+
+    /// What a share of a GPU is worth: all of it where the GPU is given whole.
+    fn worth(&self, booking: &Booking, share: &ContainerShare) -> MiB {
+        let whole = booking.gpus.iter().any(|gpu| gpu.uuid == share.uuid && gpu.whole);
+        match self.gpu(&share.uuid).filter(|_| whole) {
+            Some(gpu) => self.capacity(gpu).max(share.memory),
+            None => share.memory,
+        }
+    }
+
+    /// The kubelet gave the container devices for so much memory, and kube-scheduler counted them. An allocation that says less would get it a GPU
+    /// for nothing: the sum of what was promised would stay below what is used.
+    fn is_worth_its_ids(&self, handout: &Handout, pod: &Pod, booking: &Booking) -> Result<(), (Reason, String)> {
+        let ids = u64::try_from(handout.ids.len()).unwrap_or(u64::MAX);
+        let unit = self.unit_of(&handout.key.uid);
+        let least = unit.memory(ids).unwrap_or(MiB(u64::MAX));
+        let shares = booking.container.iter().map(|share| self.worth(booking, share));
+        let has = shares.fold(MiB::ZERO, MiB::saturating_add);
+        if has >= least {
+            return Ok(());
+        }
+        let text = format!(
+            "the allocation of pod {} gives container {} {has}, but the kubelet gave it {ids} devices of {} each, which is {least}",
+            pod.key(),
+            handout.key.container,
+            unit.memory(1).unwrap_or(MiB(u64::MAX))
+        );
+        Err((Reason::NoAllocation, not_the_extenders(text)))
+    }
+
+    /// On each GPU the pod books what its containers have there together, by Kubernetes' formula, and on all of them what it asks for.
+    fn adds_up(&self, pod: &Pod, allocation: &Allocation) -> Result<(), (Reason, String)> {
+        let wrong = |text: String| Err((Reason::NoAllocation, not_the_extenders(text)));
+        for gpu in allocation.gpus.iter().filter(|gpu| !gpu.whole) {
+            let of_container = |name: &str| {
+                let shares = allocation.containers.get(name).into_iter().flatten();
+                let here = shares.filter(|share| share.uuid == gpu.uuid);
+                here.fold(0_u64, |sum, share| sum.saturating_add(share.memory.0))
+            };
+            let together = pod.request.effective(|container| of_container(&container.name));
+            let together = MiB(together.unwrap_or(u64::MAX));
+            if gpu.memory < together {
+                return wrong(format!(
+                    "the allocation of pod {} books {} of GPU {}, but gives its containers {together} of it together",
+                    pod.key(),
+                    gpu.memory,
+                    gpu.uuid
+                ));
+            }
+        }
+        let asked = pod
+            .request
+            .effective_units()
+            .and_then(|units| self.unit_of(&pod.uid).memory(units));
+        let asked = asked.unwrap_or(MiB(u64::MAX));
+        let booked = allocation
+            .gpus
+            .iter()
+            .fold(MiB::ZERO, |sum, gpu| sum.saturating_add(gpu.memory));
+        if booked < asked && allocation.gpus.iter().all(|gpu| !gpu.whole) {
+            return wrong(format!(
+                "the allocation of pod {} books {booked}, but the pod asks for {asked}",
+                pod.key()
+            ));
+        }
+        Ok(())
+    }
+}
+
+fn not_the_extenders(text: String) -> String {
+    format!(
+        "{text}. No extender of Divvy's writes that, so somebody else did (are the admission policies installed?), or --memory-unit was changed after \
+         the pod was bound. Delete the pod; its replacement is placed again"
+    )
 }

@@ -99,8 +99,13 @@ impl Core {
             Err((reason, text)) => return self.refuse(&key, reason, text),
         };
         let checked = self.name_is_free(&handout, &booking, facts);
-        if let Err((reason, text)) = checked.and_then(|()| self.arbitrate(&key.uid, &booking, facts)) {
-            return self.refuse(&key, reason, text);
+        match checked.and_then(|()| self.arbitrate(&key.uid, &booking, facts)) {
+            Ok(()) => {}
+            // Who is in the way may have ended without this agent having heard of it.
+            Err((reason @ (Reason::MemoryHeld | Reason::DoubleHandout), text)) if !facts.fresh => {
+                return PreStart::Wait(reason, text);
+            }
+            Err((reason, text)) => return self.refuse(&key, reason, text),
         }
         self.grant(&handout, handouts, booking, facts)
     }
@@ -313,7 +318,7 @@ impl Core {
             container: key.container.clone(),
             // From the recorded answer, never derived anew: what the runtime will look for is what the kubelet recorded.
             cdi: handout.grant.clone(),
-            unit: self.settings.unit,
+            unit: self.unit_of(&key.uid),
             gpus: booking.gpus,
             container_gpus: booking.container,
             boot_id: self.settings.boot_id.clone(),

@@ -297,8 +297,9 @@ impl Node {
         if matches!(answer, PreStart::Wait(..)) {
             // As the shell does: list the pods, and ask again.
             if self.synced {
-                let actions = self.core.reset_pods(self.pods.values().cloned().collect());
-                self.perform(&actions);
+                let listing = self.core.begin_list();
+                let actions = self.core.listed(listing, self.pods.values().cloned().collect());
+                self.perform(&actions.expect("no watch began again"));
                 let fresh = Facts {
                     fresh: true,
                     ..self.facts()
@@ -363,6 +364,12 @@ impl Node {
         let found = self.core.reconcile(&facts);
         self.perform(&found.actions);
         found
+    }
+
+    /// The agent starts again with another `--memory-unit`.
+    pub(crate) fn change_unit(&mut self, unit: divvy_model::MemoryUnit) {
+        self.settings.unit = unit;
+        self.restart_agent();
     }
 
     /// A new process: what it knows comes from disk, from the checkpoint and from the API server.
