@@ -184,7 +184,7 @@ impl Core {
                     uid: key.uid.clone(),
                     container: key.container.clone(),
                     cdi: handout.grant.clone(),
-                    unit: self.settings.unit,
+                    unit: self.unit_of(&key.uid),
                     gpus: booking.gpus,
                     container_gpus: booking.container,
                     boot_id: self.settings.boot_id.clone(),
