@@ -1,5 +1,6 @@
 //! Chores of this repository.
 
+mod bench;
 mod build;
 mod cluster;
 mod codegen;
@@ -18,6 +19,7 @@ const USAGE: &str = "usage: cargo xtask COMMAND
   test [ARGS]       builds everything and runs every test
   suite [ARGS]      plays the scenarios on the embedded cluster and on a real Kubernetes; `cargo xtask suite --help`
   cluster COMMAND   a real Kubernetes on this machine, and Divvy on it; `cargo xtask cluster --help`
+  bench cluster     measures what the programs take to read a large cluster; `cargo xtask bench --help`
   image [FLAGS]     writes a container image; `cargo xtask image --help`
   krew [FLAGS]      writes the kubectl plugins as krew takes them; `cargo xtask krew --help`
   purity            fails if a crate that must be pure can do I/O
@@ -43,6 +45,7 @@ fn run() -> Result<ExitCode> {
     match arguments.as_slice() {
         ["demo", rest @ ..] => return build::demo(rest),
         ["test", rest @ ..] => build::test(rest)?,
+        ["bench", rest @ ..] => return bench::run(rest),
         ["cluster", rest @ ..] => return cluster::run(rest),
         ["suite", rest @ ..] => return suite::run(rest),
         ["image", rest @ ..] => image::run(rest)?,

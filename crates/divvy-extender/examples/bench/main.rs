@@ -13,9 +13,7 @@
 #![allow(clippy::print_stdout, reason = "a measurement is there to be printed")]
 #![allow(clippy::unwrap_used, reason = "what does not work here ends the measurement")]
 
-mod api;
 mod ask;
-mod cluster;
 
 use std::io::{BufRead, BufReader};
 use std::path::Path;
@@ -23,8 +21,9 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use ask::{Connection, Door};
-use cluster::Cluster;
+use ask::Door;
+use divvy_bench::api::Api;
+use divvy_bench::cluster::{self, Cluster, Form};
 use divvy_cluster::convert;
 use divvy_cluster::index::ReadPod;
 use divvy_cluster::objects::PodObject;
@@ -54,15 +53,24 @@ fn main() -> Outcome<()> {
     };
     let cluster = Cluster {
         nodes: number("--nodes", 5_000)?,
+        gpus: 8,
+        form: Form::Divvy,
         pods: number("--pods", 50_000)?,
         waiting: number("--binds", 3_000)?,
     };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     match arguments.first().map(String::as_str) {
-        Some("api") => runtime.block_on(api::serve(&cluster)),
+        Some("api") => runtime.block_on(serve(cluster)),
         Some("extender") => runtime.block_on(extend(arguments.last().ok_or("no API server")?, arguments.get(1))),
         _ => measure(&cluster, number("--requests", 1_000)?, &arguments),
     }
+}
+
+async fn serve(cluster: Cluster) -> Outcome<()> {
+    let api = Api::new(cluster);
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await?;
+    println!("{}", listener.local_addr()?);
+    Ok(api.serve(listener).await?)
 }
 
 /// The extender as the program runs it: on one thread, with a client over TCP.
@@ -165,7 +173,7 @@ fn measure(cluster: &Cluster, requests: usize, flags: &[String]) -> Outcome<()> 
     let without = ["extender", &url];
     let (extender, listens) = Role::start(if tls.is_some() { &with_tls } else { &without })?;
     let listens = Door { address: listens, tls };
-    let mut connection = Connection::open(&listens)?;
+    let mut connection = listens.open()?;
     while connection.get("/readyz")?.0 != 200 {
         std::thread::sleep(Duration::from_millis(5));
     }
@@ -178,14 +186,14 @@ fn measure(cluster: &Cluster, requests: usize, flags: &[String]) -> Outcome<()> 
 
     let asks = cluster.asks();
     let names = cluster.shuffled_names();
-    let ask = |units: u64| json!({"Pod": cluster::pod_that_asks(units), "Nodes": null, "NodeNames": names}).to_string();
+    let ask = |units: u64| json!({"Pod": cluster::asking(units), "Nodes": null, "NodeNames": names}).to_string();
     for verb in VERBS {
         let body = ask(asks.everywhere);
         let first = timed(1, || connection.post(verb.1, &body).map(drop))?;
         row(&format!("{} over HTTP, the first after the start", verb.0), &first, "5 ms");
     }
     for (what, units) in [("everywhere", asks.everywhere), ("on half of the nodes", asks.half)] {
-        let body = json!({"Pod": cluster::pod_that_asks(units), "Nodes": null, "NodeNames": names}).to_string();
+        let body = json!({"Pod": cluster::asking(units), "Nodes": null, "NodeNames": names}).to_string();
         let (mut times, mut size) = (Vec::new(), 0);
         let before = extender.worked()?;
         for _ in 0..requests {
@@ -221,7 +229,7 @@ fn measure(cluster: &Cluster, requests: usize, flags: &[String]) -> Outcome<()> 
         println!("{:<58} {ms:>6.2} ms", "  of that, the extender on a processor");
     }
     // Nothing changes, so that a second look waits for its whole moment.
-    let body = json!({"Pod": cluster::pod_that_asks(asks.nowhere), "Nodes": null, "NodeNames": names}).to_string();
+    let body = json!({"Pod": cluster::asking(asks.nowhere), "Nodes": null, "NodeNames": names}).to_string();
     let mut times = Vec::new();
     for _ in 0..requests.min(300) {
         let began = Instant::now();
@@ -276,8 +284,8 @@ fn decisions(cluster: &Cluster, requests: usize, names: &[String]) -> Outcome<()
         unix_ns: 0,
     };
     let mut core = Core::new(MemoryUnit::GIB, Timing::default());
-    let nodes = (0..cluster.nodes).map(|i| serde_json::from_str(&cluster.node(i)));
-    let pods = (0..cluster.pods + cluster.waiting).map(|i| serde_json::from_str(&cluster.pod(i)));
+    let nodes = (0..cluster.nodes).map(|i| serde_json::from_value(cluster.node(i)));
+    let pods = (0..cluster.pods + cluster.waiting).map(|i| serde_json::from_value(cluster.pod(i)));
     let nodes = nodes.map(|object| object.map(|object| convert::node(&object)));
     let pods = pods.map(|object| object.map(|object: PodObject| ReadPod::from(object)));
     let nodes: Vec<_> = nodes.collect::<Result<_, serde_json::Error>>()?;
@@ -285,11 +293,7 @@ fn decisions(cluster: &Cluster, requests: usize, names: &[String]) -> Outcome<()
     // Every tenth pod is gone, so that most nodes have changed.
     let most = pods.iter().enumerate().filter(|(position, _)| position % 10 != 0);
     let fewer: Vec<ReadPod> = most.map(|(_, pod)| pod.clone()).collect();
-    let sized = |units: u64| -> Outcome<_> {
-        Ok(convert::pod(&serde_json::from_str(
-            &cluster::pod_that_asks(units).to_string(),
-        )?)?)
-    };
+    let sized = |units: u64| -> Outcome<_> { Ok(convert::pod(&serde_json::from_value(cluster::asking(units))?)?) };
     let some = sized(4)?;
     for (what, pods) in [
         ("the first lists", pods.clone()),
@@ -313,7 +317,7 @@ fn decisions(cluster: &Cluster, requests: usize, names: &[String]) -> Outcome<()
         ("on half of the nodes", asks.half),
         ("nowhere", asks.nowhere),
     ] {
-        let pod = convert::pod(&serde_json::from_str(&cluster::pod_that_asks(units).to_string())?)?;
+        let pod = convert::pod(&serde_json::from_value(cluster::asking(units))?)?;
         let mut fits = 0;
         let times = timed(requests, || {
             fits = core.filter(&pod, names.iter().map(String::as_str))?.passed.len();
@@ -333,7 +337,7 @@ fn binds(cluster: &Cluster, listens: &Door) -> Outcome<()> {
         let workers: Vec<_> = (0..AT_ONCE)
             .map(|worker| {
                 scope.spawn(move || -> Result<Vec<Duration>, String> {
-                    let mut connection = Connection::open(listens).map_err(|error| error.to_string())?;
+                    let mut connection = listens.open().map_err(|error| error.to_string())?;
                     let mut times = Vec::new();
                     for waiting in (worker..cluster.waiting).step_by(AT_ONCE) {
                         let body = cluster.bind(waiting);

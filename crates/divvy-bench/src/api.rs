@@ -1,0 +1,387 @@
+//! An API server that has one cluster, and answers as one with a watch cache does: each list comes whole, in one response that ignores `limit`
+//! and is neither compressed nor announced by a length; watches stay open and send bookmarks.
+//!
+//! A list always shows the cluster as it was at [`FIRST`]. What was written since comes by the watch, which starts where the list ends.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::convert::Infallible;
+use std::io::Write as _;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::{Body, Bytes};
+use axum::extract::{Query, State};
+use axum::http::{Method, StatusCode, Uri, header};
+use axum::response::{IntoResponse, Response};
+use futures::{Stream, StreamExt as _, stream};
+use serde_json::{Value, json};
+use tokio::net::TcpListener;
+use tokio::sync::watch;
+
+use crate::cluster::{Cluster, NAMESPACE, with_kind};
+
+/// The `resourceVersion` of the lists.
+pub const FIRST: u64 = 1_000_000;
+/// How long a Binding takes.
+const LATENCY: Duration = Duration::from_millis(2);
+/// How often a watch gets a bookmark.
+const BOOKMARK: Duration = Duration::from_secs(10);
+/// How much of a list is sent at once. No object ends where one of these does.
+const PIECE: usize = 64 << 10;
+/// Resources of which there is nothing, with the kind of their objects.
+const EMPTY: [(&str, &str); 13] = [
+    ("configmaps", "ConfigMap"),
+    ("daemonsets", "DaemonSet"),
+    ("deployments", "Deployment"),
+    ("events", "Event"),
+    ("leases", "Lease"),
+    ("namespaces", "Namespace"),
+    ("persistentvolumeclaims", "PersistentVolumeClaim"),
+    ("poddisruptionbudgets", "PodDisruptionBudget"),
+    ("priorityclasses", "PriorityClass"),
+    ("replicasets", "ReplicaSet"),
+    ("runtimeclasses", "RuntimeClass"),
+    ("secrets", "Secret"),
+    ("services", "Service"),
+];
+
+/// A cluster that is rendered and can be served.
+#[derive(Debug)]
+pub struct Api {
+    cluster: Cluster,
+    nodes: Bytes,
+    pods: Bytes,
+    written: Mutex<Written>,
+    /// How many changes there are, for those who wait for more.
+    changes: watch::Sender<usize>,
+    unknown: Mutex<BTreeSet<String>>,
+}
+
+/// What clients have written.
+#[derive(Debug, Default)]
+struct Written {
+    /// By position.
+    pods: BTreeMap<usize, Value>,
+    /// Lines of the watch of pods; the first has the version after [`FIRST`].
+    lines: Vec<Bytes>,
+}
+
+type Parameters = HashMap<String, String>;
+
+impl Api {
+    /// Renders the lists of a cluster. This takes some seconds for a large one.
+    pub fn new(cluster: Cluster) -> Api {
+        Api {
+            nodes: list("Node", cluster.nodes, |i| cluster.node(i)),
+            pods: list("Pod", cluster.pods + cluster.waiting, |i| cluster.pod(i)),
+            cluster,
+            written: Mutex::default(),
+            changes: watch::Sender::new(0),
+            unknown: Mutex::default(),
+        }
+    }
+
+    /// Bytes of the list of nodes and of that of pods.
+    pub fn sizes(&self) -> (usize, usize) {
+        (self.nodes.len(), self.pods.len())
+    }
+
+    /// Answers requests until the process ends.
+    pub async fn serve(self, listener: TcpListener) -> std::io::Result<()> {
+        axum::serve(listener, Router::new().fallback(answer).with_state(Arc::new(self))).await
+    }
+
+    fn written(&self) -> MutexGuard<'_, Written> {
+        self.written.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn pod(&self, name: &str) -> Option<(usize, Value)> {
+        let position = self.cluster.pod_position(name)?;
+        let written = self.written().pods.get(&position).cloned();
+        Some((
+            position,
+            written.unwrap_or_else(|| with_kind("Pod", self.cluster.pod(position))),
+        ))
+    }
+
+    /// Keeps a pod, and tells the watches.
+    fn write(&self, position: usize, mut pod: Value) -> Value {
+        let mut written = self.written();
+        pod["metadata"]["resourceVersion"] = json!((FIRST + 1 + written.lines.len() as u64).to_string());
+        written
+            .lines
+            .push(Bytes::from(format!("{}\n", json!({"type": "MODIFIED", "object": pod}))));
+        written.pods.insert(position, pod.clone());
+        self.changes.send_replace(written.lines.len());
+        pod
+    }
+
+    /// Changes of pods from this version on, and bookmarks.
+    fn watch_pods(self: Arc<Api>, from: u64) -> impl Stream<Item = Bytes> {
+        let told = usize::try_from(from.saturating_sub(FIRST)).unwrap_or(0);
+        let changes = self.changes.subscribe();
+        stream::unfold((self, changes, told), |(api, mut changes, told)| async move {
+            loop {
+                let next = api.written().lines.get(told).cloned();
+                if let Some(line) = next {
+                    return Some((line, (api, changes, told + 1)));
+                }
+                match tokio::time::timeout(BOOKMARK, changes.changed()).await {
+                    Ok(Ok(())) => {}
+                    Ok(Err(_)) => return None,
+                    Err(_) => {
+                        let line = bookmark("Pod", FIRST + told as u64);
+                        return Some((line, (api, changes, told)));
+                    }
+                }
+            }
+        })
+    }
+}
+
+fn list(kind: &str, count: usize, object: impl Fn(usize) -> Value) -> Bytes {
+    let mut text = Vec::with_capacity(count * object(0).to_string().len() * 17 / 16 + 256);
+    // Writing to memory does not fail.
+    let _ = write!(
+        text,
+        r#"{{"kind":"{kind}List","apiVersion":"v1","metadata":{{"resourceVersion":"{FIRST}"}},"items":["#
+    );
+    for i in 0..count {
+        if i > 0 {
+            text.push(b',');
+        }
+        let _ = serde_json::to_writer(&mut text, &object(i));
+    }
+    text.extend_from_slice(b"]}\n");
+    Bytes::from(text)
+}
+
+fn bookmark(kind: &str, version: u64) -> Bytes {
+    let object = with_kind(
+        kind,
+        json!({"metadata": {"resourceVersion": version.to_string(), "creationTimestamp": null}}),
+    );
+    Bytes::from(format!("{}\n", json!({"type": "BOOKMARK", "object": object})))
+}
+
+/// No length is said, so that it comes in chunks.
+fn streamed(pieces: impl Stream<Item = Bytes> + Send + 'static) -> Response {
+    let body = Body::from_stream(pieces.map(Ok::<_, Infallible>));
+    ([(header::CONTENT_TYPE, "application/json")], body).into_response()
+}
+
+fn whole(list: &Bytes) -> Response {
+    let list = list.clone();
+    streamed(stream::iter((0..list.len()).step_by(PIECE)).map(move |from| list.slice(from..list.len().min(from + PIECE))))
+}
+
+fn said(code: StatusCode, value: &Value) -> Response {
+    (code, [(header::CONTENT_TYPE, "application/json")], value.to_string()).into_response()
+}
+
+fn failed(code: StatusCode, reason: &str, message: &str) -> Response {
+    said(
+        code,
+        &json!({"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure", "message": message, "reason": reason, "code": code.as_u16()}),
+    )
+}
+
+async fn answer(
+    State(api): State<Arc<Api>>,
+    method: Method,
+    uri: Uri,
+    Query(parameters): Query<Parameters>,
+    body: Bytes,
+) -> Response {
+    let path: Vec<&str> = uri.path().split('/').filter(|part| !part.is_empty()).collect();
+    let body: Value = serde_json::from_slice(&body).unwrap_or_default();
+    match (method.as_str(), path.as_slice()) {
+        ("GET", ["api", "v1", "nodes"]) => nodes(&api, &parameters),
+        ("GET", ["api", "v1", "pods"] | ["api", "v1", "namespaces", NAMESPACE, "pods"]) => pods(api, &parameters),
+        ("GET", ["api", "v1", "nodes", name]) => match api.cluster.node_position(name) {
+            Some(i) => said(StatusCode::OK, &with_kind("Node", api.cluster.node(i))),
+            None => not_found("nodes", name),
+        },
+        (method, ["api", "v1", "namespaces", NAMESPACE, "pods", name, rest @ ..]) => match api.pod(name) {
+            Some((position, pod)) => of_pod(&api, method, rest, position, pod, body).await,
+            None => not_found("pods", name),
+        },
+        ("GET", ["version"]) => said(
+            StatusCode::OK,
+            &json!({"major": "1", "minor": "33", "gitVersion": "v1.33.2", "platform": "linux/amd64"}),
+        ),
+        ("GET", ["api"]) => said(StatusCode::OK, &json!({"kind": "APIVersions", "versions": ["v1"]})),
+        ("GET", ["apis"]) => said(
+            StatusCode::OK,
+            &json!({"kind": "APIGroupList", "apiVersion": "v1", "groups": []}),
+        ),
+        ("GET", ["healthz" | "livez" | "readyz"]) => "ok".into_response(),
+        ("POST", ["apis", "authentication.k8s.io", version, "selfsubjectreviews"]) => said(
+            StatusCode::CREATED,
+            &json!({"kind": "SelfSubjectReview", "apiVersion": format!("authentication.k8s.io/{version}"),
+                "status": {"userInfo": {"username": "bench", "groups": ["system:masters"]}}}),
+        ),
+        ("POST", ["apis", "authorization.k8s.io", version, "selfsubjectaccessreviews"]) => said(
+            StatusCode::CREATED,
+            &json!({"kind": "SelfSubjectAccessReview", "apiVersion": format!("authorization.k8s.io/{version}"), "spec": body["spec"],
+                "status": {"allowed": true}}),
+        ),
+        // An event is taken and forgotten.
+        ("POST", [.., "events"]) => said(StatusCode::CREATED, &body),
+        ("PATCH" | "PUT", [.., "events", _]) => said(StatusCode::OK, &body),
+        ("GET", [group @ .., resource]) if let Some((_, kind)) = EMPTY.iter().find(|(plural, _)| plural == resource) => {
+            match parameters.contains_key("watch") {
+                true => streamed(only_bookmarks(kind)),
+                false => {
+                    let version = match group {
+                        ["apis", name, version, ..] => format!("{name}/{version}"),
+                        _ => "v1".to_owned(),
+                    };
+                    let list = json!({"kind": format!("{kind}List"), "apiVersion": version, "metadata": {"resourceVersion": FIRST.to_string()}, "items": []});
+                    said(StatusCode::OK, &list)
+                }
+            }
+        }
+        _ => {
+            let what = format!("{method} {}", uri.path());
+            let mut unknown = api.unknown.lock().unwrap_or_else(PoisonError::into_inner);
+            if unknown.len() < 100 && unknown.insert(what.clone()) {
+                #[expect(clippy::print_stderr, reason = "who brings a tool of another kind looks here when it fails")]
+                {
+                    eprintln!("asked for what this server does not have: {what}");
+                }
+            }
+            failed(
+                StatusCode::NOT_FOUND,
+                "NotFound",
+                "the server could not find the requested resource",
+            )
+        }
+    }
+}
+
+fn not_found(plural: &str, name: &str) -> Response {
+    let mut status =
+        json!({"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure", "reason": "NotFound", "code": 404});
+    status["message"] = json!(format!("{plural} \"{name}\" not found"));
+    status["details"] = json!({"name": name, "kind": plural});
+    said(StatusCode::NOT_FOUND, &status)
+}
+
+/// What a client asks of a list that this server cannot do.
+fn refused(parameters: &Parameters) -> Option<Response> {
+    // What an API server without WatchList says; clients list then.
+    if parameters.contains_key("sendInitialEvents") {
+        let words =
+            "sendInitialEvents: Forbidden: sendInitialEvents is forbidden for watch unless the WatchList feature gate is enabled";
+        return Some(failed(StatusCode::UNPROCESSABLE_ENTITY, "Invalid", words));
+    }
+    let selects = parameters.get("labelSelector").is_some_and(|labels| !labels.is_empty());
+    selects.then(|| {
+        failed(
+            StatusCode::BAD_REQUEST,
+            "BadRequest",
+            "this server does not know label selectors",
+        )
+    })
+}
+
+/// `name` of a term `field=name` of the field selector.
+fn selected<'a>(parameters: &'a Parameters, field: &str) -> Option<&'a str> {
+    let terms = parameters.get("fieldSelector")?.split(',');
+    terms
+        .filter_map(|term| term.split_once('='))
+        .find(|(name, _)| *name == field)
+        .map(|(_, value)| value.trim_start_matches('='))
+}
+
+fn only_bookmarks(kind: &'static str) -> impl Stream<Item = Bytes> + Send + 'static {
+    stream::unfold((), move |()| async move {
+        tokio::time::sleep(BOOKMARK).await;
+        Some((bookmark(kind, FIRST), ()))
+    })
+}
+
+fn nodes(api: &Api, parameters: &Parameters) -> Response {
+    if let Some(refusal) = refused(parameters) {
+        return refusal;
+    }
+    if parameters.contains_key("watch") {
+        return limited(only_bookmarks("Node"), parameters);
+    }
+    match selected(parameters, "metadata.name") {
+        Some(name) => {
+            let found: Vec<usize> = api.cluster.node_position(name).into_iter().collect();
+            whole(&list("Node", found.len(), |at| {
+                found.get(at).map_or(Value::Null, |i| api.cluster.node(*i))
+            }))
+        }
+        None => whole(&api.nodes),
+    }
+}
+
+fn pods(api: Arc<Api>, parameters: &Parameters) -> Response {
+    if let Some(refusal) = refused(parameters) {
+        return refusal;
+    }
+    if parameters.contains_key("watch") {
+        let from = parameters.get("resourceVersion").and_then(|version| version.parse().ok());
+        return limited(api.watch_pods(from.unwrap_or(FIRST)), parameters);
+    }
+    let found: Vec<usize> = match (selected(parameters, "metadata.name"), selected(parameters, "spec.nodeName")) {
+        (None, None) => return whole(&api.pods),
+        (Some(name), _) => api.cluster.pod_position(name).into_iter().collect(),
+        (None, Some(node)) => {
+            let node = api.cluster.node_position(node);
+            node.map(|node| api.cluster.pods_of(node).collect()).unwrap_or_default()
+        }
+    };
+    whole(&list("Pod", found.len(), |at| {
+        found.get(at).map_or(Value::Null, |i| api.cluster.pod(*i))
+    }))
+}
+
+/// A watch ends when the client said it should.
+fn limited(lines: impl Stream<Item = Bytes> + Send + 'static, parameters: &Parameters) -> Response {
+    match parameters.get("timeoutSeconds").and_then(|seconds| seconds.parse().ok()) {
+        None => streamed(lines),
+        Some(seconds) => streamed(lines.take_until(tokio::time::sleep(Duration::from_secs(seconds)))),
+    }
+}
+
+async fn of_pod(api: &Api, method: &str, rest: &[&str], position: usize, mut pod: Value, body: Value) -> Response {
+    match (method, rest) {
+        ("GET", []) => said(StatusCode::OK, &pod),
+        // How gpushare's extender writes its annotations.
+        ("PUT", []) => said(StatusCode::OK, &api.write(position, body)),
+        ("PATCH", []) => {
+            merge(&mut pod["metadata"]["annotations"], &body["metadata"]["annotations"]);
+            merge(&mut pod["metadata"]["labels"], &body["metadata"]["labels"]);
+            said(StatusCode::OK, &api.write(position, pod))
+        }
+        ("POST", ["binding"]) => {
+            tokio::time::sleep(LATENCY).await;
+            if pod["spec"]["nodeName"].is_string() {
+                return failed(StatusCode::CONFLICT, "Conflict", "the pod is bound already");
+            }
+            pod["spec"]["nodeName"] = body["target"]["name"].clone();
+            merge(&mut pod["metadata"]["annotations"], &body["metadata"]["annotations"]);
+            api.write(position, pod);
+            let created = json!({"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "code": 201});
+            said(StatusCode::CREATED, &created)
+        }
+        _ => failed(
+            StatusCode::METHOD_NOT_ALLOWED,
+            "MethodNotAllowed",
+            "this server does not do that to pods",
+        ),
+    }
+}
+
+/// Adds the entries of one map to another.
+fn merge(into: &mut Value, from: &Value) {
+    for (key, value) in from.as_object().into_iter().flatten() {
+        into[key] = value.clone();
+    }
+}

@@ -1,0 +1,109 @@
+//! A connection to an extender that is kept open, as kube-scheduler keeps it.
+
+use std::fmt;
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+
+/// TCP, or TLS over it.
+pub trait Stream: Read + Write + Send {}
+impl<T: Read + Write + Send> Stream for T {}
+
+/// HTTP/1.1 over one connection.
+pub struct Connection {
+    stream: BufReader<Box<dyn Stream>>,
+}
+
+impl fmt::Debug for Connection {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Connection").finish_non_exhaustive()
+    }
+}
+
+fn unexpected(what: &str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, what)
+}
+
+impl Connection {
+    /// Over plain TCP.
+    ///
+    /// # Errors
+    /// Nobody listens there.
+    pub fn open(address: &str) -> io::Result<Connection> {
+        let stream = TcpStream::connect(address)?;
+        stream.set_nodelay(true)?;
+        Ok(Connection::over(Box::new(stream)))
+    }
+
+    /// Over a stream that is there already.
+    pub fn over(stream: Box<dyn Stream>) -> Connection {
+        Connection {
+            stream: BufReader::with_capacity(1 << 16, stream),
+        }
+    }
+
+    /// Status and body of the answer.
+    ///
+    /// # Errors
+    /// The connection broke, or the answer is not HTTP.
+    pub fn get(&mut self, path: &str) -> io::Result<(u16, String)> {
+        self.send("GET", path, "")
+    }
+
+    /// Status and body of the answer.
+    ///
+    /// # Errors
+    /// The connection broke, or the answer is not HTTP.
+    pub fn post(&mut self, path: &str, body: &str) -> io::Result<(u16, String)> {
+        self.send("POST", path, body)
+    }
+
+    fn send(&mut self, method: &str, path: &str, body: &str) -> io::Result<(u16, String)> {
+        let request = format!(
+            "{method} {path} HTTP/1.1\r\nHost: extender\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n{body}",
+            body.len()
+        );
+        self.stream.get_mut().write_all(request.as_bytes())?;
+        let mut line = String::new();
+        self.stream.read_line(&mut line)?;
+        let status = line.split(' ').nth(1).and_then(|code| code.parse().ok());
+        let status = status.ok_or_else(|| unexpected("the answer has no status"))?;
+        let (mut length, mut chunked) = (0, false);
+        loop {
+            line.clear();
+            self.stream.read_line(&mut line)?;
+            let header = line.trim().to_ascii_lowercase();
+            if header.is_empty() {
+                break;
+            }
+            if let Some(value) = header.strip_prefix("content-length:") {
+                length = value.trim().parse().map_err(|_| unexpected("the length is not a number"))?;
+            }
+            chunked |= header.starts_with("transfer-encoding:") && header.contains("chunked");
+        }
+        let mut body = Vec::new();
+        if chunked {
+            loop {
+                let size = self.chunk_size(&mut line)?;
+                let from = body.len();
+                body.resize(from + size, 0);
+                self.stream.read_exact(&mut body[from..])?;
+                line.clear();
+                self.stream.read_line(&mut line)?;
+                if size == 0 {
+                    break;
+                }
+            }
+        } else {
+            body.resize(length, 0);
+            self.stream.read_exact(&mut body)?;
+        }
+        let body = String::from_utf8(body).map_err(|_| unexpected("the answer is not UTF-8"))?;
+        Ok((status, body))
+    }
+
+    fn chunk_size(&mut self, line: &mut String) -> io::Result<usize> {
+        line.clear();
+        self.stream.read_line(line)?;
+        usize::from_str_radix(line.trim(), 16).map_err(|_| unexpected("a chunk has no size"))
+    }
+}

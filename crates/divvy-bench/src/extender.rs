@@ -1,0 +1,168 @@
+//! An extender under the calls of kube-scheduler.
+
+use std::fs::File;
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, bail, ensure};
+use divvy_bench::ask::Connection;
+use divvy_bench::cluster::{self, Cluster};
+use serde_json::{Value, json};
+
+use crate::process::Running;
+use crate::report::{Budget, Row};
+use crate::say;
+
+/// Calls of filter and of prioritize.
+const CALLS: usize = 1_000;
+/// Binds of one extender.
+pub(crate) const BINDS: usize = 500;
+/// One that needs longer to start does not start.
+const PATIENCE: Duration = Duration::from_secs(300);
+
+const READY: Budget = Budget {
+    seconds: Some(3.0),
+    mib: Some(200.0),
+};
+const MEMORY: Budget = Budget {
+    seconds: None,
+    mib: Some(200.0),
+};
+
+/// A port of the loopback address that was free a moment ago.
+pub(crate) fn free_port() -> anyhow::Result<u16> {
+    Ok(TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?.port())
+}
+
+/// An extender to be measured.
+#[derive(Debug)]
+pub(crate) struct Extender<'a> {
+    pub(crate) name: &'a str,
+    pub(crate) command: Command,
+    pub(crate) port: u16,
+    /// Whether Divvy's budgets hold for it.
+    pub(crate) ours: bool,
+    /// The first of the waiting pods that it binds.
+    pub(crate) first: usize,
+}
+
+impl Extender<'_> {
+    /// Starts it, calls it, and ends it. What has been measured until something fails is kept.
+    pub(crate) fn measure(mut self, cluster: &Cluster, folder: &Path, rows: &mut Vec<Row>) {
+        if let Err(error) = self.try_to_measure(cluster, folder, rows) {
+            let said = std::fs::read_to_string(folder.join("stderr")).unwrap_or_default();
+            let last = said.lines().last().map_or_else(String::new, |line| format!(" ({line})"));
+            rows.push(Row::failed(self.name, format!("{error:#}{last}")));
+        }
+    }
+
+    fn try_to_measure(&mut self, cluster: &Cluster, folder: &Path, rows: &mut Vec<Row>) -> anyhow::Result<()> {
+        let name = self.name;
+        let budget = |budget: Budget| if self.ours { budget } else { Budget::default() };
+        let address = SocketAddr::from((Ipv4Addr::LOCALHOST, self.port)).to_string();
+        let began = Instant::now();
+        self.command
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(File::create(folder.join("stderr"))?);
+        let mut running = Running(self.command.spawn().context("it could not be run")?);
+        let asks = cluster.asks();
+        ensure!(
+            asks.everywhere > 0,
+            "the nodes of this cluster are full, so that nothing could be placed; use fewer --pods"
+        );
+        let body =
+            |names: &[String]| json!({"Pod": cluster::asking(asks.everywhere), "Nodes": null, "NodeNames": names}).to_string();
+        let one = body(&[Cluster::name(0)]);
+        let mut connection = loop {
+            if let Ok(mut connection) = Connection::open(&address)
+                && let Ok((200, text)) = connection.post(FILTER, &one)
+                && passed(&text) == 1
+            {
+                break connection;
+            }
+            if let Some(status) = running.0.try_wait()? {
+                bail!("it ended before it was ready, with {status}");
+            }
+            ensure!(began.elapsed() < PATIENCE, "it was not ready after {} s", PATIENCE.as_secs());
+            std::thread::sleep(Duration::from_millis(5));
+        };
+        let ready = began.elapsed().as_secs_f64();
+        let (now, peak) = running.memory()?;
+        rows.push(
+            Row::new(format!("{name}: start"), Some(ready), Some(peak), budget(READY)).with_note("peak until ready".to_owned()),
+        );
+        rows.push(Row::new(format!("{name}: ready"), None, Some(now), budget(MEMORY)));
+
+        let all = body(&cluster.shuffled_names());
+        let times = times(CALLS, |_| {
+            let (status, text) = connection.post(FILTER, &all)?;
+            ensure!(
+                status == 200 && passed(&text) == cluster.nodes,
+                "filter: status {status}, {} nodes",
+                passed(&text)
+            );
+            Ok(())
+        })?;
+        rows.push(calls(&format!("{name}: filter"), times));
+        match connection.post(PRIORITIZE, &all)?.0 {
+            404 => say(&format!("{name} has no prioritize")),
+            _ => {
+                let times = self::times(CALLS, |_| {
+                    let (status, text) = connection.post(PRIORITIZE, &all)?;
+                    let scores: Vec<Value> = serde_json::from_str(&text).unwrap_or_default();
+                    ensure!(
+                        status == 200 && scores.len() == cluster.nodes,
+                        "prioritize: status {status}, {} scores",
+                        scores.len()
+                    );
+                    Ok(())
+                })?;
+                rows.push(calls(&format!("{name}: prioritize"), times));
+            }
+        }
+        let first = self.first;
+        let times = self::times(BINDS, |i| {
+            let (status, text) = connection.post(BIND, &cluster.bind(first + i))?;
+            let error = serde_json::from_str::<Value>(&text).unwrap_or_default()["Error"].take();
+            let error = error.as_str().unwrap_or_default().to_owned();
+            ensure!(status == 200 && error.is_empty(), "bind: status {status}, {error}");
+            Ok(())
+        })?;
+        rows.push(calls(&format!("{name}: bind"), times));
+        let (now, peak) = running.memory()?;
+        let note = format!("peak after {CALLS} + {CALLS} + {BINDS} calls; {now:.0} MiB now");
+        rows.push(Row::new(format!("{name}: end"), None, Some(peak), budget(MEMORY)).with_note(note));
+        Ok(())
+    }
+}
+
+const FILTER: &str = "/gpushare-scheduler/filter";
+const PRIORITIZE: &str = "/gpushare-scheduler/prioritize";
+const BIND: &str = "/gpushare-scheduler/bind";
+
+/// How many nodes a filter's answer lets through.
+fn passed(answer: &str) -> usize {
+    let answer: Value = serde_json::from_str(answer).unwrap_or_default();
+    let names = ["NodeNames", "nodenames"].map(|key| answer[key].as_array().map_or(0, Vec::len));
+    names[0].max(names[1])
+}
+
+fn times(count: usize, mut call: impl FnMut(usize) -> anyhow::Result<()>) -> anyhow::Result<Vec<f64>> {
+    let mut times = Vec::with_capacity(count);
+    for i in 0..count {
+        let began = Instant::now();
+        call(i)?;
+        times.push(began.elapsed().as_secs_f64());
+    }
+    times.sort_by(f64::total_cmp);
+    Ok(times)
+}
+
+fn calls(name: &str, times: Vec<f64>) -> Row {
+    let at = |hundredths: usize| times.get((times.len().saturating_sub(1)) * hundredths / 100).copied();
+    let note = format!("median of {}; 99 %: {:.2} ms", times.len(), at(99).unwrap_or(0.0) * 1_000.0);
+    Row::new(name, at(50), None, Budget::default()).with_note(note)
+}

@@ -1,0 +1,253 @@
+//! `cargo xtask bench`: what Divvy's programs take to read a large cluster.
+
+#![forbid(unsafe_code)]
+
+mod extender;
+mod process;
+mod report;
+mod tools;
+
+use std::io::Read as _;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::{Context as _, ensure};
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use divvy_bench::api::Api;
+use divvy_bench::cluster::{Cluster, Form, PODS_PER_GPU};
+
+use report::Report;
+
+/// Measures what Divvy's programs take to read a large cluster
+#[derive(Debug, Parser)]
+#[command(name = "cargo xtask bench", bin_name = "cargo xtask bench", version)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    Cluster(ClusterArgs),
+    /// The API server of a measurement
+    #[command(hide = true)]
+    Serve(Size),
+    /// Downloads these and forgets them, where there is no curl
+    #[command(hide = true)]
+    Download {
+        urls: Vec<String>,
+    },
+}
+
+/// Generate a large cluster, serve it, and measure the programs that read it: time, memory, and whether they keep to their budgets
+///
+/// The cluster is served on the loopback address by a process of its own, as an API server with a watch cache serves it: each list is one response
+/// that ignores limit, in chunks and uncompressed. A pod has about 3.9 KB of JSON and a node 8 KB. The yardstick is the time in which curl downloads
+/// both lists.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Budgets:
+  inspect, why, audit, doctor, simulate   peak memory 150 MiB, 3 times as long as curl
+  extender                                ready within 3 s; 200 MiB at its peak, before and after 1000 filter, 1000 prioritize and 500 bind calls
+
+Examples:
+  cargo xtask bench cluster                                   both forms, all programs; takes some minutes
+  cargo xtask bench cluster --nodes 500 --pods 5000 --form gpushare --only inspect,why
+  cargo xtask bench cluster --other 'go-inspect=./kubectl-inspect-gpushare' --only inspect,go-inspect
+  cargo xtask bench cluster --only extender,old --other 'old=./old/divvy extender --listen 127.0.0.1:$PORT'
+  cargo xtask bench cluster -o json | jq '.rows[] | select(.over != [])'
+
+A command of --other runs in a shell, with KUBECONFIG for the generated cluster. One that contains $PORT is an extender: it is started, called as
+kube-scheduler calls it at 127.0.0.1:$PORT/gpushare-scheduler/, and ended; it is ready when a filter call lets a node through. Any other is a tool,
+which must end with status 0.
+
+Memory is resident memory at its peak, as the kernel counts it for a process (VmHWM, ru_maxrss).
+
+Exit status: 0 all budgets are kept, 1 one is not, or a program failed.")]
+struct ClusterArgs {
+    #[command(flatten)]
+    size: Numbers,
+    /// What Divvy has written on nodes and pods [default: both, one after the other]
+    #[arg(long, value_name = "FORM")]
+    form: Option<Form>,
+    /// Only these: extender, inspect, inspect-d, why, audit, doctor, simulate, or a name of --other
+    #[arg(long, value_name = "NAME", value_delimiter = ',')]
+    only: Vec<String>,
+    /// Measure another extender or tool as well
+    #[arg(long, value_name = "NAME=COMMAND", value_parser = other)]
+    other: Vec<Other>,
+    /// The divvy to measure [default: the one beside this program]
+    #[arg(long, value_name = "FILE", hide = true)]
+    divvy: Option<PathBuf>,
+    /// The form of the result
+    #[arg(short, long, value_name = "FORMAT", default_value = "table")]
+    output: Output,
+}
+
+#[derive(Debug, Clone, Copy, Args)]
+struct Numbers {
+    /// Nodes
+    #[arg(long, default_value_t = 5_000, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=50_000))]
+    nodes: u32,
+    /// GPUs of each node
+    #[arg(long, default_value_t = 8, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=16))]
+    gpus: u32,
+    /// Bound pods, each with a part of a GPU
+    #[arg(long, default_value_t = 50_000, value_name = "N")]
+    pods: u32,
+}
+
+#[derive(Debug, Clone, Copy, Args)]
+struct Size {
+    #[command(flatten)]
+    numbers: Numbers,
+    #[arg(long)]
+    waiting: u32,
+    #[arg(long)]
+    form: Form,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Output {
+    /// A line for each measurement
+    Table,
+    /// JSON
+    Json,
+}
+
+/// A program of somebody else.
+#[derive(Debug, Clone)]
+struct Other {
+    name: String,
+    command: String,
+}
+
+impl Other {
+    fn is_extender(&self) -> bool {
+        self.command.contains("$PORT") || self.command.contains("${PORT}")
+    }
+}
+
+fn other(text: &str) -> Result<Other, String> {
+    match text.split_once('=') {
+        Some((name, command)) if !name.is_empty() && !command.trim().is_empty() && !tools::OURS.contains(&name) => Ok(Other {
+            name: name.to_owned(),
+            command: command.to_owned(),
+        }),
+        _ => Err(format!(
+            "{text:?} is not NAME=COMMAND with a name of your own, such as go-inspect=./kubectl-inspect-gpushare"
+        )),
+    }
+}
+
+impl Size {
+    fn cluster(self) -> Cluster {
+        let Numbers { nodes, gpus, pods } = self.numbers;
+        Cluster {
+            nodes: nodes as usize,
+            gpus: gpus as usize,
+            pods: pods as usize,
+            waiting: self.waiting as usize,
+            form: self.form,
+        }
+    }
+}
+
+fn main() -> ExitCode {
+    let outcome = match Cli::parse().command {
+        Command::Cluster(args) => cluster(&args),
+        Command::Serve(size) => serve(size.cluster()),
+        Command::Download { urls } => tools::download(&urls),
+    };
+    outcome.unwrap_or_else(|error| {
+        say(&format!("error: {error:#}"));
+        ExitCode::FAILURE
+    })
+}
+
+/// Renders and serves a cluster, until standard input ends. Prints the address, and the sizes of the lists.
+fn serve(cluster: Cluster) -> anyhow::Result<ExitCode> {
+    let api = Api::new(cluster);
+    let (nodes, pods) = api.sizes();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    runtime.block_on(async {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await?;
+        print(&format!("{} {nodes} {pods}\n", listener.local_addr()?));
+        // Whoever started this process has it as long as it lives itself.
+        let over = tokio::task::spawn_blocking(|| std::io::stdin().read_to_end(&mut Vec::new()));
+        tokio::select! {
+            served = api.serve(listener) => served?,
+            _ = over => {}
+        }
+        Ok(ExitCode::SUCCESS)
+    })
+}
+
+fn cluster(args: &ClusterArgs) -> anyhow::Result<ExitCode> {
+    let Numbers { nodes, gpus, pods } = args.size;
+    let most = nodes as usize * gpus as usize * PODS_PER_GPU;
+    ensure!(
+        pods as usize <= most,
+        "{pods} pods do not fit: on {nodes} nodes with {gpus} GPUs, and {PODS_PER_GPU} pods on each GPU, there is place for {most}; use more --nodes"
+    );
+    let known = || {
+        tools::OURS
+            .into_iter()
+            .chain(args.other.iter().map(|other| other.name.as_str()))
+    };
+    for name in &args.only {
+        ensure!(
+            known().any(|known| known == name),
+            "--only {name}: there is no such measurement; there are {}",
+            known().collect::<Vec<_>>().join(", ")
+        );
+    }
+    let divvy = match &args.divvy {
+        Some(file) => file.clone(),
+        None => std::env::current_exe()?.with_file_name("divvy"),
+    };
+    ensure!(
+        divvy.exists(),
+        "there is no {}; cargo xtask bench builds it, or run: cargo build --release -p divvy",
+        divvy.display()
+    );
+    let wanted = |name: &str| args.only.is_empty() || args.only.iter().any(|only| only == name);
+    let forms = args.form.map_or(vec![Form::Gpushare, Form::Divvy], |form| vec![form]);
+    let mut report = Report::new(nodes, gpus, pods);
+    for form in forms {
+        let others: Vec<&Other> = args.other.iter().filter(|other| wanted(&other.name)).collect();
+        let extenders = others.iter().filter(|other| other.is_extender()).count() + usize::from(wanted("extender"));
+        let size = Size {
+            numbers: args.size,
+            // Each extender binds pods of its own; `why` has one that is never bound.
+            waiting: u32::try_from(extenders * extender::BINDS + 1)?,
+            form,
+        };
+        say(&format!(
+            "generating {nodes} nodes with {gpus} GPUs and {pods} pods, form {}",
+            form.name()
+        ));
+        let bench = tools::Bench::start(size, divvy.clone()).context("the API server of the measurement did not start")?;
+        bench.run(&wanted, &others, &mut report)?;
+    }
+    match args.output {
+        Output::Json => print(&format!("{}\n", serde_json::to_string_pretty(&report)?)),
+        Output::Table => print(&report.table()?),
+    }
+    Ok(if report.is_good() {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    })
+}
+
+#[expect(clippy::print_stdout, reason = "what was measured is data")]
+fn print(text: &str) {
+    print!("{text}");
+}
+
+/// How far it is.
+#[expect(clippy::print_stderr, reason = "progress is for people")]
+fn say(text: &str) {
+    eprintln!("{text}");
+}

@@ -1,0 +1,167 @@
+//! A program that is run to its end, and what it took; one that goes on, and what it has.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io::Read as _;
+use std::path::Path;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, bail};
+use wait4::Wait4 as _;
+
+/// A program that takes longer hangs.
+const LIMIT: Duration = Duration::from_secs(300);
+/// Of what a program printed; the rest is not looked at.
+const MOST_OUTPUT: u64 = 1 << 20;
+
+/// A program that ended.
+#[derive(Debug)]
+pub(crate) struct Ended {
+    pub(crate) status: ExitStatus,
+    pub(crate) seconds: f64,
+    pub(crate) mib: f64,
+    pub(crate) output: String,
+    pub(crate) errors: String,
+}
+
+/// Runs a program to its end. What it prints goes to files in `folder`, so that nobody has to keep up with it.
+pub(crate) fn run(command: &mut Command, folder: &Path) -> anyhow::Result<Ended> {
+    let (output, errors) = (folder.join("stdout"), folder.join("stderr"));
+    command
+        .stdin(Stdio::null())
+        .stdout(File::create(&output)?)
+        .stderr(File::create(&errors)?);
+    let began = Instant::now();
+    let mut child = command
+        .spawn()
+        .with_context(|| format!("{} could not be run", command.get_program().display()))?;
+    let used = loop {
+        if let Some(used) = child.try_wait4()? {
+            break used;
+        }
+        if began.elapsed() > LIMIT {
+            child.kill()?;
+            child.wait()?;
+            bail!("it had not ended after {} s", LIMIT.as_secs());
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    };
+    Ok(Ended {
+        status: used.status,
+        seconds: began.elapsed().as_secs_f64(),
+        mib: used.rusage.maxrss as f64 / f64::from(1 << 20),
+        output: start_of(&output)?,
+        errors: start_of(&errors)?,
+    })
+}
+
+fn start_of(file: &Path) -> anyhow::Result<String> {
+    let mut bytes = Vec::new();
+    File::open(file)?.take(MOST_OUTPUT).read_to_end(&mut bytes)?;
+    Ok(String::from_utf8_lossy(&bytes).into_owned())
+}
+
+/// A program that runs until this is dropped.
+#[derive(Debug)]
+pub(crate) struct Running(pub(crate) Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // What a shell started goes first; any of them may have ended by itself.
+        for id in tree(self.0.id()).into_iter().skip(1) {
+            let _ = Command::new("kill").arg(id.to_string()).stderr(Stdio::null()).status();
+        }
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+impl Running {
+    /// Resident memory of it and of all that it started: now, and at its peak, in MiB.
+    pub(crate) fn memory(&self) -> anyhow::Result<(f64, f64)> {
+        let mut sums = (0.0, 0.0);
+        for id in tree(self.0.id()) {
+            // It may have ended since.
+            let Ok(text) = fs::read_to_string(format!("/proc/{id}/status")) else {
+                continue;
+            };
+            let mib = |key: &str| -> Option<f64> {
+                let line = text.lines().find_map(|line| line.strip_prefix(key))?;
+                Some(line.trim().trim_end_matches(" kB").parse::<f64>().ok()? / 1024.0)
+            };
+            sums.0 += mib("VmRSS:").unwrap_or(0.0);
+            sums.1 += mib("VmHWM:").unwrap_or(0.0);
+        }
+        anyhow::ensure!(sums.1 > 0.0, "it has ended");
+        Ok(sums)
+    }
+}
+
+/// A process and its descendants.
+fn tree(id: u32) -> Vec<u32> {
+    let mut children: BTreeMap<u32, Vec<u32>> = BTreeMap::new();
+    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
+    for process in entries.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok()) {
+        let parent = fs::read_to_string(format!("/proc/{process}/stat")).ok().and_then(|stat| {
+            // The name before it may have spaces and parentheses in it.
+            let (_, rest) = stat.rsplit_once(')')?;
+            rest.split_whitespace().nth(1)?.parse::<u32>().ok()
+        });
+        if let Some(parent) = parent {
+            children.entry(parent).or_default().push(process);
+        }
+    }
+    let mut found = vec![id];
+    let mut at = 0;
+    while at < found.len() {
+        found.extend(children.get(&found[at]).into_iter().flatten().copied());
+        at += 1;
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_program_that_ends_is_measured_with_what_its_shell_started() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let mut command = Command::new("sh");
+        // dd reads into one buffer of this size.
+        command.args([
+            "-c",
+            "dd if=/dev/zero of=/dev/null bs=64M count=1; sleep 0.05; echo done; exit 3",
+        ]);
+        let ended = run(&mut command, folder.path()).expect("a shell");
+        assert_eq!(ended.status.code(), Some(3));
+        assert_eq!(ended.output, "done\n");
+        assert!((64.0..80.0).contains(&ended.mib), "{} MiB", ended.mib);
+        assert!(ended.seconds >= 0.05, "{} s", ended.seconds);
+    }
+
+    #[test]
+    fn a_program_that_goes_on_ends_with_what_its_shell_started() {
+        let child = Command::new("sh").args(["-c", "sleep 100 & sleep 100; true"]).spawn();
+        let running = Running(child.expect("a shell"));
+        let processes = loop {
+            let processes = tree(running.0.id());
+            if processes.len() == 3 {
+                break processes;
+            }
+            std::thread::yield_now();
+        };
+        let (now, peak) = running.memory().expect("it runs");
+        assert!(now > 0.0 && peak >= now, "{now} {peak}");
+        drop(running);
+        let ended = |id: &u32| match fs::read_to_string(format!("/proc/{id}/stat")) {
+            Err(_) => true,
+            // One whose parent has ended waits for its new parent.
+            Ok(stat) => stat.contains(") Z "),
+        };
+        while !processes.iter().all(ended) {
+            std::thread::yield_now();
+        }
+    }
+}

@@ -1,0 +1,215 @@
+//! What was measured, and whether it keeps to the budgets.
+
+use std::io::Write as _;
+
+use divvy_bench::cluster::Form;
+use serde::Serialize;
+
+/// What a measurement may take.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
+pub(crate) struct Budget {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) seconds: Option<f64>,
+    #[serde(rename = "MiB", skip_serializing_if = "Option::is_none")]
+    pub(crate) mib: Option<f64>,
+}
+
+/// One measurement.
+#[derive(Debug, Clone, Default, Serialize)]
+pub(crate) struct Row {
+    pub(crate) name: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) seconds: Option<f64>,
+    #[serde(rename = "MiB", skip_serializing_if = "Option::is_none")]
+    pub(crate) mib: Option<f64>,
+    pub(crate) budget: Budget,
+    /// Which budgets were not kept.
+    pub(crate) over: Vec<&'static str>,
+    /// Why there is no result.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) failed: Option<String>,
+    /// More that is worth knowing.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub(crate) note: String,
+}
+
+impl Row {
+    pub(crate) fn new(name: impl Into<String>, seconds: Option<f64>, mib: Option<f64>, budget: Budget) -> Row {
+        let beyond = |value: Option<f64>, most: Option<f64>| matches!((value, most), (Some(value), Some(most)) if value > most);
+        let mut over = Vec::new();
+        if beyond(seconds, budget.seconds) {
+            over.push("time");
+        }
+        if beyond(mib, budget.mib) {
+            over.push("memory");
+        }
+        Row {
+            name: name.into(),
+            seconds,
+            mib,
+            budget,
+            over,
+            failed: None,
+            note: String::new(),
+        }
+    }
+
+    pub(crate) fn failed(name: impl Into<String>, why: String) -> Row {
+        Row {
+            name: name.into(),
+            failed: Some(why),
+            ..Row::default()
+        }
+    }
+
+    pub(crate) fn with_note(self, note: String) -> Row {
+        Row { note, ..self }
+    }
+
+    fn verdict(&self) -> String {
+        match (&self.failed, self.over.is_empty()) {
+            (Some(_), _) => "FAILED".to_owned(),
+            (None, false) => format!("OVER ({})", self.over.join(", ")),
+            (None, true) if self.budget == Budget::default() => String::new(),
+            (None, true) => "ok".to_owned(),
+        }
+    }
+}
+
+/// All measurements of one form of the cluster.
+#[derive(Debug, Serialize)]
+pub(crate) struct Part {
+    pub(crate) form: Form,
+    #[serde(rename = "nodesBytes")]
+    pub(crate) nodes_bytes: u64,
+    #[serde(rename = "podsBytes")]
+    pub(crate) pods_bytes: u64,
+    pub(crate) rows: Vec<Row>,
+}
+
+/// Everything.
+#[derive(Debug, Serialize)]
+pub(crate) struct Report {
+    nodes: u32,
+    gpus: u32,
+    pods: u32,
+    pub(crate) forms: Vec<Part>,
+}
+
+impl Report {
+    pub(crate) fn new(nodes: u32, gpus: u32, pods: u32) -> Report {
+        Report {
+            nodes,
+            gpus,
+            pods,
+            forms: Vec::new(),
+        }
+    }
+
+    pub(crate) fn is_good(&self) -> bool {
+        let mut rows = self.forms.iter().flat_map(|part| &part.rows);
+        rows.all(|row| row.failed.is_none() && row.over.is_empty())
+    }
+
+    pub(crate) fn table(&self) -> anyhow::Result<String> {
+        let mut table = tabwriter::TabWriter::new(Vec::new()).padding(3);
+        let Report { nodes, gpus, pods, .. } = self;
+        for part in &self.forms {
+            let megabytes = (part.nodes_bytes + part.pods_bytes) as f64 / 1e6;
+            writeln!(
+                table,
+                "{nodes} nodes with {gpus} GPUs, {pods} pods, form {}: two lists of {megabytes:.0} MB",
+                part.form.name()
+            )?;
+            writeln!(table, "\nNAME\tTIME\tMEMORY\tBUDGET\t\tNOTE")?;
+            for row in &part.rows {
+                let budget: Vec<String> = [row.budget.seconds.map(time), row.budget.mib.map(memory)]
+                    .into_iter()
+                    .flatten()
+                    .collect();
+                let note = row.failed.as_ref().unwrap_or(&row.note);
+                writeln!(
+                    table,
+                    "{}\t{}\t{}\t{}\t{}\t{note}",
+                    row.name,
+                    row.seconds.map(time).unwrap_or_default(),
+                    row.mib.map(memory).unwrap_or_default(),
+                    budget.join(", "),
+                    row.verdict()
+                )?;
+            }
+            writeln!(table)?;
+        }
+        table.flush()?;
+        let text = String::from_utf8(table.into_inner().map_err(|error| anyhow::anyhow!("{error}"))?)?;
+        Ok(text.lines().map(|line| format!("{}\n", line.trim_end())).collect())
+    }
+}
+
+fn time(seconds: f64) -> String {
+    match seconds {
+        ..0.1 => format!("{:.2} ms", seconds * 1_000.0),
+        _ => format!("{seconds:.2} s"),
+    }
+}
+
+fn memory(mib: f64) -> String {
+    format!("{mib:.0} MiB")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const BUDGET: Budget = Budget {
+        seconds: Some(3.0),
+        mib: Some(150.0),
+    };
+
+    fn report(rows: Vec<Row>) -> Report {
+        let mut report = Report::new(10, 8, 100);
+        report.forms.push(Part {
+            form: Form::Gpushare,
+            nodes_bytes: 80_000,
+            pods_bytes: 390_000,
+            rows,
+        });
+        report
+    }
+
+    #[test]
+    fn what_is_over_its_budget_or_failed_is_not_good_and_says_so() {
+        let cases = [
+            (Row::new("a", Some(3.0), Some(150.0), BUDGET), true, "ok"),
+            (Row::new("a", Some(3.01), Some(1.0), BUDGET), false, "OVER (time)"),
+            (Row::new("a", Some(1.0), Some(150.5), BUDGET), false, "OVER (memory)"),
+            (Row::new("a", Some(4.0), Some(151.0), BUDGET), false, "OVER (time, memory)"),
+            (Row::new("a", Some(1e9), Some(1e9), Budget::default()), true, ""),
+            (Row::failed("a", "exit status: 2".to_owned()), false, "FAILED"),
+        ];
+        for (row, good, verdict) in cases {
+            assert_eq!(row.verdict(), verdict, "{row:?}");
+            assert_eq!(report(vec![row.clone()]).is_good(), good, "{row:?}");
+        }
+    }
+
+    #[test]
+    fn the_table_has_a_line_for_each_measurement() {
+        let rows = vec![
+            Row::new("curl", Some(0.42), Some(12.3), Budget::default()).with_note("the yardstick".to_owned()),
+            Row::new("inspect", Some(2.5), Some(1201.0), BUDGET),
+            Row::new("extender filter", Some(0.0021), None, Budget::default()),
+            Row::failed("doctor", "exit status: 2: no answer".to_owned()),
+        ];
+        let text = report(rows).table().expect("a table");
+        insta::assert_snapshot!(text, @r"
+        10 nodes with 8 GPUs, 100 pods, form gpushare: two lists of 0 MB
+
+        NAME              TIME      MEMORY     BUDGET                            NOTE
+        curl              0.42 s    12 MiB                                       the yardstick
+        inspect           2.50 s    1201 MiB   3.00 s, 150 MiB   OVER (memory)
+        extender filter   2.10 ms
+        doctor                                                   FAILED          exit status: 2: no answer
+        ");
+    }
+}

@@ -1,0 +1,295 @@
+//! The API server of a measurement, the yardstick, and the tools.
+
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::net::TcpStream;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode, Stdio};
+
+use anyhow::{Context as _, ensure};
+use divvy_bench::cluster::{Cluster, NAMESPACE, pod_name};
+use tempfile::TempDir;
+
+use crate::extender::{self, Extender};
+use crate::process::{self, Ended, Running};
+use crate::report::{Budget, Part, Report, Row};
+use crate::{Other, Size, say};
+
+/// What is measured of Divvy.
+pub(crate) const OURS: [&str; 7] = ["inspect", "inspect-d", "why", "audit", "doctor", "simulate", "extender"];
+/// Of these measurements the median counts.
+const YARDSTICK: usize = 3;
+const TOOL_MIB: f64 = 150.0;
+const TIMES_CURL: f64 = 3.0;
+
+/// A tool of Divvy.
+struct Tool {
+    name: &'static str,
+    arguments: Vec<String>,
+    /// Statuses with which it may end.
+    statuses: &'static [i32],
+    /// Stands in what it prints if it has read the cluster.
+    proof: String,
+}
+
+fn tools(cluster: &Cluster) -> Vec<Tool> {
+    let words = |text: &str| text.split(' ').map(str::to_owned).collect();
+    let last = Cluster::name(cluster.nodes.saturating_sub(1));
+    let waits = pod_name(cluster.pods + cluster.waiting.saturating_sub(1));
+    vec![
+        Tool {
+            name: "inspect",
+            arguments: words("inspect gpushare"),
+            statuses: &[0],
+            proof: last.clone(),
+        },
+        Tool {
+            name: "inspect-d",
+            arguments: words("inspect gpushare -d"),
+            statuses: &[0],
+            proof: pod_name(0),
+        },
+        Tool {
+            name: "why",
+            arguments: words(&format!("why -n {NAMESPACE} {waits}")),
+            statuses: &[0],
+            proof: waits,
+        },
+        Tool {
+            name: "audit",
+            arguments: words("audit"),
+            statuses: &[0],
+            proof: cluster.pods.to_string(),
+        },
+        // It finds much that this cluster lacks, such as the agents' DaemonSet.
+        Tool {
+            name: "doctor",
+            arguments: words("doctor --cluster"),
+            statuses: &[0, 1, 2],
+            proof: cluster.nodes.to_string(),
+        },
+        Tool {
+            name: "simulate",
+            arguments: words("simulate --cluster"),
+            statuses: &[0],
+            proof: cluster.nodes.to_string(),
+        },
+    ]
+}
+
+/// A cluster that is served.
+pub(crate) struct Bench {
+    cluster: Cluster,
+    divvy: PathBuf,
+    address: String,
+    folder: TempDir,
+    part: Part,
+    // It ends when this is dropped.
+    _server: Running,
+}
+
+impl Bench {
+    pub(crate) fn start(size: Size, divvy: PathBuf) -> anyhow::Result<Bench> {
+        let numbers = size.numbers;
+        let mut command = Command::new(std::env::current_exe()?);
+        command.arg("serve");
+        for (flag, value) in [
+            ("--nodes", numbers.nodes),
+            ("--gpus", numbers.gpus),
+            ("--pods", numbers.pods),
+            ("--waiting", size.waiting),
+        ] {
+            command.arg(flag).arg(value.to_string());
+        }
+        command
+            .args(["--form", size.form.name()])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped());
+        let mut server = Running(command.spawn()?);
+        let mut line = String::new();
+        BufReader::new(server.0.stdout.take().context("it has no output")?).read_line(&mut line)?;
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let [address, nodes, pods] = words.as_slice() else {
+            anyhow::bail!("it ended before it served anything");
+        };
+        let folder = tempfile::tempdir()?;
+        std::fs::write(folder.path().join("kubeconfig"), kubeconfig(address))?;
+        Ok(Bench {
+            cluster: size.cluster(),
+            divvy,
+            address: (*address).to_owned(),
+            folder,
+            part: Part {
+                form: size.form,
+                nodes_bytes: nodes.parse()?,
+                pods_bytes: pods.parse()?,
+                rows: Vec::new(),
+            },
+            _server: server,
+        })
+    }
+
+    /// Measures one after the other.
+    pub(crate) fn run(mut self, wanted: &dyn Fn(&str) -> bool, others: &[&Other], report: &mut Report) -> anyhow::Result<()> {
+        say("curl");
+        let yardstick = self.yardstick()?;
+        let budget = Budget {
+            seconds: Some(yardstick * TIMES_CURL),
+            mib: Some(TOOL_MIB),
+        };
+        for tool in tools(&self.cluster).into_iter().filter(|tool| wanted(tool.name)) {
+            say(tool.name);
+            let mut command = self.command(&self.divvy);
+            let ended = process::run(command.args(&tool.arguments), self.folder.path());
+            let row = judged(tool.name, ended, tool.statuses, &tool.proof, budget);
+            self.part.rows.push(row);
+        }
+        for other in others.iter().filter(|other| !other.is_extender()) {
+            say(&other.name);
+            let ended = process::run(&mut self.shell(&other.command), self.folder.path());
+            self.part.rows.push(judged(&other.name, ended, &[0], "", Budget::default()));
+        }
+        let mut first = 0;
+        if wanted("extender") {
+            say("extender");
+            let port = extender::free_port()?;
+            let mut command = self.command(&self.divvy);
+            command.args(["extender", "--listen", &format!("127.0.0.1:{port}")]);
+            self.extender("extender", command, port, true, first);
+            first += extender::BINDS;
+        }
+        for other in others.iter().filter(|other| other.is_extender()) {
+            say(&other.name);
+            let port = extender::free_port()?;
+            let mut command = self.shell(&other.command);
+            command.env("PORT", port.to_string());
+            self.extender(&other.name, command, port, false, first);
+            first += extender::BINDS;
+        }
+        report.forms.push(self.part);
+        Ok(())
+    }
+
+    fn extender(&mut self, name: &str, command: Command, port: u16, ours: bool, first: usize) {
+        let extender = Extender {
+            name,
+            command,
+            port,
+            ours,
+            first,
+        };
+        extender.measure(&self.cluster, self.folder.path(), &mut self.part.rows);
+    }
+
+    /// The time in which both lists are downloaded.
+    fn yardstick(&mut self) -> anyhow::Result<f64> {
+        let urls = ["nodes", "pods"].map(|plural| format!("http://{}/api/v1/{plural}", self.address));
+        let has_curl = Command::new("curl").arg("--version").stdout(Stdio::null()).status().is_ok();
+        let mut runs = Vec::new();
+        for _ in 0..YARDSTICK {
+            let mut command = if has_curl {
+                let mut command = Command::new("curl");
+                command.args(["--silent", "--show-error", "--fail", "--noproxy", "*"]);
+                for url in &urls {
+                    command.args(["--output", "/dev/null", url]);
+                }
+                command
+            } else {
+                let mut command = Command::new(std::env::current_exe()?);
+                command.arg("download").args(&urls);
+                command
+            };
+            let ended = process::run(&mut command, self.folder.path())?;
+            ensure!(
+                ended.status.success(),
+                "the lists could not be downloaded: {}",
+                ended.errors.trim()
+            );
+            runs.push(ended);
+        }
+        runs.sort_by(|a, b| a.seconds.total_cmp(&b.seconds));
+        let run = &runs[YARDSTICK / 2];
+        let name = if has_curl { "curl" } else { "download" };
+        let note = format!("downloads both lists; median of {YARDSTICK}");
+        self.part
+            .rows
+            .push(Row::new(name, Some(run.seconds), Some(run.mib), Budget::default()).with_note(note));
+        Ok(run.seconds)
+    }
+
+    /// A program that sees this cluster and nothing of the caller's.
+    fn command(&self, program: &Path) -> Command {
+        let mut command = Command::new(program);
+        for (name, _) in std::env::vars_os() {
+            if name.to_string_lossy().starts_with("DIVVY_") {
+                command.env_remove(name);
+            }
+        }
+        command
+            .env("KUBECONFIG", self.folder.path().join("kubeconfig"))
+            .env("NO_PROXY", "127.0.0.1");
+        command
+    }
+
+    fn shell(&self, text: &str) -> Command {
+        let mut command = self.command(Path::new("sh"));
+        command.args(["-c", text]);
+        command
+    }
+}
+
+fn kubeconfig(address: &str) -> String {
+    format!(
+        "apiVersion: v1
+kind: Config
+clusters:
+- name: bench
+  cluster: {{server: 'http://{address}'}}
+users:
+- name: bench
+  user: {{}}
+contexts:
+- name: bench
+  context: {{cluster: bench, user: bench}}
+current-context: bench
+"
+    )
+}
+
+/// A tool is fast that fails: so it has to end well, and to show that it has read the cluster.
+fn judged(name: &str, ended: anyhow::Result<Ended>, statuses: &[i32], proof: &str, budget: Budget) -> Row {
+    let ended = match ended {
+        Ok(ended) => ended,
+        Err(error) => return Row::failed(name, format!("{error:#}")),
+    };
+    let row = Row::new(name, Some(ended.seconds), Some(ended.mib), budget);
+    let last = || ended.errors.lines().chain(ended.output.lines()).last().unwrap_or_default();
+    if !ended.status.code().is_some_and(|code| statuses.contains(&code)) {
+        let failed = Some(format!("{}: {}", ended.status, last()));
+        return Row { failed, ..row };
+    }
+    if !ended.output.contains(proof) {
+        let failed = Some(format!("{proof:?} does not stand in what it printed: {}", last()));
+        return Row { failed, ..row };
+    }
+    row
+}
+
+/// What curl does, for machines without it.
+pub(crate) fn download(urls: &[String]) -> anyhow::Result<ExitCode> {
+    let mut buffer = vec![0; 256 << 10];
+    for url in urls {
+        let (address, path) = url
+            .strip_prefix("http://")
+            .and_then(|rest| rest.split_once('/'))
+            .with_context(|| format!("{url} is no http:// address"))?;
+        let mut stream = TcpStream::connect(address)?;
+        write!(stream, "GET /{path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n")?;
+        let first = stream.read(&mut buffer)?;
+        ensure!(
+            buffer[..first].starts_with(b"HTTP/1.1 200 "),
+            "{url} was not answered with 200"
+        );
+        while stream.read(&mut buffer)? > 0 {}
+    }
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,18 @@
+//! Measurements: crates/divvy-bench does them.
+
+use std::os::unix::process::CommandExt as _;
+use std::path::PathBuf;
+use std::process::{Command, ExitCode};
+
+use anyhow::{Context as _, Result};
+
+use crate::build;
+
+/// Builds what is measured, as it is released, and what measures; the status is that of the latter.
+pub(crate) fn run(args: &[&str]) -> Result<ExitCode> {
+    build::cargo(&["build", "--quiet", "--release", "-p", "divvy", "-p", "divvy-bench"])?;
+    let target = std::env::var_os("CARGO_TARGET_DIR").unwrap_or_else(|| "target".into());
+    let program = PathBuf::from(target).join("release/divvy-bench");
+    let error = Command::new(&program).args(args).exec();
+    Err(error).with_context(|| format!("{} could not be run", program.display()))
+}
