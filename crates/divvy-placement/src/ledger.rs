@@ -1,7 +1,9 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::sync::Arc;
 
 use divvy_model::{Health, Held, MemoryUnit, MiB, Node, Pod, PodKey};
 
+use crate::pods::{ByUid, Pods, kept};
 use crate::{Departed, NodeState, NodeView, Nominated};
 
 /// Nodes, pods and the allocations that are being written, and what each GPU has left.
@@ -16,8 +18,7 @@ use crate::{Departed, NodeState, NodeView, Nominated};
 #[derive(Debug, Clone)]
 pub struct Ledger {
     unit: MemoryUnit,
-    pub(crate) pods: BTreeMap<String, Pod>,
-    uids: BTreeMap<PodKey, String>,
+    pub(crate) pods: Pods,
     /// By hash: filter looks every node of the cluster up. What goes through all of them goes by name ([`Ledger::nodes`]).
     pub(crate) nodes: HashMap<String, Entry>,
     /// Indices of GPUs that gpushare's ConfigMaps call unhealthy, by node, whether the node is known or not.
@@ -44,8 +45,8 @@ pub struct Ledger {
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Entry {
     pub(crate) state: Option<NodeState>,
-    /// UID → how many pods had come to nodes when this one came here.
-    pub(crate) pods: BTreeMap<String, u64>,
+    /// Pod → how many pods had come to nodes when this one came here.
+    pub(crate) pods: BTreeMap<ByUid, u64>,
     pub(crate) reserved: BTreeSet<String>,
     pub(crate) departed: BTreeSet<String>,
     /// UIDs of the pods that kube-scheduler has nominated to this node.
@@ -186,8 +187,7 @@ impl Ledger {
     pub fn new(unit: MemoryUnit) -> Ledger {
         Ledger {
             unit,
-            pods: BTreeMap::new(),
-            uids: BTreeMap::new(),
+            pods: Pods::default(),
             nodes: HashMap::new(),
             unhealthy: BTreeMap::new(),
             reservations: BTreeMap::new(),
@@ -240,7 +240,7 @@ impl Ledger {
 
     /// The pod that has this name now.
     pub fn pod_named(&self, key: &PodKey) -> Option<&Pod> {
-        self.uids.get(key).and_then(|uid| self.pods.get(uid))
+        self.pods.named(key)
     }
 
     /// How many pods are known.
@@ -292,7 +292,7 @@ impl Ledger {
     /// Exactly these pods are there. Those known before and not among them are gone, as by [`Ledger::delete_pod`]; reservations of pods never seen
     /// stay, since such a pod may be younger than the list.
     pub fn replace_pods(&mut self, pods: impl IntoIterator<Item = Pod>) {
-        let mut gone: BTreeSet<String> = self.pods.keys().cloned().collect();
+        let mut gone: BTreeSet<String> = self.pods.uids().map(str::to_owned).collect();
         for pod in pods {
             gone.remove(&pod.uid);
             self.link_pod(pod);
@@ -476,8 +476,9 @@ impl Ledger {
             return false;
         }
         self.let_go(&pod.uid);
-        let key = pod.key();
-        if let Some(other) = self.uids.get(&key).filter(|uid| **uid != pod.uid).cloned() {
+        let pod = kept(pod);
+        let namesake = self.pods.named(&pod.key()).filter(|other| other.uid != pod.uid);
+        if let Some(other) = namesake.map(|other| other.uid.clone()) {
             self.unlink_pod(&other);
         }
         if let Some(known) = self.pods.get(&pod.uid) {
@@ -501,12 +502,14 @@ impl Ledger {
                 .insert(pod.uid.clone());
             self.dirty.insert(String::from(&**node));
         }
+        let pod = Arc::new(pod);
         if let Some(node) = &pod.node {
             let pods = &mut self.nodes.entry(node.clone()).or_default().pods;
-            if !pods.contains_key(&pod.uid) {
+            let arrival = pods.remove(pod.uid.as_str()).unwrap_or_else(|| {
                 self.last_arrival += 1;
-                pods.insert(pod.uid.clone(), self.last_arrival);
-            }
+                self.last_arrival
+            });
+            pods.insert(ByUid(pod.clone()), arrival);
             self.dirty.insert(node.clone());
             self.unreserve_all(&pod.uid);
         }
@@ -514,8 +517,7 @@ impl Ledger {
         for node in self.reservations.get(&pod.uid).into_iter().flat_map(BTreeMap::keys) {
             self.dirty.insert(node.clone());
         }
-        self.uids.insert(key, pod.uid.clone());
-        self.pods.insert(pod.uid.clone(), pod);
+        self.pods.insert(pod);
         true
     }
 
@@ -530,11 +532,7 @@ impl Ledger {
         if let Some(node) = &pod.nominated {
             self.renounce(node, uid);
         }
-        let key = pod.key();
-        if self.uids.get(&key).is_some_and(|named| named == uid) {
-            self.uids.remove(&key);
-        }
-        self.depart(pod);
+        self.depart(Arc::unwrap_or_clone(pod));
         true
     }
 
@@ -641,14 +639,12 @@ impl Ledger {
             gpus: vec![MiB::ZERO; entry.state.as_ref().map_or(0, |state| state.gpus.len())],
             ..Usage::default()
         };
-        for uid in entry.pods.keys() {
-            if let Some(pod) = self.pods.get(uid).filter(|pod| !pod.ended()) {
-                usage.add_pod(pod);
-                let unknown = self.book_pod(&mut usage, entry.state.as_ref(), pod);
-                // Nothing is said about a node that has not been seen.
-                if entry.state.is_some() {
-                    usage.oddities.add(pod, unknown);
-                }
+        for pod in entry.pods.keys().filter(|pod| !pod.ended()) {
+            usage.add_pod(pod);
+            let unknown = self.book_pod(&mut usage, entry.state.as_ref(), pod);
+            // Nothing is said about a node that has not been seen.
+            if entry.state.is_some() {
+                usage.oddities.add(pod, unknown);
             }
         }
         for uid in &entry.reserved {

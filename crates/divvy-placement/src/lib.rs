@@ -27,6 +27,7 @@ mod ledger;
 mod node;
 mod nominated;
 mod overbooked;
+mod pods;
 pub mod policy;
 mod several;
 mod topology;

@@ -87,12 +87,8 @@ impl<'a> NodeView<'a> {
 
     /// As [`NodeView::pods`], each with a number that is higher the later the pod was seen to be bound here.
     pub(crate) fn arrivals(&self) -> impl Iterator<Item = (u64, &'a Pod)> {
-        let ledger = self.ledger;
-        self.entry
-            .pods
-            .iter()
-            .filter_map(|(uid, arrival)| Some((*arrival, ledger.pods.get(uid)?)))
-            .filter(|(_, pod)| !pod.ended())
+        let pods = self.entry.pods.iter().map(|(pod, arrival)| (*arrival, &*pod.0));
+        pods.filter(|(_, pod)| !pod.ended())
     }
 
     pub(crate) fn oddities(&self) -> Oddities {

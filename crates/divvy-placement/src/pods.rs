@@ -1,0 +1,199 @@
+use std::borrow::Borrow;
+use std::cmp::Ordering;
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Deref;
+use std::sync::Arc;
+
+use divvy_model::{ContainerKind, ContainerRequest, Held, Pod, PodKey, PodRequest};
+
+/// Pods by UID and by name. Each is kept once, whatever the number of ways to find it: a large cluster has tens of thousands.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Pods {
+    by_uid: BTreeSet<ByUid>,
+    by_name: BTreeSet<ByName>,
+}
+
+impl Pods {
+    pub(crate) fn get(&self, uid: &str) -> Option<&Pod> {
+        self.by_uid.get(uid).map(|found| &*found.0)
+    }
+
+    /// The pod that has this name now.
+    pub(crate) fn named(&self, key: &PodKey) -> Option<&Pod> {
+        self.by_name.get(key as &dyn Named).map(|found| &*found.0)
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.by_uid.len()
+    }
+
+    pub(crate) fn uids(&self) -> impl Iterator<Item = &str> {
+        self.by_uid.iter().map(Borrow::borrow)
+    }
+
+    /// By UID.
+    pub(crate) fn values(&self) -> impl Iterator<Item = &Pod> {
+        self.by_uid.iter().map(|found| &*found.0)
+    }
+
+    /// In place of the pod with this UID, and under this name alone: no other pod has it.
+    pub(crate) fn insert(&mut self, pod: Arc<Pod>) {
+        // A pod keeps its name, but this does not rely on it.
+        self.remove(&pod.uid);
+        self.by_name.replace(ByName(pod.clone()));
+        self.by_uid.replace(ByUid(pod));
+    }
+
+    pub(crate) fn remove(&mut self, uid: &str) -> Option<Arc<Pod>> {
+        let ByUid(pod) = self.by_uid.take(uid)?;
+        let named = ByName(pod);
+        if self.by_name.get(&named).is_some_and(|other| other.0.uid == named.0.uid) {
+            self.by_name.remove(&named);
+        }
+        Some(named.0)
+    }
+}
+
+/// A pod, which is found by its UID.
+#[derive(Debug, Clone)]
+pub(crate) struct ByUid(pub(crate) Arc<Pod>);
+
+impl Deref for ByUid {
+    type Target = Pod;
+
+    fn deref(&self) -> &Pod {
+        &self.0
+    }
+}
+
+impl Borrow<str> for ByUid {
+    fn borrow(&self) -> &str {
+        &self.0.uid
+    }
+}
+
+impl PartialEq for ByUid {
+    fn eq(&self, other: &ByUid) -> bool {
+        self.0.uid == other.0.uid
+    }
+}
+
+impl Eq for ByUid {}
+
+impl PartialOrd for ByUid {
+    fn partial_cmp(&self, other: &ByUid) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for ByUid {
+    fn cmp(&self, other: &ByUid) -> Ordering {
+        self.0.uid.cmp(&other.0.uid)
+    }
+}
+
+/// A pod, which is found by its namespace and name.
+#[derive(Debug, Clone)]
+struct ByName(Arc<Pod>);
+
+/// What has a namespace and a name, so that a [`ByName`] is found by a [`PodKey`].
+trait Named {
+    fn key(&self) -> (&str, &str);
+}
+
+impl Named for ByName {
+    fn key(&self) -> (&str, &str) {
+        (&self.0.namespace, &self.0.name)
+    }
+}
+
+impl Named for PodKey {
+    fn key(&self) -> (&str, &str) {
+        (&self.namespace, &self.name)
+    }
+}
+
+impl<'a> Borrow<dyn Named + 'a> for ByName {
+    fn borrow(&self) -> &(dyn Named + 'a) {
+        self
+    }
+}
+
+impl PartialEq for dyn Named + '_ {
+    fn eq(&self, other: &Self) -> bool {
+        self.key() == other.key()
+    }
+}
+
+impl Eq for dyn Named + '_ {}
+
+impl PartialOrd for dyn Named + '_ {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for dyn Named + '_ {
+    fn cmp(&self, other: &Self) -> Ordering {
+        self.key().cmp(&other.key())
+    }
+}
+
+impl PartialEq for ByName {
+    fn eq(&self, other: &ByName) -> bool {
+        self.key() == other.key()
+    }
+}
+
+impl Eq for ByName {}
+
+impl PartialOrd for ByName {
+    fn partial_cmp(&self, other: &ByName) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for ByName {
+    fn cmp(&self, other: &ByName) -> Ordering {
+        self.key().cmp(&other.key())
+    }
+}
+
+/// What of a pod is kept. Which container asks for how much is read until the pod is bound: from then on only the sum is, and what the pod holds of
+/// each GPU. Of a pod that asks for nothing no container is read at all.
+pub(crate) fn kept(mut pod: Pod) -> Pod {
+    let asks = pod
+        .request
+        .containers
+        .iter()
+        .any(|container| (container.units, container.gpu_count) != (0, 0));
+    if !asks {
+        pod.request.containers = Vec::new();
+    } else if pod.node.is_some() {
+        pod.request.containers = sums(&pod.request);
+    }
+    if pod.node.is_some()
+        && let Held::Allocation(allocation) = &mut pod.held
+    {
+        allocation.containers = BTreeMap::new();
+    }
+    for text in [&mut pod.uid, &mut pod.namespace, &mut pod.name] {
+        text.shrink_to_fit();
+    }
+    pod
+}
+
+/// A container that asks for what all of them do; a second one where that is more than can be counted.
+fn sums(request: &PodRequest) -> Vec<ContainerRequest> {
+    let units = request.effective_units();
+    let one = ContainerRequest {
+        name: String::new(),
+        kind: ContainerKind::App,
+        units: units.unwrap_or(u64::MAX),
+        gpu_count: request.effective(|container| container.gpu_count).unwrap_or(u64::MAX),
+    };
+    match units {
+        Some(_) => vec![one],
+        None => vec![one.clone(), one],
+    }
+}
