@@ -2,6 +2,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+use crate::limits::{ALLOCATION_BYTES, ALLOCATION_SHARES, DEVICE_TEXT_BYTES, NODE_GPUS, quoted};
 use crate::{Error, MiB};
 
 /// What the extender gave to a pod: pod annotation [`crate::names::ALLOCATION`], carried by the Binding.
@@ -49,10 +50,30 @@ impl Allocation {
     /// pod's share there, since the pod's share is what was booked.
     pub fn parse(text: &str) -> Result<Allocation, Error> {
         const WHAT: &str = "allocation (pod annotation divvy.dev/allocation)";
-        let allocation: Allocation = crate::parse_versioned(WHAT, text)?;
+        let allocation: Allocation = crate::parse_versioned(WHAT, text, ALLOCATION_BYTES)?;
+        let shares = allocation.containers.values().map(Vec::len).sum::<usize>();
+        if shares > ALLOCATION_SHARES || allocation.gpus.len() > NODE_GPUS {
+            return Err(Error::invalid(
+                WHAT,
+                format!(
+                    "it has {} GPUs and {shares} shares of containers; at most {NODE_GPUS} and {ALLOCATION_SHARES} are read",
+                    allocation.gpus.len()
+                ),
+            ));
+        }
+        if let Some(share) = allocation.gpus.iter().find(|share| share.uuid.len() > DEVICE_TEXT_BYTES) {
+            return Err(Error::invalid(
+                WHAT,
+                format!(
+                    "{} has {} bytes, and the UUID of a GPU at most {DEVICE_TEXT_BYTES}",
+                    quoted(&share.uuid),
+                    share.uuid.len()
+                ),
+            ));
+        }
         for (i, share) in allocation.gpus.iter().enumerate() {
             if allocation.gpus[..i].iter().any(|other| other.uuid == share.uuid) {
-                return Err(Error::invalid(WHAT, format!("GPU {} is there twice", share.uuid)));
+                return Err(Error::invalid(WHAT, format!("GPU {} is there twice", quoted(&share.uuid))));
             }
         }
         for (container, shares) in &allocation.containers {
@@ -63,15 +84,22 @@ impl Allocation {
                         return Err(Error::invalid(
                             WHAT,
                             format!(
-                                "container {container} has {} of GPU {}, its pod only {}",
-                                share.memory, share.uuid, pod.memory
+                                "container {} has {} of GPU {}, its pod only {}",
+                                quoted(container),
+                                share.memory,
+                                quoted(&share.uuid),
+                                pod.memory
                             ),
                         ));
                     }
                     None => {
                         return Err(Error::invalid(
                             WHAT,
-                            format!("container {container} has GPU {}, which its pod has not", share.uuid),
+                            format!(
+                                "container {} has GPU {}, which its pod has not",
+                                quoted(container),
+                                quoted(&share.uuid)
+                            ),
                         ));
                     }
                 }
@@ -100,6 +128,62 @@ mod tests {
     #[test]
     fn the_documented_form_is_read_and_written_to_the_byte() {
         assert_eq!(Allocation::parse(TEXT).expect("documented form").to_json(), TEXT);
+    }
+
+    /// The largest that the extender writes: 16 GPUs, and as many containers as there may be, with the longest names.
+    #[test]
+    fn the_largest_allocation_that_is_written_can_be_read_and_a_larger_one_is_refused() {
+        let gpus: Vec<GpuShare> = (0..16)
+            .map(|gpu| GpuShare {
+                uuid: format!("{gpu:x>DEVICE_TEXT_BYTES$}"),
+                memory: MiB(u64::from(u32::MAX)),
+                cores: 0,
+                whole: false,
+            })
+            .collect();
+        let shares = |gpus: &[GpuShare]| -> Vec<ContainerShare> {
+            let share = |gpu: &GpuShare| ContainerShare {
+                uuid: gpu.uuid.clone(),
+                memory: gpu.memory,
+                cores: 0,
+            };
+            gpus.iter().map(share).collect()
+        };
+        let of = |containers: usize, gpus: &[GpuShare]| Allocation {
+            v: 1,
+            gpus: gpus.to_vec(),
+            containers: (0..containers).map(|at| (format!("{at:c>63}"), shares(gpus))).collect(),
+        };
+        for (containers, gpus) in [(ALLOCATION_SHARES, &gpus[..1]), (ALLOCATION_SHARES / 16, &gpus[..])] {
+            let allocation = of(containers, gpus);
+            let text = allocation.to_json();
+            assert_eq!(Allocation::parse(&text).as_ref(), Ok(&allocation), "{} bytes", text.len());
+            let error = Allocation::parse(&of(containers + 1, gpus).to_json())
+                .expect_err("too many")
+                .to_string();
+            assert!(error.contains("at most 64 and 256 are read"), "{error}");
+        }
+        let error = Allocation::parse(&"x".repeat(ALLOCATION_BYTES + 1))
+            .expect_err("too long")
+            .to_string();
+        assert!(error.ends_with("it has 65537 bytes; at most 65536 are read"), "{error}");
+    }
+
+    #[test]
+    fn no_error_repeats_more_than_the_beginning_of_what_was_found() {
+        let long = "a".repeat(60_000);
+        for text in [
+            format!(r#"{{"v":"{long}"}}"#),
+            format!(r#"{{"v":1,"gpus":"{long}","containers":{{}}}}"#),
+            format!(r#"{{"v":1,"gpus":[{{"uuid":"{long}","memMiB":1}}],"containers":{{}}}}"#),
+            format!(r#"{{"v":1,"gpus":[{{"uuid":"a","memMiB":"{long}"}}],"containers":{{}}}}"#),
+            format!(r#"{{"v":1,"gpus":[{{"uuid":"a","memMiB":1}}],"containers":{{"{long}":[{{"uuid":"b","memMiB":1}}]}}}}"#),
+            format!(r#"{{"v":1,"gpus":[{{"uuid":"a","memMiB":1}}],"containers":{{"c":[{{"uuid":"{long}","memMiB":1}}]}}}}"#),
+            format!(r#"{{"v":1,"gpus":[{{"uuid":"a","memMiB":1}}],"containers":{{"{long}":[{{"uuid":"a","memMiB":2}}]}}}}"#),
+        ] {
+            let error = Allocation::parse(&text).expect_err("garbage").to_string();
+            assert!(error.len() < 800, "{} bytes: {error}", error.len());
+        }
     }
 
     #[test]

@@ -1,5 +1,7 @@
 use thiserror::Error as ThisError;
 
+use crate::limits::{ERROR_BYTES, shortened};
+
 /// What can be wrong with a value that came from outside.
 #[derive(Debug, Clone, PartialEq, Eq, ThisError)]
 pub enum Error {
@@ -33,11 +35,21 @@ impl Error {
     pub(crate) fn json(what: &'static str, source: &serde_json::Error) -> Self {
         Error::Json {
             what,
-            text: source.to_string(),
+            // serde_json repeats strings that it did not expect.
+            text: shortened(&source.to_string(), ERROR_BYTES).into_owned(),
         }
     }
 
     pub(crate) fn invalid(what: &'static str, text: impl Into<String>) -> Self {
-        Error::Invalid { what, text: text.into() }
+        let text = text.into();
+        let text = match text.len() > ERROR_BYTES {
+            true => shortened(&text, ERROR_BYTES).into_owned(),
+            false => text,
+        };
+        Error::Invalid { what, text }
+    }
+
+    pub(crate) fn too_long(what: &'static str, bytes: usize, most: usize) -> Self {
+        Error::invalid(what, format!("it has {bytes} bytes; at most {most} are read"))
     }
 }

@@ -4,6 +4,7 @@ use hmac::{Hmac, KeyInit, Mac};
 use serde::{Deserialize, Serialize};
 use sha2::Sha256;
 
+use crate::limits::{ALLOCATION_BYTES, quoted};
 use crate::{ContainerShare, Error, GpuShare, MemoryUnit, PodKey};
 
 /// A grant: this container may start on these GPUs. The file `<state-dir>/grants/<pod uid>_<container>.json`.
@@ -47,7 +48,7 @@ impl GrantRecord {
     /// Reads a record.
     pub fn parse(text: &str) -> Result<GrantRecord, Error> {
         const WHAT: &str = "grant record";
-        let record: GrantRecord = crate::parse_versioned(WHAT, text)?;
+        let record: GrantRecord = crate::parse_versioned(WHAT, text, ALLOCATION_BYTES)?;
         let plain = |text: &str| !text.is_empty() && text.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-' || b == b'.');
         let cdi = record.cdi.as_ref().map(|cdi| ("cdi", cdi));
         for (field, value) in [("uid", &record.uid), ("container", &record.container)]
@@ -55,7 +56,10 @@ impl GrantRecord {
             .chain(cdi)
         {
             if !plain(value) || value.starts_with('.') {
-                return Err(Error::invalid(WHAT, format!("{field} is {value:?}, which is no name")));
+                return Err(Error::invalid(
+                    WHAT,
+                    format!("{field} is {}, which is no name", quoted(value)),
+                ));
             }
         }
         Ok(record)

@@ -1,5 +1,10 @@
+use std::collections::BTreeSet;
+
 use serde::{Deserialize, Serialize};
 
+use crate::limits::{
+    DEVICE_TEXT_BYTES, GPU_LINKS, INVENTORY_BYTES, NODE_GPUS, NODE_PRODUCTS, REASON_BYTES, SHORT_TEXT_BYTES, quoted,
+};
 use crate::{Error, MemoryUnit, MiB};
 
 /// What a node's agent found: node annotation [`crate::names::INVENTORY`].
@@ -105,13 +110,14 @@ pub struct Link(pub String, pub String, pub u32);
 
 impl Inventory {
     /// Reads the annotation. Refuses duplicate UUIDs and more units than a GPU's memory holds, since
-    /// both would let memory be promised twice.
+    /// both would let memory be promised twice, and what is beyond [`crate::limits`].
     pub fn parse(text: &str) -> Result<Inventory, Error> {
         const WHAT: &str = "inventory (node annotation divvy.dev/inventory)";
-        let inventory: Inventory = crate::parse_versioned(WHAT, text)?;
+        let inventory: Inventory = crate::parse_versioned(WHAT, text, INVENTORY_BYTES)?;
+        inventory.check_limits().map_err(|text| Error::invalid(WHAT, text))?;
         for (i, gpu) in inventory.gpus.iter().enumerate() {
             if inventory.gpus[..i].iter().any(|other| other.uuid == gpu.uuid) {
-                return Err(Error::invalid(WHAT, format!("GPU {} is there twice", gpu.uuid)));
+                return Err(Error::invalid(WHAT, format!("GPU {} is there twice", quoted(&gpu.uuid))));
             }
             match inventory.unit.memory(gpu.units) {
                 Some(offered) if offered <= gpu.total => {}
@@ -120,13 +126,57 @@ impl Inventory {
                         WHAT,
                         format!(
                             "GPU {} offers {} units of {} but has {}",
-                            gpu.uuid, gpu.units, inventory.unit, gpu.total
+                            quoted(&gpu.uuid),
+                            gpu.units,
+                            inventory.unit,
+                            gpu.total
                         ),
                     ));
                 }
             }
         }
         Ok(inventory)
+    }
+
+    fn check_limits(&self) -> Result<(), String> {
+        let most = |what: &str, found: usize, most: usize| match found > most {
+            true => Err(format!("it has {found} {what}; at most {most} are read")),
+            false => Ok(()),
+        };
+        most("GPUs", self.gpus.len(), NODE_GPUS)?;
+        let products: BTreeSet<&str> = self.gpus.iter().map(|gpu| gpu.model.as_str()).collect();
+        most("different products", products.len(), NODE_PRODUCTS)?;
+        most("bytes in agent", self.agent.len(), SHORT_TEXT_BYTES)?;
+        most("bytes in driver", self.driver.len(), SHORT_TEXT_BYTES)?;
+        for gpu in &self.gpus {
+            let text = |name: &str, text: &str, bytes: usize| match text.len() > bytes {
+                true => Err(format!(
+                    "{name} of GPU {} has {} bytes; at most {bytes} are read",
+                    quoted(&gpu.uuid),
+                    text.len()
+                )),
+                false => Ok(()),
+            };
+            text("uuid", &gpu.uuid, DEVICE_TEXT_BYTES)?;
+            text("model", &gpu.model, DEVICE_TEXT_BYTES)?;
+            text("parent", gpu.parent.as_deref().unwrap_or_default(), DEVICE_TEXT_BYTES)?;
+            text("reason", gpu.reason.as_deref().unwrap_or_default(), REASON_BYTES)?;
+            for (name, value) in [("kind", &gpu.kind), ("pci", &gpu.pci), ("cc", &gpu.cc)] {
+                text(name, value, SHORT_TEXT_BYTES)?;
+            }
+            if gpu.links.len() > GPU_LINKS {
+                return Err(format!(
+                    "GPU {} has {} links; at most {GPU_LINKS} are read",
+                    quoted(&gpu.uuid),
+                    gpu.links.len()
+                ));
+            }
+            for Link(peer, kind, _) in &gpu.links {
+                text("a link's peer", peer, DEVICE_TEXT_BYTES)?;
+                text("a link's kind", kind, SHORT_TEXT_BYTES)?;
+            }
+        }
+        Ok(())
     }
 
     /// The annotation's text: one line of JSON.
@@ -177,6 +227,87 @@ mod tests {
             error,
             "inventory (node annotation divvy.dev/inventory) has version 2; this Divvy reads version 1 (is another component newer?)"
         );
+    }
+
+    fn of(gpus: usize, links: usize) -> Inventory {
+        let one = Inventory::parse(TEXT).expect("documented form");
+        let uuid = |gpu: usize| format!("GPU-{gpu:036}");
+        let gpu = |number: usize| {
+            let peers = (0..gpus).filter(|peer| *peer != number).cycle().take(links);
+            Gpu {
+                uuid: uuid(number),
+                index: u32::try_from(number).expect("few"),
+                links: peers.map(|peer| Link(uuid(peer), "nvlink".to_owned(), 18)).collect(),
+                ..one.gpus[0].clone()
+            }
+        };
+        Inventory {
+            gpus: (0..gpus).map(gpu).collect(),
+            ..one
+        }
+    }
+
+    /// 16 GPUs, each with NVLinks and a place on the PCI bus to each other; and 8 of which each was exchanged seven times.
+    #[test]
+    fn the_largest_machines_are_read() {
+        for inventory in [of(16, 30), of(64, 0), of(8, 14)] {
+            let text = inventory.to_json();
+            assert_eq!(Inventory::parse(&text), Ok(inventory), "{} bytes", text.len());
+        }
+    }
+
+    #[test]
+    fn an_inventory_of_no_machine_is_refused_in_words_and_not_repeated() {
+        let with = |edit: &dyn Fn(&mut Gpu)| {
+            let mut inventory = of(2, 0);
+            edit(&mut inventory.gpus[1]);
+            inventory
+        };
+        let long = || "a".repeat(50_000);
+        let many = |gpu: &mut Gpu| gpu.links = vec![Link(String::new(), String::new(), 0); GPU_LINKS + 1];
+        let mut products = of(17, 0);
+        for (number, gpu) in products.gpus.iter_mut().enumerate() {
+            gpu.model = format!("T{number}");
+        }
+        for (inventory, part) in [
+            (of(65, 0), "it has 65 GPUs; at most 64 are read"),
+            (of(3_300, 0), "at most 65536 are read"),
+            (with(&many), "has 129 links; at most 128 are read"),
+            (with(&|gpu| gpu.uuid = long()), "uuid of GPU \"aaa"),
+            (with(&|gpu| gpu.model = long()), "model of GPU \"GPU-0"),
+            (
+                with(&|gpu| gpu.reason = Some(long())),
+                "has 50000 bytes; at most 256 are read",
+            ),
+            (with(&|gpu| gpu.parent = Some(long())), "parent of GPU"),
+            (with(&|gpu| gpu.pci = long()), "pci of GPU"),
+            (with(&|gpu| gpu.cc = long()), "cc of GPU"),
+            (with(&|gpu| gpu.kind = long()), "kind of GPU"),
+            (with(&|gpu| gpu.links = vec![Link(long(), String::new(), 1)]), "a link's peer"),
+            (with(&|gpu| gpu.links = vec![Link(String::new(), long(), 1)]), "a link's kind"),
+            (
+                Inventory {
+                    driver: long(),
+                    ..of(1, 0)
+                },
+                "bytes in driver",
+            ),
+            (
+                Inventory {
+                    agent: long(),
+                    ..of(1, 0)
+                },
+                "bytes in agent",
+            ),
+            (products, "it has 17 different products; at most 16 are read"),
+        ] {
+            let error = Inventory::parse(&inventory.to_json()).expect_err(part).to_string();
+            assert!(error.contains(part) && error.len() < 800, "{error}");
+        }
+        // What serde_json says repeats what it did not expect.
+        let text = TEXT.replacen("\"ok\"", &format!("\"{}\"", long()), 1);
+        let error = Inventory::parse(&text).expect_err("no health").to_string();
+        assert!(error.len() < 800, "{} bytes", error.len());
     }
 
     #[test]

@@ -3,6 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use crate::limits::{ALLOCATION_BYTES, NODE_GPUS, quoted};
 use crate::{Error, names};
 
 /// What gpushare's annotations say of a pod.
@@ -16,10 +17,18 @@ pub struct LegacyAllocation {
 impl LegacyAllocation {
     /// Reads the annotations. `Ok(None)`: there are none, or the pod is marked as not placed (negative index).
     pub fn from_annotations(annotations: &BTreeMap<String, String>) -> Result<Option<LegacyAllocation>, Error> {
-        if let Some(text) = annotations.get(names::GPUSHARE_ALLOCATION)
-            && let Some(gpus) = parse_allocation(text)
-        {
-            return Ok(Some(LegacyAllocation { gpus }));
+        if let Some(text) = annotations.get(names::GPUSHARE_ALLOCATION) {
+            // What is too long is refused and not passed over: the pod may have what it says.
+            if text.len() > ALLOCATION_BYTES {
+                return Err(Error::too_long(names::GPUSHARE_ALLOCATION, text.len(), ALLOCATION_BYTES));
+            }
+            if let Some(gpus) = parse_allocation(text) {
+                if gpus.len() > NODE_GPUS {
+                    let text = format!("it names {} GPUs; at most {NODE_GPUS} are read", gpus.len());
+                    return Err(Error::invalid(names::GPUSHARE_ALLOCATION, text));
+                }
+                return Ok(Some(LegacyAllocation { gpus }));
+            }
         }
         let Some(index) = annotations.get(names::ALIYUN_IDX) else {
             return Ok(None);
@@ -29,7 +38,7 @@ impl LegacyAllocation {
         }
         let number = |key: &'static str, text: &str| {
             text.parse::<u64>()
-                .map_err(|_| Error::invalid(key, format!("{text:?} is not a whole number")))
+                .map_err(|_| Error::invalid(key, format!("{} is not a whole number", quoted(text))))
         };
         let index = number(names::ALIYUN_IDX, index)?;
         let index =
@@ -122,6 +131,30 @@ mod tests {
                 (names::GPUSHARE_ALLOCATION, "garbage"),
             ],
             Ok(Some(&[(1, 3)])),
+        );
+    }
+
+    #[test]
+    fn what_is_longer_than_any_allocation_is_refused_and_not_taken_for_nothing() {
+        let many: Vec<String> = (0..65).map(|gpu| format!("\"{gpu}\":1")).collect();
+        check(
+            &[(names::GPUSHARE_ALLOCATION, &format!("{{\"0\":{{{}}}}}", many.join(",")))],
+            Err("scheduler.framework.gpushare.allocation: it names 65 GPUs; at most 64 are read"),
+        );
+        check(
+            &[
+                (names::ALIYUN_IDX, "0"),
+                (names::ALIYUN_POD, "3"),
+                (names::GPUSHARE_ALLOCATION, &" ".repeat(250_000)),
+            ],
+            Err("scheduler.framework.gpushare.allocation: it has 250000 bytes; at most 65536 are read"),
+        );
+        check(
+            &[(names::ALIYUN_IDX, "0"), (names::ALIYUN_POD, &"9".repeat(250_000))],
+            Err(&format!(
+                "ALIYUN_COM_GPU_MEM_POD: \"{}…\" is not a whole number",
+                "9".repeat(100)
+            )),
         );
     }
 

@@ -15,6 +15,7 @@ mod error;
 mod grant;
 mod inventory;
 pub mod legacy;
+pub mod limits;
 pub mod machine;
 mod memory;
 mod mig;
@@ -42,17 +43,20 @@ pub use request::{ContainerKind, ContainerRequest, PodRequest};
 pub use rules::{GpuRules, MOST_GPUS, ModelRule, Prefer};
 pub use xid::xid_is_fatal;
 
-/// Parses one of our JSON formats: checks `"v":1` before anything else is looked at.
-fn parse_versioned<T: serde::de::DeserializeOwned>(what: &'static str, text: &str) -> Result<T, Error> {
+/// Parses one of our JSON formats of at most this many bytes: checks `"v":1` before anything else is looked at.
+fn parse_versioned<T: serde::de::DeserializeOwned>(what: &'static str, text: &str, most: usize) -> Result<T, Error> {
     #[derive(serde::Deserialize)]
     struct Version {
         v: serde_json::Value,
+    }
+    if text.len() > most {
+        return Err(Error::too_long(what, text.len(), most));
     }
     let version: Version = serde_json::from_str(text).map_err(|source| Error::json(what, &source))?;
     if version.v != serde_json::json!(1) {
         return Err(Error::Version {
             what,
-            found: version.v.to_string(),
+            found: limits::shortened(&version.v.to_string(), limits::QUOTED_BYTES).into_owned(),
         });
     }
     serde_json::from_str(text).map_err(|source| Error::json(what, &source))

@@ -1,4 +1,5 @@
 use crate::Error;
+use crate::limits::quoted;
 
 /// Parses a Kubernetes Quantity and gives it in thousandths of `1`, rounded up (away from zero for
 /// positive values), as `resource.Quantity.MilliValue()` does.
@@ -21,7 +22,7 @@ pub fn parse_quantity(text: &str) -> Option<u64> {
 }
 
 fn scaled(text: &str, thousandths: u32) -> Result<u64, Error> {
-    let wrong = |why: &str| Error::invalid("quantity", format!("{text:?} {why}"));
+    let wrong = |why: &str| Error::invalid("quantity", format!("{} {why}", quoted(text)));
     let unsigned = text.strip_prefix('+').unwrap_or(text);
     if unsigned.starts_with('-') {
         return Err(wrong("is negative"));

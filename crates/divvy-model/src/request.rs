@@ -2,7 +2,8 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Error, GpuRules};
+use crate::limits::ALLOCATION_SHARES;
+use crate::{Error, GpuRules, names};
 
 /// When a container of a pod runs, as far as its requests go.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -33,7 +34,7 @@ pub struct ContainerRequest {
 /// in spec order first, then the others.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct PodRequest {
-    /// All containers, those that ask for nothing among them.
+    /// The containers. One that asks for nothing makes no difference, and objects of the API server are read without those.
     pub containers: Vec<ContainerRequest>,
     /// Which GPUs it takes, by its annotations; `None`: any. An error is a pod that goes nowhere.
     pub rules: Option<Arc<Result<GpuRules, Error>>>,
@@ -43,10 +44,45 @@ impl PodRequest {
     /// Containers in the kubelet's order, and what the pod's annotations say of the GPUs that it takes.
     pub fn new(containers: Vec<ContainerRequest>, rules: Option<Result<GpuRules, Error>>) -> PodRequest {
         let rules = rules.map(|rules| rules.and_then(|rules| rules.can_spread(&containers).map(|()| rules)));
-        PodRequest {
+        let mut request = PodRequest {
             rules: rules.map(Arc::new),
             containers,
+        };
+        if let Err(error) = request.can_be_written() {
+            request.rules = Some(Arc::new(Err(error)));
         }
+        request
+    }
+
+    /// Whether the allocation would be one that agents read.
+    fn can_be_written(&self) -> Result<(), Error> {
+        let rules = self.rules.as_deref().and_then(|rules| rules.as_ref().ok());
+        let gpus = rules.map_or(1, GpuRules::spread_over);
+        let containers = self.memory_containers().count();
+        if (containers as u64).saturating_mul(gpus) <= ALLOCATION_SHARES as u64 {
+            return Ok(());
+        }
+        Err(Error::invalid(
+            names::ALLOCATION,
+            format!(
+                "it would need a share of each GPU for each container that asks for {}, and holds at most {ALLOCATION_SHARES}; {containers} containers \
+                 and {gpus} GPUs need more: divide the pod",
+                names::GPU_MEM
+            ),
+        ))
+    }
+
+    /// What is still of use when the pod has its GPUs: of its rules only over how many GPUs the memory is spread, from which policies learn what
+    /// pods ask for. The rest is up to [`crate::limits::RULE_BYTES`] of text for each annotation, and nobody reads it any more.
+    pub fn forget_rules_but_count(&mut self) {
+        let rules = self.rules.as_deref().and_then(|rules| rules.as_ref().ok());
+        let gpus = rules.and_then(|rules| rules.gpus);
+        self.rules = gpus.map(|gpus| {
+            Arc::new(Ok(GpuRules {
+                gpus: Some(gpus),
+                ..GpuRules::default()
+            }))
+        });
     }
 
     /// Whether any container asks for shared GPU memory.
@@ -151,6 +187,58 @@ mod tests {
              for 2 or 4"
         );
         assert!(error(4, &[3]).ends_with("ask for 4"), "{}", error(4, &[3]));
+    }
+
+    #[test]
+    fn a_pod_whose_allocation_could_not_be_read_has_rules_that_no_node_meets() {
+        let error = |containers: usize, gpus: Option<u32>| {
+            let container = |i: usize| ContainerRequest {
+                name: format!("c{i}"),
+                kind: App,
+                units: 16,
+                gpu_count: 0,
+            };
+            let rules = gpus.map(|gpus| {
+                Ok(GpuRules {
+                    gpus: Some(gpus),
+                    ..GpuRules::default()
+                })
+            });
+            let request = PodRequest::new((0..containers).map(container).collect(), rules);
+            match request.rules.as_deref() {
+                Some(Err(error)) => error.to_string(),
+                _ => String::new(),
+            }
+        };
+        assert_eq!((error(256, None), error(16, Some(16))), (String::new(), String::new()));
+        assert_eq!(
+            error(17, Some(16)),
+            "divvy.dev/allocation: it would need a share of each GPU for each container that asks for aliyun.com/gpu-mem, and holds at most 256; 17 \
+             containers and 16 GPUs need more: divide the pod"
+        );
+        assert!(error(257, None).contains("257 containers and 1 GPUs"), "{}", error(257, None));
+    }
+
+    #[test]
+    fn of_a_bound_pods_rules_only_the_number_of_gpus_stays() {
+        let rules = GpuRules {
+            gpus: Some(2),
+            uuids: vec!["GPU-1".to_owned()],
+            ..GpuRules::default()
+        };
+        let kept = |rules: Option<Result<GpuRules, Error>>| {
+            let mut request = PodRequest::new(Vec::new(), rules);
+            request.forget_rules_but_count();
+            request.rules.map(|rules| (*rules).clone())
+        };
+        let two = GpuRules {
+            gpus: Some(2),
+            ..GpuRules::default()
+        };
+        assert_eq!(kept(Some(Ok(rules.clone()))), Some(Ok(two)));
+        assert_eq!(kept(Some(Ok(GpuRules { gpus: None, ..rules }))), None);
+        assert_eq!(kept(Some(Err(Error::invalid("x", "y")))), None);
+        assert_eq!(kept(None), None);
     }
 
     #[test]

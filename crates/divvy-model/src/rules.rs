@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
+use crate::limits::{DEVICE_TEXT_BYTES, QUOTED_BYTES, RULE_BYTES, RULE_PATTERNS, RULE_UUIDS, quoted, shortened};
 use crate::{ContainerRequest, Error, MiB, names, quantity_value};
 
 /// What a pod's annotations say of the GPUs that it takes. The default takes any.
@@ -70,12 +71,17 @@ impl ModelRule {
         if product.trim().is_empty() {
             return false;
         }
-        let matches = |pattern: &String| is_match(pattern, product);
+        let product = normal(product.trim());
+        let matches = |pattern: &String| is_match(pattern, &product);
         (self.allow.is_empty() || self.allow.iter().any(matches)) && !self.deny.iter().any(matches)
     }
 
     fn parse(text: &str) -> Result<ModelRule, String> {
         let mut rule = ModelRule::default();
+        let patterns = text.split(',').count();
+        if patterns > RULE_PATTERNS {
+            return Err(format!("it has {patterns} patterns and may have {RULE_PATTERNS}"));
+        }
         for part in text.split(',').map(str::trim) {
             let (pattern, list) = match part.strip_prefix('!') {
                 Some(pattern) => (pattern.trim(), &mut rule.deny),
@@ -83,7 +89,13 @@ impl ModelRule {
             };
             // No product has one in its name, and what is asked for is shown to others.
             if pattern.is_empty() || pattern.contains('!') || pattern.contains(char::is_control) {
-                return Err(format!("{part:?} is no pattern"));
+                return Err(format!("{} is no pattern", quoted(part)));
+            }
+            if pattern.len() > DEVICE_TEXT_BYTES {
+                return Err(format!(
+                    "a pattern has {} bytes and may have {DEVICE_TEXT_BYTES}",
+                    pattern.len()
+                ));
             }
             list.push(normal(pattern));
         }
@@ -99,47 +111,31 @@ impl fmt::Display for ModelRule {
     }
 }
 
-fn normal(pattern: &str) -> String {
-    pattern.to_ascii_lowercase().replace(' ', "-")
-}
-
 /// Names are compared as feature discovery writes them, but for upper and lower case.
-fn fold(byte: u8) -> u8 {
-    if byte == b' ' { b'-' } else { byte.to_ascii_lowercase() }
+fn normal(text: &str) -> String {
+    text.to_ascii_lowercase().replace(' ', "-")
 }
 
-/// Asked of every GPU of a cluster, so nothing is allocated.
+/// Both are [`normal`]. Tenants write patterns and nodes write names, so the time grows with the sum of their lengths and not with the product,
+/// whatever they are: the parts between the stars are found one after the other, and the first place of each leaves the most for the next.
 fn is_match(pattern: &str, name: &str) -> bool {
-    let name = name.trim().as_bytes();
-    let mut starts = (0..name.len()).filter(|at| *at == 0 || fold(name[at - 1]) == b'-');
-    starts.any(|start| is_whole_match(pattern.as_bytes(), &name[start..]))
-}
-
-/// `*` stands for any text: the last one that was met takes one byte more whenever what follows it does not match.
-fn is_whole_match(pattern: &[u8], name: &[u8]) -> bool {
-    let (mut at, mut in_name) = (0, 0);
-    let mut star: Option<(usize, usize)> = None;
-    while in_name < name.len() {
-        match pattern.get(at) {
-            Some(b'*') => {
-                star = Some((at, in_name));
-                at += 1;
-            }
-            Some(byte) if *byte == fold(name[in_name]) => {
-                at += 1;
-                in_name += 1;
-            }
-            _ => {
-                let Some((star_at, taken)) = star else {
-                    return false;
-                };
-                star = Some((star_at, taken + 1));
-                at = star_at + 1;
-                in_name = taken + 1;
-            }
+    let is_start = |at: usize| at == 0 || name.as_bytes()[at - 1] == b'-';
+    let Some((first, rest)) = pattern.split_once('*') else {
+        return name.len().checked_sub(pattern.len()).is_some_and(is_start) && name.ends_with(pattern);
+    };
+    let mut starts = (0..name.len()).filter(|at| is_start(*at));
+    let Some(start) = starts.find(|at| name.as_bytes()[*at..].starts_with(first.as_bytes())) else {
+        return false;
+    };
+    let (middle, last) = rest.rsplit_once('*').unwrap_or(("", rest));
+    let mut left = &name[start + first.len()..];
+    for part in middle.split('*') {
+        match left.find(part) {
+            Some(at) => left = &left[at + part.len()..],
+            None => return false,
         }
     }
-    pattern[at..].iter().all(|byte| *byte == b'*')
+    left.ends_with(last)
 }
 
 impl GpuRules {
@@ -154,8 +150,17 @@ impl GpuRules {
             .take_while(|(key, _)| key.starts_with(names::PREFIX));
         let mut rules: Option<GpuRules> = None;
         for (key, value) in ours {
+            // Values of keys that are nobody's rule are not looked at.
+            let what = names::POD_KEYS.into_iter().find(|known| known == key);
+            if let Some(what) = what.filter(|_| value.len() > RULE_BYTES) {
+                return Err(Error::invalid(
+                    what,
+                    format!("{} has {} bytes and may have {RULE_BYTES}", quoted(value), value.len()),
+                ));
+            }
             let value = value.trim();
-            let wrong = |what: &'static str, allowed: &str| Err(Error::invalid(what, format!("{value:?} was found; {allowed}")));
+            let wrong =
+                |what: &'static str, allowed: &str| Err(Error::invalid(what, format!("{} was found; {allowed}", quoted(value))));
             match key.as_str() {
                 names::ALLOCATION | names::SCHEDULER_CHECK => {}
                 names::GPUS => match value.parse().ok().filter(|gpus| (1..=MOST_GPUS).contains(gpus)) {
@@ -200,10 +205,14 @@ impl GpuRules {
                 },
                 names::GPU_UUID => {
                     let uuids: Vec<String> = value.split(',').map(|uuid| uuid.trim().to_owned()).collect();
-                    if uuids.iter().any(String::is_empty) {
+                    let many = value.split(',').count() > RULE_UUIDS;
+                    if many || uuids.iter().any(|uuid| uuid.is_empty() || uuid.len() > DEVICE_TEXT_BYTES) {
                         return wrong(
                             names::GPU_UUID,
-                            "GPUs are named by their UUIDs, separated by commas, as kubectl inspect gpushare -o json shows them: \"GPU-…\"",
+                            &format!(
+                                "at most {RULE_UUIDS} GPUs are named by their UUIDs of at most {DEVICE_TEXT_BYTES} bytes, separated by commas, as kubectl \
+                                 inspect gpushare -o json shows them: \"GPU-…\""
+                            ),
                         );
                     }
                     rules.get_or_insert_default().uuids = uuids;
@@ -217,7 +226,11 @@ impl GpuRules {
                 _ => {
                     return Err(Error::invalid(
                         "an annotation of the pod",
-                        format!("{key} means nothing to Divvy; a pod may have {}", names::POD_KEYS.join(", ")),
+                        format!(
+                            "{} means nothing to Divvy; a pod may have {}",
+                            shortened(key, QUOTED_BYTES),
+                            names::POD_KEYS.join(", ")
+                        ),
                     ));
                 }
             }
@@ -225,12 +238,17 @@ impl GpuRules {
         Ok(rules)
     }
 
+    /// Over how many GPUs the pod's memory is spread.
+    pub fn spread_over(&self) -> u64 {
+        u64::from(self.gpus.unwrap_or(1).max(1))
+    }
+
     /// Whether what each container asks for can be spread evenly over the GPUs.
     ///
     /// # Errors
     /// A container for which it cannot: who it is, and what it could ask for.
     pub fn can_spread(&self, containers: &[ContainerRequest]) -> Result<(), Error> {
-        let gpus = u64::from(self.gpus.unwrap_or(1).max(1));
+        let gpus = self.spread_over();
         match containers.iter().find(|container| !container.units.is_multiple_of(gpus)) {
             None => Ok(()),
             Some(ContainerRequest { name, units, .. }) => {
@@ -251,8 +269,12 @@ impl GpuRules {
 
     /// Whether a GPU may be taken, whatever is free on it.
     pub fn allow(&self, product: &str, total: MiB, uuid: Option<&str>) -> bool {
-        self.models.allows(product)
-            && total >= self.least_memory
+        self.allow_any_product(total, uuid) && self.models.allows(product)
+    }
+
+    /// As [`GpuRules::allow`], but for the product, which is the same for many GPUs.
+    pub fn allow_any_product(&self, total: MiB, uuid: Option<&str>) -> bool {
+        total >= self.least_memory
             && (self.uuids.is_empty() || uuid.is_some_and(|uuid| self.uuids.iter().any(|wanted| wanted == uuid)))
     }
 }
@@ -324,6 +346,79 @@ mod tests {
         check("A*40*B", "NVIDIA A100-40GB-40GC-B", true);
         check("größe*", "Die GRößE 4", true);
         check("*", " ", false);
+    }
+
+    /// As patterns are defined: from the start of some word to the end, a star for any text.
+    fn by_definition(pattern: &[u8], name: &[u8]) -> bool {
+        fn whole(pattern: &[u8], name: &[u8]) -> bool {
+            match (pattern.split_first(), name.split_first()) {
+                (None, _) => name.is_empty(),
+                (Some((b'*', rest)), _) => (0..=name.len()).any(|taken| whole(rest, &name[taken..])),
+                (Some((a, pattern)), Some((b, name))) => a == b && whole(pattern, name),
+                (Some(_), None) => false,
+            }
+        }
+        let starts = (0..name.len()).filter(|at| *at == 0 || name[at - 1] == b'-');
+        starts.into_iter().any(|start| whole(pattern, &name[start..]))
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn a_pattern_matches_as_it_is_defined(pattern in "[ab*-]{1,7}", name in "[ab-]{1,9}") {
+            proptest::prop_assert_eq!(is_match(&pattern, &name), by_definition(pattern.as_bytes(), name.as_bytes()));
+        }
+    }
+
+    #[test]
+    fn what_is_longer_or_more_than_the_limits_is_refused_and_not_repeated() {
+        let list = |count: usize, one: &str| vec![one; count].join(",");
+        let fine = [
+            ("divvy.dev/gpu-model", list(RULE_PATTERNS, "A100*")),
+            ("divvy.dev/gpu-model", "a".repeat(DEVICE_TEXT_BYTES)),
+            ("divvy.dev/gpu-uuid", list(RULE_UUIDS, "GPU-1")),
+            ("divvy.dev/gpu-uuid", "g".repeat(DEVICE_TEXT_BYTES)),
+        ];
+        for (key, value) in fine {
+            assert!(matches!(read(&[(key, &value)]), Ok(Some(_))), "{key} {value}");
+        }
+        for (key, value, part) in [
+            (
+                "divvy.dev/gpu-model",
+                list(125_000, "a"),
+                "has 249999 bytes and may have 1024",
+            ),
+            (
+                "divvy.dev/gpu-model",
+                list(RULE_PATTERNS + 1, "a"),
+                "it has 33 patterns and may have 32",
+            ),
+            (
+                "divvy.dev/gpu-model",
+                "a".repeat(DEVICE_TEXT_BYTES + 1),
+                "a pattern has 97 bytes and may have 96",
+            ),
+            ("divvy.dev/gpu-model", "!".repeat(1024), "is no pattern"),
+            ("divvy.dev/gpu-uuid", list(RULE_UUIDS + 1, "GPU-1"), "at most 16 GPUs"),
+            ("divvy.dev/gpu-uuid", "g".repeat(DEVICE_TEXT_BYTES + 1), "at most 96 bytes"),
+            (
+                "divvy.dev/gpu-memory",
+                format!(">={}", "0".repeat(250_000)),
+                "bytes and may have 1024",
+            ),
+            ("divvy.dev/gpus", "1".repeat(250_000), "bytes and may have 1024"),
+            ("divvy.dev/gpu-prefer", "\u{202e}".repeat(300), "fastest, most-memory"),
+            ("divvy.dev/gpu-cores", "9".repeat(250_000), "not limited by this version"),
+        ] {
+            let error = read(&[(key, &value)]).expect_err(key);
+            assert!(error.starts_with(key) && error.contains(part), "{error}");
+            assert!(error.len() <= 500, "{} bytes: {error}", error.len());
+        }
+        let key = format!("divvy.dev/{}", "x".repeat(250_000));
+        let error = read(&[(&key, "")]).expect_err("no such key");
+        assert!(
+            error.len() < 500 && error.contains("a pod may have divvy.dev/gpu-model"),
+            "{error}"
+        );
     }
 
     #[test]
