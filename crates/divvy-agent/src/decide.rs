@@ -254,8 +254,10 @@ impl Core {
     }
 
     /// A pod of this node was created or changed.
-    pub fn apply_pod(&mut self, pod: Pod) -> Vec<Action> {
+    pub fn apply_pod(&mut self, mut pod: Pod) -> Vec<Action> {
         self.told_of(&pod.uid);
+        // It has its GPUs: the rules by which they were chosen are not read here.
+        pod.request.rules = None;
         let mut actions = Vec::new();
         match self.pods.get_mut(&pod.uid) {
             Some(known) => {

@@ -2,13 +2,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use divvy_model::limits::{QUOTED_BYTES, shortened};
 use divvy_model::{
     ContainerKind, ContainerRequest, GpuRules, Held, Inventory, Node, Phase, Pod, PodRequest, legacy, names, quantity_milli,
     quantity_value,
 };
 use k8s_openapi::api::core::v1::ConfigMap;
 
-use crate::objects::{Amount, Container, NodeObject, PodObject};
+use crate::objects::{Amount, Container, NodeObject, PodObject, Resources};
 
 /// A pod. The error names the container and resource whose quantity cannot be read: such a pod must be refused in words,
 /// not taken for one that asks for nothing.
@@ -16,8 +17,8 @@ pub fn pod(object: &PodObject) -> Result<Pod, divvy_model::Error> {
     let meta = &object.metadata;
     let status = object.status.clone().unwrap_or_default();
     let request = request(object)?;
-    let cpu: Vec<u64> = amounts(object, "cpu", quantity_milli)?;
-    let memory: Vec<u64> = amounts(object, "memory", quantity_value)?;
+    let cpu = effective(object, "cpu", quantity_milli)?;
+    let memory = effective(object, "memory", quantity_value)?;
     let running = status
         .init_container_statuses
         .iter()
@@ -31,12 +32,12 @@ pub fn pod(object: &PodObject) -> Result<Pod, divvy_model::Error> {
         phase: phase(status.phase.as_deref()),
         deleting: meta.deletion_timestamp.is_some(),
         container_running: running,
-        cpu_milli: effective(&request, &cpu).saturating_add(overhead(object, "cpu", quantity_milli)?),
-        memory_bytes: effective(&request, &memory).saturating_add(overhead(object, "memory", quantity_value)?),
+        cpu_milli: cpu.saturating_add(overhead(object, "cpu", quantity_milli)?),
+        memory_bytes: memory.saturating_add(overhead(object, "memory", quantity_value)?),
         priority: object.spec.priority.unwrap_or(0),
         nominated: nominated(object),
         held: meta.annotations.as_ref().map(Held::from_annotations).unwrap_or_default(),
-        own_visible: own_visible(object, &request),
+        own_visible: own_visible(object),
         request,
     })
 }
@@ -88,12 +89,15 @@ pub fn node(object: &NodeObject) -> Node {
     }
 }
 
-/// What a pod asks for, containers in the kubelet's order.
+/// What a pod asks for: containers in the kubelet's order, without those that ask for none of our resources.
+///
+/// Most pods of a cluster have none that does. Of such a pod nothing is kept here, whatever its annotations say.
 pub fn request(object: &PodObject) -> Result<PodRequest, divvy_model::Error> {
     let units: Vec<u64> = amounts(object, names::GPU_MEM, quantity_value)?;
     let counts: Vec<u64> = amounts(object, names::GPU_COUNT, quantity_value)?;
-    let containers = in_order(object)
+    let containers: Vec<ContainerRequest> = in_order(object)
         .zip(units.into_iter().zip(counts))
+        .filter(|(_, asked)| *asked != (0, 0))
         .map(|((kind, container), (units, gpu_count))| ContainerRequest {
             name: container.name.clone(),
             kind,
@@ -101,21 +105,26 @@ pub fn request(object: &PodObject) -> Result<PodRequest, divvy_model::Error> {
             gpu_count,
         })
         .collect();
-    Ok(PodRequest::new(containers, rules(object)))
-}
-
-/// Which GPUs it takes.
-fn rules(object: &PodObject) -> Option<Result<GpuRules, divvy_model::Error>> {
-    let annotations = object.metadata.annotations.as_ref()?;
-    GpuRules::from_annotations(annotations).transpose()
+    if containers.iter().all(|container| container.units == 0) {
+        return Ok(PodRequest::new(containers, None));
+    }
+    let annotations = object.metadata.annotations.as_ref();
+    let rules = annotations.and_then(|annotations| GpuRules::from_annotations(annotations).transpose());
+    Ok(PodRequest::new(containers, rules))
 }
 
 /// The first container that asks for GPU memory and chooses GPUs by itself as well.
-fn own_visible(object: &PodObject, request: &PodRequest) -> Option<Box<(String, String)>> {
-    let both = in_order(object).zip(&request.containers).filter(|(_, asked)| asked.units > 0);
-    both.filter_map(|((_, container), _)| Some((container.name.clone(), container.visible_devices.clone()?)))
-        .find(|(_, value)| !matches!(value.as_str(), "" | "none" | names::VISIBLE_NONE))
-        .map(Box::new)
+fn own_visible(object: &PodObject) -> Option<Box<(String, String)>> {
+    let asks = |container: &Container| {
+        let units = amount_of(container, names::GPU_MEM).and_then(|amount| quantity_value(&amount.0).ok());
+        units.is_some_and(|units| units > 0)
+    };
+    let both = in_order(object)
+        .map(|(_, container)| container)
+        .filter(|container| asks(container));
+    both.filter_map(|container| Some((container, container.visible_devices.as_deref()?)))
+        .find(|(_, value)| !matches!(*value, "" | "none" | names::VISIBLE_NONE))
+        .map(|(container, value)| Box::new((container.name.clone(), shortened(value, QUOTED_BYTES).into_owned())))
 }
 
 fn in_order(object: &PodObject) -> impl Iterator<Item = (ContainerKind, &Container)> {
@@ -137,25 +146,23 @@ fn amounts(
     read: impl Fn(&str) -> Result<u64, divvy_model::Error>,
 ) -> Result<Vec<u64>, divvy_model::Error> {
     in_order(object)
-        .map(|(_, container)| {
-            let found = container
-                .resources
-                .requests
-                .get(resource)
-                .or_else(|| container.resources.limits.get(resource));
-            match found {
-                None => Ok(0),
-                Some(amount) => read(&amount.0).map_err(|error| divvy_model::Error::Invalid {
-                    what: resource,
-                    text: format!(
-                        "of container {} of pod {}: {error}",
-                        container.name,
-                        object.metadata.name.as_deref().unwrap_or("?")
-                    ),
-                }),
-            }
+        .map(|(_, container)| match amount_of(container, resource) {
+            None => Ok(0),
+            Some(amount) => read(&amount.0).map_err(|error| divvy_model::Error::Invalid {
+                what: resource,
+                text: format!(
+                    "of container {} of pod {}: {error}",
+                    shortened(&container.name, QUOTED_BYTES),
+                    shortened(object.metadata.name.as_deref().unwrap_or("?"), QUOTED_BYTES)
+                ),
+            }),
         })
         .collect()
+}
+
+fn amount_of<'a>(container: &'a Container, resource: &str) -> Option<&'a Amount> {
+    let Resources { requests, limits } = &container.resources;
+    requests.get(resource).or_else(|| limits.get(resource))
 }
 
 fn overhead(
@@ -166,23 +173,26 @@ fn overhead(
     object.spec.overhead.get(resource).map_or(Ok(0), |amount| read(&amount.0))
 }
 
-/// Kubernetes' formula over the containers' own amounts, which lie in the same order as the request's containers.
-fn effective(request: &PodRequest, amounts: &[u64]) -> u64 {
-    let containers = request
-        .containers
-        .iter()
-        .zip(amounts)
-        .map(|(container, amount)| ContainerRequest {
-            units: *amount,
-            ..container.clone()
-        })
-        .collect();
-    PodRequest {
-        containers,
+/// A pod's effective request of a resource that is not ours, by Kubernetes' formula.
+fn effective(
+    object: &PodObject,
+    resource: &'static str,
+    read: impl Fn(&str) -> Result<u64, divvy_model::Error>,
+) -> Result<u64, divvy_model::Error> {
+    let kinds = in_order(object).map(|(kind, _)| kind);
+    let containers = kinds
+        .zip(amounts(object, resource, read)?)
+        .map(|(kind, amount)| ContainerRequest {
+            name: String::new(),
+            kind,
+            units: amount,
+            gpu_count: 0,
+        });
+    let request = PodRequest {
+        containers: containers.collect(),
         ..PodRequest::default()
-    }
-    .effective_units()
-    .unwrap_or(u64::MAX)
+    };
+    Ok(request.effective_units().unwrap_or(u64::MAX))
 }
 
 fn phase(text: Option<&str>) -> Phase {
@@ -250,14 +260,59 @@ mod tests {
             [
                 ("i", ContainerKind::Init, 2),
                 ("s", ContainerKind::Sidecar, 1),
-                ("a", ContainerKind::App, 3),
-                ("b", ContainerKind::App, 0)
+                ("a", ContainerKind::App, 3)
             ]
         );
         assert_eq!(pod.request.effective_units(), Some(4));
         assert_eq!(pod.cpu_milli, 250);
         assert!(pod.deleting);
         assert!(!pod.ended(), "a container still runs, whatever the phase says");
+    }
+
+    /// What an annotation may have at most: everything that an API server accepts.
+    const HUGE: usize = 250_000;
+
+    #[test]
+    fn of_a_pod_that_asks_for_none_of_our_resources_no_rule_is_read() {
+        let pod = |limits: serde_json::Value, value: &str| {
+            pod_of(json!({
+                "metadata": {"name": "p", "annotations": {"divvy.dev/gpu-model": value}},
+                "spec": {"containers": [{"name": "a", "resources": {"limits": limits}}, {"name": "b"}]}
+            }))
+            .expect("readable")
+        };
+        for value in ["A100*", "!!", &"a,".repeat(HUGE / 2)] {
+            assert_eq!(pod(json!({"cpu": "1"}), value).request, PodRequest::default());
+            assert_eq!(pod(json!({"aliyun.com/gpu-mem": "0"}), value).request, PodRequest::default());
+            assert_eq!(pod(json!({"aliyun.com/gpu-count": "1"}), value).request.rules, None);
+        }
+        let asks = pod(json!({"aliyun.com/gpu-mem": "1"}), "A100*");
+        assert!(matches!(asks.request.rules.as_deref(), Some(Ok(_))));
+    }
+
+    #[test]
+    fn what_is_kept_of_a_pod_is_short_whatever_it_says() {
+        let long = "x".repeat(HUGE);
+        for key in [
+            "divvy.dev/allocation",
+            "ALIYUN_COM_GPU_MEM_IDX",
+            "scheduler.framework.gpushare.allocation",
+            "divvy.dev/gpu-uuid",
+        ] {
+            let pod = pod_of(json!({
+                "metadata": {"name": "p", "annotations": {key: long}},
+                "spec": {"containers": [{"name": "a", "resources": {"limits": {"aliyun.com/gpu-mem": "1"}},
+                    "env": [{"name": "NVIDIA_VISIBLE_DEVICES", "value": long}]}]}
+            }))
+            .expect("readable");
+            let kept = format!("{pod:?}");
+            assert!(kept.len() < 3_000, "{key}: {} bytes: {kept}", kept.len());
+            assert!(pod.own_visible.is_some());
+        }
+        let error = pod_of(json!({"metadata": {"name": "p"}, "spec": {"containers": [
+            {"name": "a", "resources": {"limits": {"aliyun.com/gpu-mem": long}}}]}}))
+        .expect_err("no quantity");
+        assert!(error.to_string().len() < 500, "{error}");
     }
 
     #[test]

@@ -198,6 +198,14 @@ impl ReadPod {
         &self.pod
     }
 
+    /// As it is kept where only pods that are not bound yet are placed ([`divvy_model::PodRequest::forget_rules_but_count`]).
+    pub fn without_rules_of_a_bound_pod(mut self) -> ReadPod {
+        if self.pod.node.is_some() {
+            self.pod.request.forget_rules_but_count();
+        }
+        self
+    }
+
     /// The pod, and what could not be read of what it asks for.
     pub fn into_parts(self) -> (Pod, Option<Error>) {
         (self.pod, self.trouble)

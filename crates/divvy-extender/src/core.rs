@@ -31,7 +31,7 @@ use divvy_placement::policy::{Fleet, Limits, Policy};
 
 pub use binding::BindingRequest;
 pub use filter::{FilterAnswer, SCHEDULER_CHECK, check_refusal};
-pub use preempt::Eviction;
+pub use preempt::{EVICTIONS_AT_ONCE, Eviction};
 
 /// Points in time of one call, in nanoseconds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -355,6 +355,8 @@ impl Core {
 
     /// Takes in a change of pods.
     pub fn pod_change(&mut self, change: Change<ReadPod>, now: Now) -> Vec<Action> {
+        // Nobody reads the rules of a pod that has its GPUs; a replacement brings its own.
+        let change = change.map(ReadPod::without_rules_of_a_bound_pod);
         let listed = matches!(change, Change::Reset(_));
         if matches!(change, Change::Interrupted(_)) {
             self.interrupted_ns = Some(now.monotonic_ns);

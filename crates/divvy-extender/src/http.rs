@@ -23,7 +23,7 @@ use divvy_cluster::index::Feed;
 use serde::Serialize;
 
 use crate::admission;
-use crate::core::Eviction;
+use crate::core::{EVICTIONS_AT_ONCE, Eviction};
 use crate::forward::FORWARDED;
 use crate::host::{Leadership, Shared};
 use crate::lease;
@@ -136,7 +136,13 @@ async fn prioritize(State(shared): State<Arc<Shared>>, body: Result<Bytes, Bytes
 
 /// Nor is there one here; kube-scheduler evicts nobody then, and tries the pod again.
 async fn preempt(State(shared): State<Arc<Shared>>, body: Result<Bytes, BytesRejection>) -> Response {
-    without_error_field(&shared, "preempt", body, preempted)
+    let began = Instant::now();
+    let body = match body {
+        Ok(body) => body,
+        Err(rejection) => return too_large(&rejection, |text| Json(serde_json::json!({ "error": text })).into_response()),
+    };
+    let response = preempted(&shared, &body).await;
+    or_status(&shared, "preempt", began, response)
 }
 
 /// Why a call has no answer.
@@ -154,7 +160,11 @@ fn without_error_field(
         Ok(body) => body,
         Err(rejection) => return too_large(&rejection, |text| Json(serde_json::json!({ "error": text })).into_response()),
     };
-    let response = answer(shared, &body).unwrap_or_else(|(status, text)| {
+    or_status(shared, verb, began, answer(shared, &body))
+}
+
+fn or_status(shared: &Shared, verb: &'static str, began: Instant, answer: Result<Response, Trouble>) -> Response {
+    let response = answer.unwrap_or_else(|(status, text)| {
         tracing::warn!(%verb, %text, "no answer");
         problem(status, &text)
     });
@@ -170,10 +180,18 @@ fn unavailable(text: String) -> Trouble {
     (StatusCode::SERVICE_UNAVAILABLE, text)
 }
 
-fn preempted(shared: &Shared, body: &[u8]) -> Result<Response, Trouble> {
-    let (pod, proposed) = wire::preemption_args(body).map_err(unreadable)?;
+async fn preempted(shared: &Shared, body: &[u8]) -> Result<Response, Trouble> {
+    let (pod, mut proposed) = wire::preemption_args(body).map_err(unreadable)?;
     let pod = convert::pod(&pod).map_err(unreadable)?;
-    let evictions = shared.core().preempt(&pod, proposed).map_err(unavailable)?;
+    let mut evictions = Vec::new();
+    loop {
+        let some = proposed.split_off(proposed.len().saturating_sub(EVICTIONS_AT_ONCE));
+        evictions.extend(shared.core().preempt(&pod, some).map_err(unavailable)?);
+        if proposed.is_empty() {
+            break;
+        }
+        tokio::task::yield_now().await;
+    }
     for Eviction { node, victims, .. } in &evictions {
         tracing::debug!(pod = %pod.key(), %node, ?victims, "kube-scheduler may evict these");
     }

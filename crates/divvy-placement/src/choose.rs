@@ -5,8 +5,10 @@ use std::fmt;
 use std::sync::Arc;
 
 use divvy_model::legacy::LegacyAllocation;
+use divvy_model::limits::shortened;
 use divvy_model::{Allocation, ContainerShare, Error, GpuRules, GpuShare, Health, Held, MemoryUnit, MiB, Pod, PodRequest};
 
+use crate::products::{Product, Taste};
 use crate::{Asker, GpuState, Ledger, NodeState, NodeView, Reservation, Source, Unusable, several};
 
 /// What a pod asks for, as far as placement goes: memory on one GPU, or as much on each of several.
@@ -73,9 +75,15 @@ impl Ask {
     pub fn takes(&self, gpu: &GpuState) -> bool {
         match self.rules.as_deref() {
             None => true,
-            Some(Ok(rules)) => rules.allow(&gpu.model, gpu.total, gpu.uuid.as_deref()),
+            Some(Ok(rules)) => rules.allow_any_product(gpu.total, gpu.uuid.as_deref()) && self.takes_product_of(gpu),
             Some(Err(_)) => false,
         }
+    }
+
+    pub(crate) fn takes_product_of(&self, gpu: &GpuState) -> bool {
+        let known = !gpu.product.is_some_and(Product::is_unknown);
+        let product = if known { gpu.model.as_str() } else { "" };
+        self.rules().is_none_or(|rules| rules.models.allows(product))
     }
 
     /// How much: `3 units (3072 MiB)`, `8 units (2 GPUs with 4096 MiB each)`.
@@ -88,9 +96,11 @@ impl Ask {
         }
     }
 
-    /// The rules in words, to be read after "a GPU"; `None` if any is taken.
+    /// The rules in words, to be read after "a GPU"; `None` if any is taken. Long ones are cut: the text is repeated for each node that the pod
+    /// does not take.
     pub fn wanted(&self) -> Option<String> {
-        self.rules().map(GpuRules::to_string).filter(|text| !text.is_empty())
+        let text = self.rules()?.to_string();
+        (!text.is_empty()).then(|| shortened(&text, WANTED_BYTES).into_owned())
     }
 }
 
@@ -149,6 +159,12 @@ pub enum Refusal {
     Uncountable(Ask),
 }
 
+/// Bytes of a pod's rules in a refusal.
+const WANTED_BYTES: usize = 100;
+
+/// Bytes of a refusal in filter's answer, which has one for each node: whatever pod and node say, kube-scheduler gets less than 2 MB for 5,000.
+const FILTER_TEXT_BYTES: usize = 300;
+
 impl Refusal {
     /// The text for the extender's `FailedNodes`: gpushare's own two sentences where gpushare would refuse, to the letter,
     /// since people and tools look for them.
@@ -158,6 +174,14 @@ impl Refusal {
 
     /// As [`Refusal::filter_message`], without a copy where the text does not name the node.
     pub fn filter_text(&self, node: &str) -> Cow<'static, str> {
+        let text = self.whole_text(node);
+        match text.len() > FILTER_TEXT_BYTES {
+            true => Cow::Owned(shortened(&text, FILTER_TEXT_BYTES).into_owned()),
+            false => text,
+        }
+    }
+
+    fn whole_text(&self, node: &str) -> Cow<'static, str> {
         Cow::Owned(match self {
             Refusal::NoGpuFits => return Cow::Borrowed("Insufficient GPU Memory in one device"),
             Refusal::UnknownNode => format!("node {node:?} not found"),
@@ -183,10 +207,11 @@ impl Refusal {
 
 impl Ledger {
     /// To ask of many nodes whether this pod may go there.
-    pub fn question<'a>(&'a self, ask: Ask, uid: &'a str) -> Question<'a> {
+    pub fn question<'a>(&'a self, ask: &'a Ask, uid: &'a str) -> Question<'a> {
         Question {
             ledger: self,
             ask,
+            taste: Taste::of(ask),
             uid,
             bound: self.bound_to(uid),
             reserved: self.reservations_of(uid),
@@ -195,7 +220,7 @@ impl Ledger {
 
     /// [`Question::fits`] of one node.
     pub fn fits(&self, node: &str, ask: &Ask, uid: &str) -> Result<(), Refusal> {
-        self.question(ask.clone(), uid).fits(node)
+        self.question(ask, uid).fits(node)
     }
 
     /// What is reserved for a pod on a node, the last first, if it could be given to the pod now: its GPUs are there, are well, and
@@ -223,19 +248,21 @@ impl Ledger {
     /// gpushare does (research/gpushare.md 3.4). Of several GPUs those that work best together. A GPU that failed or is lost is never chosen.
     pub fn choose(&self, node: &str, ask: &Ask) -> Result<Choice, Refusal> {
         let view = self.known(node)?;
-        let (state, memory) = offered(&view, ask)?;
-        let positions = best(&view, ask)?;
+        let taste = Taste::of(ask);
+        let (state, memory) = offered(&view, &taste)?;
+        let positions = best(&view, &taste)?;
         Ok(chosen(state, &positions, ask, memory))
     }
 
     /// As [`Ledger::choose`], but the GPUs at these positions of [`NodeState::gpus`], if they are as many as are asked for, each has room and is well.
     pub fn choose_at(&self, node: &str, positions: &[usize], ask: &Ask) -> Result<Choice, Refusal> {
         let view = self.known(node)?;
-        let (state, memory) = offered(&view, ask)?;
+        let taste = Taste::of(ask);
+        let (state, memory) = offered(&view, &taste)?;
         let mut positions = positions.to_vec();
         positions.sort_unstable();
         positions.dedup();
-        let good = positions.iter().all(|position| view.liking(*position, ask).is_some());
+        let good = positions.iter().all(|position| view.liking(*position, &taste).is_some());
         if positions.len() != ask.gpus || !good {
             return Err(short(ask));
         }
@@ -253,7 +280,8 @@ impl Ledger {
 #[derive(Debug, Clone)]
 pub struct Question<'a> {
     ledger: &'a Ledger,
-    ask: Ask,
+    ask: &'a Ask,
+    taste: Taste<'a>,
     uid: &'a str,
     bound: Option<&'a str>,
     reserved: Option<&'a BTreeMap<String, Reservation>>,
@@ -274,23 +302,24 @@ impl Question<'_> {
         {
             return Ok(());
         }
-        let (state, memory) = offered(&view, &self.ask)?;
+        let (state, memory) = offered(&view, &self.taste)?;
         if view.most_free() < memory {
-            return Err(short(&self.ask));
+            return Err(short(self.ask));
         }
-        if self.ask.rules.is_none() && !view.keeps_from(&self.ask) {
+        if self.ask.rules.is_none() && !view.keeps_from(self.ask) {
             return Ok(());
         }
-        let good = (0..state.gpus.len()).filter(|position| view.liking(*position, &self.ask).is_some());
+        let good = (0..state.gpus.len()).filter(|position| view.liking(*position, &self.taste).is_some());
         if good.take(self.ask.gpus).count() < self.ask.gpus {
-            return Err(short(&self.ask));
+            return Err(short(self.ask));
         }
         Ok(())
     }
 }
 
 /// The node's GPUs if they are offered at all, and what is asked of one.
-fn offered<'a>(view: &NodeView<'a>, ask: &Ask) -> Result<(&'a NodeState, MiB), Refusal> {
+fn offered<'a>(view: &NodeView<'a>, taste: &Taste<'_>) -> Result<(&'a NodeState, MiB), Refusal> {
+    let ask = taste.ask();
     let state = view.state().ok_or(Refusal::UnknownNode)?;
     if let Source::Unusable(why) = &state.source {
         return Err(Refusal::Unusable(why.clone()));
@@ -298,7 +327,7 @@ fn offered<'a>(view: &NodeView<'a>, ask: &Ask) -> Result<(&'a NodeState, MiB), R
     if let Some(Err(error)) = ask.rules.as_deref() {
         return Err(Refusal::Unreadable(error.clone()));
     }
-    if ask.rules.is_some() && state.gpus.iter().filter(|gpu| ask.takes(gpu)).take(ask.gpus).count() < ask.gpus {
+    if ask.rules.is_some() && state.gpus.iter().filter(|gpu| taste.takes(gpu)).take(ask.gpus).count() < ask.gpus {
         return Err(Refusal::NoGpuTaken(ask.clone()));
     }
     if ask.gpus > 1 && state.source != Source::Inventory {
@@ -316,21 +345,21 @@ fn short(ask: &Ask) -> Refusal {
 }
 
 /// The GPUs of a node for a pod, in ascending order of position.
-pub(crate) fn best(view: &NodeView<'_>, ask: &Ask) -> Result<Vec<usize>, Refusal> {
-    let (state, _) = offered(view, ask)?;
-    let positions = match ask.gpus {
-        1 => best_fit(view, ask).map(|position| vec![position]),
-        _ => several::best(view, ask, 0..state.gpus.len()),
+pub(crate) fn best(view: &NodeView<'_>, taste: &Taste<'_>) -> Result<Vec<usize>, Refusal> {
+    let (state, _) = offered(view, taste)?;
+    let positions = match taste.ask().gpus {
+        1 => best_fit(view, taste).map(|position| vec![position]),
+        _ => several::best(view, taste, 0..state.gpus.len()),
     };
-    positions.ok_or_else(|| short(ask))
+    positions.ok_or_else(|| short(taste.ask()))
 }
 
 /// Of the GPUs with room those that are preferred, of these the one with the least left, of equals the lowest index.
-fn best_fit(view: &NodeView<'_>, ask: &Ask) -> Option<usize> {
+fn best_fit(view: &NodeView<'_>, taste: &Taste<'_>) -> Option<usize> {
     let gpus = view.state()?.gpus.iter().enumerate();
     gpus.filter_map(|(position, gpu)| {
-        let liking = view.liking(position, ask)?;
-        Some((Reverse(liking), view.free_for(position, ask), gpu.index, position))
+        let liking = view.liking(position, taste)?;
+        Some((Reverse(liking), view.free_for(position, taste.ask()), gpu.index, position))
     })
     .min()
     .map(|(.., position)| position)
@@ -338,13 +367,14 @@ fn best_fit(view: &NodeView<'_>, ask: &Ask) -> Option<usize> {
 
 impl NodeView<'_> {
     /// How much a pod likes the GPU at this position, the higher the more; `None` if it does not take it, or finds no room there.
-    pub(crate) fn liking(&self, position: usize, ask: &Ask) -> Option<u64> {
+    pub(crate) fn liking(&self, position: usize, taste: &Taste<'_>) -> Option<u64> {
+        let ask = taste.ask();
         let state = self.state()?;
         let gpu = state.gpus.get(position)?;
         if ask.gpus > 1 && state.source != Source::Inventory {
             return None;
         }
-        let good = gpu.health == Health::Ok && ask.takes(gpu) && self.free_for(position, ask) >= ask.memory?;
+        let good = gpu.health == Health::Ok && self.free_for(position, ask) >= ask.memory? && taste.takes(gpu);
         good.then(|| gpu.preference(ask.rules().and_then(|rules| rules.prefer)))
     }
 }

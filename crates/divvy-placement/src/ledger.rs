@@ -4,6 +4,7 @@ use std::sync::Arc;
 use divvy_model::{Health, Held, MemoryUnit, MiB, Node, Pod, PodKey};
 
 use crate::pods::{ByUid, Pods, kept};
+use crate::products::Products;
 use crate::{Departed, NodeState, NodeView, Nominated};
 
 /// Nodes, pods and the allocations that are being written, and what each GPU has left.
@@ -21,6 +22,7 @@ pub struct Ledger {
     pub(crate) pods: Pods,
     /// By hash: filter looks every node of the cluster up. What goes through all of them goes by name ([`Ledger::nodes`]).
     pub(crate) nodes: HashMap<String, Entry>,
+    products: Products,
     /// Indices of GPUs that gpushare's ConfigMaps call unhealthy, by node, whether the node is known or not.
     unhealthy: BTreeMap<String, BTreeSet<u32>>,
     /// UID → node → what is being written. More than one node only while the outcome of a bind is unknown.
@@ -189,6 +191,7 @@ impl Ledger {
             unit,
             pods: Pods::default(),
             nodes: HashMap::new(),
+            products: Products::default(),
             unhealthy: BTreeMap::new(),
             reservations: BTreeMap::new(),
             departed: BTreeMap::new(),
@@ -310,9 +313,12 @@ impl Ledger {
             state.name_unhealthy(indices);
         }
         let entry = self.nodes.entry(node.name.clone()).or_default();
+        self.products.add(&mut state.gpus);
         if entry.state.as_ref() == Some(&state) {
+            self.products.remove(&state.gpus);
             return false;
         }
+        self.products.remove(entry.state.as_ref().map_or(&[], |known| &known.gpus));
         let another = entry.state.as_ref().is_some_and(|known| known.uid != state.uid);
         entry.state = Some(state);
         if another {
@@ -356,7 +362,9 @@ impl Ledger {
         let Some(entry) = self.nodes.get_mut(name) else {
             return false;
         };
-        let known = entry.state.take().is_some();
+        let known = entry.state.take();
+        self.products.remove(known.as_ref().map_or(&[], |known| &known.gpus));
+        let known = known.is_some();
         self.dirty.insert(name.to_owned());
         self.settle();
         known

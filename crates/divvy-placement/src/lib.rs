@@ -29,6 +29,7 @@ mod nominated;
 mod overbooked;
 mod pods;
 pub mod policy;
+mod products;
 mod several;
 mod topology;
 mod totals;

@@ -1,9 +1,11 @@
 use std::collections::BTreeSet;
 use std::fmt;
 
+use divvy_model::limits::NODE_GPUS;
 use divvy_model::{Error, Gpu, Health, Inventory, MemoryUnit, MiB, Node, Prefer, legacy};
 
 use crate::Topology;
+use crate::products::Product;
 
 /// What is known of one node: its GPUs, and whether and from what they may be offered.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -51,6 +53,8 @@ pub struct GpuState {
     pub health: Health,
     /// Why not, `XID 79`.
     pub reason: Option<String>,
+    /// Its product among those of the ledger; `None` outside of one, or if the ledger knows too many others.
+    pub(crate) product: Option<Product>,
     /// It is well by all else, and only somebody's word keeps work off it ([`crate::Ledger::name_unhealthy`]).
     pub(crate) only_named: bool,
 }
@@ -76,6 +80,9 @@ fn topology(node: &Node, gpus: &[GpuState]) -> Topology {
     let Some(Ok(inventory)) = &node.inventory else {
         return Topology::default();
     };
+    if inventory.gpus.iter().all(|gpu| gpu.links.is_empty()) {
+        return Topology::default();
+    }
     let links = |uuid: &str| inventory.gpu(uuid).map_or(&[][..], |gpu| gpu.links.as_slice());
     let uuids = gpus.iter().map(|gpu| gpu.uuid.as_deref().unwrap_or_default());
     let gpus: Vec<_> = uuids.map(|uuid| (uuid, links(uuid))).collect();
@@ -151,14 +158,16 @@ impl fmt::Display for Unusable {
             Unusable::Unreadable(error) => write!(f, "{error}"),
             Unusable::Uneven { units, gpus } => write!(
                 f,
-                "it has no annotation divvy.dev/inventory, and its {units} units of gpu-mem cannot be divided evenly among {gpus} GPUs"
+                "it has no annotation divvy.dev/inventory, and its {units} units of gpu-mem cannot be divided evenly among {gpus} GPUs{}",
+                if *gpus > NODE_GPUS as u64 {
+                    format!(" (at most {NODE_GPUS} are believed)")
+                } else {
+                    String::new()
+                }
             ),
         }
     }
 }
-
-/// More GPUs than any node has: a `gpu-count` above it is a mistake, and must not cost memory here.
-const MOST_GPUS: u64 = 4096;
 
 impl NodeState {
     /// Reads a node (DESIGN.md section 8, "Inventory"): its inventory while that adds up to the capacity,
@@ -237,6 +246,7 @@ fn read_division(node: &Node, unit: MemoryUnit) -> (Source, Vec<GpuState>) {
                     held: MiB::ZERO,
                     health: Health::Ok,
                     reason: None,
+                    product: None,
                     only_named: false,
                 })
                 .collect();
@@ -261,6 +271,7 @@ fn read_inventory(node: &Node, inventory: &Inventory, unit: MemoryUnit) -> (Sour
             held: gpu.held,
             health: gpu.health,
             reason: gpu.reason.clone(),
+            product: None,
             only_named: false,
         })
         .collect();
@@ -302,7 +313,7 @@ fn divided(node: &Node) -> Result<u64, Unusable> {
     if units == 0 {
         return Err(Unusable::NotShared);
     }
-    if gpus == 0 || gpus > MOST_GPUS || units % gpus != 0 {
+    if gpus == 0 || gpus > NODE_GPUS as u64 || units % gpus != 0 {
         return Err(Unusable::Uneven { units, gpus });
     }
     Ok(units / gpus)

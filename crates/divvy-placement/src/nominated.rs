@@ -12,6 +12,7 @@ use std::cmp::Reverse;
 
 use divvy_model::{MiB, Pod, PodKey};
 
+use crate::products::Taste;
 use crate::{Ask, Ledger, NodeView, choose};
 
 /// The most nominated pods of one node that are counted, those with the highest priority.
@@ -115,7 +116,7 @@ impl Ledger {
     /// are the likeliest victims, and cost nothing.
     fn kept_positions(&self, node: &str, pod: &Pod, ask: &Ask) -> Option<Vec<usize>> {
         let view = self.node(node)?;
-        if let Ok(positions) = choose::best(&view, ask) {
+        if let Ok(positions) = choose::best(&view, &Taste::of(ask)) {
             return Some(positions);
         }
         let go: Vec<&Pod> = view

@@ -56,6 +56,10 @@ pub struct Limits {
     pub costs: usize,
     /// What is stranded on a node in some state, of about 200 bytes each.
     pub states: usize,
+    /// Classes of pods that are learnt: the most frequent.
+    pub classes: usize,
+    /// Kinds of GPUs, by product and size, that a [`Fleet`] has an opinion on. Tables are kept for each, of a size that goes with the classes.
+    pub kinds: usize,
     /// Somebody waits for each answer: a decision looks at few states that it does not know, also while a cluster fills up.
     pub hurry: bool,
 }
@@ -66,6 +70,8 @@ impl Default for Limits {
         Limits {
             costs: 1 << 20,
             states: 1 << 20,
+            classes: 4096,
+            kinds: Models::MOST,
             hurry: false,
         }
     }
@@ -76,6 +82,8 @@ impl Limits {
     pub const SMALL: Limits = Limits {
         costs: 1 << 18,
         states: 1 << 16,
+        classes: 512,
+        kinds: 32,
         hurry: true,
     };
 }

@@ -3,17 +3,18 @@
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
-use crate::{Ask, Candidate, NodeView};
+use crate::products::Taste;
+use crate::{Candidate, NodeView};
 
 /// Of the GPUs at these positions as many as are asked for, in ascending order; `None` if not as many have room.
 ///
 /// First what the pod prefers; then GPUs of one product and size, as far as there are as many; of these what works best together
 /// ([`crate::Topology::choose`]).
-pub(crate) fn best(view: &NodeView<'_>, ask: &Ask, among: impl IntoIterator<Item = usize>) -> Option<Vec<usize>> {
-    let state = view.state()?;
+pub(crate) fn best(view: &NodeView<'_>, taste: &Taste<'_>, among: impl IntoIterator<Item = usize>) -> Option<Vec<usize>> {
+    let (state, ask) = (view.state()?, taste.ask());
     let with_liking = among
         .into_iter()
-        .filter_map(|position| Some((view.liking(position, ask)?, position)));
+        .filter_map(|position| Some((view.liking(position, taste)?, position)));
     let mut liked: Vec<(u64, usize)> = with_liking.collect();
     liked.sort_unstable_by_key(|(liking, position)| (Reverse(*liking), *position));
     // Those that it likes better than the last that it needs are taken whatever they are connected to.

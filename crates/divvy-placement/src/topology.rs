@@ -6,6 +6,8 @@
 mod exact;
 mod greedy;
 
+use std::collections::BTreeMap;
+
 use divvy_model::{Link, MiB};
 
 /// What each pair of a node's GPUs is worth, by their positions in [`crate::NodeState::gpus`].
@@ -44,15 +46,6 @@ fn worth(Link(_, kind, count): &Link) -> u32 {
     }
 }
 
-/// What a GPU says of its connection to another one: its NVLinks, and the nearest place on the PCI bus that both share.
-fn said(links: &[Link], peer: &str) -> (u32, u32) {
-    let worth_of = |nvlink: bool| {
-        let links = links.iter().filter(|link| link.0 == peer && (link.1 == "nvlink") == nvlink);
-        links.map(worth).max().unwrap_or(0)
-    };
-    (worth_of(true), worth_of(false))
-}
-
 impl Topology {
     /// Of GPUs by UUID with their links. It is enough that one of a pair names the other.
     pub fn new(gpus: &[(&str, &[Link])]) -> Topology {
@@ -61,13 +54,23 @@ impl Topology {
             return topology;
         }
         topology.gpus = gpus.len();
-        topology.pairs = vec![0; gpus.len() * gpus.len()];
-        for (a, (uuid, links)) in gpus.iter().enumerate() {
-            for (b, (peer, theirs)) in gpus.iter().enumerate().filter(|(b, _)| *b != a) {
-                let (one, other) = (said(links, peer), said(theirs, uuid));
-                topology.pairs[a * gpus.len() + b] = one.0.max(other.0) + one.1.max(other.1);
+        // What either of a pair says: their NVLinks, and the nearest place on the PCI bus that both share. Each link is looked at once: a node
+        // may write thousands.
+        let mut said = vec![(0, 0); gpus.len() * gpus.len()];
+        let positions: BTreeMap<&str, usize> = gpus.iter().enumerate().map(|(at, (uuid, _))| (*uuid, at)).collect();
+        for (a, (_, links)) in gpus.iter().enumerate() {
+            for link in *links {
+                let Some(b) = positions.get(link.0.as_str()).copied().filter(|b| *b != a) else {
+                    continue;
+                };
+                for at in [a * gpus.len() + b, b * gpus.len() + a] {
+                    let (nvlinks, bus) = &mut said[at];
+                    let known = if link.1 == "nvlink" { nvlinks } else { bus };
+                    *known = worth(link).max(*known);
+                }
             }
         }
+        topology.pairs = said.into_iter().map(|(nvlinks, bus)| nvlinks + bus).collect();
         topology
     }
 

@@ -1,5 +1,6 @@
 //! The node annotation that carries what device ids leave out.
 
+use divvy_model::limits::{REASON_BYTES, shortened};
 use divvy_model::{Held, Inventory, MiB};
 
 use super::Core;
@@ -10,6 +11,11 @@ impl Core {
         let mut gpus = self.gpus.clone();
         for gpu in &mut gpus {
             gpu.held = self.held.get(&gpu.uuid).copied().unwrap_or(MiB::ZERO);
+            // Nobody reads an inventory with a longer one.
+            gpu.reason = gpu
+                .reason
+                .take()
+                .map(|reason| shortened(&reason, REASON_BYTES - "…".len()).into_owned());
         }
         Inventory {
             v: 1,

@@ -4,6 +4,7 @@
 //! cargo run --release -p divvy-extender --example bench
 //! cargo run --release -p divvy-extender --example bench -- --tls
 //! cargo run --release -p divvy-extender --example bench -- --nodes 1000 --pods 10000 --requests 500 --binds 500
+//! cargo run --release -p divvy-extender --example bench -- hostile
 //! ```
 //!
 //! Three processes, so that none is measured with another: this one asks; one is the API server, which has all objects as
@@ -14,6 +15,7 @@
 #![allow(clippy::unwrap_used, reason = "what does not work here ends the measurement")]
 
 mod ask;
+mod hostile;
 
 use std::io::{BufRead, BufReader};
 use std::path::Path;
@@ -61,6 +63,7 @@ fn main() -> Outcome<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     match arguments.first().map(String::as_str) {
         Some("api") => runtime.block_on(serve(cluster)),
+        Some("hostile") => hostile::measure(cluster.nodes, arguments.get(1).map(String::as_str)),
         Some("extender") => runtime.block_on(extend(arguments.last().ok_or("no API server")?, arguments.get(1))),
         _ => measure(&cluster, number("--requests", 1_000)?, &arguments),
     }

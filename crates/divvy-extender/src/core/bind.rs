@@ -1,10 +1,14 @@
 use std::collections::BTreeMap;
 
+use divvy_model::limits::shortened;
 use divvy_model::{Held, Pod};
 use divvy_placement::{Ask, Reservation, Standing};
 
 use super::binding::{BindingRequest, annotations};
 use super::{Action, BindArgs, Core, Got, Now, Op, OpId, Posted, Stage, Ticket};
+
+/// Bytes of a refused bind's text. A report of a node with many GPUs is long; kube-scheduler puts the text into an event, which has 1 KiB.
+const REFUSAL_BYTES: usize = 4 << 10;
 
 impl Core {
     /// A bind was asked for. The answer comes as an [`Action::Answer`] for this ticket, now or later.
@@ -460,7 +464,7 @@ impl Core {
 
     pub(super) fn refuse(&mut self, id: OpId, text: String) -> Vec<Action> {
         self.counts.refused += 1;
-        self.finish(id, Err(text))
+        self.finish(id, Err(shortened(&text, REFUSAL_BYTES).into_owned()))
     }
 
     fn finish(&mut self, id: OpId, result: Result<(), String>) -> Vec<Action> {

@@ -34,7 +34,8 @@ impl Core {
             return Err(why);
         }
         let ledger = self.index.ledger();
-        let question = ledger.question(Ask::of_pod(pod, ledger.unit()), &pod.uid);
+        let ask = Ask::of_pod(pod, ledger.unit());
+        let question = ledger.question(&ask, &pod.uid);
         let mut answer = FilterAnswer::default();
         for (position, node) in nodes.into_iter().enumerate() {
             match question.fits(node) {

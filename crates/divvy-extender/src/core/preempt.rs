@@ -13,6 +13,10 @@ pub struct Eviction {
     pub pdb_violations: i64,
 }
 
+/// How many nodes kube-scheduler's question is answered for in one call of [`Core::preempt`]: it may name hundreds, each with all of its pods,
+/// and others wait for the core meanwhile. What is answered for one node does not depend on the others.
+pub const EVICTIONS_AT_ONCE: usize = 8;
+
 impl Core {
     /// What kube-scheduler proposes to evict, corrected: it counts what a node has left in all, and would evict pods in vain whose memory is on two GPUs. Nodes
     /// where nobody of lower priority makes room on one GPU are left out. Budgets are taken as they were counted.

@@ -1,6 +1,7 @@
 //! The extender from outside: the core as interleavings, the server over HTTP against the embedded API server.
 
 mod binds;
+mod bounds;
 mod departed;
 mod doubt;
 mod election;

@@ -216,14 +216,18 @@ impl Site {
                         }
                     }
                 }
-                for container in &pod.request.containers {
-                    let shares = allocation.containers.get(&container.name).into_iter().flatten();
+                let containers = &pod.request.containers;
+                let asking = containers.iter().map(|container| (&container.name, container.units));
+                let others = allocation.containers.keys().map(|name| (name, 0));
+                let others = others.filter(|(name, _)| !containers.iter().any(|container| container.name == **name));
+                for (name, units) in asking.chain(others) {
+                    let shares = allocation.containers.get(name).into_iter().flatten();
                     let share = shares.fold(MiB::ZERO, |sum, share| sum.saturating_add(share.memory));
-                    if share != asked(container.units) && !allocation.gpus.iter().any(|share| share.whole) {
+                    if share != asked(units) && !allocation.gpus.iter().any(|share| share.whole) {
                         found.push(Ok(What::NotAsAsked {
                             who: who(),
-                            container: Some(container.name.clone()),
-                            asked: asked(container.units),
+                            container: Some(name.clone()),
+                            asked: asked(units),
                             allocated: share,
                         }));
                     }

@@ -53,7 +53,7 @@ impl ModelSet {
     }
 }
 
-/// Numbers for the names of GPU products, in the order in which they were first seen. No decision depends on that order.
+/// Numbers for the names of GPU products. No decision depends on which has which.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Models {
     numbers: BTreeMap<String, Model>,
@@ -71,9 +71,20 @@ impl Models {
         if self.numbers.len() >= Self::MOST {
             return None;
         }
-        let model = Model(u8::try_from(self.numbers.len()).ok()?);
+        let taken = self.numbers.values().fold(ModelSet::NONE, |taken, model| taken.with(*model));
+        let model = Model(u8::try_from(taken.0.trailing_ones()).ok()?);
         self.numbers.insert(name.to_owned(), model);
         Some(model)
+    }
+
+    /// Whether there is no number left.
+    pub fn is_full(&self) -> bool {
+        self.numbers.len() >= Self::MOST
+    }
+
+    /// Forgets all but these; their numbers are given again.
+    pub fn retain(&mut self, used: ModelSet) {
+        self.numbers.retain(|_, model| used.allows(*model));
     }
 }
 

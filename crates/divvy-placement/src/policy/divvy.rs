@@ -80,7 +80,7 @@ struct Worth {
 impl Divvy {
     pub(crate) fn new(limits: Limits) -> Divvy {
         Divvy {
-            mixture: Mixture::default(),
+            mixture: Mixture::of_at_most(limits.classes),
             classes: Vec::new(),
             draw: None,
             shapes: Vec::new(),
@@ -268,6 +268,11 @@ impl Rule for Divvy {
         self.add_sequences(self.shapes.len() - 1);
     }
 
+    fn set_shapes(&mut self, shapes: &[(Shape, u64)]) {
+        self.shapes = shapes.to_vec();
+        self.fit();
+    }
+
     fn joined(&mut self, shape: usize) {
         self.shapes[shape].1 += 1;
         self.nodes += 1;
@@ -291,7 +296,8 @@ impl Rule for Divvy {
     }
 
     fn wants_states(&self) -> bool {
-        self.until_refresh == 0
+        // Where what is known of states is forgotten when it is too much.
+        self.until_refresh == 0 || self.states.states.len() > self.limits.states
     }
 
     fn states(&mut self, states: &mut dyn Iterator<Item = (&State, usize)>) {

@@ -53,6 +53,12 @@ impl Rule for Fgd {
         self.fragments.push(Fragments::of(&self.typical, shape));
     }
 
+    fn set_shapes(&mut self, shapes: &[(Shape, u64)]) {
+        self.fragments.clear();
+        self.epoch += 1;
+        shapes.iter().for_each(|(shape, _)| self.add_shape(shape));
+    }
+
     fn epoch(&self) -> u32 {
         self.epoch
     }

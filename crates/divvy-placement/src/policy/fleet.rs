@@ -1,5 +1,6 @@
 use std::cmp::Reverse;
-use std::collections::HashMap;
+use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, HashMap};
 use std::hash::BuildHasherDefault;
 
 use divvy_model::Pod;
@@ -7,9 +8,11 @@ use divvy_model::Pod;
 use super::divvy::mixture::Mixture;
 use super::hash::Mixer;
 use super::{
-    Cost, Decision, Demand, GpuGroup, Limits, Mix, Models, NodeId, Placer, Policy, Shape, Term, demand_of, from_ledger, rank,
+    Cost, Decision, Demand, GpuGroup, Limits, Mix, Model, ModelSet, Models, NodeId, Placer, Policy, Shape, Term, demand_of,
+    from_ledger, rank,
 };
 use crate::choose::best;
+use crate::products::Taste;
 use crate::{Ask, Choice, Ledger, NodeView, several};
 
 /// A ledger's nodes under a policy. A change of a node costs what that node costs; a node with GPUs of several products is several
@@ -25,6 +28,17 @@ pub struct Fleet {
     nodes: HashMap<String, Groups, BuildHasherDefault<Mixer>>,
     /// For FGD, which does not learn by itself.
     history: Mixture,
+    /// How many groups are of which kind.
+    kinds: BTreeMap<Kind, usize>,
+    limits: Limits,
+}
+
+/// What a policy keeps tables for. Nodes write products and sizes, so there could be as many kinds as GPUs.
+type Kind = (Model, u32, u32);
+
+fn kind_of(shape: &Shape) -> Kind {
+    // Machines of about as many cores are alike.
+    (shape.model, shape.gpu_size, shape.cpu_milli.checked_ilog2().unwrap_or(0))
 }
 
 /// A node's.
@@ -38,7 +52,7 @@ struct Groups {
 impl Groups {
     fn new(all: Vec<Group>) -> Groups {
         let only = match all.as_slice() {
-            [group] => Some(group.id),
+            [group] => group.id,
             _ => None,
         };
         Groups { only, all }
@@ -48,7 +62,8 @@ impl Groups {
 /// GPUs of a node that are alike.
 #[derive(Debug)]
 struct Group {
-    id: NodeId,
+    /// `None`: it is of a kind beyond [`Limits::kinds`], and the ledger's best fit holds.
+    id: Option<NodeId>,
     shape: Shape,
     positions: Vec<usize>,
 }
@@ -83,7 +98,9 @@ impl Fleet {
             models: Models::default(),
             seen: 0,
             nodes: HashMap::default(),
-            history: Mixture::default(),
+            history: Mixture::of_at_most(limits.classes),
+            kinds: BTreeMap::new(),
+            limits,
         }
     }
 
@@ -104,16 +121,34 @@ impl Fleet {
             }
         }
         for view in ledger.changed_since(self.seen) {
+            if self.models.is_full() {
+                self.forget_unused_models();
+            }
             self.take_in(&view);
         }
         self.seen = ledger.version();
+        self.placer.forget_unused_shapes();
         self.placer.prepare();
     }
 
     fn forget(&mut self, name: &str) {
         for group in self.nodes.remove(name).into_iter().flat_map(|groups| groups.all) {
-            self.placer.remove(group.id);
+            let Some(id) = group.id else { continue };
+            self.placer.remove(id);
+            if let Entry::Occupied(mut count) = self.kinds.entry(kind_of(&group.shape)) {
+                *count.get_mut() -= 1;
+                if *count.get() == 0 {
+                    count.remove();
+                }
+            }
         }
+    }
+
+    /// Nodes write the names of products: those that no GPU has any more must not keep others out.
+    fn forget_unused_models(&mut self) {
+        let groups = self.nodes.values().flat_map(|groups| &groups.all);
+        self.models
+            .retain(groups.fold(ModelSet::NONE, |used, group| used.with(group.shape.model)));
     }
 
     fn take_in(&mut self, view: &NodeView<'_>) {
@@ -122,16 +157,25 @@ impl Fleet {
         let known = self.nodes.get(view.name()).map_or(&[][..], |groups| &groups.all);
         if known.len() == groups.len() && known.iter().zip(&groups).all(|(known, now)| same(known, now)) {
             for (known, now) in known.iter().zip(&groups) {
-                self.placer.moved(known.id, now.free);
+                if let Some(id) = known.id {
+                    self.placer.moved(id, now.free);
+                }
             }
             return;
         }
         self.forget(view.name());
         let name = view.name();
-        let add = |(number, group): (usize, GpuGroup)| Group {
-            id: self.placer.add(group.shape, group.free, group_rank(name, number)),
-            shape: group.shape,
-            positions: group.positions,
+        let add = |(number, group): (usize, GpuGroup)| {
+            let kind = kind_of(&group.shape);
+            let known = self.kinds.contains_key(&kind) || self.kinds.len() < self.limits.kinds;
+            Group {
+                id: known.then(|| {
+                    *self.kinds.entry(kind).or_default() += 1;
+                    self.placer.add(group.shape, group.free, group_rank(name, number))
+                }),
+                shape: group.shape,
+                positions: group.positions,
+            }
         };
         let added: Vec<Group> = groups.into_iter().enumerate().map(add).collect();
         if !added.is_empty() {
@@ -159,6 +203,7 @@ impl Fleet {
             .filter_map(|pod| learnt_from(pod, ledger))
             .map(|demand| (demand, 1))
             .collect();
+        let mix = mix.most_frequent(self.limits.classes);
         self.history.set(&mix);
         self.placer.set_mix(&mix);
     }
@@ -187,14 +232,15 @@ impl Fleet {
         let mut of: Vec<u32> = Vec::new();
         let mut count: u32 = 0;
         let mut most = 0;
+        let taste = Taste::of(ask);
         for name in nodes.clone() {
             if ask.rules.is_none() {
                 match self.nodes.get(name) {
                     Some(Groups { only: Some(id), .. }) => ids.push(*id),
-                    Some(Groups { all, .. }) => ids.extend(all.iter().map(|group| group.id)),
+                    Some(Groups { all, .. }) => ids.extend(all.iter().filter_map(|group| group.id)),
                     None => {}
                 }
-            } else if let Some((liking, groups)) = ledger.node(name).and_then(|view| self.liked(&view, ask)) {
+            } else if let Some((liking, groups)) = ledger.node(name).and_then(|view| self.liked(&view, &taste)) {
                 if liking > most {
                     ids.clear();
                     of.clear();
@@ -241,9 +287,10 @@ impl Fleet {
     pub fn gpus(&mut self, pod: &Pod, ask: &Ask, node: &str, ledger: &Ledger) -> Option<Vec<usize>> {
         let demand = demand_of(pod, ask)?;
         let view = ledger.node(node)?;
-        let (_, ids) = self.liked(&view, ask)?;
+        let taste = Taste::of(ask);
+        let (_, ids) = self.liked(&view, &taste)?;
         let decision = self.placer.decide_among(&demand, rank(&pod.uid), &ids)?;
-        self.positions(&view, ask, decision)
+        self.positions(&view, &taste, decision)
     }
 
     /// All nodes that the policy sees room on, on a GPU that the pod takes, the best first: what it prefers, then what costs least. Each is looked at by
@@ -253,8 +300,9 @@ impl Fleet {
             return Vec::new();
         };
         let mut offers: Vec<(Reverse<u64>, i64, u64, Offer)> = Vec::new();
+        let taste = Taste::of(ask);
         for view in ledger.nodes() {
-            let Some((liking, ids)) = self.liked(&view, ask) else {
+            let Some((liking, ids)) = self.liked(&view, &taste) else {
                 continue;
             };
             let costs = self.placer.costs_among(&demand, rank(&pod.uid), &ids);
@@ -264,7 +312,7 @@ impl Fleet {
             let (Some(cost), Some(decision)) = (cost, decision) else {
                 continue;
             };
-            let Some(gpus) = self.positions(&view, ask, decision) else {
+            let Some(gpus) = self.positions(&view, &taste, decision) else {
                 continue;
             };
             let offer = Offer {
@@ -281,9 +329,11 @@ impl Fleet {
     }
 
     /// How much a pod likes the GPUs with room that it likes best on a node, and the groups that they are in; `None` if there are none.
-    fn liked(&self, view: &NodeView<'_>, ask: &Ask) -> Option<(u64, Vec<NodeId>)> {
+    fn liked(&self, view: &NodeView<'_>, taste: &Taste<'_>) -> Option<(u64, Vec<NodeId>)> {
         let groups = &self.nodes.get(view.name())?.all;
-        let likings = groups.iter().filter_map(|group| Some((group.liking(view, ask)?, group.id)));
+        let likings = groups
+            .iter()
+            .filter_map(|group| Some((group.liking(view, taste)?, group.id?)));
         let likings: Vec<(u64, NodeId)> = likings.collect();
         let most = likings.iter().map(|(liking, _)| *liking).max()?;
         let ids = likings.into_iter().filter(|(liking, _)| *liking == most).map(|(_, id)| id);
@@ -292,25 +342,27 @@ impl Fleet {
 
     /// The GPUs of a decision. Those of a group are alike to the policy, not always to the pod: where it likes another one better, that; and of several
     /// those that work best together.
-    fn positions(&self, view: &NodeView<'_>, ask: &Ask, decision: Decision) -> Option<Vec<usize>> {
+    fn positions(&self, view: &NodeView<'_>, taste: &Taste<'_>, decision: Decision) -> Option<Vec<usize>> {
+        let ask = taste.ask();
         let mut groups = self.nodes.get(view.name())?.all.iter();
-        let group = groups.find(|group| group.id == decision.node)?;
+        let group = groups.find(|group| group.id == Some(decision.node))?;
         if ask.gpus > 1 {
-            return several::best(view, ask, group.positions.iter().copied());
+            return several::best(view, taste, group.positions.iter().copied());
         }
         let position = group.positions.get(decision.gpus.positions().next()?).copied()?;
-        if ask.rules.is_none() || view.liking(position, ask) == group.liking(view, ask) {
+        if ask.rules.is_none() || view.liking(position, taste) == group.liking(view, taste) {
             return Some(vec![position]);
         }
-        best(view, ask).ok()
+        best(view, taste).ok()
     }
 }
 
 impl Group {
     /// How much a pod likes the best of its GPUs that it takes and that has room, or the least liked of as many as it needs; `None` if there are not
     /// as many.
-    fn liking(&self, view: &NodeView<'_>, ask: &Ask) -> Option<u64> {
-        let likings = self.positions.iter().filter_map(|position| view.liking(*position, ask));
+    fn liking(&self, view: &NodeView<'_>, taste: &Taste<'_>) -> Option<u64> {
+        let ask = taste.ask();
+        let likings = self.positions.iter().filter_map(|position| view.liking(*position, taste));
         if ask.gpus == 1 {
             return likings.max();
         }

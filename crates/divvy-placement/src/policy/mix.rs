@@ -34,8 +34,7 @@ impl Mix {
     /// The classes that FGD calls typical: the most frequent, of equals the larger first, until they are 95 % of all pods
     /// (research/fgd.md section 1).
     pub fn typical(&self) -> Mix {
-        let mut classes: Vec<(Demand, u64)> = self.classes().map(|(demand, count)| (*demand, count)).collect();
-        classes.sort_by(|(a, at), (b, bt)| (bt, size(b)).cmp(&(at, size(a))));
+        let classes = self.by_frequency();
         let mut typical = Mix::new();
         for (demand, count) in classes {
             if typical.total * 100 >= self.total * 95 {
@@ -45,6 +44,20 @@ impl Mix {
             typical.total += count;
         }
         typical
+    }
+
+    /// So many classes at most: the most frequent, of equals the larger.
+    pub fn most_frequent(self, classes: usize) -> Mix {
+        match self.counts.len() > classes {
+            true => self.by_frequency().into_iter().take(classes).collect(),
+            false => self,
+        }
+    }
+
+    fn by_frequency(&self) -> Vec<(Demand, u64)> {
+        let mut classes: Vec<(Demand, u64)> = self.classes().map(|(demand, count)| (*demand, count)).collect();
+        classes.sort_by(|(a, at), (b, bt)| (bt, size(b)).cmp(&(at, size(a))));
+        classes
     }
 }
 

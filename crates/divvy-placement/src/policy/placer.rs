@@ -57,7 +57,12 @@ pub struct Placer {
     unused: Vec<u32>,
     slots: Slots,
     rows: Rows,
+    /// When there are so many shapes, those that no node has any more are forgotten.
+    most_shapes: usize,
 }
+
+/// So few shapes are not worth a look at which of them are in use.
+const FEW_SHAPES: usize = 256;
 
 /// So few guesses are replaced at once.
 const FEW: usize = 48;
@@ -84,6 +89,7 @@ impl Placer {
             unused: Vec::new(),
             slots: Slots::default(),
             rows: Rows::new(limits.costs),
+            most_shapes: FEW_SHAPES,
         }
     }
 
@@ -212,6 +218,40 @@ impl Placer {
         if self.rule.wants_states() {
             self.refresh();
         }
+    }
+
+    /// Forgets the shapes that no node has any more, once they are more than the others. A node can publish another shape every second.
+    pub fn forget_unused_shapes(&mut self) {
+        if self.shapes.len() <= self.most_shapes {
+            return;
+        }
+        let mut counts = vec![0; self.shapes.len()];
+        for node in self.nodes.iter().flatten() {
+            counts[node.shape as usize] += 1;
+        }
+        let used = counts.iter().filter(|count| **count > 0).count();
+        self.most_shapes = FEW_SHAPES.max(2 * used);
+        if self.shapes.len() <= self.most_shapes {
+            return;
+        }
+        let mut numbers = vec![0; self.shapes.len()];
+        let mut shapes: Vec<(Shape, u64)> = Vec::with_capacity(used);
+        for (number, count) in counts.into_iter().enumerate().filter(|(_, count)| *count > 0) {
+            numbers[number] = u32::try_from(shapes.len()).unwrap_or(u32::MAX);
+            shapes.push((self.shapes[number], count));
+        }
+        self.shapes = shapes.iter().map(|(shape, _)| *shape).collect();
+        self.shape_numbers = self.shapes.iter().copied().zip(0..).collect();
+        self.slots = Slots::default();
+        self.rows = self.rows.emptied();
+        for (id, node) in self.nodes.iter_mut().enumerate() {
+            if let Some(node) = node {
+                node.shape = numbers[node.shape as usize];
+                let id = u32::try_from(id).unwrap_or(u32::MAX);
+                node.slot = self.slots.insert(node.free.state(node.shape, self.view), node.rank, id);
+            }
+        }
+        self.rule.set_shapes(&shapes);
     }
 
     /// The best place for a pod; `None` if it fits nowhere. `pod`: any number of its own; only the policy `random` looks at it.

@@ -74,6 +74,12 @@ impl Rule for Rf {
         self.waste.push(self.waste_on(shape));
     }
 
+    fn set_shapes(&mut self, shapes: &[(Shape, u64)]) {
+        self.shapes = shapes.to_vec();
+        self.waste = self.shapes.iter().map(|(shape, _)| self.waste_on(shape)).collect();
+        self.change();
+    }
+
     fn joined(&mut self, shape: usize) {
         self.shapes[shape].1 += 1;
         self.change();

@@ -52,6 +52,9 @@ pub(crate) trait Rule: fmt::Debug + Send {
     /// There is a new shape; shapes are numbered in the order of these calls.
     fn add_shape(&mut self, _shape: &Shape) {}
 
+    /// From now on the shapes are these, numbered in this order, with so many nodes of each; whatever came before.
+    fn set_shapes(&mut self, _shapes: &[(Shape, u64)]) {}
+
     /// A node of this shape came.
     fn joined(&mut self, _shape: usize) {}
 

@@ -319,6 +319,7 @@ fn costs_that_were_pushed_out_of_memory_are_found_again() {
         costs: 1,
         states: 1,
         hurry: true,
+        ..Limits::default()
     };
     let mut ledger = Ledger::new(GIB);
     for at in 0..NODES.len() {
@@ -341,4 +342,88 @@ fn costs_that_were_pushed_out_of_memory_are_found_again() {
             );
         }
     }
+}
+
+/// One node's GPUs, of these sizes in GiB and products, as its agent publishes them.
+fn published(name: &str, sizes: &[u64], product: impl Fn(usize) -> String) -> Node {
+    let mut node = divvy_node(name, sizes);
+    for gpu in 0..sizes.len() {
+        edit_gpu(&mut node, gpu, |described| described.model = product(gpu));
+    }
+    (node.cpu_milli, node.memory_bytes, node.pods) = (96_000, 256 << 30, 110);
+    node
+}
+
+fn best_on(fleet: &mut Fleet, ledger: &Ledger, node: &str) -> Option<usize> {
+    let pod = asking(1, 4);
+    fleet.follow(ledger);
+    fleet.rank(&pod, &Ask::of(&pod.request, GIB), [node], ledger).best
+}
+
+#[test]
+fn a_node_that_publishes_other_gpus_every_second_makes_nothing_grow() {
+    let mut ledger = Ledger::new(GIB);
+    let mut fleet = Fleet::new(Policy::Divvy, Limits::SMALL);
+    ledger.apply_node(&published("good", &[16, 16], |_| "T4".to_owned()));
+    let mut publish = |number: u64| {
+        let sizes = [100 + number, 100_000 - number];
+        ledger.apply_node(&published("n", &sizes, |gpu| format!("product {number} {gpu}")));
+        fleet.follow(&ledger);
+    };
+    (0..1_000).for_each(&mut publish);
+    let grown = allocation_counter::measure(|| (1_000..4_000).for_each(&mut publish));
+    assert!(grown.bytes_current < 1 << 20, "{} bytes", grown.bytes_current);
+    // Products that are gone keep nobody out.
+    ledger.apply_node(&published("late", &[16], |_| "H100".to_owned()));
+    assert_eq!(best_on(&mut fleet, &ledger, "late"), Some(0));
+    assert_eq!(best_on(&mut fleet, &ledger, "good"), Some(0));
+}
+
+#[test]
+fn a_kind_of_gpu_beyond_the_limit_is_chosen_by_the_ledger_and_by_the_policy_when_another_kind_is_gone() {
+    let mut ledger = Ledger::new(GIB);
+    let mut fleet = Fleet::new(Policy::Divvy, Limits::SMALL);
+    let sizes: Vec<u64> = (0..u64::try_from(Limits::SMALL.kinds).expect("few"))
+        .map(|kind| 16 + kind)
+        .collect();
+    ledger.apply_node(&published("many", &sizes, |_| "T4".to_owned()));
+    fleet.follow(&ledger);
+    ledger.apply_node(&published("late", &[8], |_| "T4".to_owned()));
+    let pod = asking(1, 4);
+    let ask = Ask::of(&pod.request, GIB);
+    assert_eq!(best_on(&mut fleet, &ledger, "late"), None);
+    assert_eq!(
+        fleet.choose(&pod, &ask, "late", &ledger).map(|choice| choice.gpus.len()),
+        Some(1)
+    );
+    assert_eq!(best_on(&mut fleet, &ledger, "many"), Some(0));
+    ledger.delete_node("many");
+    ledger.apply_node(&published("late", &[8, 8], |_| "T4".to_owned()));
+    assert_eq!(best_on(&mut fleet, &ledger, "late"), Some(0));
+}
+
+/// Tenants choose what they ask for.
+#[test]
+fn as_many_kinds_of_pods_as_pods_make_no_table_grow() {
+    let used = |pods: u64| {
+        let mut ledger = Ledger::new(GIB);
+        ledger.apply_node(&published("n", &[80; 8], |_| "A100".to_owned()));
+        for number in 0..pods {
+            let mut pod = asking_several(number as usize, 1 + number % 900, 1 + (number % 3) as u32);
+            pod.cpu_milli = 100 + number * 10;
+            ledger.apply_pod(pod);
+        }
+        allocation_counter::measure(|| {
+            let mut fleet = Fleet::new(Policy::Divvy, Limits::SMALL);
+            fleet.learn(&ledger);
+            fleet.follow(&ledger);
+            for pod in ledger.pods() {
+                fleet.arrived(pod, &ledger);
+            }
+            std::mem::forget(fleet);
+        })
+        .bytes_current
+    };
+    let (some, many) = (used(1_000), used(4_000));
+    assert!(many < some + (2 << 20), "{some} {many}");
 }

@@ -12,12 +12,12 @@ pub(crate) const ONE: u64 = 1 << 10;
 const WINDOW: u64 = 8192 * ONE;
 /// A class that counts for less is forgotten.
 const LEAST: u64 = ONE / 64;
-/// More classes than any mix needs; the rarest are left out.
-const MOST: usize = 4096;
 
 /// Counts of arrivals by class, in which older ones fade.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Mixture {
+    /// Tenants choose what they ask for, so there may be as many classes as pods; of more than this the rarest are left out.
+    most: usize,
     counts: HashMap<Demand, u64, BuildHasherDefault<Mixer>>,
     total: u64,
     /// Arrivals since the start, for when to fit again.
@@ -26,14 +26,25 @@ pub(crate) struct Mixture {
 }
 
 impl Mixture {
+    pub(crate) fn of_at_most(classes: usize) -> Mixture {
+        Mixture {
+            most: classes,
+            counts: HashMap::default(),
+            total: 0,
+            arrivals: 0,
+            fit_at: 0,
+        }
+    }
+
     /// A pod came. True if it is time to [`Mixture::fit`].
     pub(crate) fn add(&mut self, class: &Demand) -> bool {
         *self.counts.entry(*class).or_default() += ONE;
         self.total += ONE;
         self.arrivals += 1;
-        if self.total >= WINDOW || self.counts.len() > MOST {
+        if self.total >= WINDOW {
             self.fade();
         }
+        self.leave_out_the_rarest();
         self.arrivals > self.fit_at
     }
 
@@ -44,7 +55,7 @@ impl Mixture {
 
     /// As if these had come, and nothing before.
     pub(crate) fn set(&mut self, mix: &Mix) {
-        *self = Mixture::default();
+        *self = Mixture::of_at_most(self.most);
         for (class, count) in mix.classes() {
             self.counts.insert(*class, count * ONE);
             self.total += count * ONE;
@@ -53,6 +64,20 @@ impl Mixture {
         while self.total >= WINDOW {
             self.fade();
         }
+        self.leave_out_the_rarest();
+    }
+
+    /// A quarter more than need be, so that this is not done for each pod.
+    fn leave_out_the_rarest(&mut self) {
+        if self.counts.len() <= self.most {
+            return;
+        }
+        let mut classes: Vec<(u64, Demand)> = self.counts.iter().map(|(class, count)| (*count, *class)).collect();
+        classes.sort_unstable_by(|a, b| b.cmp(a));
+        for (_, class) in classes.drain(self.most - self.most / 4..) {
+            self.counts.remove(&class);
+        }
+        self.total = self.counts.values().sum();
     }
 
     fn fade(&mut self) {

@@ -54,6 +54,11 @@ impl Rows {
         }
     }
 
+    /// As many may be remembered.
+    pub(super) fn emptied(&self) -> Rows {
+        Rows::new(self.most_costs)
+    }
+
     /// The number of the row of a class, each of which has a cost for so many slots.
     pub(super) fn of(&mut self, class: &Demand, slots: usize) -> usize {
         self.requests += 1;

@@ -1,0 +1,418 @@
+//! How long one call holds the core's lock at most, whatever tenants ask for, nodes publish, and came before.
+
+use std::time::Duration;
+
+use divvy_cluster::index::ReadPod;
+use divvy_cluster::objects::PodObject;
+use divvy_cluster::watch::Change;
+use divvy_extender::core::{Action, BindArgs, Core, Eviction, Now, Posted, Timing};
+use divvy_model::limits::{DEVICE_TEXT_BYTES, RULE_BYTES, RULE_PATTERNS, RULE_UUIDS};
+use divvy_model::{Gpu, Health, Inventory, Link, MemoryUnit, MiB, Node};
+use serde_json::{Value, json};
+
+use crate::Outcome;
+
+const BUDGET: Duration = Duration::from_millis(10);
+const GPUS: usize = 8;
+/// MiB of an ordinary GPU. The unit is one MiB, in which sizes can differ the most.
+const SIZE: u64 = 40_960;
+/// kube-scheduler looks for victims on a tenth of the nodes.
+const PREEMPTED: usize = 10;
+
+fn at(ms: u64) -> Now {
+    Now {
+        monotonic_ns: (10_000 + ms) * 1_000_000,
+        unix_ns: 0,
+    }
+}
+
+/// What this thread was on a processor: what a busy machine does not change.
+fn worked() -> Duration {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+    Duration::new(
+        u64::try_from(now.tv_sec).unwrap_or(0),
+        u32::try_from(now.tv_nsec).unwrap_or(0),
+    )
+}
+
+fn held<T>(longest: &mut Duration, call: impl FnOnce() -> T) -> T {
+    let began = worked();
+    let answer = call();
+    *longest = (*longest).max(worked().saturating_sub(began));
+    answer
+}
+
+fn name(node: usize) -> String {
+    format!("gpu-node-{node:05}")
+}
+
+/// A node with so many GPUs, each as this says.
+fn node(number: usize, gpus: usize, each: impl Fn(usize, &mut Gpu)) -> Node {
+    let gpu = |at: usize| {
+        let mut gpu = Gpu {
+            uuid: format!("GPU-{number:08x}-{at:04x}-4000-8000-000000000000"),
+            kind: "gpu".to_owned(),
+            parent: None,
+            index: at as u32,
+            minor: at as u32,
+            pci: format!("0000:{at:02x}:00.0"),
+            model: "NVIDIA A100-SXM4-40GB".to_owned(),
+            cc: "8.0".to_owned(),
+            sms: 108,
+            clock_mhz: 1410,
+            total: MiB(SIZE),
+            reserve: MiB::ZERO,
+            units: SIZE,
+            held: MiB::ZERO,
+            numa: None,
+            health: Health::Ok,
+            reason: None,
+            links: Vec::new(),
+        };
+        each(at, &mut gpu);
+        gpu.total = MiB(gpu.units);
+        gpu
+    };
+    let inventory = Inventory {
+        v: 1,
+        agent: "0.1.0".to_owned(),
+        driver: "550.54.15".to_owned(),
+        unit: MemoryUnit::MIB,
+        unschedulable: false,
+        gpus: (0..gpus).map(gpu).collect(),
+    };
+    Node {
+        uid: format!("node-{number}"),
+        name: name(number),
+        capacity_units: inventory.total_units(),
+        capacity_gpus: gpus as u64,
+        cpu_milli: 128_000,
+        memory_bytes: 1 << 40,
+        pods: 110,
+        inventory: Some(Ok(inventory)),
+        ..Node::default()
+    }
+}
+
+fn pod(name: &str, units: u64, cpu: &str, priority: i32, annotations: &Value) -> Outcome<ReadPod> {
+    let object: PodObject = serde_json::from_value(json!({
+        "metadata": {"name": name, "namespace": "team-a", "uid": format!("uid-{name}"), "annotations": annotations},
+        "spec": {"priority": priority, "containers": [{"name": "main", "resources": {"limits":
+            {"aliyun.com/gpu-mem": units.to_string(), "cpu": cpu, "memory": "1Gi"}}}]},
+        "status": {"phase": "Pending"}
+    }))?;
+    Ok(ReadPod::from(object))
+}
+
+fn bound(number: usize, node: usize, gpu: usize, units: u64) -> Outcome<ReadPod> {
+    let uuid = format!("GPU-{node:08x}-{gpu:04x}-4000-8000-000000000000");
+    let allocation =
+        json!({"v": 1, "gpus": [{"uuid": uuid, "memMiB": units}], "containers": {"main": [{"uuid": uuid, "memMiB": units}]}});
+    let object: PodObject = serde_json::from_value(json!({
+        "metadata": {"name": format!("b-{number}"), "namespace": "team-a", "uid": format!("uid-b-{number}"),
+            "annotations": {"divvy.dev/allocation": allocation.to_string()}},
+        "spec": {"nodeName": name(node), "containers": [{"name": "main", "resources": {"limits":
+            {"aliyun.com/gpu-mem": units.to_string(), "cpu": "1", "memory": "1Gi"}}}]},
+        "status": {"phase": "Running", "containerStatuses": [{"state": {"running": {}}}]}
+    }))?;
+    Ok(ReadPod::from(object))
+}
+
+/// Numbers that look random and are always the same (splitmix64).
+fn scattered(n: usize) -> u64 {
+    let mut z = (n as u64).wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}
+
+/// As long, as many and as hard as the limits allow.
+fn worst_rule(sign: &str) -> String {
+    let each = RULE_BYTES / RULE_PATTERNS - 1 - sign.len();
+    let pattern = "n*".repeat(each / 2);
+    vec![format!("{sign}{}q", &pattern[..each - 1]); RULE_PATTERNS].join(",")
+}
+
+/// Pods that cost the most: what they ask for, and by what rules.
+fn pods() -> Vec<(&'static str, u64, Value)> {
+    let uuids = vec!["GPU-00000001-0001-4000-8000-00000000000f"; RULE_UUIDS].join(",");
+    vec![
+        ("plain", 4_096, json!({})),
+        (
+            "32 patterns that match nothing",
+            4_096,
+            json!({"divvy.dev/gpu-model": worst_rule("")}),
+        ),
+        (
+            "32 patterns that deny nothing",
+            4_096,
+            json!({"divvy.dev/gpu-model": worst_rule("!"), "divvy.dev/gpu-prefer": "fastest"}),
+        ),
+        ("16 UUIDs that are not there", 4_096, json!({"divvy.dev/gpu-uuid": uuids})),
+        (
+            "8 GPUs, 32 patterns",
+            8 * 4_096,
+            json!({"divvy.dev/gpus": "8", "divvy.dev/gpu-model": worst_rule("!")}),
+        ),
+        ("16 GPUs", 16 * 512, json!({"divvy.dev/gpus": "16"})),
+        (
+            "rules that cannot be read",
+            4_096,
+            json!({"divvy.dev/gpu-model": "!".repeat(RULE_BYTES)}),
+        ),
+        (
+            "250 kB of patterns",
+            4_096,
+            json!({"divvy.dev/gpu-model": vec!["!a"; 83_000].join(",")}),
+        ),
+    ]
+}
+
+#[derive(Default)]
+struct Holds {
+    filter: Duration,
+    prioritize: Duration,
+    preempt: Duration,
+    bind: Duration,
+    pod: Duration,
+    node: Duration,
+}
+
+/// Asks a cluster for each of the pods. The first call of each verb after a change, and some more.
+fn ask(core: &mut Core, names: &[String], proposed: &[Eviction], holds: &mut Holds) -> Outcome<()> {
+    for (number, (what, units, annotations)) in pods().into_iter().enumerate() {
+        let name = format!("ask-{number}");
+        let read = pod(&name, units, "1", 1_000, &annotations)?;
+        let value = read.pod().clone();
+        held(&mut holds.pod, || core.pod_change(Change::Apply(read), at(0)));
+        let all = || names.iter().map(String::as_str);
+        let mut passed = Vec::new();
+        for _ in 0..3 {
+            let answer = held(&mut holds.filter, || core.filter_at(&value, all(), at(0)));
+            passed = answer.map(|answer| answer.passed).unwrap_or_default();
+            held(&mut holds.prioritize, || core.prioritize(&value, all()))?;
+        }
+        for chunk in proposed.chunks(divvy_extender::core::EVICTIONS_AT_ONCE) {
+            let chunk = chunk.to_vec();
+            held(&mut holds.preempt, || core.preempt(&value, chunk))?;
+        }
+        // The node that is hardest to choose on is the first.
+        let nodes = passed.first().copied().into_iter().chain([0]);
+        for on in nodes {
+            let args = BindArgs {
+                pod_name: name.clone(),
+                pod_namespace: "team-a".to_owned(),
+                pod_uid: format!("uid-{name}"),
+                node: names[on].clone(),
+            };
+            let (_, actions) = held(&mut holds.bind, || core.begin_bind(args, at(0)));
+            for action in actions {
+                match action {
+                    Action::Post { op, .. } => {
+                        held(&mut holds.bind, || core.posted(op, Posted::Refused("no".to_owned()), at(0)));
+                    }
+                    Action::Answer { .. } => {}
+                    other => return Err(format!("{what}: {other:?}").into()),
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+struct Scene {
+    what: &'static str,
+    /// Node by number.
+    node: Box<dyn Fn(usize) -> Node>,
+    /// Pods that came, and are gone.
+    history: usize,
+    /// Bound pods of a node.
+    pods: usize,
+    /// How often one node changes what it publishes.
+    changes: usize,
+}
+
+fn scenes() -> Vec<Scene> {
+    let ordinary = |number: usize| node(number, GPUS, |_, _| {});
+    let scene = |what: &'static str, node: Box<dyn Fn(usize) -> Node>| Scene {
+        what,
+        node,
+        history: 0,
+        pods: 8,
+        changes: 0,
+    };
+    let shapes = |number: usize| Node {
+        cpu_milli: 128_000 - number as u64,
+        memory_bytes: (1 << 40) - ((number as u64) << 21),
+        ..ordinary(number)
+    };
+    let sizes = |number: usize| node(number, GPUS, |gpu, it| it.units = SIZE + (number * GPUS + gpu) as u64);
+    let linked = move |number: usize| match number % 50 {
+        0 => node(number, 64, |gpu, it| {
+            let link = |peer: usize| {
+                Link(
+                    format!("GPU-{number:08x}-{peer:04x}-4000-8000-000000000000"),
+                    "nvlink".to_owned(),
+                    (scattered(gpu * 64 + peer) % 900) as u32,
+                )
+            };
+            it.links = (0..64).filter(|peer| *peer != gpu).map(link).collect();
+        }),
+        1 => node(number, 16, |gpu, it| {
+            let link = |peer: usize| {
+                Link(
+                    format!("GPU-{number:08x}-{peer:04x}-4000-8000-000000000000"),
+                    "nvlink".to_owned(),
+                    (scattered(gpu * 16 + peer) % 900) as u32,
+                )
+            };
+            it.links = (0..16).filter(|peer| *peer != gpu).map(link).collect();
+        }),
+        _ => ordinary(number),
+    };
+    vec![
+        scene("nothing unusual", Box::new(ordinary)),
+        scene(
+            "each GPU of another product",
+            Box::new(|number| {
+                node(number, GPUS, |gpu, it| {
+                    let product = number * GPUS + gpu;
+                    it.model = format!("{}{product:05}", "n".repeat(DEVICE_TEXT_BYTES - 5));
+                })
+            }),
+        ),
+        scene("each GPU of another size", Box::new(sizes)),
+        scene("each node of another shape", Box::new(shapes)),
+        scene("some nodes of 64 and 16 GPUs, all linked at random", Box::new(linked)),
+        Scene {
+            history: 8_000,
+            ..scene("8,000 pods came, each of another size", Box::new(ordinary))
+        },
+        Scene {
+            history: 8_000,
+            ..scene("the same, and each node of another shape", Box::new(shapes))
+        },
+        Scene {
+            pods: 100,
+            ..scene("100 pods on each node", Box::new(ordinary))
+        },
+        Scene {
+            changes: 2_000,
+            ..scene("one node published 2,000 inventories", Box::new(ordinary))
+        },
+        Scene {
+            changes: 2_000,
+            history: 8_000,
+            ..scene("the same after 8,000 pods", Box::new(ordinary))
+        },
+    ]
+}
+
+fn resident_mib() -> f64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+    line.and_then(|line| line.trim().trim_end_matches(" kB").parse::<f64>().ok())
+        .unwrap_or(0.0)
+        / 1024.0
+}
+
+/// Prints the longest hold of each verb in each scene. `only`: of scenes with this in their names.
+pub(crate) fn measure(nodes: usize, only: Option<&str>) -> Outcome<()> {
+    println!(
+        "{nodes} nodes with 8 GPUs; the longest hold of the core's lock in ms on a processor, of each pod and verb (budget {} ms)",
+        BUDGET.as_millis()
+    );
+    println!(
+        "{:<52} {:>8} {:>10} {:>8} {:>8} {:>10} {:>11}",
+        "", "filter", "prioritize", "preempt", "bind", "pod event", "node event"
+    );
+    let names: Vec<String> = (0..nodes).map(name).collect();
+    for scene in scenes()
+        .into_iter()
+        .filter(|scene| only.is_none_or(|only| scene.what.contains(only)))
+    {
+        let mut core = Core::new(MemoryUnit::MIB, Timing::default());
+        let mut holds = Holds::default();
+        let listed: Vec<Node> = (0..nodes).map(&scene.node).collect();
+        let of = |number: usize| {
+            bound(
+                number,
+                number % nodes,
+                number / nodes % GPUS,
+                1_024 + scattered(number) % 1_024,
+            )
+        };
+        let pods = (0..nodes * scene.pods).map(of).collect::<Outcome<Vec<ReadPod>>>()?;
+        let mut lists = Duration::ZERO;
+        held(&mut lists, || core.node_change(Change::Reset(listed), at(0)));
+        held(&mut lists, || core.pod_change(Change::Reset(pods), at(0)));
+        for number in 0..scene.history {
+            let units = 1_024 + (number as u64 * 7) % 30_000;
+            let annotations = json!({"divvy.dev/gpus": (1 + number % 4).to_string()});
+            let units = units * (1 + number as u64 % 4);
+            let read = pod(
+                &format!("h-{number}"),
+                units,
+                &format!("{}m", 100 + number % 5_000),
+                0,
+                &annotations,
+            )?;
+            held(&mut holds.pod, || core.pod_change(Change::Apply(read.clone()), at(0)));
+            held(&mut holds.pod, || core.pod_change(Change::Delete(read), at(0)));
+        }
+        let before = resident_mib();
+        for change in 0..scene.changes {
+            // Sizes go from one GPU to another: the sum is the node's capacity, which the agent cannot change.
+            let changed = node(1, GPUS, |gpu, it| {
+                let shift = 1 + (change * 4 + gpu / 2) as u64;
+                it.units = if gpu % 2 == 0 { SIZE + shift } else { SIZE - shift };
+            });
+            held(&mut holds.node, || core.node_change(Change::Apply(changed), at(0)));
+        }
+        let grown = resident_mib() - before;
+        let proposed: Vec<Eviction> = (0..nodes / PREEMPTED)
+            .map(|node| Eviction {
+                node: name(node),
+                victims: (0..scene.pods).map(|pod| format!("uid-b-{}", pod * nodes + node)).collect(),
+                pdb_violations: 0,
+            })
+            .collect();
+        ask(&mut core, &names, &proposed, &mut holds)?;
+        // Once more after some changes.
+        for number in 0..50 {
+            let read = bound(number, number, 0, 3_000)?;
+            held(&mut holds.pod, || core.pod_change(Change::Apply(read), at(0)));
+            held(&mut holds.node, || {
+                core.node_change(
+                    Change::Apply(Node {
+                        cpu_milli: 64_000,
+                        ..(scene.node)(number)
+                    }),
+                    at(0),
+                )
+            });
+        }
+        ask(&mut core, &names, &proposed, &mut holds)?;
+        let ms = |hold: Duration| {
+            let late = if hold > BUDGET { "!" } else { " " };
+            format!("{:.2}{late}", hold.as_secs_f64() * 1_000.0)
+        };
+        println!(
+            "{:<52} {:>8} {:>10} {:>8} {:>8} {:>10} {:>11}   lists {:.0} ms{}",
+            scene.what,
+            ms(holds.filter),
+            ms(holds.prioritize),
+            ms(holds.preempt),
+            ms(holds.bind),
+            ms(holds.pod),
+            ms(holds.node),
+            lists.as_secs_f64() * 1_000.0,
+            if scene.changes > 0 {
+                format!(", {grown:+.1} MiB by the changes")
+            } else {
+                String::new()
+            }
+        );
+    }
+    Ok(())
+}

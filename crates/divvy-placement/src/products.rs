@@ -1,0 +1,112 @@
+//! The products of the cluster's GPUs by number, so that a pod's rules are held against each product once per question and not against each GPU.
+
+use std::cell::Cell;
+use std::collections::BTreeMap;
+
+use crate::{Ask, GpuState};
+
+/// Number of a product while some GPU of it is known.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Product(u16);
+
+impl Product {
+    /// Of all products beyond [`Products::MOST`].
+    const UNKNOWN: Product = Product(u16::MAX);
+
+    pub(crate) fn is_unknown(self) -> bool {
+        self == Product::UNKNOWN
+    }
+}
+
+/// The products that GPUs of the ledger's nodes have now.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Products {
+    /// Name → number, and how many GPUs have it.
+    known: BTreeMap<String, (Product, usize)>,
+    unused: Vec<Product>,
+}
+
+impl Products {
+    /// More than any cluster has. Nodes write the names, so there could be as many as GPUs; a GPU of one more is one of an unknown product, which
+    /// no pod takes that names products.
+    pub(crate) const MOST: usize = 512;
+
+    /// Notes a node's GPUs, and numbers their products.
+    pub(crate) fn add(&mut self, gpus: &mut [GpuState]) {
+        for gpu in gpus {
+            gpu.product = Some(self.hold(&gpu.model));
+        }
+    }
+
+    fn hold(&mut self, name: &str) -> Product {
+        if let Some((product, gpus)) = self.known.get_mut(name) {
+            *gpus += 1;
+            return *product;
+        }
+        if self.known.len() >= Self::MOST {
+            return Product::UNKNOWN;
+        }
+        // Numbers that are not in use are in `unused`, so that the next one is the count.
+        let next = u16::try_from(self.known.len()).map_or(Product::UNKNOWN, Product);
+        let product = self.unused.pop().unwrap_or(next);
+        self.known.insert(name.to_owned(), (product, 1));
+        product
+    }
+
+    /// A node's GPUs are gone.
+    pub(crate) fn remove(&mut self, gpus: &[GpuState]) {
+        for gpu in gpus {
+            let known = self.known.get_mut(&gpu.model);
+            // One that was unknown when it came is not counted, though its product may be known since.
+            if let Some((product, count)) = known.filter(|(product, _)| gpu.product == Some(*product)) {
+                *count -= 1;
+                if *count == 0 {
+                    self.unused.push(*product);
+                    self.known.remove(&gpu.model);
+                }
+            }
+        }
+    }
+}
+
+/// A pod that looks at many GPUs: of each product it is found out once whether the pod takes it. Only for one moment of one ledger, since numbers
+/// of products that are gone are given again.
+#[derive(Debug, Clone)]
+pub(crate) struct Taste<'a> {
+    ask: &'a Ask,
+    /// By number of the product.
+    takes: Vec<Cell<Option<bool>>>,
+}
+
+impl<'a> Taste<'a> {
+    pub(crate) fn of(ask: &'a Ask) -> Taste<'a> {
+        let products = if ask.rules.is_some() { Products::MOST } else { 0 };
+        Taste {
+            ask,
+            takes: vec![Cell::new(None); products],
+        }
+    }
+
+    pub(crate) fn ask(&self) -> &'a Ask {
+        self.ask
+    }
+
+    /// As [`Ask::takes`].
+    pub(crate) fn takes(&self, gpu: &GpuState) -> bool {
+        let Some(rules) = self.ask.rules() else {
+            return self.ask.rules.is_none();
+        };
+        if !rules.allow_any_product(gpu.total, gpu.uuid.as_deref()) {
+            return false;
+        }
+        let known = gpu.product.and_then(|product| self.takes.get(usize::from(product.0)));
+        match known {
+            None => self.ask.takes_product_of(gpu),
+            Some(known) => known.get().unwrap_or_else(|| {
+                let takes = self.ask.takes_product_of(gpu);
+                known.set(Some(takes));
+                takes
+            }),
+        }
+    }
+}
