@@ -69,7 +69,7 @@ fn hostile_rules() -> Vec<Value> {
         key("divvy.dev/gpu-model", "\u{202e}".repeat(RULE_BYTES / 3)),
         key("divvy.dev/gpu-model", "!".repeat(RULE_BYTES)),
         key("divvy.dev/gpu-uuid", vec!["GPU-1"; HUGE / 6].join(",")),
-        key("divvy.dev/gpu-uuid", ["g".repeat(63); 16].join(",")),
+        key("divvy.dev/gpu-uuid", vec!["g".repeat(63); 16].join(",")),
         key("divvy.dev/gpu-memory", format!(">={}", "9".repeat(HUGE))),
         key("divvy.dev/gpus", "2".repeat(HUGE)),
         key("divvy.dev/gpu-prefer", "\u{1}".repeat(HUGE)),
@@ -195,12 +195,9 @@ fn what_is_kept_of_a_pod_that_waits_is_bounded_whatever_it_says() {
 #[test]
 fn a_refused_bind_is_told_in_a_bounded_text() {
     let mut core = cluster(1, |_, gpu| format!("{gpu}{}", "n".repeat(DEVICE_TEXT_BYTES - 1)));
-    let mut settled = at(2_000);
-    let mut pod: Pod = convert::pod(&object("p", 4, json!({"divvy.dev/gpu-model": worst_rule()}))).expect("readable");
-    pod.uid = "u-p".to_owned();
-    core.index_mut().apply_pod(pod);
-    settled.unix_ns += 1;
-    let (_, actions) = core.begin_bind(bind_args("p", "n0"), settled);
+    let pod: Pod = convert::pod(&object("p", 4, json!({"divvy.dev/gpu-model": worst_rule()}))).expect("readable");
+    core.index_mut().apply_pod(pod.clone());
+    let (_, actions) = core.begin_bind(args(&pod, "n0"), at(2_000));
     let [divvy_extender::core::Action::Answer { result: Err(text), .. }] = actions.as_slice() else {
         panic!("{actions:?}");
     };
