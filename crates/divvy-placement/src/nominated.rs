@@ -119,10 +119,6 @@ impl Ledger {
         if let Ok(positions) = choose::best(&view, &Taste::of(ask)) {
             return Some(positions);
         }
-        let go: Vec<&Pod> = view
-            .pods()
-            .filter(|other| other.deleting || other.priority < pod.priority)
-            .collect();
-        self.fewest(&view, ask, &go).map(|(positions, _)| positions)
+        self.room_to_come(&view, pod, ask)
     }
 }

@@ -1,5 +1,8 @@
+use std::collections::BTreeSet;
+
 use divvy_model::{Health, MiB, Pod};
 
+use crate::products::Taste;
 use crate::{Ask, Ledger, NodeView, Source};
 
 /// Pods without which a GPU, or several of a node, have room for another one.
@@ -7,6 +10,8 @@ use crate::{Ask, Ledger, NodeView, Source};
 pub struct Victims<'a> {
     /// The GPUs' indices, ascending.
     pub indices: Vec<u32>,
+    /// Their positions in [`crate::NodeState::gpus`].
+    pub(crate) positions: Vec<usize>,
     /// The pods; none if there is room already.
     pub pods: Vec<&'a Pod>,
 }
@@ -24,28 +29,37 @@ impl Ledger {
     pub fn victims(&self, node: &str, pod: &Pod, proposed: &[String]) -> Option<Vec<String>> {
         let view = self.node(node)?;
         let ask = Ask::of_pod(pod, self.unit());
-        let is_proposed = |uid: &str| proposed.iter().any(|other| other == uid);
-        let (of_proposed, others): (Vec<&Pod>, Vec<&Pod>) = view.pods().partition(|other| is_proposed(&other.uid));
-        let (_, mut gone) = self.fewest(&view, &ask, &of_proposed).or_else(|| {
-            let lower = others.iter().filter(|other| other.priority < pod.priority);
-            let all: Vec<&Pod> = of_proposed.iter().chain(lower).copied().collect();
+        // A node has hundreds of pods at most, and kube-scheduler names hundreds of nodes: nothing here grows with the square of the pods.
+        let is_proposed: BTreeSet<&str> = proposed.iter().map(String::as_str).collect();
+        let here = self.there(&view);
+        let (of_proposed, others): (Vec<There<'_>>, Vec<There<'_>>) = here
+            .into_iter()
+            .partition(|other| is_proposed.contains(other.pod.uid.as_str()));
+        let chosen = self.fewest(&view, &ask, &of_proposed).or_else(|| {
+            let lower = others.iter().filter(|other| other.pod.priority < pod.priority);
+            let all: Vec<There<'_>> = of_proposed.iter().chain(lower).cloned().collect();
             self.fewest(&view, &ask, &all)
         })?;
-        gone.extend(of_proposed.iter().filter(|other| !self.holds_here(&view, other)));
+        let mut gone = chosen.pods;
+        gone.extend(of_proposed.iter().filter(|other| !other.holds_here()).map(|other| other.pod));
+        let gone_uids: BTreeSet<&str> = gone.iter().map(|pod| pod.uid.as_str()).collect();
+        let known: BTreeSet<&str> = of_proposed.iter().map(|other| other.pod.uid.as_str()).collect();
         let mut rest: Vec<&Pod> = of_proposed
-            .into_iter()
-            .filter(|other| !gone.iter().any(|pod| pod.uid == other.uid))
+            .iter()
+            .map(|other| other.pod)
+            .filter(|other| !gone_uids.contains(other.uid.as_str()))
             .collect();
         rest.sort_by_key(|other| (other.priority, other.uid.as_str()));
+        let mut sums = Sums::without(&view, pod, &gone);
         let mut rest = rest.into_iter();
-        while !sums_allow(&view, pod, &gone) {
+        while !sums.allow(&view) {
             let Some(next) = rest.next() else { break };
+            sums.free(next);
             gone.push(next);
         }
-        let known = |uid: &&String| view.pods().any(|other| other.uid == **uid);
         let mut uids: Vec<String> = gone.iter().map(|pod| pod.uid.clone()).collect();
         // Of those that are not known here yet nothing can be said.
-        uids.extend(proposed.iter().filter(|uid| !known(uid)).cloned());
+        uids.extend(proposed.iter().filter(|uid| !known.contains(uid.as_str())).cloned());
         if uids.is_empty() {
             uids.extend(proposed.iter().cloned());
         }
@@ -56,125 +70,172 @@ impl Ledger {
     /// The pods of lower priority that would have to go for a pod to have room on GPUs of a node, whatever else is in its way there.
     pub fn in_the_way(&self, node: &str, pod: &Pod) -> Option<Victims<'_>> {
         let view = self.node(node)?;
-        let lower: Vec<&Pod> = view.pods().filter(|other| other.priority < pod.priority).collect();
-        let (positions, pods) = self.fewest(&view, &Ask::of_pod(pod, self.unit()), &lower)?;
-        let gpus = &view.state()?.gpus;
-        let mut indices: Vec<u32> = positions.into_iter().map(|position| gpus[position].index).collect();
-        indices.sort_unstable();
-        Some(Victims { indices, pods })
+        let mut lower = self.there(&view);
+        lower.retain(|other| other.pod.priority < pod.priority);
+        self.fewest(&view, &Ask::of_pod(pod, self.unit()), &lower)
     }
 
-    /// Of all GPUs the one with the cheapest victims among the candidates; of several one after the other, as who goes for one may make room on
-    /// others. Gives the GPUs' positions, and the victims.
-    pub(crate) fn fewest<'a>(
-        &self,
-        view: &NodeView<'a>,
-        ask: &Ask,
-        candidates: &[&'a Pod],
-    ) -> Option<(Vec<usize>, Vec<&'a Pod>)> {
+    /// The GPUs, by position, on which a pod will have room when pods of lower priority have gone, or those that are going anyway.
+    pub(crate) fn room_to_come(&self, view: &NodeView<'_>, pod: &Pod, ask: &Ask) -> Option<Vec<usize>> {
+        let mut go = self.there(view);
+        go.retain(|other| other.pod.deleting || other.pod.priority < pod.priority);
+        self.fewest(view, ask, &go).map(|victims| victims.positions)
+    }
+
+    /// The node's pods, with what each holds of which GPU.
+    fn there<'a>(&self, view: &NodeView<'a>) -> Vec<There<'a>> {
+        let there = |pod: &'a Pod| {
+            let parts = view.state().map(|state| self.parts_of(state, pod)).unwrap_or_default();
+            let shares = parts.into_iter().filter_map(|part| Some((part.position?, part.memory)));
+            There {
+                pod,
+                shares: shares.collect(),
+            }
+        };
+        view.pods().map(there).collect()
+    }
+
+    /// Of all GPUs the one with the cheapest victims among the candidates; of several one after the other, as who goes for one may make room on others.
+    fn fewest<'a>(&self, view: &NodeView<'a>, ask: &Ask, candidates: &[There<'a>]) -> Option<Victims<'a>> {
         let state = view.state().filter(|state| !matches!(state.source, Source::Unusable(_)))?;
         if ask.gpus > 1 && state.source != Source::Inventory {
             return None;
         }
         ask.memory?;
+        let taste = Taste::of(ask);
         let mut open: Vec<usize> = (0..state.gpus.len())
-            .filter(|position| state.gpus[*position].health == Health::Ok && ask.takes(&state.gpus[*position]))
+            .filter(|position| state.gpus[*position].health == Health::Ok && taste.takes(&state.gpus[*position]))
             .collect();
         let mut positions = Vec::new();
-        let mut pods: Vec<&Pod> = Vec::new();
+        // Those that go, by their places among the candidates, and what they hold of each GPU.
+        let mut gone: Vec<usize> = Vec::new();
+        let mut freed = vec![MiB::ZERO; state.gpus.len()];
+        let mut candidates_on: Vec<Vec<(usize, MiB)>> = vec![Vec::new(); state.gpus.len()];
+        for (at, candidate) in candidates.iter().enumerate() {
+            for position in candidate.positions() {
+                candidates_on[position].push((at, candidate.held_at(position)));
+            }
+        }
         for _ in 0..ask.gpus {
             let priced = open.iter().filter_map(|position| {
-                let (price, more) = self.fewest_of(view, *position, ask, candidates, &pods)?;
+                let on = candidates_on[*position].iter().filter(|(at, _)| !gone.contains(at));
+                let here = on.map(|(at, held)| (dearness(candidates[*at].pod), *held, *at)).collect();
+                let (price, more) = fewest_of(view, *position, ask, freed[*position], here, candidates)?;
                 Some((price, state.gpus[*position].index, *position, more))
             });
             let (_, _, position, more) = priced.min_by_key(|(price, index, ..)| (*price, *index))?;
             open.retain(|other| *other != position);
             positions.push(position);
-            pods.extend(more);
-        }
-        if ask.gpus > 1 {
-            self.spare(view, &positions, ask, &mut pods);
-        }
-        Some((positions, pods))
-    }
-
-    /// Keeps those that need not go any more since others do, the dearest first.
-    fn spare<'a>(&self, view: &NodeView<'a>, positions: &[usize], ask: &Ask, pods: &mut Vec<&'a Pod>) {
-        let mut order = pods.clone();
-        order.sort_by_key(|pod| (std::cmp::Reverse(dearness(pod)), pod.uid.as_str()));
-        for pod in order {
-            let others: Vec<&Pod> = pods.iter().filter(|other| other.uid != pod.uid).copied().collect();
-            let room = |position: &usize| {
-                let freed = self.held_by(view, *position, &others);
-                Some(view.free_for_beside(*position, ask, freed)) >= ask.memory
-            };
-            if positions.iter().all(room) {
-                *pods = others;
+            for at in more {
+                for (position, held) in &candidates[at].shares {
+                    freed[*position] = freed[*position].saturating_add(*held);
+                }
+                gone.push(at);
             }
         }
+        if ask.gpus > 1 {
+            spare(view, &positions, ask, candidates, &mut gone);
+        }
+        let mut indices: Vec<u32> = positions.iter().map(|position| state.gpus[*position].index).collect();
+        indices.sort_unstable();
+        Some(Victims {
+            indices,
+            positions,
+            pods: gone.into_iter().map(|at| candidates[at].pod).collect(),
+        })
+    }
+}
+
+/// A pod of a node, and what it holds there.
+#[derive(Debug, Clone)]
+struct There<'a> {
+    pod: &'a Pod,
+    /// By position in [`crate::NodeState::gpus`].
+    shares: Vec<(usize, MiB)>,
+}
+
+impl There<'_> {
+    fn held_at(&self, position: usize) -> MiB {
+        let here = self.shares.iter().filter(|(at, _)| *at == position);
+        here.fold(MiB::ZERO, |sum, (_, memory)| sum.saturating_add(*memory))
     }
 
-    /// Who has to go beside those that are gone.
-    fn fewest_of<'a>(
-        &self,
-        view: &NodeView<'a>,
-        position: usize,
-        ask: &Ask,
-        candidates: &[&'a Pod],
-        gone: &[&'a Pod],
-    ) -> Option<(Price, Vec<&'a Pod>)> {
-        let freed = self.held_by(view, position, gone);
-        let room = |own: MiB| Some(view.free_for_beside(position, ask, own.saturating_add(freed))) >= ask.memory;
-        if room(MiB::ZERO) {
-            return Some(((None, 0, MiB::ZERO), Vec::new()));
-        }
-        let mut here: Vec<(i64, MiB, &Pod)> = candidates
+    /// Each once.
+    fn positions(&self) -> BTreeSet<usize> {
+        self.shares
             .iter()
-            .filter(|pod| !gone.iter().any(|other| other.uid == pod.uid))
-            .map(|pod| (dearness(pod), self.held_at(view, position, pod), *pod))
-            .filter(|(_, held, _)| *held > MiB::ZERO)
-            .collect();
-        here.sort_by_key(|(dearness, _, pod)| (*dearness, pod.uid.as_str()));
-        // Nobody dearer than need be.
-        let mut sum = MiB::ZERO;
-        let last = here.iter().find(|(_, held, _)| {
-            sum = sum.saturating_add(*held);
-            room(sum)
-        });
-        let most = last?.0;
-        here.retain(|(dearness, ..)| *dearness <= most);
-        // The largest first are the fewest; in place of the last the smallest that is enough.
-        here.sort_by_key(|(dearness, held, pod)| (std::cmp::Reverse(*held), *dearness, pod.uid.as_str()));
-        let mut sum = MiB::ZERO;
-        let mut taken = 0;
-        while taken < here.len() && !room(sum.saturating_add(here[taken].1)) {
-            sum = sum.saturating_add(here[taken].1);
-            taken += 1;
-        }
-        let enough = here[taken..].iter().filter(|(_, held, _)| room(sum.saturating_add(*held)));
-        let last = *enough.min_by_key(|(dearness, held, pod)| (*held, *dearness, pod.uid.as_str()))?;
-        let mut chosen = here[..taken].to_vec();
-        chosen.push(last);
-        let dearest = chosen.iter().map(|(dearness, ..)| *dearness).max();
-        let price = (dearest, chosen.len(), sum.saturating_add(last.1));
-        Some((price, chosen.into_iter().map(|(.., pod)| pod).collect()))
+            .filter(|(_, memory)| *memory > MiB::ZERO)
+            .map(|(position, _)| *position)
+            .collect()
     }
 
-    fn held_at(&self, view: &NodeView<'_>, position: usize, pod: &Pod) -> MiB {
-        let parts = view.state().map(|state| self.parts_of(state, pod)).unwrap_or_default();
-        let here = parts.iter().filter(|part| part.position == Some(position));
-        here.fold(MiB::ZERO, |sum, part| sum.saturating_add(part.memory))
+    fn holds_here(&self) -> bool {
+        self.shares.iter().any(|(_, memory)| *memory > MiB::ZERO)
     }
+}
 
-    fn held_by(&self, view: &NodeView<'_>, position: usize, pods: &[&Pod]) -> MiB {
-        let held = pods.iter().map(|pod| self.held_at(view, position, pod));
+/// Keeps those that need not go any more since others do, the dearest first.
+fn spare(view: &NodeView<'_>, positions: &[usize], ask: &Ask, candidates: &[There<'_>], gone: &mut Vec<usize>) {
+    let held = |position: usize, gone: &[usize]| {
+        let held = gone.iter().map(|at| candidates[*at].held_at(position));
         held.fold(MiB::ZERO, MiB::saturating_add)
+    };
+    let mut order = gone.clone();
+    order.sort_by_key(|at| {
+        (
+            std::cmp::Reverse(dearness(candidates[*at].pod)),
+            candidates[*at].pod.uid.as_str(),
+        )
+    });
+    for at in order {
+        let others: Vec<usize> = gone.iter().filter(|other| **other != at).copied().collect();
+        let touched = candidates[at].positions();
+        // Elsewhere nothing changes by this one.
+        let mut here = positions.iter().filter(|position| touched.contains(position));
+        if here.all(|position| Some(view.free_for_beside(*position, ask, held(*position, &others))) >= ask.memory) {
+            *gone = others;
+        }
     }
+}
 
-    fn holds_here(&self, view: &NodeView<'_>, pod: &Pod) -> bool {
-        let parts = view.state().map(|state| self.parts_of(state, pod)).unwrap_or_default();
-        parts.iter().any(|part| part.position.is_some() && part.memory > MiB::ZERO)
+/// Who has to go from a GPU beside those that are gone, who free this much of it. `here`: the candidates with memory there.
+fn fewest_of(
+    view: &NodeView<'_>,
+    position: usize,
+    ask: &Ask,
+    freed: MiB,
+    mut here: Vec<(i64, MiB, usize)>,
+    candidates: &[There<'_>],
+) -> Option<(Price, Vec<usize>)> {
+    let room = |own: MiB| Some(view.free_for_beside(position, ask, own.saturating_add(freed))) >= ask.memory;
+    if room(MiB::ZERO) {
+        return Some(((None, 0, MiB::ZERO), Vec::new()));
     }
+    let uid = |at: usize| candidates[at].pod.uid.as_str();
+    here.sort_by_key(|(dearness, _, at)| (*dearness, uid(*at)));
+    // Nobody dearer than need be.
+    let mut sum = MiB::ZERO;
+    let last = here.iter().find(|(_, held, _)| {
+        sum = sum.saturating_add(*held);
+        room(sum)
+    });
+    let most = last?.0;
+    here.retain(|(dearness, ..)| *dearness <= most);
+    // The largest first are the fewest; in place of the last the smallest that is enough.
+    here.sort_by_key(|(dearness, held, at)| (std::cmp::Reverse(*held), *dearness, uid(*at)));
+    let mut sum = MiB::ZERO;
+    let mut taken = 0;
+    while taken < here.len() && !room(sum.saturating_add(here[taken].1)) {
+        sum = sum.saturating_add(here[taken].1);
+        taken += 1;
+    }
+    let enough = here[taken..].iter().filter(|(_, held, _)| room(sum.saturating_add(*held)));
+    let last = *enough.min_by_key(|(dearness, held, at)| (*held, *dearness, uid(*at)))?;
+    let mut chosen = here[..taken].to_vec();
+    chosen.push(last);
+    let dearest = chosen.iter().map(|(dearness, ..)| *dearness).max();
+    let price = (dearest, chosen.len(), sum.saturating_add(last.1));
+    Some((price, chosen.into_iter().map(|(.., at)| at).collect()))
 }
 
 /// A pod that is being deleted anyway costs nothing.
@@ -182,15 +243,34 @@ fn dearness(pod: &Pod) -> i64 {
     if pod.deleting { i64::MIN } else { i64::from(pod.priority) }
 }
 
-/// Whether the node has CPU, main memory and a place for the pod when these are gone.
-fn sums_allow(view: &NodeView<'_>, pod: &Pod, gone: &[&Pod]) -> bool {
-    let Some(state) = view.state() else { return false };
-    let (cpu, memory, pods) = view.requested();
-    let without = |used: u64, of: fn(&Pod) -> u64| {
-        let freed = gone.iter().fold(0, |sum: u64, other| sum.saturating_add(of(other)));
-        used.saturating_sub(freed).saturating_add(of(pod))
-    };
-    without(cpu, |pod| pod.cpu_milli) <= state.cpu_milli
-        && without(memory, |pod| pod.memory_bytes) <= state.memory_bytes
-        && without(pods, |_| 1) <= state.pods
+/// CPU, main memory and pods that are taken on a node when some are gone and the pod is there.
+struct Sums {
+    cpu_milli: u64,
+    memory_bytes: u64,
+    pods: u64,
+}
+
+impl Sums {
+    fn without(view: &NodeView<'_>, pod: &Pod, gone: &[&Pod]) -> Sums {
+        let (cpu_milli, memory_bytes, pods) = view.requested();
+        let mut sums = Sums {
+            cpu_milli: cpu_milli.saturating_add(pod.cpu_milli),
+            memory_bytes: memory_bytes.saturating_add(pod.memory_bytes),
+            pods: pods.saturating_add(1),
+        };
+        gone.iter().for_each(|gone| sums.free(gone));
+        sums
+    }
+
+    fn free(&mut self, gone: &Pod) {
+        self.cpu_milli = self.cpu_milli.saturating_sub(gone.cpu_milli);
+        self.memory_bytes = self.memory_bytes.saturating_sub(gone.memory_bytes);
+        self.pods = self.pods.saturating_sub(1);
+    }
+
+    fn allow(&self, view: &NodeView<'_>) -> bool {
+        view.state().is_some_and(|state| {
+            self.cpu_milli <= state.cpu_milli && self.memory_bytes <= state.memory_bytes && self.pods <= state.pods
+        })
+    }
 }

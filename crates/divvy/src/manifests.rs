@@ -159,4 +159,6 @@ fn kind_of(document: &str) -> Option<String> {
 }
 
 #[cfg(test)]
+mod admission;
+#[cfg(test)]
 mod tests;

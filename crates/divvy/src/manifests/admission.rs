@@ -1,0 +1,196 @@
+//! What the chart's admission policies say of pods and nodes, by running their expressions.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+
+use divvy_model::limits::{ALLOCATION_BYTES, DEVICE_TEXT_BYTES, INVENTORY_BYTES, RULE_BYTES, RULE_PATTERNS, RULE_UUIDS};
+use divvy_model::{ContainerKind, ContainerRequest, GpuRules, PodRequest, quantity_value};
+use serde_json::{Value, json};
+
+use super::{Chart, Release, render};
+
+/// A policy: the variables in their order, and for each validation what must hold and what is said where it does not.
+struct Policy {
+    env: Arc<cel::Env>,
+    variables: Vec<(String, cel::Program)>,
+    validations: Vec<(cel::Program, Option<cel::Program>, String)>,
+}
+
+impl Policy {
+    fn of_chart(name: &str) -> Policy {
+        let release = Release {
+            name: "divvy".into(),
+            namespace: "divvy-system".into(),
+        };
+        let chosen = json!({"policies": {"gpushareAccounts": ["gpushare"]}});
+        let rendered = render(&Chart::embedded().expect("a chart"), &release, &[chosen]).expect("manifests");
+        let documents = rendered.objects.split("\n---\n").map(|text| text.trim_start_matches("---\n"));
+        let mut objects = documents.map(|text| serde_saphyr::from_str::<Value>(text).expect("YAML"));
+        let policy = objects
+            .find(|object| object["kind"] == "ValidatingAdmissionPolicy" && object["metadata"]["name"] == name)
+            .expect("the policy");
+        let mut env = cel::Env::stdlib();
+        env.add_extension(cel::extensions::strings).expect("Kubernetes has it, too");
+        let env = Arc::new(env);
+        let program = |text: &Value| env.compile(text.as_str().expect("text")).expect("CEL");
+        let list = |field: &str| policy["spec"][field].as_array().cloned().unwrap_or_default();
+        Policy {
+            variables: list("variables")
+                .iter()
+                .map(|variable| {
+                    (
+                        variable["name"].as_str().expect("a name").to_owned(),
+                        program(&variable["expression"]),
+                    )
+                })
+                .collect(),
+            validations: list("validations")
+                .iter()
+                .map(|validation| {
+                    let told = validation.get("messageExpression").map(program);
+                    let otherwise = validation["message"].as_str().expect("a message").to_owned();
+                    (program(&validation["expression"]), told, otherwise)
+                })
+                .collect(),
+            env,
+        }
+    }
+
+    /// What is said against an object that this user creates; nothing if it may come. As in the API server, `variables` are evaluated when they are
+    /// needed, so one that has an error is absent here.
+    fn refusals(&self, object: &Value, old: &Value, user: &str) -> Vec<String> {
+        let mut context = cel::Context::with_env(self.env.clone());
+        let number = |cel::extractors::This(text): cel::extractors::This<Arc<String>>| quantity_value(&text).unwrap_or(0) as i64;
+        context.add_function("quantity", |text: Arc<String>| text).expect("new");
+        context
+            .add_function(
+                "isInteger",
+                |cel::extractors::This(text): cel::extractors::This<Arc<String>>| quantity_value(&text).is_ok(),
+            )
+            .expect("new");
+        context.add_function("asInteger", number).expect("new");
+        context.add_variable("object", object).expect("a value");
+        context.add_variable("oldObject", old).expect("a value");
+        let request = json!({"userInfo": {"username": user, "extra": {"authentication.kubernetes.io/node-name": ["n1"]}}});
+        context.add_variable("request", request).expect("a value");
+        let mut known: HashMap<String, cel::Value> = HashMap::new();
+        context.add_variable_from_value("variables", known.clone());
+        for (name, program) in &self.variables {
+            let value = program.execute(&context).unwrap_or_else(|error| panic!("{name}: {error}"));
+            known.insert(name.clone(), value);
+            context.add_variable_from_value("variables", known.clone());
+        }
+        let failed = self.validations.iter().filter(|(holds, ..)| match holds.execute(&context) {
+            Ok(cel::Value::Bool(holds)) => !holds,
+            other => panic!("{other:?}"),
+        });
+        let told = failed.map(
+            |(_, told, otherwise)| match told.as_ref().map(|told| told.execute(&context)) {
+                // Longer ones are not shown (apiserver's `validating/message.go`: 5 KiB).
+                Some(Ok(cel::Value::String(text))) if text.len() <= 5 << 10 => text.to_string(),
+                _ => otherwise.clone(),
+            },
+        );
+        told.collect()
+    }
+}
+
+fn pod(annotations: &Value, units: Option<u64>) -> Value {
+    let limits = units.map_or(json!({}), |units| json!({"aliyun.com/gpu-mem": units.to_string()}));
+    json!({"metadata": {"name": "p", "annotations": annotations}, "spec": {"containers": [{"name": "main", "resources": {"limits": limits}}]}})
+}
+
+/// What the extender says of the same pod.
+fn is_read(annotations: &Value, units: u64) -> bool {
+    let annotations: BTreeMap<String, String> = serde_json::from_value(annotations.clone()).expect("texts");
+    let container = ContainerRequest {
+        name: "main".to_owned(),
+        kind: ContainerKind::App,
+        units,
+        gpu_count: 0,
+    };
+    let rules = GpuRules::from_annotations(&annotations).transpose();
+    let request = PodRequest::new(vec![container], rules);
+    !matches!(request.rules.as_deref(), Some(Err(_)))
+}
+
+const HUGE: usize = 250_000;
+
+#[test]
+fn the_policy_lets_through_what_the_extender_reads_and_tells_of_the_rest_in_a_sentence() {
+    let policy = Policy::of_chart("divvy-request");
+    let list = |count: usize, one: &str| vec![one; count].join(",");
+    let mut let_through = 0;
+    let mut cases: Vec<(&str, String)> = vec![
+        ("divvy.dev/gpu-model", list(RULE_PATTERNS, "A100*")),
+        ("divvy.dev/gpu-model", list(RULE_PATTERNS + 1, "A100*")),
+        ("divvy.dev/gpu-model", list(HUGE / 2, "a")),
+        ("divvy.dev/gpu-model", list(HUGE / 3, "!a")),
+        ("divvy.dev/gpu-model", "a".repeat(DEVICE_TEXT_BYTES)),
+        ("divvy.dev/gpu-model", format!(" ! {} ", "a".repeat(DEVICE_TEXT_BYTES))),
+        ("divvy.dev/gpu-model", "a".repeat(DEVICE_TEXT_BYTES + 1)),
+        ("divvy.dev/gpu-model", "ö".repeat(DEVICE_TEXT_BYTES / 2)),
+        ("divvy.dev/gpu-model", "ö".repeat(DEVICE_TEXT_BYTES / 2 + 1)),
+        ("divvy.dev/gpu-model", format!("a{}", " ".repeat(RULE_BYTES - 1))),
+        ("divvy.dev/gpu-model", format!("a{}", " ".repeat(RULE_BYTES))),
+        ("divvy.dev/gpu-model", "ö,".repeat(RULE_BYTES / 3 + 1)),
+        ("divvy.dev/gpu-model", "!".repeat(RULE_BYTES)),
+        ("divvy.dev/gpu-uuid", list(RULE_UUIDS, "GPU-1")),
+        ("divvy.dev/gpu-uuid", list(RULE_UUIDS + 1, "GPU-1")),
+        ("divvy.dev/gpu-uuid", list(HUGE / 6, "GPU-1")),
+        ("divvy.dev/gpu-uuid", "g".repeat(DEVICE_TEXT_BYTES)),
+        ("divvy.dev/gpu-uuid", "g".repeat(DEVICE_TEXT_BYTES + 1)),
+        ("divvy.dev/gpu-memory", ">=40Gi".to_owned()),
+        ("divvy.dev/gpu-memory", format!(">={}", "9".repeat(HUGE))),
+        ("divvy.dev/gpu-prefer", "fastest".to_owned()),
+        ("divvy.dev/gpu-prefer", "x".repeat(HUGE)),
+        ("divvy.dev/gpus", "2".to_owned()),
+        ("divvy.dev/gpus", "3".to_owned()),
+        ("divvy.dev/gpus", "2".repeat(HUGE)),
+        ("divvy.dev/gpu-cores", "9".repeat(HUGE)),
+    ];
+    let unknown = format!("divvy.dev/{}", "x".repeat(HUGE));
+    cases.push((&unknown, String::new()));
+    for (key, value) in &cases {
+        let annotations = json!({*key: value});
+        let refusals = policy.refusals(&pod(&annotations, Some(4)), &Value::Null, "anybody");
+        let shown: String = value.chars().take(40).collect();
+        assert_eq!(refusals.is_empty(), is_read(&annotations, 4), "{key} {shown}: {refusals:?}");
+        assert!(refusals.iter().all(|text| text.len() < 1_500), "{key} {shown}");
+        let_through += usize::from(refusals.is_empty());
+        // Nor does it come by a pod that asks for nothing.
+        let idle = policy.refusals(&pod(&annotations, None), &Value::Null, "anybody");
+        assert!(idle == refusals || key.ends_with("gpus"), "{key} {shown}: {idle:?}");
+        // What was there before a limit was may stay: else its owner could not change anything of the pod.
+        let pod = pod(&annotations, Some(4));
+        assert_eq!(policy.refusals(&pod, &pod, "anybody"), Vec::<String>::new(), "{key} {shown}");
+    }
+    assert!((8..16).contains(&let_through), "{let_through}");
+    let long = policy.refusals(
+        &pod(&json!({"divvy.dev/gpu-model": list(HUGE / 2, "a")}), Some(4)),
+        &Value::Null,
+        "anybody",
+    );
+    insta::assert_snapshot!(long.join("\n"), @"the annotation divvy.dev/gpu-model has more than 1024 bytes; which GPUs a pod takes is said in fewer");
+}
+
+#[test]
+fn nobody_writes_an_allocation_or_an_inventory_that_nobody_reads() {
+    let key = "scheduler.framework.gpushare.allocation";
+    let policy = Policy::of_chart("divvy-allocation");
+    for (bytes, expected) in [(ALLOCATION_BYTES, true), (ALLOCATION_BYTES + 1, false)] {
+        let pod = pod(&json!({key: " ".repeat(bytes)}), Some(4));
+        let refusals = policy.refusals(&pod, &Value::Null, "gpushare");
+        assert_eq!(refusals.is_empty(), expected, "{bytes}: {refusals:?}");
+    }
+    let policy = Policy::of_chart("divvy-inventory");
+    for (bytes, expected) in [(INVENTORY_BYTES, true), (INVENTORY_BYTES + 1, false)] {
+        let node = |value: &str| json!({"metadata": {"name": "n1", "annotations": {"divvy.dev/inventory": value}}, "spec": {}, "status": {}});
+        let refusals = policy.refusals(
+            &node(&" ".repeat(bytes)),
+            &node(""),
+            "system:serviceaccount:divvy-system:divvy-agent",
+        );
+        assert_eq!(refusals.is_empty(), expected, "{bytes}: {refusals:?}");
+    }
+}
