@@ -141,7 +141,7 @@ pub(super) async fn preempted<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), 
         .await?;
     let node = play.ready(Machine::Mixed).await?;
     let mut on: BTreeMap<String, (String, PodObject, Vec<Report>)> = BTreeMap::new();
-    for (name, units) in [("low-0", 20), ("low-1", 20), ("low-2", 20), ("low-3", 20), ("low-4", 15)] {
+    for (name, units) in [("low-0", 20), ("low-1", 20), ("low-2", 20), ("low-3", 20), ("low-4", 5)] {
         play.create(
             &pod(name).gpu_mem(units).grace_seconds(1).select(&node),
             &format!("asks for {units} GiB"),
@@ -150,11 +150,15 @@ pub(super) async fn preempted<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), 
         let (object, reports) = play.started("default", name).await?;
         on.insert(name.to_owned(), (index(&reports), object, reports));
     }
-    play.used(&node, Machine::Mixed.units()).await?;
+    play.used(&node, Machine::Mixed.units() - 10).await?;
     let text = format!("asks for 30 GiB, with priorityClassName: {URGENT}");
     play.create(&pod("urgent").gpu_mem(30).select(&node).priority_class(URGENT), &text)
         .await?;
+    // As a ReplicaSet makes it in place of a victim. By sums it fits beside the urgent pod: 10 GiB on the T4, and 10 of what the victims leave.
+    let replacement = pod("replacement").gpu_mem(20).grace_seconds(1).select(&node);
+    play.create(&replacement, "asks for 20 GiB, as its victims did").await?;
     let (_, reports) = play.started("default", "urgent").await?;
+    play.refused("replacement", "Insufficient GPU Memory in one device").await?;
     let gpu = index(&reports);
     let left: BTreeMap<String, PodObject> = play
         .all_pods()
