@@ -49,8 +49,21 @@ fn nominated(object: &PodObject) -> Option<Box<str>> {
     (!is_bound && !node.is_empty() && node.len() <= names::MOST_NAME_BYTES).then(|| Box::from(node))
 }
 
-/// A node. Quantities that cannot be read count as zero: an API server validates a node's status, and a node with a capacity
-/// that nobody can read offers nothing.
+/// What of a node's quantities cannot be read, if one that Divvy reads is no quantity.
+pub fn unreadable_quantity(object: &NodeObject) -> Option<String> {
+    let status = object.status.as_ref()?;
+    let read = [names::GPU_MEM, names::GPU_COUNT, names::WHOLE_GPU, "cpu", "memory", "pods"];
+    for (map, what) in [(&status.capacity, "capacity"), (&status.allocatable, "allocatable")] {
+        for name in read {
+            if let Some(Err(error)) = map.get(name).map(|amount| quantity_value(&amount.0)) {
+                return Some(format!("status.{what}, {name}: {error}"));
+            }
+        }
+    }
+    None
+}
+
+/// A node. Quantities that cannot be read count as zero; lists and watches leave such a node out ([`unreadable_quantity`]).
 pub fn node(object: &NodeObject) -> Node {
     let meta = &object.metadata;
     let status = object.status.clone().unwrap_or_default();

@@ -2,7 +2,10 @@
 
 use serde::{Deserialize, Deserializer};
 
+use crate::list::LeftOut;
+use crate::list::items::short;
 use crate::objects::{NodeObject, PodObject};
+use crate::watch::slim::{Kind as _, SlimNode, SlimPod};
 
 /// Nodes and pods as they are.
 #[derive(Debug, Default)]
@@ -11,6 +14,8 @@ pub struct Dump {
     pub nodes: Vec<NodeObject>,
     /// In the order of the text.
     pub pods: Vec<PodObject>,
+    /// Nodes and pods that could not be read.
+    pub left_out: LeftOut,
 }
 
 /// Why a text is no dump.
@@ -37,6 +42,8 @@ struct Document {
 enum Item {
     Node(Box<NodeObject>),
     Pod(Box<PodObject>),
+    /// The name of a node or pod that cannot be read, and why.
+    Unreadable(String, String),
     /// Of another kind.
     Other(String),
     /// Of the list's kind.
@@ -47,20 +54,34 @@ impl<'de> Deserialize<'de> for Item {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Item, D::Error> {
         let item = serde_json::Value::deserialize(deserializer)?;
         let kind = item.get("kind").and_then(serde_json::Value::as_str).map(str::to_owned);
-        match kind {
-            None => Ok(Item::Unsaid(item)),
-            Some(kind) => Item::of(&kind, item).map_err(serde::de::Error::custom),
-        }
+        Ok(match kind {
+            None => Item::Unsaid(item),
+            Some(kind) => Item::of(&kind, item),
+        })
     }
 }
 
 impl Item {
-    fn of(kind: &str, item: serde_json::Value) -> serde_json::Result<Item> {
-        Ok(match kind {
-            "Node" => Item::Node(Box::new(serde_json::from_value(item)?)),
-            "Pod" => Item::Pod(Box::new(serde_json::from_value(item)?)),
-            other => Item::Other(other.to_owned()),
-        })
+    fn of(kind: &str, item: serde_json::Value) -> Item {
+        let text = |key: &str| item["metadata"][key].as_str().unwrap_or_default().to_owned();
+        let name = match (text("namespace"), text("name")) {
+            (namespace, name) if namespace.is_empty() => name,
+            (namespace, name) => format!("{namespace}/{name}"),
+        };
+        let read = match kind {
+            "Node" => SlimNode::deserialize(item)
+                .map_err(|error| error.to_string())
+                .and_then(|node| match node.trouble() {
+                    None => Ok(Item::Node(Box::new(node.into()))),
+                    Some(why) => Err(why),
+                }),
+            "Pod" => match SlimPod::deserialize(item) {
+                Ok(pod) => Ok(Item::Pod(Box::new(pod.into()))),
+                Err(error) => Err(error.to_string()),
+            },
+            other => return Item::Other(other.to_owned()),
+        };
+        read.unwrap_or_else(|why| Item::Unreadable(format!("{kind} {}", short(&name)), short(&why)))
     }
 }
 
@@ -82,12 +103,13 @@ pub fn read(text: &[u8]) -> Result<Dump, Unusable> {
         };
         for item in items {
             let item = match item {
-                Item::Unsaid(item) => Item::of(own.trim_end_matches("List"), item)?,
+                Item::Unsaid(item) => Item::of(own.trim_end_matches("List"), item),
                 said => said,
             };
             match item {
                 Item::Node(node) => dump.nodes.push(*node),
                 Item::Pod(pod) => dump.pods.push(*pod),
+                Item::Unreadable(name, why) => dump.left_out.add(name, why),
                 Item::Other(kind) if !others.contains(&kind) => others.push(kind),
                 Item::Other(_) | Item::Unsaid(_) => {}
             }
@@ -120,6 +142,26 @@ mod tests {
         let one = r#"{"kind":"NodeList","items":[{"metadata":{"name":"n"},"spec":{}}]} {"kind":"PodList","items":[]}"#;
         let dump = read(one.as_bytes()).expect("a dump");
         assert_eq!((dump.nodes.len(), dump.pods.len()), (1, 0));
+    }
+
+    #[test]
+    fn an_object_that_cannot_be_read_is_named_and_the_rest_is_read() {
+        let text = r#"{"kind":"List","items":[{"kind":"Node","metadata":{"name":"n"},"spec":{}},{"kind":"Node","metadata":{"name":"bad"}},
+            {"kind":"Node","metadata":{"name":"worse"},"spec":{},"status":{"capacity":{"aliyun.com/gpu-mem":"8 GiB"}}},
+            {"kind":"Pod","metadata":{"name":"p","namespace":"ns"},"spec":{"containers":7}}]}"#;
+        let dump = read(text.as_bytes()).expect("a dump");
+        assert_eq!((dump.nodes.len(), dump.pods.len(), dump.left_out.more), (1, 0, 0));
+        let named: Vec<String> = dump
+            .left_out
+            .named
+            .iter()
+            .map(|(name, why)| format!("{name}: {why}"))
+            .collect();
+        insta::assert_snapshot!(named.join("\n"), @r#"
+        Node bad: missing field `spec`
+        Node worse: status.capacity, aliyun.com/gpu-mem: quantity: "8 GiB" has an unknown suffix
+        Pod ns/p: invalid type: integer `7`, expected a sequence
+        "#);
     }
 
     #[test]

@@ -1,5 +1,7 @@
 use std::path::PathBuf;
 
+use crate::list::pages::Failure;
+
 /// What can go wrong between Divvy and an API server.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -34,6 +36,14 @@ pub enum Error {
         /// The answer.
         answer: Box<kube::Error>,
     },
+    /// The API server's answer is not a list, or broke off.
+    #[error("{what}: {text}")]
+    List {
+        /// What was tried.
+        what: String,
+        /// What is wrong with the answer.
+        text: String,
+    },
 }
 
 impl Error {
@@ -42,6 +52,18 @@ impl Error {
         Error::Api {
             what: what.into(),
             answer: Box::new(source),
+        }
+    }
+}
+
+impl Error {
+    pub(crate) fn list(what: impl Into<String>, failure: Failure) -> Error {
+        match failure {
+            Failure::Api(source) => Error::api(what, source),
+            failure => Error::List {
+                what: what.into(),
+                text: failure.to_string(),
+            },
         }
     }
 }

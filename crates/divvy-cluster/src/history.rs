@@ -36,7 +36,7 @@ use crate::objects::{
     Address, Amount, Container, ContainerStatus, NodeObject, NodeSpec, NodeStatus, PodObject, PodSpec, PodStatus, null_is_default,
 };
 use crate::watch::Seen;
-use crate::watch::slim::Meta;
+use crate::watch::slim::{Meta, is_read};
 
 /// One JSON value of a watch log, of `kubectl get -o json`, or of `kubectl get -w -o json --output-watch-events`.
 #[derive(Debug, Deserialize)]
@@ -446,7 +446,7 @@ impl Recorder {
                 let amounts = container.resources.limits.keys().chain(container.resources.requests.keys());
                 amounts.into_iter().any(|name| is_ours(name))
             };
-            let says = pod.metadata.annotations.iter().flatten().any(|(key, _)| is_kept(key));
+            let says = pod.metadata.annotations.iter().flatten().any(|(key, _)| is_read(key));
             if !known && !says && !containers().any(asks) {
                 return None;
             }
@@ -547,15 +547,9 @@ fn is_ours(resource: &str) -> bool {
     resource == names::GPU_MEM || resource == names::GPU_COUNT
 }
 
-fn is_kept(annotation: &str) -> bool {
-    annotation.starts_with("divvy.dev/")
-        || annotation.starts_with("ALIYUN_COM_GPU_MEM_")
-        || annotation == names::GPUSHARE_ALLOCATION
-}
-
 fn keep<S: Serialize, T: Serialize>(kind: &'static str, metadata: &mut ObjectMeta, spec: &S, status: &Option<T>) -> String {
     if let Some(annotations) = &mut metadata.annotations {
-        annotations.retain(|key, _| is_kept(key));
+        annotations.retain(|key, _| is_read(key));
     }
     let kept = Kept {
         kind,

@@ -1,54 +1,155 @@
 //! One look at the cluster, for the command line.
 
+pub(crate) mod items;
+pub(crate) mod pages;
+
 use divvy_model::{Node, Pod, legacy};
 use k8s_openapi::api::core::v1::{ConfigMap, Event};
 use kube::api::{Api, ListParams};
+use serde::de::DeserializeOwned;
 
 use crate::convert::UnhealthyGpus;
 use crate::objects::{NodeObject, PodObject};
+use crate::watch::slim::{Kind, SlimNode, SlimPod};
 use crate::{Error, convert, objects};
+use items::{Take, Unreadable};
+use pages::{Pages, Progress};
+
+pub(crate) const PODS: &str = "/api/v1/pods";
+pub(crate) const NODES: &str = "/api/v1/nodes";
+
+/// How many objects are asked for at once. They are read as they arrive, so that this is for the API server's memory and not for ours.
+const PAGE: u32 = 5000;
 
 /// Pods of a cluster, and those that could not be read.
 #[derive(Debug, Default)]
 pub struct Pods {
     /// In the API server's order: by namespace and name.
     pub pods: Vec<Pod>,
-    /// `namespace/name` and what is wrong.
-    pub unreadable: Vec<(String, divvy_model::Error)>,
+    /// The rest.
+    pub left_out: LeftOut,
+}
+
+/// Objects that could not be read, and are left out.
+#[derive(Debug, Default, Clone, PartialEq, Eq)]
+pub struct LeftOut {
+    /// The name, `namespace/name` of a pod, and what is wrong; the first [`LeftOut::NAMED`].
+    pub named: Vec<(String, String)>,
+    /// How many there are besides.
+    pub more: u64,
+}
+
+impl LeftOut {
+    /// So many are named.
+    pub const NAMED: usize = 100;
+
+    /// Adds one.
+    pub fn add(&mut self, name: impl Into<String>, why: impl Into<String>) {
+        if self.named.len() < LeftOut::NAMED {
+            self.named.push((name.into(), why.into()));
+        } else {
+            self.more += 1;
+        }
+    }
 }
 
 /// All pods, or those that a field selector names.
 pub async fn pods(client: &kube::Client, field_selector: Option<&str>) -> Result<Pods, Error> {
-    let api: Api<PodObject> = Api::all_with(client.clone(), &objects::pods());
     let mut found = Pods::default();
-    let mut params = ListParams::default().limit(5000);
-    if let Some(selector) = field_selector {
-        params = params.fields(selector);
+    let mut unreadable = LeftOut::default();
+    found.left_out = each_pod(client, field_selector, |object| match convert::pod(&object) {
+        Ok(pod) => found.pods.push(pod),
+        Err(error) => unreadable.add(name(&object.metadata), error.to_string()),
+    })
+    .await?;
+    for (name, why) in unreadable.named {
+        found.left_out.add(name, why);
     }
-    loop {
-        let page = api
-            .list(&params)
-            .await
-            .map_err(|source| Error::api("the pods could not be listed", source))?;
-        for object in &page.items {
-            match convert::pod(object) {
-                Ok(pod) => found.pods.push(pod),
-                Err(error) => {
-                    let meta = &object.metadata;
-                    let name = format!(
-                        "{}/{}",
-                        meta.namespace.as_deref().unwrap_or(""),
-                        meta.name.as_deref().unwrap_or("")
-                    );
-                    found.unreadable.push((name, error));
-                }
+    found.left_out.more += unreadable.more;
+    Ok(found)
+}
+
+/// `namespace/name` of a pod, for messages.
+pub fn name(meta: &kube::api::ObjectMeta) -> String {
+    format!(
+        "{}/{}",
+        meta.namespace.as_deref().unwrap_or(""),
+        meta.name.as_deref().unwrap_or("")
+    )
+}
+
+/// Hands over every pod, or those that a field selector names, in the API server's order and as they arrive: the list is never held in memory.
+/// What is handed over has the fields of [`objects`], no labels, and the annotations that Divvy reads.
+pub async fn each_pod(
+    client: &kube::Client,
+    field_selector: Option<&str>,
+    mut take: impl FnMut(PodObject) + Send,
+) -> Result<LeftOut, Error> {
+    each::<SlimPod>(client, PODS, field_selector, &mut |slim| take(slim.into()))
+        .await
+        .map_err(|failure| Error::list("the pods could not be listed", failure))
+}
+
+/// Hands over every node, as [`each_pod`] does; with its labels.
+pub async fn each_node(client: &kube::Client, mut take: impl FnMut(NodeObject) + Send) -> Result<LeftOut, Error> {
+    each::<SlimNode>(client, NODES, None, &mut |slim| take(slim.into()))
+        .await
+        .map_err(|failure| Error::list("the nodes could not be listed", failure))
+}
+
+/// Hands over every object of the list at a path, as [`each_pod`] does, read into a type of the caller's.
+pub async fn each_at<T: DeserializeOwned>(
+    client: &kube::Client,
+    path: &str,
+    take: &mut (dyn FnMut(T) + Send),
+) -> Result<LeftOut, Error> {
+    let mut left_out = LeftOut::default();
+    all(client, path, None, &mut |item| match item {
+        Ok(item) => take(item),
+        Err(Unreadable { name, why }) => left_out.add(name, why),
+    })
+    .await
+    .map_err(|failure| Error::list(format!("{path} could not be listed"), failure))?;
+    Ok(left_out)
+}
+
+async fn each<T: Kind>(
+    client: &kube::Client,
+    path: &str,
+    field_selector: Option<&str>,
+    take: &mut (dyn FnMut(T) + Send),
+) -> Result<LeftOut, pages::Failure> {
+    let mut left_out = LeftOut::default();
+    all::<T>(client, path, field_selector, &mut |item| match item {
+        Ok(item) => match item.trouble() {
+            None => take(item),
+            Some(why) => {
+                let meta = item.meta();
+                let namespace = meta.namespace.iter().map(|namespace| format!("{namespace}/"));
+                let name = namespace.chain(meta.name.clone()).collect::<String>();
+                left_out.add(name, why);
             }
-        }
-        match page.metadata.continue_.filter(|token| !token.is_empty()) {
-            Some(token) => params = params.continue_token(&token),
-            None => return Ok(found),
-        }
-    }
+        },
+        Err(Unreadable { name, why }) => left_out.add(name, why),
+    })
+    .await?;
+    Ok(left_out)
+}
+
+async fn all<T: DeserializeOwned>(
+    client: &kube::Client,
+    path: &str,
+    field_selector: Option<&str>,
+    take: Take<'_, T>,
+) -> Result<(), pages::Failure> {
+    let params = ListParams {
+        field_selector: field_selector.map(str::to_owned),
+        limit: Some(PAGE),
+        ..ListParams::default()
+    };
+    let mut pages = Pages::new(client.clone(), path, params);
+    while pages.read(take).await? == Progress::More {}
+    Ok(())
 }
 
 /// Whether nodes and pods can be listed at all: asks for one of each.
@@ -66,46 +167,26 @@ pub async fn can_list(client: &kube::Client) -> Result<(), Error> {
     Ok(())
 }
 
-/// Hands over every pod as it is, page by page, and forgets it.
-pub async fn each_pod(client: &kube::Client, mut take: impl FnMut(PodObject)) -> Result<(), Error> {
-    let api: Api<PodObject> = Api::all_with(client.clone(), &objects::pods());
-    let mut params = ListParams::default().limit(1000);
-    loop {
-        let page = api
-            .list(&params)
-            .await
-            .map_err(|source| Error::api("the pods could not be listed", source))?;
-        page.items.into_iter().for_each(&mut take);
-        match page.metadata.continue_.filter(|token| !token.is_empty()) {
-            Some(token) => params = params.continue_token(&token),
-            None => return Ok(()),
-        }
-    }
-}
-
-/// All nodes.
+/// All nodes that can be read.
 pub async fn nodes(client: &kube::Client) -> Result<Vec<Node>, Error> {
-    Ok(node_objects(client).await?.iter().map(convert::node).collect())
-}
-
-/// All nodes as they are, labels among it.
-pub async fn node_objects(client: &kube::Client) -> Result<Vec<NodeObject>, Error> {
-    let api: Api<NodeObject> = Api::all_with(client.clone(), &objects::nodes());
-    let list = api
-        .list(&ListParams::default())
-        .await
-        .map_err(|source| Error::api("the nodes could not be listed", source))?;
-    Ok(list.items)
+    let mut nodes = Vec::new();
+    let left_out = each_node(client, |object| nodes.push(convert::node(&object))).await?;
+    for (name, why) in left_out.named {
+        tracing::warn!("node {name} is left out: {why}");
+    }
+    Ok(nodes)
 }
 
 /// The GPUs that gpushare's ConfigMaps call unhealthy.
 pub async fn unhealthy_gpus(client: &kube::Client) -> Result<Vec<UnhealthyGpus>, Error> {
-    let api: Api<ConfigMap> = Api::namespaced(client.clone(), legacy::UNHEALTHY_NAMESPACE);
-    let list = api
-        .list(&ListParams::default())
-        .await
-        .map_err(|source| Error::api("the ConfigMaps of unhealthy GPUs could not be listed", source))?;
-    Ok(list.items.iter().filter_map(convert::unhealthy_gpus).collect())
+    let path = format!("/api/v1/namespaces/{}/configmaps", legacy::UNHEALTHY_NAMESPACE);
+    let mut found = Vec::new();
+    each::<ConfigMap>(client, &path, None, &mut |object| {
+        found.extend(convert::unhealthy_gpus(&object))
+    })
+    .await
+    .map_err(|failure| Error::list("the ConfigMaps of unhealthy GPUs could not be listed", failure))?;
+    Ok(found)
 }
 
 /// One node.

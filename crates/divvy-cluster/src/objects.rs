@@ -84,16 +84,35 @@ pub struct Amount(pub String);
 
 impl<'de> Deserialize<'de> for Amount {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        #[derive(Deserialize)]
-        #[serde(untagged)]
-        enum Either {
-            Text(String),
-            Number(serde_json::Number),
+        struct Text;
+        impl serde::de::Visitor<'_> for Text {
+            type Value = String;
+
+            fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.write_str("a quantity: a string or a number")
+            }
+
+            fn visit_str<E>(self, text: &str) -> Result<String, E> {
+                Ok(text.to_owned())
+            }
+
+            fn visit_string<E>(self, text: String) -> Result<String, E> {
+                Ok(text)
+            }
+
+            fn visit_u64<E>(self, number: u64) -> Result<String, E> {
+                Ok(number.to_string())
+            }
+
+            fn visit_i64<E>(self, number: i64) -> Result<String, E> {
+                Ok(number.to_string())
+            }
+
+            fn visit_f64<E>(self, number: f64) -> Result<String, E> {
+                Ok(serde_json::Value::from(number).to_string())
+            }
         }
-        Ok(Amount(match Either::deserialize(deserializer)? {
-            Either::Text(text) => text,
-            Either::Number(number) => number.to_string(),
-        }))
+        deserializer.deserialize_any(Text).map(Amount)
     }
 }
 

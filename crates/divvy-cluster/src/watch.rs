@@ -1,19 +1,17 @@
-//! A list and its changes, for ever: kube-rs' watcher with its back-off, folded into three kinds of change.
+//! A list and its changes, for ever, with kube-rs' back-off, folded into three kinds of change.
 
+mod follow;
 pub(crate) mod slim;
-
-use std::fmt::Debug;
 
 use divvy_model::legacy;
 use futures::{Stream, StreamExt};
 use k8s_openapi::api::core::v1::ConfigMap;
-use kube::api::Api;
-use kube::runtime::{WatchStreamExt, watcher};
+use kube::runtime::WatchStreamExt;
 
 use crate::convert::{self, UnhealthyGpus};
-use crate::in_words;
-use crate::objects::{self, NodeObject, PodObject};
-use slim::Slim;
+use crate::list::{NODES, PODS};
+use crate::objects::{NodeObject, PodObject};
+use slim::{Kind, SlimNode, SlimPod};
 
 /// A change of what is watched.
 #[derive(Debug, Clone)]
@@ -58,12 +56,12 @@ pub enum Seen<T> {
 
 /// All pods, as the watch says it.
 pub fn pods_as_they_come(client: kube::Client) -> impl Stream<Item = Seen<PodObject>> + Send + 'static {
-    as_they_come(Api::all_with(client, &objects::pods())).map(|seen| seen.map(|Slim(object)| object))
+    as_they_come::<SlimPod>(client, PODS, None).map(|seen| seen.map(PodObject::from))
 }
 
 /// All nodes, as the watch says it.
 pub fn nodes_as_they_come(client: kube::Client) -> impl Stream<Item = Seen<NodeObject>> + Send + 'static {
-    as_they_come(Api::all_with(client, &objects::nodes())).map(|seen| seen.map(|Slim(object)| object))
+    as_they_come::<SlimNode>(client, NODES, None).map(|seen| seen.map(NodeObject::from))
 }
 
 impl<T> Seen<T> {
@@ -78,31 +76,27 @@ impl<T> Seen<T> {
     }
 }
 
-fn as_they_come<K>(api: Api<K>) -> impl Stream<Item = Seen<K>> + Send + 'static
-where
-    K: kube::Resource + Clone + Debug + serde::de::DeserializeOwned + Send + 'static,
-{
-    let what = api.resource_url().to_owned();
-    watcher(api, watcher::Config::default())
+fn as_they_come<K: Kind>(
+    client: kube::Client,
+    path: &str,
+    field_selector: Option<&str>,
+) -> impl Stream<Item = Seen<K>> + Send + 'static + use<K> {
+    let what = path.to_owned();
+    follow::follow(client, path, field_selector)
         .default_backoff()
-        .map(move |event| match event {
-            Ok(watcher::Event::Init) => Seen::ListBegins,
-            Ok(watcher::Event::InitApply(object) | watcher::Event::Apply(object)) => Seen::There(object),
-            Ok(watcher::Event::InitDone) => Seen::ListEnds,
-            Ok(watcher::Event::Delete(object)) => Seen::Gone(object),
-            Err(error) => Seen::Interrupted(interrupted(&what, &error)),
+        .map(move |seen| match seen {
+            Ok(seen) => seen,
+            Err(trouble) => {
+                let text = trouble.to_string();
+                tracing::warn!("the watch of {what} was interrupted, and is taken up again: {text}");
+                Seen::Interrupted(text)
+            }
         })
-}
-
-fn interrupted(what: &str, error: &watcher::Error) -> String {
-    let text = words(error);
-    tracing::warn!("the watch of {what} was interrupted, and is taken up again: {text}");
-    text
 }
 
 /// All pods of the cluster, or those that a field selector such as `spec.nodeName=n1` names.
 pub fn pods(client: kube::Client, field_selector: Option<&str>) -> impl Stream<Item = Change<PodObject>> + Send + 'static {
-    changes(Api::all_with(client, &objects::pods()), field_selector)
+    changes(as_they_come::<SlimPod>(client, PODS, field_selector), PodObject::from)
 }
 
 /// All pods and all nodes, each read into what is kept of it as soon as it comes: a list of 50,000 whole objects never lies in memory.
@@ -118,83 +112,61 @@ where
     P: Send + 'static,
     N: Send + 'static,
 {
-    let pods = Api::all_with(client.clone(), &objects::pods());
-    let nodes = Api::all_with(client, &objects::nodes());
+    let pods = as_they_come::<SlimPod>(client.clone(), PODS, None);
+    let nodes = as_they_come::<SlimNode>(client, NODES, None);
     (
-        changes_read(pods, None, move |Slim(object)| pod(object)),
-        changes_read(nodes, None, move |Slim(object)| node(object)),
+        changes(pods, move |slim| pod(slim.into())),
+        changes(nodes, move |slim| node(slim.into())),
     )
 }
 
 /// All nodes, or those that a field selector such as `metadata.name=n1` names.
 pub fn nodes(client: kube::Client, field_selector: Option<&str>) -> impl Stream<Item = Change<NodeObject>> + Send + 'static {
-    changes(Api::all_with(client, &objects::nodes()), field_selector)
+    changes(as_they_come::<SlimNode>(client, NODES, field_selector), NodeObject::from)
 }
 
-/// gpushare's ConfigMaps `kube-system/unhealthy-gpu-<node>` (research/gpushare.md 1.4), and no other.
+/// gpushare's ConfigMaps `kube-system/unhealthy-gpu-<node>`, and no other.
 pub fn unhealthy_gpus(client: kube::Client) -> impl Stream<Item = Change<UnhealthyGpus>> + Send + 'static {
-    let api: Api<ConfigMap> = Api::namespaced(client, legacy::UNHEALTHY_NAMESPACE);
-    changes(api, None).filter_map(|change| futures::future::ready(named(change)))
+    let path = format!("/api/v1/namespaces/{}/configmaps", legacy::UNHEALTHY_NAMESPACE);
+    let read = |object: ConfigMap| convert::unhealthy_gpus(&object);
+    changes(as_they_come::<ConfigMap>(client, &path, None), read).filter_map(|change| futures::future::ready(named(change)))
 }
 
-fn named(change: Change<ConfigMap>) -> Option<Change<UnhealthyGpus>> {
-    let read = |object: ConfigMap| convert::unhealthy_gpus(&object);
+fn named(change: Change<Option<UnhealthyGpus>>) -> Option<Change<UnhealthyGpus>> {
     Some(match change {
-        Change::Apply(object) => Change::Apply(read(object)?),
-        Change::Delete(object) => Change::Delete(read(object)?),
-        Change::Reset(objects) => Change::Reset(objects.into_iter().filter_map(read).collect()),
+        Change::Apply(read) => Change::Apply(read?),
+        Change::Delete(read) => Change::Delete(read?),
+        Change::Reset(all) => Change::Reset(all.into_iter().flatten().collect()),
         Change::Interrupted(why) => Change::Interrupted(why),
     })
 }
 
-/// What went wrong, without the whole of the API server's answer.
-fn words(error: &watcher::Error) -> String {
-    match error {
-        watcher::Error::InitialListFailed(error) => format!("listing failed: {}", in_words(error)),
-        watcher::Error::WatchStartFailed(error) | watcher::Error::WatchFailed(error) => in_words(error),
-        watcher::Error::WatchError(status) => format!("{} ({} {})", status.message, status.code, status.reason),
-        other => other.to_string(),
-    }
-}
-
-fn changes<K>(api: Api<K>, field_selector: Option<&str>) -> impl Stream<Item = Change<K>> + Send + 'static
-where
-    K: kube::Resource + Clone + Debug + serde::de::DeserializeOwned + Send + 'static,
-{
-    changes_read(api, field_selector, |object| object)
-}
-
-fn changes_read<K, T>(
-    api: Api<K>,
-    field_selector: Option<&str>,
+fn changes<K, T: Send + 'static>(
+    seen: impl Stream<Item = Seen<K>> + Send + 'static,
     read: impl Fn(K) -> T + Send + 'static,
-) -> impl Stream<Item = Change<T>> + Send + 'static
-where
-    K: kube::Resource + Clone + Debug + serde::de::DeserializeOwned + Send + 'static,
-    T: Send + 'static,
-{
-    // The default list asks for the most recent state (a quorum read): an old one could show memory as
-    // free that is taken (research/reliability.md R13).
-    let mut config = watcher::Config::default();
-    if let Some(selector) = field_selector {
-        config = config.fields(selector);
-    }
-    let what = api.resource_url().to_owned();
-    let mut listed: Vec<T> = Vec::new();
-    watcher(api, config).default_backoff().filter_map(move |event| {
-        let change = match event {
-            Ok(watcher::Event::Apply(object)) => Some(Change::Apply(read(object))),
-            Ok(watcher::Event::Delete(object)) => Some(Change::Delete(read(object))),
-            Ok(watcher::Event::Init) => {
-                listed.clear();
+) -> impl Stream<Item = Change<T>> + Send + 'static {
+    // While a list is being read: its objects.
+    let mut list: Option<Vec<T>> = None;
+    seen.filter_map(move |seen| {
+        let change = match seen {
+            Seen::ListBegins => {
+                list = Some(Vec::new());
                 None
             }
-            Ok(watcher::Event::InitApply(object)) => {
-                listed.push(read(object));
-                None
+            Seen::ListEnds => list.take().map(Change::Reset),
+            Seen::There(object) => match &mut list {
+                Some(list) => {
+                    list.push(read(object));
+                    None
+                }
+                None => Some(Change::Apply(read(object))),
+            },
+            Seen::Gone(object) => Some(Change::Delete(read(object))),
+            Seen::Interrupted(why) => {
+                // A list that failed begins anew.
+                list = None;
+                Some(Change::Interrupted(why))
             }
-            Ok(watcher::Event::InitDone) => Some(Change::Reset(std::mem::take(&mut listed))),
-            Err(error) => Some(Change::Interrupted(interrupted(&what, &error))),
         };
         futures::future::ready(change)
     })

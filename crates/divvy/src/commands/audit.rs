@@ -14,8 +14,8 @@ use divvy_placement::audit::{Audit, Fact, Kind, Limits, Moment};
 use futures::StreamExt as _;
 use jiff::Timestamp;
 
-use super::inspect::choice;
-use super::progress::Bar;
+use super::inspect::{choice, say_left_out};
+use super::progress::{Arrived, Bar};
 use super::{Unclear, until_stopped};
 use crate::audit::read::{self, Progress};
 use crate::audit::text::{self, Scope, Verdict};
@@ -81,9 +81,17 @@ fn how_far(progress: Progress) -> String {
 /// One look at the cluster. Gives what time it is, in Unix milliseconds.
 async fn look(args: &AuditArgs, audit: &mut Audit) -> anyhow::Result<i64> {
     let connection = client::connect(&choice(&args.cluster)).await?;
-    let nodes = list::node_objects(&connection.client).await?;
-    let at_ms = Some(Timestamp::now().as_millisecond());
+    let client = &connection.client;
+    let arrived = Arrived::default();
     let revision = |meta: Option<&String>| meta.and_then(|text| text.parse().ok());
+    let mut nodes = Vec::new();
+    let all = list::each_node(client, |object| {
+        arrived.node();
+        nodes.push((revision(object.metadata.resource_version.as_ref()), convert::node(&object)));
+    });
+    let left_out = arrived.shown(all).await?;
+    say_left_out("node", &left_out);
+    let at_ms = Some(Timestamp::now().as_millisecond());
     let when = Moment { revision: None, at_ms };
     audit.take(
         when,
@@ -92,9 +100,8 @@ async fn look(args: &AuditArgs, audit: &mut Audit) -> anyhow::Result<i64> {
             why: None,
         },
     );
-    for node in &nodes {
-        let revision = revision(node.metadata.resource_version.as_ref());
-        audit.take(Moment { revision, at_ms }, Fact::Node(convert::node(node)));
+    for (revision, node) in nodes {
+        audit.take(Moment { revision, at_ms }, Fact::Node(node));
     }
     audit.take(when, Fact::ListEnds { kind: Kind::Nodes });
     audit.take(
@@ -104,7 +111,8 @@ async fn look(args: &AuditArgs, audit: &mut Audit) -> anyhow::Result<i64> {
             why: None,
         },
     );
-    list::each_pod(&connection.client, |object| {
+    let all = list::each_pod(client, None, |object| {
+        arrived.pod();
         let revision = revision(object.metadata.resource_version.as_ref());
         let delete_by_ms = object
             .metadata
@@ -116,8 +124,9 @@ async fn look(args: &AuditArgs, audit: &mut Audit) -> anyhow::Result<i64> {
             tracing::warn!("what pod {} asks for is left out: {error}", pod.key());
         }
         audit.take(Moment { revision, at_ms }, Fact::Pod { pod, delete_by_ms });
-    })
-    .await?;
+    });
+    let left_out = arrived.shown(all).await?;
+    say_left_out("pod", &left_out);
     audit.take(when, Fact::ListEnds { kind: Kind::Pods });
     Ok(Timestamp::now().as_millisecond())
 }

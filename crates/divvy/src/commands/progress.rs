@@ -1,5 +1,7 @@
 use std::cell::Cell;
+use std::fmt;
 use std::io::{self, IsTerminal as _, Write as _};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 /// How far something is, in one line on a terminal, and nowhere else.
@@ -35,5 +37,47 @@ impl Bar {
         if self.shown.get().is_some() {
             let _ = write!(io::stderr(), "\r\x1b[K");
         }
+    }
+}
+
+/// How many objects of which kind have arrived.
+#[derive(Default)]
+pub(super) struct Arrived {
+    nodes: AtomicU64,
+    pods: AtomicU64,
+}
+
+impl Arrived {
+    pub(super) fn node(&self) {
+        self.nodes.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(super) fn pod(&self) {
+        self.pods.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Waits for lists, and shows how far they are on a terminal if they take longer than a moment.
+    pub(super) async fn shown<T>(&self, lists: impl Future<Output = T>) -> T {
+        let bar = Bar::new();
+        tokio::pin!(lists);
+        let mut wait = Duration::from_millis(500);
+        loop {
+            tokio::select! {
+                biased;
+                done = &mut lists => {
+                    bar.clear();
+                    return done;
+                }
+                () = tokio::time::sleep(wait), if bar.terminal => bar.show(|| format!("reading the cluster: {self}")),
+            }
+            wait = Duration::from_millis(100);
+        }
+    }
+}
+
+impl fmt::Display for Arrived {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (nodes, pods) = (self.nodes.load(Ordering::Relaxed), self.pods.load(Ordering::Relaxed));
+        write!(f, "{nodes} nodes, {pods} pods")
     }
 }

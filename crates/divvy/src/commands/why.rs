@@ -1,40 +1,62 @@
 //! `divvy why`.
 
-use divvy_cluster::list::NotMade;
+use divvy_cluster::list::{LeftOut, NotMade};
 use divvy_cluster::objects::PodObject;
 use divvy_cluster::{client, convert, list};
-use divvy_model::Node;
+use divvy_model::{Node, Pod, PodKey};
 use divvy_placement::Ledger;
 
-use super::inspect::choice;
+use super::inspect::{choice, say_left_out};
+use super::progress::Arrived;
 use crate::cli::{WhyArgs, WhyOutput};
 use crate::{printer, why};
 
 /// Reads nodes and pods once, builds the extender's own ledger from them, and explains.
 pub async fn run(args: WhyArgs) -> anyhow::Result<()> {
     let connection = client::connect(&choice(&args.cluster)).await?;
-    let (objects, pods) = tokio::try_join!(list::node_objects(&connection.client), list::pods(&connection.client, None))?;
+    let client = &connection.client;
+    let (arrived, mut objects, mut pods, mut unreadable) = (Arrived::default(), Vec::new(), Vec::new(), LeftOut::default());
+    let all_nodes = list::each_node(client, |object| {
+        arrived.node();
+        objects.push(object);
+    });
+    let all_pods = list::each_pod(client, None, |object| {
+        arrived.pod();
+        match convert::pod(&object) {
+            Ok(pod) => pods.push(pod),
+            Err(error) => unreadable.add(list::name(&object.metadata), error.to_string()),
+        }
+    });
+    let (no_nodes, no_pods) = arrived.shown(async { tokio::try_join!(all_nodes, all_pods) }).await?;
+    say_left_out("node", &no_nodes);
+    say_left_out("pod", &no_pods);
+    say_left_out("pod", &unreadable);
     let nodes: Vec<Node> = objects.iter().map(convert::node).collect();
-    for (pod, error) in &pods.unreadable {
-        tracing::warn!("pod {pod} is left out: {error}");
-    }
     // The cluster's unit is what the agents publish; the flag is for clusters where none does.
     let published = nodes.iter().find_map(|node| match &node.inventory {
         Some(Ok(inventory)) => Some(inventory.unit),
         _ => None,
     });
+    let namespace = args.namespace.clone().unwrap_or(connection.namespace.clone());
+    let waiting = pods
+        .iter()
+        .filter(|pod: &&Pod| pod.node.is_none() && !pod.ended() && pod.request.wants_memory());
+    let waiting: Vec<PodKey> = waiting
+        .filter(|pod| args.all_namespaces || pod.namespace == namespace)
+        .map(Pod::key)
+        .collect();
+    let sites = why::sites(&objects, &nodes, &pods);
+    drop(objects);
     let mut ledger = Ledger::new(published.unwrap_or(args.memory_unit));
     ledger.replace_nodes(&nodes);
-    ledger.replace_pods(pods.pods.iter().cloned());
+    drop(nodes);
+    ledger.replace_pods(pods);
     match list::unhealthy_gpus(&connection.client).await {
         Ok(named) => ledger.replace_unhealthy(named.into_iter().map(|named| (named.node, named.gpus))),
         // Who may read pods may often not read kube-system; few clusters have these ConfigMaps.
         Err(error) => tracing::debug!("{error}"),
     }
 
-    let sites = why::sites(&objects, &nodes, &pods.pods);
-
-    let namespace = args.namespace.clone().unwrap_or(connection.namespace);
     let mut asked: Vec<PodObject> = Vec::new();
     if let Some(name) = &args.pod {
         match list::pod(&connection.client, &namespace, name).await {
@@ -54,13 +76,7 @@ pub async fn run(args: WhyArgs) -> anyhow::Result<()> {
             }
         }
     } else {
-        let wanted = pods.pods.iter().filter(|pod| {
-            pod.node.is_none()
-                && !pod.ended()
-                && pod.request.wants_memory()
-                && (args.all_namespaces || pod.namespace == namespace)
-        });
-        for pod in wanted {
+        for pod in &waiting {
             match list::pod(&connection.client, &pod.namespace, &pod.name).await {
                 Ok(object) => asked.push(object),
                 // It has gone since it was listed, most likely.

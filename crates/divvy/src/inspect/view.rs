@@ -1,8 +1,8 @@
 //! The cluster as the tables show it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 
-use divvy_model::{Allocation, ContainerKind, Held, Inventory, Node, Phase, Pod};
+use divvy_model::{Allocation, ContainerKind, Held, Inventory, Node, Phase, Pod, PodRequest};
 use serde::Serialize;
 
 /// The cluster.
@@ -85,13 +85,31 @@ impl NodeView {
     }
 }
 
+/// What the view needs of a pod; nothing of one that it does not show.
+pub fn shown(pod: Pod) -> Option<Pod> {
+    let shows = pod.node.is_some() && !done(&pod) && pod.request.wants_memory();
+    shows.then(|| Pod {
+        uid: String::new(),
+        own_visible: None,
+        request: PodRequest::new(pod.request.containers, None),
+        ..pod
+    })
+}
+
 /// Makes the view. Nodes without GPUs to share are left out, as the old tool leaves them out.
 pub fn view(nodes: &[Node], pods: &[Pod]) -> View {
-    let mut views: Vec<NodeView> = nodes.iter().filter_map(|node| node_view(node, pods)).collect();
+    let mut by_node: HashMap<&str, Vec<&Pod>> = HashMap::new();
+    for pod in pods.iter().filter(|pod| !done(pod)) {
+        if let Some(node) = &pod.node {
+            by_node.entry(node).or_default().push(pod);
+        }
+    }
+    let of = |node: &Node| by_node.get(node.name.as_str()).map(Vec::as_slice).unwrap_or_default();
+    let mut views: Vec<NodeView> = nodes.iter().filter_map(|node| node_view(node, of(node))).collect();
     views.sort_by(|a, b| a.name.cmp(&b.name));
     let unit = nodes
         .iter()
-        .filter(|node| views.iter().any(|view| view.name == node.name))
+        .filter(|node| views.binary_search_by(|view| view.name.cmp(&node.name)).is_ok())
         .map(unit_label)
         .next()
         .unwrap_or_default();
@@ -114,7 +132,7 @@ fn unit_label(node: &Node) -> String {
     }
 }
 
-fn node_view(node: &Node, pods: &[Pod]) -> Option<NodeView> {
+fn node_view(node: &Node, pods: &[&Pod]) -> Option<NodeView> {
     let inventory = match &node.inventory {
         Some(Ok(inventory)) if !inventory.gpus.is_empty() => Some(inventory),
         _ => None,
@@ -137,10 +155,7 @@ fn node_view(node: &Node, pods: &[Pod]) -> Option<NodeView> {
     }
     gpus.sort_by_key(|gpu: &GpuView| gpu.index);
     let mut pending = Vec::new();
-    for pod in pods
-        .iter()
-        .filter(|pod| pod.node.as_deref() == Some(node.name.as_str()) && !done(pod))
-    {
+    for pod in pods {
         place(pod, inventory, &mut gpus, &mut pending);
     }
     let by_name = |a: &PodView, b: &PodView| (&a.namespace, &a.name).cmp(&(&b.namespace, &b.name));

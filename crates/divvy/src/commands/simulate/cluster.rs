@@ -5,12 +5,15 @@ use std::path::Path;
 
 use anyhow::Context as _;
 use divvy_cluster::dump::{self, Dump};
+use divvy_cluster::list::LeftOut;
+use divvy_cluster::objects::{NodeObject, PodObject};
 use divvy_cluster::{client, convert, list};
 use divvy_model::MemoryUnit;
 use divvy_simulator::decompress;
 use divvy_simulator::what_if::{Change, Cluster, ClusterNode, ClusterPod, what_if};
 
-use super::super::inspect::choice;
+use super::super::inspect::{choice, say_left_out};
+use super::super::progress::Arrived;
 use super::{LARGEST, bytes};
 use crate::cli::simulate::{SimulateArgs, SimulateOutput};
 use crate::printer;
@@ -25,16 +28,31 @@ pub(super) async fn run(args: &SimulateArgs) -> anyhow::Result<()> {
     let cluster = match &args.cluster_dump {
         Some(path) => {
             let dump = read(path).with_context(|| format!("{} cannot be used", path.display()))?;
-            cluster(dump, args.memory_unit)
+            let mut found = Found::default();
+            found.nodes.extend(dump.nodes.into_iter().map(node));
+            for object in dump.pods {
+                found.pods.extend(pod(object, &mut found.left_out));
+            }
+            say_left_out("object", &dump.left_out);
+            found.cluster(args.memory_unit)
         }
         None => {
             let connection = client::connect(&choice(&args.access)).await?;
-            let mut dump = Dump {
-                nodes: list::node_objects(&connection.client).await?,
-                pods: Vec::new(),
-            };
-            list::each_pod(&connection.client, |pod| dump.pods.push(pod)).await?;
-            cluster(dump, args.memory_unit)
+            let client = &connection.client;
+            let (arrived, mut found) = (Arrived::default(), Found::default());
+            let Found { nodes, pods, left_out } = &mut found;
+            let all_nodes = list::each_node(client, |object| {
+                arrived.node();
+                nodes.push(node(object));
+            });
+            let all_pods = list::each_pod(client, None, |object| {
+                arrived.pod();
+                pods.extend(pod(object, left_out));
+            });
+            let (no_nodes, no_pods) = arrived.shown(async { tokio::try_join!(all_nodes, all_pods) }).await?;
+            say_left_out("node", &no_nodes);
+            say_left_out("pod", &no_pods);
+            found.cluster(args.memory_unit)
         }
     };
     let add = args.add_nodes.as_ref().map(|more| (more.count, more.like.clone()));
@@ -67,33 +85,47 @@ fn read(path: &Path) -> anyhow::Result<Dump> {
     Ok(dump::read(&decompress("the dump", &packed)?)?)
 }
 
-/// Slim objects in the simulator's terms. A pod of which it cannot be read what it asks for is left out, and told.
-fn cluster(dump: Dump, unit: MemoryUnit) -> Cluster {
-    let nodes = dump.nodes.into_iter().map(|object| ClusterNode {
+/// A cluster in the simulator's terms, and the pods of which it cannot be read what they ask for.
+#[derive(Default)]
+struct Found {
+    nodes: Vec<ClusterNode>,
+    pods: Vec<ClusterPod>,
+    left_out: LeftOut,
+}
+
+fn node(object: NodeObject) -> ClusterNode {
+    ClusterNode {
         node: convert::node(&object),
         labels: object.metadata.labels.unwrap_or_default(),
-    });
-    let nodes: Vec<ClusterNode> = nodes.collect();
-    let pods = dump.pods.into_iter().filter_map(|object| match convert::pod(&object) {
+    }
+}
+
+fn pod(object: PodObject, left_out: &mut LeftOut) -> Option<ClusterPod> {
+    match convert::pod(&object) {
         Ok(pod) => Some(ClusterPod {
             pod,
             created: object.metadata.creation_timestamp.map_or(0, |time| time.0.as_second()),
             selector: object.spec.node_selector,
         }),
         Err(error) => {
-            tracing::warn!("a pod is left out: {error}");
+            left_out.add(list::name(&object.metadata), error.to_string());
             None
         }
-    });
-    let pods = pods.collect();
-    // The cluster's unit is what the agents publish; the flag is for clusters where none does.
-    let published = nodes.iter().find_map(|node| match &node.node.inventory {
-        Some(Ok(inventory)) => Some(inventory.unit),
-        _ => None,
-    });
-    Cluster {
-        unit: published.unwrap_or(unit),
-        nodes,
-        pods,
+    }
+}
+
+impl Found {
+    fn cluster(self, unit: MemoryUnit) -> Cluster {
+        say_left_out("pod", &self.left_out);
+        // The cluster's unit is what the agents publish; the flag is for clusters where none does.
+        let published = self.nodes.iter().find_map(|node| match &node.node.inventory {
+            Some(Ok(inventory)) => Some(inventory.unit),
+            _ => None,
+        });
+        Cluster {
+            unit: published.unwrap_or(unit),
+            nodes: self.nodes,
+            pods: self.pods,
+        }
     }
 }
