@@ -5,14 +5,14 @@ pub(crate) mod pages;
 
 use divvy_model::{Node, Pod, legacy};
 use k8s_openapi::api::core::v1::{ConfigMap, Event};
-use kube::api::{Api, ListParams};
+use kube::api::{Api, ListParams, ObjectMeta};
 use serde::de::DeserializeOwned;
 
 use crate::convert::UnhealthyGpus;
 use crate::objects::{NodeObject, PodObject};
 use crate::watch::slim::{Kind, SlimNode, SlimPod};
 use crate::{Error, convert, objects};
-use items::{Take, Unreadable};
+use items::{Take, Unreadable, short};
 use pages::{Pages, Progress};
 
 pub(crate) const PODS: &str = "/api/v1/pods";
@@ -59,7 +59,7 @@ pub async fn pods(client: &kube::Client, field_selector: Option<&str>) -> Result
     let mut unreadable = LeftOut::default();
     found.left_out = each_pod(client, field_selector, |object| match convert::pod(&object) {
         Ok(pod) => found.pods.push(pod),
-        Err(error) => unreadable.add(name(&object.metadata), error.to_string()),
+        Err(error) => unreadable.add(name(&object), error.to_string()),
     })
     .await?;
     for (name, why) in unreadable.named {
@@ -69,13 +69,9 @@ pub async fn pods(client: &kube::Client, field_selector: Option<&str>) -> Result
     Ok(found)
 }
 
-/// `namespace/name` of a pod, for messages.
-pub fn name(meta: &kube::api::ObjectMeta) -> String {
-    format!(
-        "{}/{}",
-        meta.namespace.as_deref().unwrap_or(""),
-        meta.name.as_deref().unwrap_or("")
-    )
+/// The name of a pod, for messages.
+pub fn name(pod: &PodObject) -> String {
+    full_name(&pod.metadata)
 }
 
 /// Hands over every pod, or those that a field selector names, in the API server's order and as they arrive: the list is never held in memory.
@@ -113,6 +109,27 @@ pub async fn each_at<T: DeserializeOwned>(
     Ok(left_out)
 }
 
+/// What was read, if it is of use.
+pub(crate) fn usable<T: Kind>(item: Result<T, Unreadable>) -> Result<T, Unreadable> {
+    let item = item?;
+    match item.trouble() {
+        None => Ok(item),
+        Some(why) => Err(Unreadable {
+            name: full_name(item.meta()),
+            why: short(&why),
+        }),
+    }
+}
+
+/// `namespace/name`, or `name` without a namespace.
+pub(crate) fn full_name(meta: &ObjectMeta) -> String {
+    let name = meta.name.as_deref().unwrap_or_default();
+    match meta.namespace.as_deref().filter(|namespace| !namespace.is_empty()) {
+        Some(namespace) => short(&format!("{namespace}/{name}")),
+        None => short(name),
+    }
+}
+
 async fn each<T: Kind>(
     client: &kube::Client,
     path: &str,
@@ -120,16 +137,8 @@ async fn each<T: Kind>(
     take: &mut (dyn FnMut(T) + Send),
 ) -> Result<LeftOut, pages::Failure> {
     let mut left_out = LeftOut::default();
-    all::<T>(client, path, field_selector, &mut |item| match item {
-        Ok(item) => match item.trouble() {
-            None => take(item),
-            Some(why) => {
-                let meta = item.meta();
-                let namespace = meta.namespace.iter().map(|namespace| format!("{namespace}/"));
-                let name = namespace.chain(meta.name.clone()).collect::<String>();
-                left_out.add(name, why);
-            }
-        },
+    all::<T>(client, path, field_selector, &mut |item| match usable(item) {
+        Ok(item) => take(item),
         Err(Unreadable { name, why }) => left_out.add(name, why),
     })
     .await?;

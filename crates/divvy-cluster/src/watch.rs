@@ -171,3 +171,6 @@ fn changes<K, T: Send + 'static>(
         futures::future::ready(change)
     })
 }
+
+#[cfg(test)]
+mod tests;

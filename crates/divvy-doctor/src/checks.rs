@@ -15,6 +15,8 @@ mod pods;
 mod scheduler;
 mod system;
 
+pub(crate) use kubelet::is_gpu;
+
 use crate::check::{Check, Group, Needs, Severity};
 
 /// A row of the table.

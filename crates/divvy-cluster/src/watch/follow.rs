@@ -19,6 +19,7 @@ use super::slim::{Kind, Meta, Unread};
 use crate::in_words;
 use crate::list::items::{LARGEST, Unreadable, name, short, without_place};
 use crate::list::pages::{Failure, Pages, Progress};
+use crate::list::{full_name, usable};
 
 /// client-go's page size (tools/pager/pager.go), which kube-rs uses as well.
 const PAGE: u32 = 500;
@@ -187,7 +188,7 @@ impl<T: Kind> Follow<T> {
 
     /// An item of a list.
     fn listed(&mut self, item: Result<T, Unreadable>) -> Option<Seen<T>> {
-        match item {
+        match usable(item) {
             Ok(object) => {
                 self.unreadable.is_readable(object.meta());
                 Some(Seen::There(object))
@@ -384,12 +385,7 @@ impl Remembered {
         if self.names.is_empty() {
             return;
         }
-        let name = meta.name.as_deref().unwrap_or_default();
-        let name = match meta.namespace.as_deref().filter(|namespace| !namespace.is_empty()) {
-            Some(namespace) => format!("{namespace}/{name}"),
-            None => name.to_owned(),
-        };
-        self.names.remove(&name);
+        self.names.remove(&full_name(meta));
     }
 }
 
@@ -478,4 +474,44 @@ fn ended_early(error: &io::Error) -> bool {
         };
     }
     false
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn readable(remembered: &mut Remembered, namespace: Option<&str>, name: &str) {
+        remembered.is_readable(&ObjectMeta {
+            name: Some(name.to_owned()),
+            namespace: namespace.map(str::to_owned),
+            ..ObjectMeta::default()
+        });
+    }
+
+    #[test]
+    fn of_unreadable_objects_a_bounded_number_is_remembered_until_they_are_readable_or_gone() {
+        let mut remembered = Remembered::new("node");
+        remembered.list_begins();
+        for number in 0..3 * REMEMBERED {
+            remembered.add(format!("n{number}"), "it is bad");
+        }
+        remembered.list_ends();
+        assert_eq!((remembered.names.len(), remembered.more), (REMEMBERED, true));
+        readable(&mut remembered, None, "n7");
+        assert_eq!(remembered.names.len(), REMEMBERED - 1);
+        remembered.add("n7".to_owned(), "it is bad again");
+        assert!(remembered.names.contains("n7"));
+        remembered.add("ns/p".to_owned(), "one more than is remembered");
+        assert!(!remembered.names.contains("ns/p"));
+        // Of the next list all but one can be read.
+        remembered.list_begins();
+        remembered.add("n1".to_owned(), "it is still bad");
+        remembered.list_ends();
+        assert_eq!((remembered.names.len(), remembered.more), (1, false));
+        assert!(remembered.names.contains("n1"));
+        remembered.add("ns/p".to_owned(), "it is bad");
+        readable(&mut remembered, Some("ns"), "p");
+        readable(&mut remembered, Some(""), "n1");
+        assert!(remembered.names.is_empty());
+    }
 }

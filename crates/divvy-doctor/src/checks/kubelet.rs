@@ -17,7 +17,7 @@ const LARGEST_MESSAGE: u64 = 4 * 1024 * 1024;
 const TENTHS_PER_ID: u64 = 609;
 
 /// Resources of GPUs: those of vendors' plugins and gpushare's.
-pub(super) fn is_gpu(resource: &str) -> bool {
+pub(crate) fn is_gpu(resource: &str) -> bool {
     [GPU_MEM, GPU_COUNT, "nvidia.com/", "amd.com/gpu", "gpu.intel.com/"]
         .iter()
         .any(|name| resource.starts_with(name))

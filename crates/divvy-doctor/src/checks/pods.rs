@@ -1,5 +1,7 @@
 //! Pods.
 
+use std::collections::BTreeSet;
+
 use divvy_model::names::{ALLOCATION, GPU_COUNT, GPU_MEM, VISIBLE_DEVICES};
 
 use super::cluster::{objects, some};
@@ -135,7 +137,7 @@ pub(super) fn visible_devices(facts: &Facts<'_>) -> Verdict {
 /// K15
 pub(super) fn silent(facts: &Facts<'_>) -> Verdict {
     let cluster = objects(facts)?;
-    let with_gpus: Vec<&str> = cluster
+    let with_gpus: BTreeSet<&str> = cluster
         .nodes
         .iter()
         .filter(|node| node.status.capacity.keys().any(|name| is_gpu(name)))
@@ -145,7 +147,7 @@ pub(super) fn silent(facts: &Facts<'_>) -> Verdict {
         .pods
         .iter()
         .filter(lives)
-        .filter(|pod| pod.spec.node_name.as_deref().is_some_and(|node| with_gpus.contains(&node)))
+        .filter(|pod| pod.spec.node_name.as_deref().is_some_and(|node| with_gpus.contains(node)))
         .filter(|pod| !CARETAKERS.contains(&pod.metadata.namespace.as_str()) && !wants_gpu(&pod.spec))
         .filter(|pod| {
             let mut images = pod.spec.containers.iter().map(|container| &container.image);

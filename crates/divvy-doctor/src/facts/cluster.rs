@@ -2,9 +2,11 @@
 
 use std::collections::BTreeMap;
 
+use divvy_model::names;
 use serde::{Deserialize, Deserializer};
 
 use crate::check::Stop;
+use crate::checks::is_gpu;
 
 /// What the API server has.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -132,6 +134,35 @@ pub struct Pod {
     pub spec: PodSpec,
     /// What became of it.
     pub status: PodStatus,
+}
+
+impl Pod {
+    /// The pod without what no check looks at: a cluster may have tens of thousands of them.
+    pub fn slim(mut self) -> Pod {
+        let meta = &mut self.metadata;
+        meta.labels.retain(|key, _| key.starts_with("app.kubernetes.io/"));
+        meta.annotations.retain(|key, _| key == names::ALLOCATION);
+        let spec = &mut self.spec;
+        // Where a pod that is bound might have run is nobody's question.
+        if spec.node_name.is_some() {
+            (spec.tolerations, spec.node_selector) = (Vec::new(), BTreeMap::new());
+        }
+        for container in &mut spec.containers {
+            container.env.retain(|variable| variable.name == names::VISIBLE_DEVICES);
+            container.env.shrink_to_fit();
+            container.resources.limits.retain(|name, _| is_gpu(name));
+            container.resources.requests.retain(|name, _| is_gpu(name));
+        }
+        self
+    }
+}
+
+impl Node {
+    /// The node without what no check looks at.
+    pub fn slim(mut self) -> Node {
+        self.metadata.annotations.retain(|key, _| key == names::INVENTORY);
+        self
+    }
 }
 
 /// `spec` of a pod, and of a DaemonSet's template.

@@ -18,7 +18,7 @@ pub async fn run(args: InspectArgs) -> anyhow::Result<()> {
         arrived.pod();
         match convert::pod(&object) {
             Ok(pod) => pods.extend(view::shown(pod)),
-            Err(error) => unreadable.add(list::name(&object.metadata), error.to_string()),
+            Err(error) => unreadable.add(list::name(&object), error.to_string()),
         }
     };
     let mut nodes = Vec::new();

@@ -24,7 +24,7 @@ pub async fn run(args: WhyArgs) -> anyhow::Result<()> {
         arrived.pod();
         match convert::pod(&object) {
             Ok(pod) => pods.push(pod),
-            Err(error) => unreadable.add(list::name(&object.metadata), error.to_string()),
+            Err(error) => unreadable.add(list::name(&object), error.to_string()),
         }
     });
     let (no_nodes, no_pods) = arrived.shown(async { tokio::try_join!(all_nodes, all_pods) }).await?;

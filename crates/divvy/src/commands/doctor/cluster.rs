@@ -1,10 +1,12 @@
 //! What the API server and the extender say.
 
 use std::collections::BTreeMap;
+use std::pin::pin;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use divvy_cluster::client;
-use divvy_doctor::facts::cluster::{Cluster, Page, Pod};
+use divvy_cluster::{client, list};
+use divvy_doctor::facts::cluster::{Cluster, DaemonSet, Node, Pod, RuntimeClass};
 use divvy_doctor::facts::programs::{Extender, filter_calls};
 use divvy_doctor::{Asked, Facts};
 use http::StatusCode;
@@ -17,13 +19,11 @@ use tokio::runtime::Handle;
 use super::http as question;
 use super::programs::too_long;
 use crate::cli::ClusterArgs;
-use crate::commands::inspect::choice;
+use crate::commands::inspect::{choice, say_left_out};
+use crate::commands::progress::Arrived;
 
-/// Objects of one page: each has to come within the limit, and all of a list within so many times the limit.
-const PAGE: usize = 500;
-const PAGES: u32 = 20;
-/// Of one page: an object has at most 1.5 MiB, and most have some KiB.
-const LARGEST_PAGE: usize = 256 * 1024 * 1024;
+/// Something of a list has to arrive within the limit, and all of it within so many times the limit.
+const PATIENCE: u32 = 20;
 /// Of what a refusal says.
 const LONGEST_WORDS: usize = 500;
 /// Replicas that are asked.
@@ -42,12 +42,28 @@ pub(super) async fn objects(args: &ClusterArgs, limit: Duration) -> (Asked<Clust
         Ok(Err(error)) => return (Asked::Failed(error.to_string()), None),
         Err(_) => return (Asked::Failed(too_long("the kubeconfig", limit)), None),
     };
-    let (nodes, pods, sets, classes) = tokio::join!(
-        list(&client, "/api/v1/nodes", limit),
-        list(&client, "/api/v1/pods", limit),
-        list(&client, "/apis/apps/v1/daemonsets", limit),
-        list(&client, "/apis/node.k8s.io/v1/runtimeclasses", limit),
-    );
+    let arrived = Arrived::default();
+    let (nodes, pods, sets, classes) = arrived
+        .shown(async {
+            tokio::join!(
+                list(&client, "/api/v1/nodes", limit, |node: Node| {
+                    arrived.node();
+                    node.slim()
+                }),
+                list(&client, "/api/v1/pods", limit, |pod: Pod| {
+                    arrived.pod();
+                    pod.slim()
+                }),
+                list(&client, "/apis/apps/v1/daemonsets", limit, |set: DaemonSet| set),
+                list(
+                    &client,
+                    "/apis/node.k8s.io/v1/runtimeclasses",
+                    limit,
+                    |class: RuntimeClass| class
+                ),
+            )
+        })
+        .await;
     let mut cluster = Cluster::default();
     match (nodes, pods) {
         (Ok(nodes), Ok(pods)) => (cluster.nodes, cluster.pods) = (nodes, pods),
@@ -64,44 +80,43 @@ pub(super) async fn objects(args: &ClusterArgs, limit: Duration) -> (Asked<Clust
     (Asked::Answer(cluster), Some(client))
 }
 
-async fn list<T: DeserializeOwned + Default>(client: &kube::Client, path: &str, limit: Duration) -> Result<Vec<T>, String> {
-    let wrong = |what: String| format!("{path} could not be listed: {what}");
-    let (mut items, mut next) = (Vec::new(), String::new());
-    let end = Instant::now() + limit.saturating_mul(PAGES);
-    loop {
-        if Instant::now() > end {
-            return Err(wrong(format!(
-                "there was another page after {} s",
-                limit.saturating_mul(PAGES).as_secs()
-            )));
+/// The objects of a list, each made smaller as it arrives.
+async fn list<T: DeserializeOwned + Send>(
+    client: &kube::Client,
+    path: &str,
+    limit: Duration,
+    slim: impl Fn(T) -> T + Sync,
+) -> Result<Vec<T>, String> {
+    let mut items = Vec::new();
+    let count = AtomicU64::new(0);
+    let mut take = |item| {
+        count.fetch_add(1, Ordering::Relaxed);
+        items.push(slim(item));
+    };
+    let end = Instant::now() + limit.saturating_mul(PATIENCE);
+    let left_out = {
+        let mut all = pin!(list::each_at(client, path, &mut take));
+        loop {
+            let before = count.load(Ordering::Relaxed);
+            match tokio::time::timeout(limit, &mut all).await {
+                Ok(listed) => break listed.map_err(|error| error.to_string())?,
+                Err(_) if count.load(Ordering::Relaxed) == before => {
+                    return Err(format!("{path} could not be listed: {}", too_long("the API server", limit)));
+                }
+                Err(_) if Instant::now() > end => {
+                    let seconds = limit.saturating_mul(PATIENCE).as_secs();
+                    return Err(format!("{path} could not be listed: it had no end after {seconds} s"));
+                }
+                Err(_) => {}
+            }
         }
-        let uri = match next.is_empty() {
-            true => format!("{path}?limit={PAGE}"),
-            // A token is base64.
-            false => format!(
-                "{path}?limit={PAGE}&continue={}",
-                next.replace('+', "%2B").replace('=', "%3D").replace('/', "%2F")
-            ),
-        };
-        let page = match tokio::time::timeout(limit, get(client, &uri, LARGEST_PAGE)).await {
-            Ok(page) => page.map_err(wrong)?,
-            Err(_) => return Err(wrong(too_long("the API server", limit))),
-        };
-        let page: Page<T> = serde_json::from_slice(&page).map_err(|error| wrong(error.to_string()))?;
-        items.extend(page.items);
-        next = page.metadata.next;
-        if next.is_empty() {
-            return Ok(items);
-        }
-    }
+    };
+    say_left_out(path, &left_out);
+    items.shrink_to_fit();
+    Ok(items)
 }
 
-/// What the API server answers with 200, or its own words.
-async fn get(client: &kube::Client, uri: &str, most: usize) -> Result<Bytes, String> {
-    asked(client, uri, most).await.map_err(|(_, words)| words)
-}
-
-/// The same, with the status of a refusal.
+/// What the API server answers with 200, or the status of a refusal and its own words.
 async fn asked(client: &kube::Client, uri: &str, most: usize) -> Result<Bytes, (Option<StatusCode>, String)> {
     let request = http::Request::get(uri)
         .body(kube::client::Body::empty())
@@ -273,8 +288,6 @@ async fn through(client: &kube::Client, pod: &Pod, limit: Duration) -> Result<Ex
 
 #[cfg(test)]
 mod tests {
-    use divvy_doctor::facts::cluster::DaemonSet;
-
     use super::*;
 
     fn labelled(component: &str, phase: &str) -> Pod {

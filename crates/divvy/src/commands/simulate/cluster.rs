@@ -108,7 +108,7 @@ fn pod(object: PodObject, left_out: &mut LeftOut) -> Option<ClusterPod> {
             selector: object.spec.node_selector,
         }),
         Err(error) => {
-            left_out.add(list::name(&object.metadata), error.to_string());
+            left_out.add(list::name(&object), error.to_string());
             None
         }
     }

@@ -1,0 +1,317 @@
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use axum::body::Body;
+use axum::extract::{Query, State};
+use axum::http::StatusCode;
+use axum::response::Response;
+use futures::StreamExt as _;
+use serde_json::{Value, json};
+
+use super::*;
+
+/// An API server that answers with the texts of a script, one after the other, and keeps the questions.
+#[derive(Clone, Default)]
+struct Script {
+    answers: Arc<Mutex<Vec<(StatusCode, String, Option<usize>)>>>,
+    asked: Arc<Mutex<Vec<Value>>>,
+}
+
+impl Script {
+    /// An answer in parts of so many bytes.
+    fn then_in_parts(self, text: impl Into<String>, part: usize) -> Script {
+        let answer = (StatusCode::OK, text.into(), Some(part));
+        self.answers.lock().expect("sound").insert(0, answer);
+        self
+    }
+
+    fn then(self, text: impl Into<String>) -> Script {
+        self.then_in_parts(text, usize::MAX)
+    }
+
+    fn then_status(self, code: u16, text: impl Into<String>) -> Script {
+        let code = StatusCode::from_u16(code).expect("a status");
+        self.answers
+            .lock()
+            .expect("sound")
+            .insert(0, (code, text.into(), Some(usize::MAX)));
+        self
+    }
+
+    /// A watch that says this and then nothing more.
+    fn then_stays_open(self, text: impl Into<String>) -> Script {
+        self.answers
+            .lock()
+            .expect("sound")
+            .insert(0, (StatusCode::OK, text.into(), None));
+        self
+    }
+
+    fn client(&self) -> kube::Client {
+        let router = axum::Router::new().fallback(answer).with_state(self.clone());
+        kube::Client::new(router, "default")
+    }
+
+    fn asked(&self) -> Vec<Value> {
+        self.asked.lock().expect("sound").clone()
+    }
+}
+
+async fn answer(State(script): State<Script>, Query(query): Query<Value>) -> Response {
+    script.asked.lock().expect("sound").push(query);
+    let next = script.answers.lock().expect("sound").pop();
+    let (code, text, part) = next.unwrap_or((StatusCode::OK, String::new(), None));
+    let size = part.unwrap_or(usize::MAX).min(text.len().max(1));
+    let parts: Vec<_> = text
+        .into_bytes()
+        .chunks(size)
+        .map(|part| Ok::<_, std::io::Error>(part.to_vec()))
+        .collect();
+    let parts = futures::stream::iter(parts);
+    let body = match part {
+        Some(_) => Body::from_stream(parts),
+        None => Body::from_stream(parts.chain(futures::stream::pending())),
+    };
+    let mut response = Response::new(body);
+    *response.status_mut() = code;
+    response
+}
+
+fn pod(name: &str, rv: u64) -> Value {
+    json!({"kind": "Pod", "metadata": {"name": name, "namespace": "ns", "uid": format!("u-{name}"), "resourceVersion": rv.to_string()}, "spec": {}})
+}
+
+fn list(items: &[Value], rv: &str, next: &str) -> String {
+    json!({"kind": "PodList", "items": items, "metadata": {"resourceVersion": rv, "continue": next}}).to_string()
+}
+
+fn event(kind: &str, object: &Value) -> String {
+    format!("{}\n", json!({"type": kind, "object": object}))
+}
+
+/// What the watch says, in words, until it has said so much.
+async fn said(script: &Script, count: usize) -> Vec<String> {
+    let seen = pods_as_they_come(script.client()).take(count).map(|seen| {
+        let name = |pod: PodObject| pod.metadata.name.unwrap_or_default();
+        match seen {
+            Seen::ListBegins => "list".to_owned(),
+            Seen::ListEnds => "listed".to_owned(),
+            Seen::There(pod) => format!("there {}", name(pod)),
+            Seen::Gone(pod) => format!("gone {}", name(pod)),
+            Seen::Interrupted(why) => format!("interrupted: {why}"),
+        }
+    });
+    tokio::time::timeout(Duration::from_secs(600), seen.collect())
+        .await
+        .expect("as much as that")
+}
+
+/// The resourceVersions that watches began at; `list` for a list.
+fn questions(script: &Script) -> Vec<String> {
+    let of = |query: &Value| match (&query["watch"], &query["continue"]) {
+        (Value::Null, Value::Null) => "list".to_owned(),
+        (Value::Null, next) => format!("list on {}", next.as_str().unwrap_or_default()),
+        _ => format!("watch from {}", query["resourceVersion"].as_str().unwrap_or_default()),
+    };
+    script.asked().iter().map(of).collect()
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_list_of_pages_in_parts_and_the_changes_after_it_are_seen_in_their_order() {
+    let script = Script::default()
+        .then_in_parts(list(&[pod("a", 1), pod("b", 2)], "9", "more"), 7)
+        .then_in_parts(list(&[pod("c", 3)], "9", ""), 1)
+        .then_in_parts(
+            event("ADDED", &pod("d", 10))
+                + &event("BOOKMARK", &json!({"metadata": {"resourceVersion": "12"}}))
+                + &event("DELETED", &pod("a", 13)),
+            11,
+        )
+        .then_stays_open(event("MODIFIED", &pod("b", 14)));
+    let seen = said(&script, 8).await;
+    assert_eq!(
+        seen,
+        [
+            "list", "there a", "there b", "there c", "listed", "there d", "gone a", "there b"
+        ]
+    );
+    assert_eq!(questions(&script), ["list", "list on more", "watch from 9", "watch from 13"]);
+    let first = &script.asked()[0];
+    assert_eq!(
+        (&first["limit"], &first["resourceVersion"]),
+        (&json!("500"), &Value::Null),
+        "a quorum read"
+    );
+    assert_eq!(script.asked()[2]["allowWatchBookmarks"], "true");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_watch_whose_version_is_too_old_is_listed_again_however_it_is_said() {
+    let expired = json!({"kind": "Status", "code": 410, "reason": "Expired", "message": "too old resource version"});
+    for script in [
+        Script::default().then(list(&[], "1", "")).then(event("ERROR", &expired)),
+        Script::default()
+            .then(list(&[], "1", ""))
+            .then_status(410, expired.to_string()),
+    ] {
+        let script = script.then(list(&[pod("a", 5)], "6", "")).then_stays_open("");
+        let seen = said(&script, 6).await;
+        let why = "interrupted: too old resource version (410 Expired)";
+        assert_eq!(seen, ["list", "listed", why, "list", "there a", "listed"]);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_list_that_breaks_off_is_no_list_and_is_asked_for_again() {
+    let whole = list(&[pod("a", 1)], "6", "");
+    let cut = format!("{}", &whole[..whole.len() - 3]);
+    let script = Script::default()
+        .then(cut)
+        .then_status(502, "<html>Bad Gateway</html>")
+        .then("<html>hello</html>")
+        .then("{}")
+        .then(whole.clone())
+        .then_stays_open("");
+    let seen = said(&script, 12).await;
+    let expected = [
+        "list",
+        "there a",
+        &format!(
+            "interrupted: listing failed: the answer ended after {} bytes, in the middle of the list",
+            whole.len() - 3
+        ),
+        "list",
+        "interrupted: listing failed: <html>Bad Gateway</html> (502 Failed to parse error data)",
+        "list",
+        "interrupted: listing failed: the answer is not JSON: expected value (byte 0)",
+        "list",
+        "interrupted: listing failed: the answer is not a list: it is an object without items",
+        "list",
+        "there a",
+        "listed",
+    ];
+    assert_eq!(seen, expected);
+    // To whoever keeps the objects the half list is nothing.
+    let script = Script::default()
+        .then(&whole[..whole.len() - 3])
+        .then(whole)
+        .then_stays_open("");
+    let changes: Vec<_> = pods(script.client(), None).take(2).collect().await;
+    assert!(
+        matches!(&changes[..], [Change::Interrupted(_), Change::Reset(pods)] if pods.len() == 1),
+        "{changes:?}"
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_watch_that_ends_goes_on_where_it_was() {
+    let script = Script::default()
+        .then(list(&[], "1", ""))
+        // The last line is torn.
+        .then(event("ADDED", &pod("a", 5)) + r#"{"type":"ADDED","obj"#)
+        .then_status(
+            500,
+            r#"{"kind":"Status","code":500,"reason":"InternalError","message":"etcd"}"#,
+        )
+        .then_stays_open(event("ADDED", &pod("b", 6)));
+    let seen = said(&script, 5).await;
+    assert_eq!(
+        seen,
+        [
+            "list",
+            "listed",
+            "there a",
+            "interrupted: etcd (500 InternalError)",
+            "there b"
+        ]
+    );
+    assert_eq!(questions(&script), ["list", "watch from 1", "watch from 5", "watch from 5"]);
+}
+
+/// Objects that are JSON, and no pods: an API server would not take them, a proxy or an aggregated server may have them.
+fn unreadable() -> Vec<Value> {
+    let meta = |name: &str| json!({"name": name, "namespace": "ns", "uid": format!("u-{name}"), "resourceVersion": "20"});
+    vec![
+        json!({"metadata": meta("no-spec")}),
+        json!({"metadata": meta("null-spec"), "spec": null}),
+        json!({"metadata": meta("text-spec"), "spec": "x"}),
+        json!({"metadata": meta("no-quantity"), "spec": {"containers": [{"resources": {"limits": {"aliyun.com/gpu-mem": {}}}}]}}),
+        json!({"metadata": meta("bad-map"), "spec": {"nodeSelector": [1]}}),
+        json!({"metadata": {"name": 7, "resourceVersion": "20"}, "spec": {}}),
+        json!({"spec": {}}),
+        json!(null),
+        json!([1]),
+    ]
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_object_that_cannot_be_read_stops_neither_a_list_nor_a_watch() {
+    for bad in unreadable() {
+        let script = Script::default()
+            .then(list(&[pod("a", 1), bad.clone(), pod("b", 2)], "9", ""))
+            .then_stays_open(event("ADDED", &bad) + &event("MODIFIED", &bad) + &event("ADDED", &pod("c", 21)));
+        assert_eq!(
+            said(&script, 5).await,
+            ["list", "there a", "there b", "listed", "there c"],
+            "{bad}"
+        );
+        let changes: Vec<_> = pods(script.client(), None).take(0).collect().await;
+        assert!(changes.is_empty());
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn that_an_object_is_gone_is_known_whether_it_can_be_read_or_not() {
+    let bad = json!({"metadata": {"name": "a", "namespace": "ns", "uid": "u-a", "resourceVersion": "20"}});
+    let script = Script::default()
+        .then(list(&[pod("a", 1)], "9", ""))
+        .then_stays_open(event("MODIFIED", &bad) + &event("DELETED", &bad));
+    let changes: Vec<_> = pods(script.client(), None).take(2).collect().await;
+    assert!(
+        matches!(&changes[..], [Change::Reset(_), Change::Delete(pod)] if pod.metadata.uid.as_deref() == Some("u-a")),
+        "{changes:?}"
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_node_with_a_quantity_that_is_none_is_left_out() {
+    let node = |name: &str, amount: Value| json!({"metadata": {"name": name, "resourceVersion": "5"}, "spec": {}, "status": {"capacity": {"aliyun.com/gpu-mem": amount}}});
+    let script = Script::default()
+        .then(list(
+            &[
+                node("a", json!("16")),
+                node("b", json!("16 GiB")),
+                node("c", json!(-1)),
+                node("d", json!([])),
+                node("e", json!(16)),
+            ],
+            "9",
+            "",
+        ))
+        .then_stays_open(event("MODIFIED", &node("a", json!("?"))) + &event("MODIFIED", &node("b", json!("8"))));
+    let changes: Vec<_> = nodes(script.client(), None).take(2).collect().await;
+    let names = |nodes: &[NodeObject]| nodes.iter().filter_map(|node| node.metadata.name.clone()).collect::<Vec<_>>();
+    assert!(
+        matches!(&changes[..], [Change::Reset(all), Change::Apply(b)] if names(all) == ["a", "e"] && names(std::slice::from_ref(b)) == ["b"]),
+        "{changes:?}"
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_event_that_is_larger_than_any_object_is_skipped() {
+    let large = event("ADDED", &json!({"metadata": {"name": "x".repeat(17 << 20)}, "spec": {}}));
+    let script = Script::default()
+        .then(list(&[], "1", ""))
+        .then_in_parts(large + &event("ADDED", &pod("a", 5)), 1 << 20)
+        .then_stays_open("");
+    let seen = said(&script, 4).await;
+    assert_eq!(
+        seen,
+        [
+            "list",
+            "listed",
+            "interrupted: an event of the watch cannot be read: it is larger than 16 MiB",
+            "there a"
+        ]
+    );
+}
