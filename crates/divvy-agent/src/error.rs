@@ -2,8 +2,8 @@ use std::net::SocketAddr;
 
 use crate::decide::TooManyIds;
 
-/// Why the agent cannot run. What may pass (no driver, no kubelet, no API server) is none of these: it is logged, shown by
-/// `/readyz`, and tried again for ever.
+/// Why the agent cannot run. What may pass (no driver, no kubelet, no API server) is none of these: it is logged, makes
+/// `/readyz` fail, and is tried again for ever.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// A file or directory of the agent's own.

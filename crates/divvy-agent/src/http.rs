@@ -2,18 +2,43 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::Router;
 use axum::extract::State;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
+use divvy_serve::{Limits, Plain, Share};
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 use tracing::info;
 
 use crate::Error;
 use crate::agent::Agent;
+
+/// Who may connect is not known here, and what is asked are three small pages: by a kubelet and by whoever collects metrics.
+const LIMITS: Limits = {
+    let share = Share {
+        connections: 16,
+        per_address: 8,
+        idle: Duration::from_secs(90),
+        body_bytes: 1 << 10,
+    };
+    Limits {
+        known: share,
+        unknown: share,
+        handshakes: 0,
+        handshakes_per_address: 0,
+        first_byte: Duration::from_secs(1),
+        handshake: Duration::from_secs(5),
+        header: Duration::from_secs(5),
+        body: Duration::from_secs(10),
+        request: Duration::from_secs(30),
+        header_bytes: 16 << 10,
+        bodies_bytes: 0,
+    }
+};
 
 pub(crate) async fn listen(address: SocketAddr) -> Result<TcpListener, Error> {
     TcpListener::bind(address)
@@ -30,22 +55,18 @@ pub(crate) async fn serve(listener: TcpListener, agent: Arc<Agent>, stop: Cancel
         .route("/readyz", get(ready))
         .route("/metrics", get(metrics))
         .with_state(agent);
-    axum::serve(listener, router)
-        .with_graceful_shutdown(stop.cancelled_owned())
-        .await
-        .map_err(|error| Error::Ended {
-            part: "the HTTP server",
-            text: error.to_string(),
-        })
+    divvy_serve::serve(listener, Plain { known: false }, router, LIMITS, stop).await;
+    Ok(())
 }
 
+/// Every pod of the cluster may be able to ask, so it learns which parts are not ready and no more: reasons contain paths of the node and the API
+/// server's answers.
 async fn ready(State(agent): State<Arc<Agent>>) -> Response {
-    let reasons = agent.ready.reasons();
-    if reasons.is_empty() {
+    let parts = agent.ready.parts();
+    if parts.is_empty() {
         return "ok\n".into_response();
     }
-    let mut text = reasons.join("\n");
-    text.push('\n');
+    let text = format!("not ready: {}; the agent's log says why\n", parts.join(", "));
     (StatusCode::SERVICE_UNAVAILABLE, text).into_response()
 }
 

@@ -1,4 +1,4 @@
-//! Why the agent is not ready, in words: what `/readyz` shows.
+//! Why the agent is not ready: `/readyz` names the parts, and the log has the reasons.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
@@ -26,16 +26,19 @@ impl Readiness {
         self.reasons.lock().unwrap_or_else(PoisonError::into_inner).remove(part);
     }
 
-    /// What stands in the way now, a line each; empty when ready.
-    pub(crate) fn reasons(&self) -> Vec<String> {
+    /// The parts that are not ready now.
+    pub(crate) fn parts(&self) -> Vec<&'static str> {
         let now = Instant::now();
         let reasons = self.reasons.lock().unwrap_or_else(PoisonError::into_inner);
         let current = reasons.iter().filter(|(_, (_, until))| until.is_none_or(|until| until > now));
-        current.map(|(part, (reason, _))| format!("{part}: {reason}")).collect()
+        current.map(|(part, _)| *part).collect()
     }
 
     fn insert(&self, part: &'static str, reason: String, until: Option<Instant>) {
         let mut reasons = self.reasons.lock().unwrap_or_else(PoisonError::into_inner);
+        if reasons.get(part).is_none_or(|(known, _)| *known != reason) {
+            tracing::info!(part, reason, "not ready");
+        }
         reasons.insert(part, (reason, until));
     }
 }

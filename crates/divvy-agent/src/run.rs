@@ -46,7 +46,7 @@ const LEAVE_ADMITTED: Duration = Duration::from_millis(800);
 /// Runs the agent until `stop` is cancelled. Then nothing more is bound here, pods that are on their way get their devices (1.8 s at most),
 /// the sockets are removed, and it returns `Ok`.
 ///
-/// What may pass (no driver, no kubelet, no API server) is logged, shown by `/readyz`, and tried again for ever.
+/// What may pass (no driver, no kubelet, no API server) is logged, makes `/readyz` fail, and is tried again for ever.
 ///
 /// # Errors
 /// What will not pass by itself: the configuration, the agent's own files, the address of `--metrics`, a memory unit that does

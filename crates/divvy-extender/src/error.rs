@@ -12,6 +12,16 @@ pub enum Error {
         /// What the system says.
         source: std::io::Error,
     },
+    /// Plain HTTP where it is not only this machine that can connect.
+    #[error(
+        "--listen {address} without TLS lets everyone who can connect to it bind pods to nodes, and read which pods there are. Give it certificates \
+         with --tls-secret NAMESPACE/NAME, or let it listen on this machine only with --listen 127.0.0.1:{port}; --insecure starts it as it is",
+        port = address.port()
+    )]
+    PlainHttp {
+        /// The address.
+        address: std::net::SocketAddr,
+    },
     /// The watches go on for ever by construction.
     #[error("the watch of pods or nodes ended by itself; without it nothing can be placed")]
     WatchEnded,

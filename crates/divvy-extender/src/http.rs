@@ -8,19 +8,21 @@ mod inspect;
 mod wire;
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use axum::body::Bytes;
 use axum::extract::rejection::BytesRejection;
-use axum::extract::{ConnectInfo, DefaultBodyLimit, Path, Request, State};
-use axum::http::{HeaderMap, StatusCode, header};
+use axum::extract::{DefaultBodyLimit, FromRequest as _, Path, Request, State};
+use axum::http::{HeaderMap, StatusCode, Uri, header};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
 use divvy_cluster::convert;
 use divvy_cluster::index::Feed;
+use divvy_serve::{Limits, Share};
 use serde::Serialize;
+use tokio::sync::Semaphore;
 
 use crate::admission;
 use crate::core::{EVICTIONS_AT_ONCE, Eviction};
@@ -28,7 +30,7 @@ use crate::forward::FORWARDED;
 use crate::host::{Leadership, Shared};
 use crate::lease;
 use crate::metrics::{Refused, Seen};
-use crate::tls::listener::Peer;
+use crate::tls::listener::{Peer, Shown};
 use wire::{BindResult, FilterResult, PreemptionResult, Priorities};
 
 /// What gpushare's extender answers to `/version`, to the byte: tools compare it.
@@ -37,8 +39,54 @@ const GPUSHARE_VERSION: &str = "0.1.0";
 /// A filter request with whole Node objects of 5,000 nodes is about 40 MiB.
 const LARGEST_BODY: usize = 64 << 20;
 
-/// An API server takes objects of at most 3 MiB, and a review of a new pod has it once.
-const LARGEST_REVIEW: usize = 4 << 20;
+/// An API server reads at most 3 MiB of a request, and etcd keeps objects of at most 1.5 MiB; a review of a new pod contains it once.
+const LARGEST_REVIEW: usize = 3 << 20;
+
+/// Reviews that are read and answered at once: with [`LARGEST_REVIEW`], twice while it is put together, 48 MiB at most.
+const REVIEWS: usize = 8;
+/// For a review to get its turn, and to be read: together the 3 s that the API server waits (`timeoutSeconds` of the webhook that
+/// `divvy scheduler-config` prints).
+const REVIEW_TURN: Duration = Duration::from_secs(2);
+const REVIEW_BODY: Duration = Duration::from_secs(1);
+
+/// A caller without a certificate asks for a page, unless it asks for a review.
+const LARGEST_QUESTION: usize = 4 << 10;
+
+/// What the server grants its callers. `tls`: they may show a certificate, and who does not is unknown; without, everybody is known: who can
+/// connect may place pods, and so `--listen` is the loopback address.
+pub(crate) fn limits(tls: bool, webhook: bool) -> Limits {
+    const CONNECTIONS: usize = 256;
+    const UNKNOWN: usize = 32;
+    let known = if tls { CONNECTIONS - UNKNOWN } else { CONNECTIONS };
+    Limits {
+        known: Share {
+            connections: known,
+            per_address: known,
+            // Longer than Go's http.Transport keeps an idle connection (90 s), so that it is kube-scheduler that closes it. A bind that is sent
+            // while the server closes would be lost, and tried again after a back-off only.
+            idle: Duration::from_secs(100),
+            body_bytes: LARGEST_BODY,
+        },
+        unknown: Share {
+            connections: UNKNOWN,
+            // One address cannot have them all; an API server that has many pods reviewed at once has enough.
+            per_address: UNKNOWN / 2,
+            idle: Duration::from_secs(90),
+            body_bytes: if webhook { LARGEST_REVIEW } else { LARGEST_QUESTION },
+        },
+        handshakes: 256,
+        handshakes_per_address: 64,
+        first_byte: Duration::from_secs(1),
+        handshake: Duration::from_secs(5),
+        header: Duration::from_secs(5),
+        // kube-scheduler waits for 5 s at most (httpTimeout) for all of a call.
+        body: Duration::from_secs(10),
+        request: Duration::from_secs(30),
+        header_bytes: 64 << 10,
+        // One body of the largest size, and then some.
+        bodies_bytes: 96 << 20,
+    }
+}
 
 pub(crate) fn router(shared: Arc<Shared>) -> Router {
     Router::new()
@@ -49,12 +97,7 @@ pub(crate) fn router(shared: Arc<Shared>) -> Router {
         .route("/gpushare-scheduler/inspect", get(inspect_all))
         .route("/gpushare-scheduler/inspect/{node}", get(inspect_one))
         .route_layer(middleware::from_fn_with_state(shared.clone(), identified))
-        // From here on: what the kubelet, Prometheus and the API server ask, which have no certificate of ours. It names no pod that the
-        // client has not named itself, and places none.
-        .route(
-            &format!("{}/{{scheduler}}", admission::PATH),
-            post(mutate).layer(DefaultBodyLimit::max(LARGEST_REVIEW)),
-        )
+        // From here on: what the kubelet and Prometheus ask, which have no certificate of ours.
         .route("/version", get(|| async { GPUSHARE_VERSION }))
         .route("/healthz", get(|| async { "ok" }))
         .route("/readyz", get(ready))
@@ -62,39 +105,76 @@ pub(crate) fn router(shared: Arc<Shared>) -> Router {
         .method_not_allowed_fallback(|| async {
             problem(StatusCode::METHOD_NOT_ALLOWED, "filter, prioritize, preempt, bind and mutate are POST, the rest is GET")
         })
-        .fallback(|| async {
-            problem(
-                StatusCode::NOT_FOUND,
-                "there is no such path; filter, prioritize, preempt, bind and inspect are under /gpushare-scheduler/, the webhook is /mutate/ and a scheduler's name",
-            )
-        })
+        .fallback(no_such_path)
         .layer(DefaultBodyLimit::max(LARGEST_BODY))
         .with_state(shared)
 }
 
+async fn no_such_path(uri: Uri) -> Response {
+    let below = uri.path().strip_prefix(admission::PATH);
+    problem(
+        StatusCode::NOT_FOUND,
+        match below {
+            Some(rest) if rest.len() > 1 && rest.starts_with('/') => {
+                "this extender does not answer the API server's webhook; start it with --webhook and with TLS (Helm: extender.webhook=true)"
+            }
+            _ => "there is no such path; filter, prioritize, preempt, bind and inspect are under /gpushare-scheduler/, the webhook is /mutate/ and a scheduler's name",
+        },
+    )
+}
+
+/// What the API server asks, which has no certificate of ours either. It names no pod that the client has not named itself, and places none.
+pub(crate) fn webhook(shared: Arc<Shared>) -> Router {
+    Router::new()
+        .route(&format!("{}/{{scheduler}}", admission::PATH), post(mutate))
+        .method_not_allowed_fallback(|| async { problem(StatusCode::METHOD_NOT_ALLOWED, "a review is POST") })
+        .layer(DefaultBodyLimit::max(LARGEST_REVIEW))
+        .with_state(Webhook {
+            shared,
+            turns: Arc::new(Semaphore::new(REVIEWS)),
+        })
+}
+
+#[derive(Clone)]
+struct Webhook {
+    shared: Arc<Shared>,
+    turns: Arc<Semaphore>,
+}
+
 /// With TLS, only a client that has shown a certificate may have pods placed, or see whose they are.
 async fn identified(State(shared): State<Arc<Shared>>, request: Request, next: Next) -> Response {
-    let peer = request.extensions().get::<ConnectInfo<Peer>>().map(|info| info.0.clone());
-    if shared.credentials.is_none() || peer.as_ref().is_some_and(|peer| peer.identified) {
+    if is_known(&shared, request.extensions()) {
         return next.run(request).await;
     }
     let path = request.uri().path();
-    if shared.metrics.refused(Refused::NoCertificate) {
-        tracing::warn!(
-            %path,
-            address = ?peer.map(|peer| peer.address),
-            "a client without a certificate was refused; if it is kube-scheduler, its tlsConfig needs certData and keyData, and \
-             `divvy scheduler-config` prints them (said once; /metrics counts)"
-        );
-    }
-    let text = "this extender answers only clients that show a certificate of its authority, and this one showed none; kube-scheduler's \
-                tlsConfig needs certData and keyData: divvy scheduler-config prints them";
+    let peer = request.extensions().get::<Peer>();
+    let text = match peer.map(|peer| &peer.shown) {
+        Some(Shown::OtherNames(why)) => format!("this extender answers only clients that it knows by the name in their certificate: {why}"),
+        _ => {
+            if shared.metrics.refused(Refused::NoCertificate) {
+                tracing::warn!(
+                    %path,
+                    address = ?peer.map(|peer| peer.address),
+                    "a client without a certificate was refused; if it is kube-scheduler, its tlsConfig needs certData and keyData, and \
+                     `divvy scheduler-config` prints them (said once; /metrics counts)"
+                );
+            }
+            "this extender answers only clients that show a certificate of its authority, and this one showed none; kube-scheduler's tlsConfig \
+             needs certData and keyData: divvy scheduler-config prints them"
+                .to_owned()
+        }
+    };
     match path {
         // kube-scheduler shows the text to the user, and throws away the body of any other status.
-        "/gpushare-scheduler/filter" => answer(&FilterResult::error(text.to_owned())),
-        "/gpushare-scheduler/bind" => answer(&BindResult { error: text.to_owned() }),
-        _ => problem(StatusCode::FORBIDDEN, text),
+        "/gpushare-scheduler/filter" => answer(&FilterResult::error(text)),
+        "/gpushare-scheduler/bind" => answer(&BindResult { error: text }),
+        _ => problem(StatusCode::FORBIDDEN, &text),
     }
+}
+
+/// Whether it may have pods placed: in plain HTTP, everybody who can connect.
+fn is_known(shared: &Shared, request: &axum::http::Extensions) -> bool {
+    shared.credentials.is_none() || request.get::<Peer>().is_some_and(|peer| peer.shown == Shown::Name)
 }
 
 async fn filter(State(shared): State<Arc<Shared>>, body: Result<Bytes, BytesRejection>) -> Response {
@@ -276,30 +356,29 @@ async fn inspect_one(State(shared): State<Arc<Shared>>, Path(node): Path<String>
     answer(&report)
 }
 
-/// It needs no ledger and no lease: any replica answers, from its first moment on.
-async fn mutate(
-    State(shared): State<Arc<Shared>>,
-    Path(scheduler): Path<String>,
-    body: Result<Bytes, BytesRejection>,
-) -> Response {
+/// It needs no ledger and no lease: any replica answers, from its first moment on. No byte of the review is read before there is memory for it.
+async fn mutate(State(webhook): State<Webhook>, Path(scheduler): Path<String>, request: Request) -> Response {
     let began = Instant::now();
-    if shared.credentials.is_none() {
-        return problem(
-            StatusCode::NOT_FOUND,
-            "there is no webhook here: the API server calls webhooks over TLS only, and this extender speaks plain HTTP; give it --tls-secret, or \
-             --tls-cert-file, --tls-private-key-file and --client-ca-file (Helm: extender.loopback=false, which is the default)",
-        );
-    }
     if let Err(why) = admission::check_scheduler_name(&scheduler) {
         return problem(StatusCode::BAD_REQUEST, &why);
     }
-    let body = match body {
-        Ok(body) => body,
-        Err(rejection) if rejection.status() == StatusCode::PAYLOAD_TOO_LARGE => {
+    let Ok(Ok(_turn)) = tokio::time::timeout(REVIEW_TURN, webhook.turns.acquire()).await else {
+        return problem(
+            StatusCode::SERVICE_UNAVAILABLE,
+            &format!("{REVIEWS} other reviews are being answered, and none has ended within {REVIEW_TURN:?}; send it again"),
+        );
+    };
+    let body = match tokio::time::timeout(REVIEW_BODY, Bytes::from_request(request, &())).await {
+        Ok(Ok(body)) => body,
+        Ok(Err(rejection)) if rejection.status() == StatusCode::PAYLOAD_TOO_LARGE => {
             let text = format!("the review is larger than {} MiB, which no pod is", LARGEST_REVIEW >> 20);
             return problem(StatusCode::PAYLOAD_TOO_LARGE, &text);
         }
-        Err(rejection) => return problem(rejection.status(), &format!("the review could not be read: {rejection}")),
+        Ok(Err(rejection)) => return problem(rejection.status(), &format!("the review could not be read: {rejection}")),
+        Err(_elapsed) => {
+            let text = format!("the review did not arrive within {REVIEW_BODY:?}; send it again");
+            return problem(StatusCode::REQUEST_TIMEOUT, &text);
+        }
     };
     let response = match admission::review(&body, &scheduler) {
         Ok(review) => {
@@ -308,19 +387,21 @@ async fn mutate(
         }
         Err(why) => problem(StatusCode::BAD_REQUEST, &why),
     };
-    shared.metrics.answered("mutate", began.elapsed());
+    webhook.shared.metrics.answered("mutate", began.elapsed());
     response
 }
 
-async fn ready(State(shared): State<Arc<Shared>>) -> Response {
+/// The API server's words are for callers that are known, and for the log.
+async fn ready(State(shared): State<Arc<Shared>>, request: axum::http::Extensions) -> Response {
+    let known = is_known(&shared, &request);
     let core = shared.core();
     let line = |what: &str, feed: &Feed| {
         let listed = if feed.lists > 0 { "listed" } else { "not listed yet" };
-        let trouble = feed
-            .trouble
-            .as_ref()
-            .map(|why| format!("; the watch is broken: {why}"))
-            .unwrap_or_default();
+        let trouble = match &feed.trouble {
+            Some(why) if known => format!("; the watch is broken: {why}"),
+            Some(_) => "; the watch is broken".to_owned(),
+            None => String::new(),
+        };
         format!("{what}: {listed}{trouble}\n")
     };
     let lead = match (&shared.leadership, shared.holder()) {
@@ -328,7 +409,8 @@ async fn ready(State(shared): State<Arc<Shared>>) -> Response {
         (Some(_), _) if shared.leads() => "lease: this replica leads\n".to_owned(),
         (Some(_), Some(holder)) => format!("lease: {holder} leads\n"),
         (Some(_), None) => match shared.lease_trouble() {
-            Some(why) => format!("lease: cannot be had: {why}\n"),
+            Some(why) if known => format!("lease: cannot be had: {why}\n"),
+            Some(_) => "lease: cannot be had\n".to_owned(),
             None => "lease: nobody leads\n".to_owned(),
         },
     };

@@ -34,7 +34,8 @@ use tokio_util::sync::CancellationToken;
 
 use forward::Forward;
 use host::Leadership;
-use tls::listener::{Peer, TlsListener};
+use tls::listener::TlsDoor;
+use tls::names::Names;
 
 pub use crate::core::{DecideIn, Placement, SCHEDULER_CHECK, Timing, check_refusal};
 pub use crate::lease::Candidate;
@@ -56,6 +57,12 @@ pub struct Config {
     pub placement: Placement,
     /// `--tls-…`: none is plain HTTP.
     pub tls: Option<tls::Source>,
+    /// `--client-name`: who is let in with a certificate, beside the other replicas; none: kube-scheduler.
+    pub client_names: Vec<String>,
+    /// `--insecure`: plain HTTP on an address that others can reach.
+    pub insecure: bool,
+    /// `--webhook`: answer the API server's question about new pods.
+    pub webhook: bool,
     /// `--leader-elect`: with several replicas.
     pub lease: Option<Candidate>,
 }
@@ -65,6 +72,10 @@ pub struct Config {
 pub struct Surroundings {
     /// None: plain HTTP.
     pub tls: Option<tls::Source>,
+    /// As in [`Config`].
+    pub client_names: Vec<String>,
+    /// As in [`Config`]; it needs TLS.
+    pub webhook: bool,
     /// None: the only replica.
     pub lease: Option<Candidate>,
 }
@@ -72,6 +83,9 @@ pub struct Surroundings {
 /// Serves until `stop` is cancelled. Listens at once; answers with an error, and is not ready, until pods and nodes have been
 /// listed.
 pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
+    if config.tls.is_none() && !config.insecure && !config.listen.ip().to_canonical().is_loopback() {
+        return Err(Error::PlainHttp { address: config.listen });
+    }
     let choice = Choice {
         kubeconfig: config.kubeconfig,
         context: config.context,
@@ -83,6 +97,8 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
     })?;
     let surroundings = Surroundings {
         tls: config.tls,
+        client_names: config.client_names,
+        webhook: config.webhook,
         lease: config.lease,
     };
     let settings = Settings {
@@ -110,7 +126,12 @@ pub async fn run_with(
     surroundings: Surroundings,
     stop: CancellationToken,
 ) -> Result<(), Error> {
-    let Surroundings { tls, lease } = surroundings;
+    let Surroundings {
+        tls,
+        client_names,
+        webhook,
+        lease,
+    } = surroundings;
     let protocol = if tls.is_some() { "https" } else { "http" };
     match listener.local_addr() {
         Ok(address) => {
@@ -120,6 +141,7 @@ pub async fn run_with(
         Err(error) => tracing::info!(%error, protocol, "the extender listens"),
     }
     let server_name = tls.as_ref().map(|source| source.server_name().to_owned());
+    let names = server_name.as_ref().map(|own| Names::new(&client_names, own));
     let credentials = tls.map(|source| tls::keep(source, client.clone(), stop.clone()));
     // Another one at each start: a process that was killed and its successor are two.
     let nonce = RandomState::new().build_hasher().finish();
@@ -131,17 +153,22 @@ pub async fn run_with(
     let member = lease
         .zip(identity)
         .map(|(candidate, identity)| tokio::spawn(lease::take_part(candidate, identity, served.shared(), stop.clone())));
-    let stopped = stop.clone().cancelled_owned();
-    let answering = match credentials {
-        None => tokio::spawn(
-            axum::serve(listener, served.router.clone())
-                .with_graceful_shutdown(stopped)
-                .into_future(),
-        ),
-        Some(credentials) => {
-            let listener = TlsListener::new(listener, credentials, served.metrics(), stop.clone());
-            let service = served.router.clone().into_make_service_with_connect_info::<Peer>();
-            tokio::spawn(axum::serve(listener, service).with_graceful_shutdown(stopped).into_future())
+    let limits = http::limits(credentials.is_some(), webhook);
+    let answering = match credentials.zip(names) {
+        None => tokio::spawn(divvy_serve::serve(
+            listener,
+            divvy_serve::Plain { known: true },
+            served.router.clone(),
+            limits,
+            stop.clone(),
+        )),
+        Some((credentials, names)) => {
+            let router = match webhook {
+                true => served.router.clone().merge(http::webhook(served.shared())),
+                false => served.router.clone(),
+            };
+            let door = TlsDoor::new(credentials, names, served.metrics());
+            tokio::spawn(divvy_serve::serve(listener, door, router, limits, stop.clone()))
         }
     };
     let failed = tokio::select! {
@@ -163,7 +190,7 @@ pub async fn run_with(
     }
     // All that is left are connections without a request.
     match tokio::time::timeout(Duration::from_secs(1), answering).await {
-        Ok(Ok(ended)) => ended.map_err(Error::Serve)?,
+        Ok(Ok(())) => {}
         Ok(Err(panicked)) => return Err(Error::Serve(std::io::Error::other(panicked))),
         Err(_elapsed) => tracing::debug!("some connections were still open"),
     }

@@ -36,15 +36,24 @@ pub(crate) enum Refused {
     Handshake,
     /// A connection without a certificate, and a request that needs one.
     NoCertificate,
+    /// A certificate of the right authority with a name that is not let in.
+    OtherName,
+    /// All connections that such clients may have were taken.
+    TooMany,
+    /// It did not send, or did not read, in time.
+    TooSlow,
 }
 
 impl Refused {
-    const ALL: [(Refused, &'static str); 5] = [
+    const ALL: [(Refused, &'static str); 8] = [
         (Refused::PlainHttp, "plain_http"),
         (Refused::ForeignCertificate, "foreign_certificate"),
         (Refused::UntrustedByClient, "untrusted_by_client"),
         (Refused::Handshake, "handshake"),
         (Refused::NoCertificate, "no_certificate"),
+        (Refused::OtherName, "other_name"),
+        (Refused::TooMany, "too_many"),
+        (Refused::TooSlow, "too_slow"),
     ];
 }
 

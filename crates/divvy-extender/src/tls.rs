@@ -3,6 +3,7 @@
 //! - [`plan`]: what to make or renew, decided from values
 //! - [`make`]: keys and certificates
 //! - [`certificate`]: reading and checking them
+//! - [`names`]: which clients are let in
 //! - `source`: where they are kept: a Secret that the extender writes, or files of somebody else
 //! - `listener`: connections, and what is said to those that come without TLS
 //!
@@ -11,6 +12,7 @@
 pub mod certificate;
 pub(crate) mod listener;
 pub mod make;
+pub mod names;
 pub mod plan;
 mod source;
 

@@ -31,7 +31,7 @@ Examples:
   divvy why my-pod                    why a pod waits, or where it runs
   divvy audit                         was any GPU given twice, did a pod run elsewhere, did anything leak?
   divvy agent --node-name \"$NODE\"     on a GPU node (a DaemonSet does this)
-  divvy extender --listen 0.0.0.0:12345
+  divvy extender --tls-secret divvy-system/divvy-extender-tls --listen 0.0.0.0:32766
   divvy scheduler-config              what kube-scheduler must be told
   divvy simulate --help               how much more the same GPUs would hold under which policy
   divvy doctor                        what is wrong on this machine, from the driver to the kubelet
@@ -110,7 +110,7 @@ Resources offered to the kubelet:
   aliyun.com/gpu-mem     units of GPU memory (--memory-unit)
   aliyun.com/gpu-count   the node's GPUs, for those who look at it; asking for it has no effect
 
-The agent goes on whatever happens to the kubelet, the API server or the driver; /readyz (with --metrics) says what it waits for.")]
+The agent goes on whatever happens to the kubelet, the API server or the driver; /readyz (with --metrics) says for which part it waits, and the log says why.")]
 pub struct AgentArgs {
     /// This node's name in the cluster
     #[arg(long, env = "NODE_NAME", value_name = "NAME")]
@@ -191,16 +191,15 @@ pub enum DriverSpec {
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
-  divvy extender --listen 0.0.0.0:12345
-  divvy extender --kubeconfig ~/.kube/config --listen 127.0.0.1:32766 --memory-unit MiB
+  divvy extender --kubeconfig ~/.kube/config --memory-unit MiB
   divvy extender --listen 0.0.0.0:32766 --tls-secret divvy-system/divvy-extender-tls
   divvy extender --listen 0.0.0.0:32766 --tls-secret divvy-system/divvy-extender-tls --leader-elect --advertise-address 10.0.0.3
   divvy extender --listen 0.0.0.0:32766 --tls-cert-file tls.crt --tls-private-key-file tls.key --client-ca-file ca.crt
 
-Without --tls-… it speaks plain HTTP, and whoever reaches its port can have pods bound: leave it on the loopback address then. With --tls-secret it
-makes a certificate authority, its own certificate and one for kube-scheduler, keeps them in that Secret (which must be there, empty at
+Without --tls-… it speaks plain HTTP, and everyone who can connect to it can bind pods. It listens on the loopback address then, and starts on another
+address only with --insecure. With --tls-secret it makes a certificate authority, its own certificate and one for kube-scheduler, keeps them in that Secret (which must be there, empty at
 first), and renews its own by itself. With files it reads them again when they change. In both cases filter, bind and inspect are answered only to
-clients with a certificate of that authority; /healthz, /readyz and /metrics to everybody.
+clients with a certificate of that authority and a name of --client-name; /healthz, /readyz and /metrics to everybody.
 
 Policies (--policy), by which it ranks nodes and chooses GPUs:
   divvy           what leaves the most room for the pods that usually come; learnt from those that came
@@ -213,7 +212,7 @@ schedulers whose configuration has no prioritizeVerb, and preferences of pods fo
 With --leader-elect several of them can run: one holds a Lease and binds, the others filter and hand binds on to it. Without, there must be one only.
 
 kube-scheduler reaches it through its configuration (KubeSchedulerConfiguration, extenders):
-  urlPrefix: http://ADDR:PORT/gpushare-scheduler   filterVerb: filter   prioritizeVerb: prioritize   weight: 25
+  urlPrefix: https://ADDR:PORT/gpushare-scheduler   filterVerb: filter   prioritizeVerb: prioritize   weight: 25
   preemptVerb: preempt   bindVerb: bind
   nodeCacheCapable: true   ignorable: false
   managedResources: [{name: aliyun.com/gpu-mem, ignoredByScheduler: false}, {name: aliyun.com/gpu-count, ignoredByScheduler: false}]
@@ -233,6 +232,13 @@ pub struct ExtenderArgs {
     /// Who has the last word on the node: prioritize (kube-scheduler, by the extender's scores) or filter (the extender)
     #[arg(long, env = "DIVVY_DECIDE_IN", value_name = "VERB", default_value = "prioritize")]
     pub decide_in: Decide,
+    /// Answer the API server's webhook, POST /mutate/SCHEDULER, which gives pods to a second scheduler; needs TLS
+    #[arg(long, env = "DIVVY_WEBHOOK", value_name = "BOOL", num_args = 0..=1, require_equals = true, default_value_t = false,
+        default_missing_value = "true", action = clap::ArgAction::Set)]
+    pub webhook: bool,
+    /// Allow plain HTTP on an address that other machines can reach: everyone who can connect can bind pods
+    #[arg(long)]
+    pub insecure: bool,
     #[command(flatten)]
     pub tls: ExtenderTls,
     #[command(flatten)]
@@ -279,6 +285,10 @@ pub struct ExtenderTls {
         requires = "tls_cert_file"
     )]
     pub client_ca_file: Option<PathBuf>,
+    /// A name that kube-scheduler's certificate may have, as common name or alternative name; can be given several times [default: kube-scheduler].
+    /// Other replicas are recognised by --tls-server-name
+    #[arg(long, env = "DIVVY_CLIENT_NAME", value_name = "NAME", value_delimiter = ',', requires = "client_ca_file")]
+    pub client_name: Vec<String>,
     /// The name in the extender's certificate, serverName in kube-scheduler's tlsConfig [default: divvy-extender.NAMESPACE.svc, with the
     /// namespace of --tls-secret, else divvy-system]
     #[arg(long, env = "DIVVY_TLS_SERVER_NAME", value_name = "NAME")]

@@ -234,7 +234,7 @@ fn nobody_offers(answer: &mut Answer, sites: &BTreeMap<String, Site>, asked: &st
     );
     answer
         .hints
-        .push("if it is not: divvy manifests | kubectl apply -f -; if it is, its pods say what they wait for: kubectl describe pod, and /readyz".to_owned());
+        .push("if it is not: divvy manifests | kubectl apply -f -; if it is, its pods say what they wait for: kubectl describe pod, and kubectl logs".to_owned());
 }
 
 /// What stands beside Divvy on the nodes that matter to a pod, and in the pod itself.

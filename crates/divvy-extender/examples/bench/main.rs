@@ -90,7 +90,10 @@ async fn extend(api: &str, certificates: Option<&String>) -> Outcome<()> {
             server_name: NAME.to_owned(),
         }
     });
-    let surroundings = Surroundings { tls, lease: None };
+    let surroundings = Surroundings {
+        tls,
+        ..Surroundings::default()
+    };
     let settings = Settings::new(MemoryUnit::GIB);
     Ok(run_with(listener, client, settings, surroundings, CancellationToken::new()).await?)
 }

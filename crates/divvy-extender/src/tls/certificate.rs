@@ -177,6 +177,27 @@ pub fn validity(certificate: &CertificateDer<'_>) -> Option<Validity> {
     })
 }
 
+/// The common name in a subject (`RDNSequence` without its tag; RFC 5280, 4.1.2.6), if it is text. webpki reads alternative names only.
+pub(super) fn common_name(mut subject: &[u8]) -> Option<String> {
+    const SET: u8 = 0x31;
+    const SEQUENCE: u8 = 0x30;
+    const OBJECT_IDENTIFIER: u8 = 0x06;
+    const TEXTS: [u8; 3] = [0x0c, 0x13, 0x16]; // UTF8String, PrintableString, IA5String
+    const COMMON_NAME: &[u8] = &[0x55, 0x04, 0x03];
+    while let Some((_, mut attributes, rest)) = element(subject, SET) {
+        subject = rest;
+        while let Some((_, attribute, rest)) = element(attributes, SEQUENCE) {
+            attributes = rest;
+            let (_, kind, value) = element(attribute, OBJECT_IDENTIFIER)?;
+            if kind == COMMON_NAME {
+                let (_, text, _) = TEXTS.iter().find_map(|tag| element(value, *tag))?;
+                return std::str::from_utf8(text).ok().map(str::to_owned);
+            }
+        }
+    }
+    None
+}
+
 /// The first element, if it has this tag: (tag, content, what follows).
 fn element(der: &[u8], tag: u8) -> Option<(u8, &[u8], &[u8])> {
     let (&found, rest) = der.split_first()?;

@@ -2,133 +2,111 @@
 //! an answer in the pod's events, and throws away whatever else it gets.
 
 use std::net::SocketAddr;
-use std::sync::Arc;
-use std::time::Duration;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
-use axum::extract::connect_info::Connected;
-use axum::serve::{IncomingStream, Listener};
+use divvy_serve::{Door, Opened, TurnedAway};
 use rustls::pki_types::CertificateDer;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{Semaphore, mpsc};
+use tokio::net::TcpStream;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
-use tokio_util::sync::CancellationToken;
 
 use super::Current;
+use super::names::Names;
 use crate::metrics::{Metrics, Refused};
 
-/// For a handshake, and for the rest of a request that is refused.
-const PATIENCE: Duration = Duration::from_secs(5);
-/// Handshakes under way; who comes beyond that waits.
-const HANDSHAKES: usize = 256;
 /// `ContentType::handshake` (RFC 8446, 5.1): with that byte every TLS connection begins.
 const HANDSHAKE: u8 = 22;
+/// Between two lines in the log about certificates with a wrong name: anybody whom the authority has given a certificate can cause them.
+const BETWEEN_LINES: Duration = Duration::from_secs(60);
 
 /// Who is at the other end.
 #[derive(Debug, Clone)]
 pub(crate) struct Peer {
     /// Where from.
     pub(crate) address: SocketAddr,
-    /// It has shown a certificate that our authority has signed.
-    pub(crate) identified: bool,
+    /// What it has shown.
+    pub(crate) shown: Shown,
 }
 
-/// Connections whose handshake is done.
+/// What a client has shown to say who it is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Shown {
+    /// A certificate of our authority, with a name of those that are let in.
+    Name,
+    /// No certificate.
+    Nothing,
+    /// A certificate of our authority with other names; a sentence about them.
+    OtherNames(Arc<str>),
+}
+
+/// The door of an extender that speaks TLS.
 #[derive(Debug)]
-pub(crate) struct TlsListener {
-    ready: mpsc::Receiver<(TlsStream<TcpStream>, Peer)>,
-    address: std::io::Result<SocketAddr>,
-}
-
-impl TlsListener {
-    pub(crate) fn new(
-        listener: TcpListener,
-        credentials: Current,
-        metrics: Arc<Metrics>,
-        stop: CancellationToken,
-    ) -> TlsListener {
-        let (sender, ready) = mpsc::channel(16);
-        let address = listener.local_addr();
-        tokio::spawn(accept(listener, credentials, metrics, stop, sender));
-        TlsListener { ready, address }
-    }
-}
-
-impl Listener for TlsListener {
-    type Io = TlsStream<TcpStream>;
-    type Addr = Peer;
-
-    async fn accept(&mut self) -> (Self::Io, Self::Addr) {
-        match self.ready.recv().await {
-            Some(connection) => connection,
-            // Stopped: the server ends by itself.
-            None => std::future::pending().await,
-        }
-    }
-
-    fn local_addr(&self) -> std::io::Result<Self::Addr> {
-        match &self.address {
-            Ok(address) => Ok(Peer {
-                address: *address,
-                identified: false,
-            }),
-            Err(error) => Err(std::io::Error::other(error.to_string())),
-        }
-    }
-}
-
-impl Connected<IncomingStream<'_, TlsListener>> for Peer {
-    fn connect_info(stream: IncomingStream<'_, TlsListener>) -> Peer {
-        stream.remote_addr().clone()
-    }
-}
-
-async fn accept(
-    listener: TcpListener,
-    mut credentials: Current,
+pub(crate) struct TlsDoor {
+    credentials: Current,
+    names: Names,
     metrics: Arc<Metrics>,
-    stop: CancellationToken,
-    sender: mpsc::Sender<(TlsStream<TcpStream>, Peer)>,
-) {
-    let handshakes = Arc::new(Semaphore::new(HANDSHAKES));
-    loop {
-        let accepted = tokio::select! {
-            () = stop.cancelled() => return,
-            accepted = async {
-                // Before there are certificates nobody can be answered; they wait in the socket's queue.
-                let _ = credentials.wait_for(Option::is_some).await;
-                let turn = handshakes.clone().acquire_owned().await;
-                (listener.accept().await, turn)
-            } => accepted,
+    said: Mutex<Option<Instant>>,
+}
+
+impl TlsDoor {
+    pub(crate) fn new(credentials: Current, names: Names, metrics: Arc<Metrics>) -> TlsDoor {
+        TlsDoor {
+            credentials,
+            names,
+            metrics,
+            said: Mutex::new(None),
+        }
+    }
+
+    fn who(&self, certificates: Option<&[CertificateDer<'_>]>, address: SocketAddr) -> Shown {
+        let Some(certificate) = certificates.and_then(<[_]>::first) else {
+            return Shown::Nothing;
         };
-        let (stream, address, turn) = match accepted {
-            (Ok((stream, address)), turn) => (stream, address, turn),
-            (Err(error), _) => {
-                // Too many open files, most likely.
-                tracing::warn!(%error, "a connection could not be accepted");
-                tokio::time::sleep(Duration::from_millis(100)).await;
-                continue;
-            }
+        let Err(why) = self.names.check(certificate) else {
+            return Shown::Name;
         };
-        let Some(server) = credentials.borrow().as_ref().map(|found| found.server.clone()) else {
-            continue;
+        self.metrics.refused(Refused::OtherName);
+        let now = Instant::now();
+        let mut said = self.said.lock().unwrap_or_else(PoisonError::into_inner);
+        if said.is_none_or(|said| now.duration_since(said) >= BETWEEN_LINES) {
+            *said = Some(now);
+            tracing::warn!(%address, "a client is treated as one without a certificate: {why} (said once a minute; /metrics counts)");
+        }
+        Shown::OtherNames(why.into())
+    }
+}
+
+impl Door for TlsDoor {
+    type Io = TlsStream<TcpStream>;
+    type Peer = Peer;
+    const HANDSHAKE: bool = true;
+
+    async fn ready(&self) {
+        // Before there are certificates nobody can be answered. The sender lives as long as the extender.
+        let _ = self.credentials.clone().wait_for(Option::is_some).await;
+    }
+
+    async fn open(&self, stream: TcpStream, address: SocketAddr) -> Option<Opened<Self::Io, Peer>> {
+        let server = self.credentials.borrow().as_ref().map(|found| found.server.clone())?;
+        let io = shake(stream, address, server, &self.metrics).await?;
+        let shown = self.who(io.get_ref().1.peer_certificates(), address);
+        Some(Opened {
+            io,
+            known: shown == Shown::Name,
+            peer: Peer { address, shown },
+        })
+    }
+
+    fn turned_away(&self, why: TurnedAway, address: SocketAddr) {
+        let (kind, text) = match why {
+            TurnedAway::TooMany => (Refused::TooMany, "all connections that its class of clients may have were taken"),
+            TurnedAway::TooSlow => (Refused::TooSlow, "it did not send, or did not read, in time"),
         };
-        let (metrics, sender) = (metrics.clone(), sender.clone());
-        tokio::spawn(async move {
-            let _turn = turn;
-            // A courtesy for latency only.
-            let _ = stream.set_nodelay(true);
-            let shaken = tokio::time::timeout(PATIENCE, shake(stream, address, server, &metrics)).await;
-            match shaken {
-                Ok(Some(connection)) => {
-                    // Nobody waits for it any more: the server is stopping.
-                    let _ = sender.send(connection).await;
-                }
-                Ok(None) => {}
-                Err(_elapsed) => tracing::debug!(%address, "no handshake within {PATIENCE:?}"),
-            }
-        });
+        if self.metrics.refused(kind) {
+            tracing::warn!(%address, "a client's connection was closed: {text} (said once; /metrics counts)");
+        }
     }
 }
 
@@ -137,7 +115,7 @@ async fn shake(
     address: SocketAddr,
     server: Arc<rustls::ServerConfig>,
     metrics: &Metrics,
-) -> Option<(TlsStream<TcpStream>, Peer)> {
+) -> Option<TlsStream<TcpStream>> {
     let mut first = [0; 64];
     let found = stream.peek(&mut first).await.ok()?;
     let first = first.get(..found).filter(|first| !first.is_empty())?;
@@ -153,14 +131,7 @@ async fn shake(
         return None;
     }
     match TlsAcceptor::from(server).accept(stream).await {
-        Ok(stream) => {
-            let identified = stream
-                .get_ref()
-                .1
-                .peer_certificates()
-                .is_some_and(|shown: &[CertificateDer<'_>]| !shown.is_empty());
-            Some((stream, Peer { address, identified }))
-        }
+        Ok(stream) => Some(stream),
         Err(error) => {
             let (kind, hint) = match rustls_error(&error) {
                 Some(rustls::Error::InvalidCertificate(_)) => (

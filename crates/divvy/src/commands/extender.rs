@@ -13,6 +13,13 @@ use crate::cli::{ClusterArgs, Decide, ExtenderArgs, ExtenderReplicas, ExtenderTl
 pub async fn run(args: ExtenderArgs) -> anyhow::Result<()> {
     let stopped = super::until_stopped(args.exit_with_stdin)?;
     let ClusterArgs { kubeconfig, context } = args.cluster;
+    let client_names = args.tls.client_name.clone();
+    let tls = tls(args.tls);
+    anyhow::ensure!(
+        tls.is_some() || !args.webhook,
+        "--webhook needs TLS, as the API server calls webhooks over HTTPS only; give --tls-secret NAMESPACE/NAME, or --tls-cert-file, \
+         --tls-private-key-file and --client-ca-file"
+    );
     let config = Config {
         kubeconfig,
         context,
@@ -25,7 +32,10 @@ pub async fn run(args: ExtenderArgs) -> anyhow::Result<()> {
                 Decide::Filter => DecideIn::Filter,
             },
         },
-        tls: tls(args.tls),
+        tls,
+        client_names,
+        insecure: args.insecure,
+        webhook: args.webhook,
         lease: candidate(args.replicas, args.listen)?,
     };
     Ok(divvy_extender::run(config, stopped).await?)

@@ -1,0 +1,120 @@
+//! Which clients are let in, by the names in their certificates. An authority of the administrator's may sign for everybody in the cluster, so
+//! that its signature alone says little.
+
+use rustls::pki_types::CertificateDer;
+use webpki::EndEntityCert;
+
+use super::certificate;
+
+/// The name in the certificate that the extender makes for kube-scheduler.
+pub const KUBE_SCHEDULER: &str = "kube-scheduler";
+/// Of a certificate's names, so many characters are repeated in messages.
+const LONGEST: usize = 200;
+
+/// The names of clients that are let in.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Names(Vec<String>);
+
+impl Names {
+    /// These, or [`KUBE_SCHEDULER`] when there are none, and the extender's own name: a replica shows its certificate to the one that leads.
+    pub fn new(given: &[String], server_name: &str) -> Names {
+        let mut names = given.to_vec();
+        if names.is_empty() {
+            names.push(KUBE_SCHEDULER.to_owned());
+        }
+        names.push(server_name.to_owned());
+        Names(names)
+    }
+
+    /// Whether a certificate has one of the names, letter by letter: its common name, or a DNS name or URI among its alternative names. The error
+    /// is a sentence. Signature and validity are checked elsewhere.
+    pub fn check(&self, certificate: &CertificateDer<'_>) -> Result<(), String> {
+        let found = names_of(certificate)?;
+        if found.iter().any(|name| self.0.contains(name)) {
+            return Ok(());
+        }
+        let mut shown = match found.is_empty() {
+            true => "no name".to_owned(),
+            false => found.iter().map(|name| format!("{name:?}")).collect::<Vec<_>>().join(", "),
+        };
+        if let Some((cut, _)) = shown.char_indices().nth(LONGEST) {
+            shown.truncate(cut);
+            shown.push('…');
+        }
+        Err(format!(
+            "its certificate has {shown}, and this extender answers {}; if it is kube-scheduler, start the extender with --client-name and the name \
+             in its certificate (Helm: extender.tls.clientNames)",
+            self.0.join(" and ")
+        ))
+    }
+}
+
+/// The common name, then the DNS names and URIs among the alternative names.
+fn names_of(certificate: &CertificateDer<'_>) -> Result<Vec<String>, String> {
+    let read = EndEntityCert::try_from(certificate).map_err(|error| format!("its certificate cannot be read ({error})"))?;
+    let mut names: Vec<String> = certificate::common_name(read.subject()).into_iter().collect();
+    names.extend(read.valid_dns_names().chain(read.valid_uri_names()).map(str::to_owned));
+    names.dedup();
+    Ok(names)
+}
+
+#[cfg(test)]
+mod tests {
+    use rcgen::{CertificateParams, DnType, KeyPair, SanType};
+
+    use super::*;
+
+    fn certificate(common_name: Option<&str>, alternatives: &[SanType]) -> CertificateDer<'static> {
+        let mut params = CertificateParams::default();
+        params.distinguished_name = rcgen::DistinguishedName::new();
+        params.distinguished_name.push(DnType::OrganizationName, "kube-scheduler");
+        if let Some(name) = common_name {
+            params.distinguished_name.push(DnType::CommonName, name);
+        }
+        params.subject_alt_names = alternatives.to_vec();
+        let key = KeyPair::generate().expect("a key");
+        params.self_signed(&key).expect("a certificate").der().clone()
+    }
+
+    fn dns(name: &str) -> SanType {
+        SanType::DnsName(name.try_into().expect("ASCII"))
+    }
+
+    #[test]
+    fn a_client_is_let_in_by_one_of_its_names_and_by_nothing_else() {
+        let names = Names::new(&[], "divvy-extender.divvy-system.svc");
+        let uri = SanType::URI("kube-scheduler".try_into().expect("ASCII"));
+        let of_mail = SanType::Rfc822Name("kube-scheduler".try_into().expect("ASCII"));
+        for (what, certificate, expected) in [
+            ("the common name", certificate(Some("kube-scheduler"), &[]), true),
+            ("one of two DNS names", certificate(None, &[dns("a"), dns("kube-scheduler")]), true),
+            ("a replica's", certificate(Some("divvy-extender"), &[dns("divvy-extender.divvy-system.svc")]), true),
+            ("a URI", certificate(None, &[uri]), true),
+            ("another name", certificate(Some("webshop.tenant-a.svc"), &[dns("webshop.tenant-a.svc")]), false),
+            ("no name but an organisation's", certificate(None, &[]), false),
+            ("one that only begins like it", certificate(Some("kube-scheduler.tenant-a"), &[]), false),
+            ("other letters", certificate(Some("Kube-Scheduler"), &[]), false),
+            ("a wildcard", certificate(None, &[dns("*.divvy-system.svc")]), false),
+            ("an address of mail", certificate(None, &[of_mail]), false),
+        ] {
+            assert_eq!(names.check(&certificate).is_ok(), expected, "{what}");
+        }
+    }
+
+    #[test]
+    fn names_that_are_given_replace_the_schedulers_and_not_the_replicas() {
+        let names = Names::new(&["system:kube-scheduler".to_owned()], "x.svc");
+        assert_eq!(names.check(&certificate(Some("system:kube-scheduler"), &[])), Ok(()));
+        assert_eq!(names.check(&certificate(None, &[dns("x.svc")])), Ok(()));
+        let why = names.check(&certificate(Some("kube-scheduler"), &[])).expect_err("not one of them");
+        assert!(why.contains("\"kube-scheduler\"") && why.contains("system:kube-scheduler and x.svc") && why.contains("--client-name"), "{why}");
+    }
+
+    #[test]
+    fn a_message_repeats_no_more_than_a_line_of_a_certificate_and_no_control_characters() {
+        let names = Names::new(&[], "x.svc");
+        let why = names.check(&certificate(Some(&format!("\u{1b}[31m{}", "a".repeat(5_000))), &[])).expect_err("refused");
+        assert!(why.len() < 600 && !why.contains('\u{1b}'), "{why}");
+        assert!(names.check(&CertificateDer::from(vec![1, 2, 3])).is_err_and(|why| why.contains("cannot be read")));
+    }
+}

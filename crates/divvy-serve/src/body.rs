@@ -1,0 +1,202 @@
+//! The body of one request, within limits on time and bytes.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
+use std::task::{Context, Poll, ready};
+
+use bytes::{Buf as _, Bytes, BytesMut};
+use hyper::body::{Body, Frame, Incoming, SizeHint};
+use tokio::time::{Instant, Sleep};
+
+use crate::FREE_BYTES;
+
+/// Frames are put together to pieces of this size: a body that is sent as chunks of one byte would otherwise be kept as one list entry of 32
+/// bytes for each.
+const PIECE: usize = 64 << 10;
+
+/// Why a body is not read to its end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Stopped {
+    /// [`crate::Limits::body`] is over.
+    TooSlow = 1,
+    /// [`crate::Share::body_bytes`] is exceeded.
+    TooLarge = 2,
+    /// [`crate::Limits::bodies_bytes`] is exceeded.
+    NoMemory = 3,
+}
+
+/// Memory for all bodies together.
+#[derive(Debug)]
+pub(crate) struct Budget {
+    left: AtomicUsize,
+}
+
+impl Budget {
+    pub(crate) fn new(bytes: usize) -> Budget {
+        Budget {
+            left: AtomicUsize::new(bytes),
+        }
+    }
+
+    fn take(&self, bytes: usize) -> bool {
+        self.left
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(bytes))
+            .is_ok()
+    }
+}
+
+/// What one request has of the budget, for as long as it is being answered: handlers keep the body until then.
+#[derive(Debug)]
+pub(crate) struct Account {
+    budget: Arc<Budget>,
+    taken: AtomicUsize,
+    stopped: AtomicU8,
+}
+
+impl Account {
+    pub(crate) fn new(budget: Arc<Budget>) -> Account {
+        Account {
+            budget,
+            taken: AtomicUsize::new(0),
+            stopped: AtomicU8::new(0),
+        }
+    }
+
+    /// Why the body was not read to its end, if that is so.
+    pub(crate) fn stopped(&self) -> Option<Stopped> {
+        let found = self.stopped.load(Ordering::Relaxed);
+        [Stopped::TooSlow, Stopped::TooLarge, Stopped::NoMemory]
+            .into_iter()
+            .find(|why| *why as u8 == found)
+    }
+
+    fn stop(&self, why: Stopped) -> Error {
+        self.stopped.store(why as u8, Ordering::Relaxed);
+        Error(why)
+    }
+
+    /// Takes what is needed for a body that has so many bytes now.
+    fn cover(&self, bytes: usize) -> bool {
+        let taken = self.taken.load(Ordering::Relaxed);
+        let more = bytes.saturating_sub(FREE_BYTES).saturating_sub(taken);
+        if !self.budget.take(more) {
+            return false;
+        }
+        self.taken.store(taken + more, Ordering::Relaxed);
+        true
+    }
+}
+
+impl Drop for Account {
+    fn drop(&mut self) {
+        self.budget.left.fetch_add(*self.taken.get_mut(), Ordering::Relaxed);
+    }
+}
+
+/// What a handler gets instead of the rest of a body. The caller gets a status that says the same ([`crate::connection`]).
+#[derive(Debug)]
+pub(crate) struct Error(Stopped);
+
+impl std::fmt::Display for Error {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self.0 {
+            Stopped::TooSlow => "the body did not arrive in time",
+            Stopped::TooLarge => "the body is too large for this caller",
+            Stopped::NoMemory => "there is no memory left for bodies of requests",
+        })
+    }
+}
+
+impl std::error::Error for Error {}
+
+/// The body as handlers read it.
+#[derive(Debug)]
+pub(crate) struct Limited {
+    inner: Incoming,
+    deadline: Pin<Box<Sleep>>,
+    largest: usize,
+    seen: usize,
+    piece: BytesMut,
+    account: Arc<Account>,
+    ended: bool,
+}
+
+impl Limited {
+    pub(crate) fn new(inner: Incoming, deadline: Instant, largest: usize, account: Arc<Account>) -> Limited {
+        Limited {
+            ended: inner.is_end_stream(),
+            inner,
+            deadline: Box::pin(tokio::time::sleep_until(deadline)),
+            largest,
+            seen: 0,
+            piece: BytesMut::new(),
+            account,
+        }
+    }
+
+    fn end(&mut self, error: Box<dyn std::error::Error + Send + Sync>) -> Poll<Option<Result<Frame<Bytes>, axum::BoxError>>> {
+        self.ended = true;
+        self.piece = BytesMut::new();
+        Poll::Ready(Some(Err(error)))
+    }
+}
+
+impl Body for Limited {
+    type Data = Bytes;
+    type Error = axum::BoxError;
+
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, axum::BoxError>>> {
+        if self.ended {
+            return Poll::Ready(None);
+        }
+        loop {
+            let frame = match Pin::new(&mut self.inner).poll_frame(cx) {
+                Poll::Ready(frame) => frame,
+                Poll::Pending => {
+                    ready!(self.deadline.as_mut().poll(cx));
+                    let error = self.account.stop(Stopped::TooSlow);
+                    return self.end(Box::new(error));
+                }
+            };
+            match frame {
+                Some(Ok(frame)) => {
+                    // Trailers mean nothing here.
+                    let Ok(mut data) = frame.into_data() else { continue };
+                    self.seen = self.seen.saturating_add(data.remaining());
+                    let stopped = match self.seen {
+                        seen if seen > self.largest => Some(Stopped::TooLarge),
+                        seen if !self.account.cover(seen) => Some(Stopped::NoMemory),
+                        _ => None,
+                    };
+                    if let Some(why) = stopped {
+                        let error = self.account.stop(why);
+                        return self.end(Box::new(error));
+                    }
+                    self.piece.reserve(data.remaining());
+                    self.piece.extend_from_slice(&data);
+                    data.advance(data.remaining());
+                    if self.piece.len() >= PIECE {
+                        let piece = self.piece.split().freeze();
+                        return Poll::Ready(Some(Ok(Frame::data(piece))));
+                    }
+                }
+                Some(Err(error)) => return self.end(Box::new(error)),
+                None => {
+                    self.ended = true;
+                    let piece = std::mem::take(&mut self.piece).freeze();
+                    return Poll::Ready((!piece.is_empty()).then(|| Ok(Frame::data(piece))));
+                }
+            }
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.ended
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        // That of the inner body does not count what is in `piece`.
+        SizeHint::default()
+    }
+}

@@ -1,0 +1,328 @@
+//! Who is connected, and who makes room for a newcomer. No clock and no sockets: times are given, and what belongs to a connection is a value
+//! that is handed back when it leaves.
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, Ipv6Addr};
+
+use crate::Limits;
+
+/// Which places a connection takes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Class {
+    /// Its handshake is under way.
+    Shaking,
+    /// The caller has identified itself.
+    Known,
+    /// It has not.
+    Unknown,
+}
+
+/// What one machine cannot choose freely: an IPv4 address, or the /64 network of an IPv6 address.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Source(IpAddr);
+
+impl Source {
+    pub(crate) fn of(address: IpAddr) -> Source {
+        match address.to_canonical() {
+            IpAddr::V6(address) => {
+                let network = u128::from(address) & !u128::from(u64::MAX);
+                Source(Ipv6Addr::from(network).into())
+            }
+            address => Source(address),
+        }
+    }
+}
+
+/// What a connection does. All but the last wait for the client.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Phase {
+    /// Nothing was sent yet.
+    Fresh,
+    /// The last request is answered.
+    Idle,
+    /// A request has begun, and its headers are not complete.
+    Header,
+    /// A request is being answered, or a handshake is being done.
+    Busy,
+}
+
+pub(crate) type Id = u64;
+
+/// What to do with a newcomer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Verdict {
+    /// There is a place.
+    Enter,
+    /// It takes the place of this one.
+    Replace(Id),
+    /// There is none.
+    Refuse,
+}
+
+#[derive(Debug)]
+struct Entry<T, V> {
+    class: Class,
+    source: Source,
+    phase: Phase,
+    since: T,
+    value: V,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Places {
+    all: usize,
+    per_source: usize,
+}
+
+/// The connections that there are.
+#[derive(Debug)]
+pub(crate) struct Table<T, V> {
+    shaking: Places,
+    known: Places,
+    unknown: Places,
+    entries: BTreeMap<Id, Entry<T, V>>,
+    next: Id,
+}
+
+impl<T: Copy + Ord, V> Table<T, V> {
+    pub(crate) fn new(limits: &Limits) -> Table<T, V> {
+        Table {
+            shaking: Places {
+                all: limits.handshakes,
+                per_source: limits.handshakes_per_address,
+            },
+            known: Places {
+                all: limits.known.connections,
+                per_source: limits.known.per_address,
+            },
+            unknown: Places {
+                all: limits.unknown.connections,
+                per_source: limits.unknown.per_address,
+            },
+            entries: BTreeMap::new(),
+            next: 0,
+        }
+    }
+
+    /// Decides, and changes nothing.
+    ///
+    /// 1. An address that has all its places makes room among its own connections that wait for it, longest first.
+    /// 2. When the class is full, the address with the most connections makes room, again with the one that has waited longest.
+    /// 3. When no connection of the class waits, a request that is being answered makes room, but only of an address that has more connections
+    ///    than the newcomer's will have.
+    pub(crate) fn admit(&self, class: Class, source: Source) -> Verdict {
+        let places = match class {
+            Class::Shaking => self.shaking,
+            Class::Known => self.known,
+            Class::Unknown => self.unknown,
+        };
+        let of_class = || self.entries.iter().filter(move |(_, entry)| entry.class == class);
+        let of = |source: Source| of_class().filter(move |(_, entry)| entry.source == source).count();
+        let oldest = |waiting: bool, of: Option<Source>| {
+            of_class()
+                .filter(|(_, entry)| (entry.phase != Phase::Busy) == waiting && of.is_none_or(|source| entry.source == source))
+                .min_by_key(|(id, entry)| (entry.since, **id))
+                .map(|(id, _)| *id)
+        };
+        let own = of(source);
+        if own >= places.per_source {
+            return oldest(true, Some(source)).map_or(Verdict::Refuse, Verdict::Replace);
+        }
+        if of_class().count() < places.all {
+            return Verdict::Enter;
+        }
+        // The address with the most connections among those that have one in this state.
+        let largest = |waiting: bool| {
+            of_class()
+                .filter(|(_, entry)| (entry.phase != Phase::Busy) == waiting)
+                .map(|(_, entry)| (of(entry.source), entry.source))
+                .max()
+        };
+        if let Some((_, from)) = largest(true) {
+            return oldest(true, Some(from)).map_or(Verdict::Refuse, Verdict::Replace);
+        }
+        match largest(false) {
+            Some((count, from)) if count > own + 1 => oldest(false, Some(from)).map_or(Verdict::Refuse, Verdict::Replace),
+            _ => Verdict::Refuse,
+        }
+    }
+
+    pub(crate) fn enter(&mut self, class: Class, source: Source, now: T, value: V) -> Id {
+        let id = self.next;
+        self.next += 1;
+        let entry = Entry {
+            class,
+            source,
+            phase: Phase::Fresh,
+            since: now,
+            value,
+        };
+        self.entries.insert(id, entry);
+        id
+    }
+
+    pub(crate) fn set(&mut self, id: Id, phase: Phase, now: T) {
+        if let Some(entry) = self.entries.get_mut(&id) {
+            entry.phase = phase;
+            entry.since = now;
+        }
+    }
+
+    /// What the connection does, and since when; `None` when it has left.
+    pub(crate) fn get(&self, id: Id) -> Option<(Phase, T)> {
+        self.entries.get(&id).map(|entry| (entry.phase, entry.since))
+    }
+
+    pub(crate) fn leave(&mut self, id: Id) -> Option<V> {
+        self.entries.remove(&id).map(|entry| entry.value)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::Share;
+
+    fn table(known: usize, unknown: usize, per_address: usize) -> Table<u64, ()> {
+        let share = |connections| Share {
+            connections,
+            per_address,
+            idle: Duration::ZERO,
+            body_bytes: 0,
+        };
+        Table::new(&Limits {
+            known: share(known),
+            unknown: share(unknown),
+            handshakes: unknown,
+            handshakes_per_address: per_address,
+            first_byte: Duration::ZERO,
+            handshake: Duration::ZERO,
+            header: Duration::ZERO,
+            body: Duration::ZERO,
+            request: Duration::ZERO,
+            header_bytes: 0,
+            bodies_bytes: 0,
+        })
+    }
+
+    fn source(last: u8) -> Source {
+        Source::of([10, 0, 0, last].into())
+    }
+
+    /// Connections of the class `Unknown`, in the order in which they came: (address, phase).
+    fn with(all: usize, per_address: usize, connections: &[(u8, Phase)]) -> Table<u64, ()> {
+        let mut table = table(0, all, per_address);
+        for (at, (last, phase)) in connections.iter().enumerate() {
+            let id = table.enter(Class::Unknown, source(*last), at as u64, ());
+            table.set(id, *phase, at as u64);
+        }
+        table
+    }
+
+    #[test]
+    fn room_is_made_where_it_hurts_those_who_take_the_most() {
+        use Phase::{Busy, Fresh, Header, Idle};
+        for (what, all, per_address, there, newcomer, expected) in [
+            ("there is a place", 3, 2, vec![(1, Busy), (1, Idle)], 2, Verdict::Enter),
+            ("an address has its share: its own oldest that waits", 9, 3, vec![(2, Idle), (1, Busy), (1, Header), (1, Idle)], 1, Verdict::Replace(2)),
+            ("an address has its share, and all are busy", 9, 2, vec![(2, Idle), (1, Busy), (1, Busy)], 1, Verdict::Refuse),
+            ("full: the oldest that waits, of who has the most", 4, 3, vec![(2, Idle), (1, Busy), (1, Fresh), (1, Header)], 3, Verdict::Replace(2)),
+            ("full, and only one waits: that one", 3, 3, vec![(1, Busy), (1, Busy), (2, Idle)], 3, Verdict::Replace(2)),
+            ("full and all are busy: of who has more than the newcomer will have", 3, 3, vec![(2, Busy), (1, Busy), (1, Busy)], 3, Verdict::Replace(1)),
+            ("full, all are busy, and nobody has more", 3, 3, vec![(1, Busy), (2, Busy), (3, Busy)], 4, Verdict::Refuse),
+            ("full, all are busy, and the newcomer has as many", 4, 3, vec![(1, Busy), (1, Busy), (2, Busy), (2, Busy)], 2, Verdict::Refuse),
+        ] {
+            assert_eq!(with(all, per_address, &there).admit(Class::Unknown, source(newcomer)), expected, "{what}");
+        }
+    }
+
+    #[test]
+    fn who_is_known_has_places_that_nobody_else_can_take() {
+        let mut table = table(1, 2, 2);
+        for _ in 0..2 {
+            table.enter(Class::Unknown, source(1), 0, ());
+            table.enter(Class::Shaking, source(1), 0, ());
+        }
+        assert_eq!(table.admit(Class::Known, source(1)), Verdict::Enter);
+    }
+
+    #[test]
+    fn an_address_is_what_one_machine_cannot_change() {
+        let of = |text: &str| Source::of(text.parse().expect("an address"));
+        assert_eq!(of("2001:db8::1"), of("2001:db8::ffff:1:2"));
+        assert_ne!(of("2001:db8::1"), of("2001:db8:0:1::1"));
+        assert_eq!(of("::ffff:10.0.0.1"), of("10.0.0.1"));
+        assert_ne!(of("10.0.0.1"), of("10.0.0.2"));
+    }
+
+    #[derive(Debug, Clone)]
+    enum Step {
+        Come(u8),
+        Set(u8, Phase),
+        Leave(u8),
+    }
+
+    fn step() -> impl Strategy<Value = Step> {
+        let phase = prop_oneof![Just(Phase::Fresh), Just(Phase::Idle), Just(Phase::Header), Just(Phase::Busy)];
+        prop_oneof![
+            4 => (0..6u8).prop_map(Step::Come),
+            2 => (any::<u8>(), phase).prop_map(|(which, phase)| Step::Set(which, phase)),
+            1 => any::<u8>().prop_map(Step::Leave),
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn limits_hold_and_an_address_with_one_connection_is_not_crowded_out(steps in proptest::collection::vec(step(), 1..200)) {
+            const ALL: usize = 8;
+            const PER_ADDRESS: usize = 3;
+            let mut table = table(0, ALL, PER_ADDRESS);
+            let count = |table: &Table<u64, ()>, source: Source| table.entries.values().filter(|entry| entry.source == source).count();
+            for (at, step) in steps.into_iter().enumerate() {
+                let now = at as u64;
+                let pick = |table: &Table<u64, ()>, which: u8| table.entries.keys().nth(usize::from(which) % table.entries.len().max(1)).copied();
+                match step {
+                    Step::Come(last) => {
+                        let newcomer = source(last);
+                        let largest = table.entries.values().map(|entry| count(&table, entry.source)).max().unwrap_or(0);
+                        match table.admit(Class::Unknown, newcomer) {
+                            Verdict::Enter => {}
+                            Verdict::Replace(id) => {
+                                let victim = &table.entries[&id];
+                                let of_victim = count(&table, victim.source);
+                                prop_assert!(victim.phase != Phase::Busy || of_victim > count(&table, newcomer) + 1);
+                                let others_wait = table.entries.values()
+                                    .any(|entry| entry.phase != Phase::Busy && count(&table, entry.source) == largest);
+                                prop_assert!(victim.source == newcomer || of_victim == largest || !others_wait);
+                                table.leave(id);
+                            }
+                            Verdict::Refuse => {
+                                // A newcomer from an address without a connection is refused only when every address has one, busy.
+                                prop_assert!(count(&table, newcomer) > 0 || largest <= 1);
+                                continue;
+                            }
+                        }
+                        table.enter(Class::Unknown, newcomer, now, ());
+                        prop_assert!(table.entries.len() <= ALL);
+                        prop_assert!(count(&table, newcomer) <= PER_ADDRESS);
+                    }
+                    Step::Set(which, phase) => {
+                        if let Some(id) = pick(&table, which) {
+                            table.set(id, phase, now);
+                        }
+                    }
+                    Step::Leave(which) => {
+                        if let Some(id) = pick(&table, which) {
+                            table.leave(id);
+                            prop_assert!(table.get(id).is_none());
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
