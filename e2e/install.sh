@@ -32,6 +32,8 @@ extender:
   service: {clusterIP: $SERVICE_HOST}
   # Renewed every 20 s, so that all that follows happens over a certificate that changes.
   tls: {lifetime: 30s}
+  # second.sh gives pods to a second scheduler by the webhook, too.
+  webhook: true
   extraEnv: *api
 runtimeClass: {enabled: true, handler: runc}
 probe:
@@ -235,6 +237,13 @@ patch() { # TOKEN PATH JSON: as the agent does; the API server's answer, and fai
   curl -s --fail-with-body --cacert "$CLUSTER_DIR/pki/ca.crt" -H "Authorization: Bearer $1" -H 'Content-Type: application/merge-patch+json' \
     -X PATCH "https://$API_HOST:$API_PORT/api/v1/$2" -d "$3"
 }
+event() { # TOKEN CONTROLLER INSTANCE KIND NAME: writes one, as the agent does
+  curl -s --fail-with-body --cacert "$CLUSTER_DIR/pki/ca.crt" -H "Authorization: Bearer $1" -H 'Content-Type: application/json' \
+    -X POST "https://$API_HOST:$API_PORT/apis/events.k8s.io/v1/namespaces/default/events" -d "{
+      \"metadata\": {\"name\": \"divvy-check-$(now)\"}, \"eventTime\": \"$(date -u +%Y-%m-%dT%H:%M:%S.000000Z)\", \"type\": \"Normal\",
+      \"reason\": \"Check\", \"action\": \"Checking\", \"note\": \"a check of the installation\", \"reportingController\": \"$2\",
+      \"reportingInstance\": \"$3\", \"regarding\": {\"kind\": \"$4\", \"name\": \"$5\", \"namespace\": \"$([ "$4" = Node ] || echo default)\"}}"
+}
 other_nodes() {
   scene "An agent writes the inventory of its own node, and nothing else"
   local own elsewhere inventory='{"metadata":{"annotations":{"divvy.dev/inventory":"x"}}}'
@@ -250,6 +259,12 @@ other_nodes() {
   kube uncordon n1 > /dev/null   # had it not been refused, nothing could start here again
   check "not a node's status" refused_with 'cannot patch resource' patch "$own" nodes/n1/status '{"status":{"capacity":{"a/b":"1"}}}'
   check "not a pod" refused_with 'cannot patch resource' patch "$own" namespaces/default/pods/binpack-0 '{"metadata":{"annotations":{"mine":"x"}}}'
+  check "an event about a pod" event "$own" divvy-agent n1 Pod binpack-0
+  check "an event about its own node" event "$own" divvy-agent n1 Node n1
+  check "not under another node's name" refused_with "may not write an event of divvy-agent on n2" event "$own" divvy-agent n2 Pod binpack-0
+  check "not under another program's" refused_with "may not write an event of kubelet on n1" event "$own" kubelet n1 Pod binpack-0
+  check "not about another node" refused_with "not about this Node" event "$own" divvy-agent n1 Node n2
+  check "not with a token that does not name a node" refused_with "does not say on which node its pod runs" event "$elsewhere" divvy-agent n1 Node n1
   eventually 10 "the inventory is the true one" inventory_is_true
   check "the probe's pod has no token" equals "$(kube get pods -n $NAMESPACE -l app.kubernetes.io/component=probe -o json | grep -c serviceaccount)" 0
 }
@@ -331,7 +346,7 @@ objects() {
   kube get runtimeclass | shown
   check "the Service has the address that was asked for" equals "$(kube get service -n $NAMESPACE divvy-extender -o 'jsonpath={.spec.clusterIP}')" "$SERVICE_HOST"
   check "the disruption budget lets one of the two go" equals "$(kube get pdb -n $NAMESPACE divvy-extender -o 'jsonpath={.status.disruptionsAllowed} {.status.expectedPods}')" "1 2"
-  check "the network policies are there" says "$(kube get networkpolicy -n $NAMESPACE -o name)" divvy-extender divvy-probe
+  check "the network policies are there" says "$(kube get networkpolicy -n $NAMESPACE -o name)" divvy-agent divvy-extender divvy-probe
   runtime_pod | kube create -f - > /dev/null
   eventually 20 "a pod with the RuntimeClass runs" is_running with-class
 }

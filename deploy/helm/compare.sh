@@ -20,7 +20,7 @@ for file in "$here"/values/*.yaml; do
 done
 compare "--set" --set memoryUnit=256MiB,agent.metrics.port=9401 --set 'agent.extraArgs={--a,b\,c}' --set image.tag=0123 \
   --set 'extender.nodeSelector.kubernetes\.io/os=null' --set extender.resources.limits.memory=1Gi --set extender.tls.lifetime=7d
-for wrong in extender.replicas=1 extender.service.clusterIP=10.96.0.7 extender.tls.existingSecret=x; do
+for wrong in extender.replicas=1 extender.service.clusterIP=10.96.0.7 extender.tls.existingSecret=x extender.webhook=true; do
   for render in "$helm template divvy $here/divvy" "$divvy manifests"; do
     if $render --set extender.loopback=true --set $wrong > /dev/null 2>&1; then echo "NOT REFUSED  $render: loopback with $wrong"; result=1; fi
   done

@@ -38,6 +38,8 @@ pub struct Settings {
     pub timing: Timing,
     /// How long the API server may take.
     pub limits: Limits,
+    /// Whether gpushare's ConfigMaps `unhealthy-gpu-NODE` are read.
+    pub unhealthy_gpu_configmaps: bool,
 }
 
 /// How long the API server may take.
@@ -63,6 +65,7 @@ impl Settings {
                 get: Duration::from_secs(1),
                 sweep: Duration::from_secs(5),
             },
+            unhealthy_gpu_configmaps: true,
         }
     }
 }
@@ -189,10 +192,12 @@ pub(crate) fn serve_with(
     shared.watch_pods(stop.clone());
     let (_, nodes) = watch::read(client.clone(), ReadPod::from, |object| convert::node(&object));
     shared.watch(nodes, stop.clone(), Core::node_change);
-    shared.watch(watch::unhealthy_gpus(client), stop.clone(), |core, change, _| {
-        core.unhealthy_change(change);
-        Vec::new()
-    });
+    if settings.unhealthy_gpu_configmaps {
+        shared.watch(watch::unhealthy_gpus(client), stop.clone(), |core, change, _| {
+            core.unhealthy_change(change);
+            Vec::new()
+        });
+    }
     shared.sweep(stop);
     Served {
         router: crate::http::router(shared.clone()),

@@ -103,7 +103,10 @@ pub(crate) fn router(shared: Arc<Shared>) -> Router {
         .route("/readyz", get(ready))
         .route("/metrics", get(metrics))
         .method_not_allowed_fallback(|| async {
-            problem(StatusCode::METHOD_NOT_ALLOWED, "filter, prioritize, preempt, bind and mutate are POST, the rest is GET")
+            problem(
+                StatusCode::METHOD_NOT_ALLOWED,
+                "filter, prioritize, preempt, bind and mutate are POST, the rest is GET",
+            )
         })
         .fallback(no_such_path)
         .layer(DefaultBodyLimit::max(LARGEST_BODY))
@@ -118,7 +121,9 @@ async fn no_such_path(uri: Uri) -> Response {
             Some(rest) if rest.len() > 1 && rest.starts_with('/') => {
                 "this extender does not answer the API server's webhook; start it with --webhook and with TLS (Helm: extender.webhook=true)"
             }
-            _ => "there is no such path; filter, prioritize, preempt, bind and inspect are under /gpushare-scheduler/, the webhook is /mutate/ and a scheduler's name",
+            _ => {
+                "there is no such path; filter, prioritize, preempt, bind and inspect are under /gpushare-scheduler/, the webhook is /mutate/ and a scheduler's name"
+            }
         },
     )
 }
@@ -149,7 +154,9 @@ async fn identified(State(shared): State<Arc<Shared>>, request: Request, next: N
     let path = request.uri().path();
     let peer = request.extensions().get::<Peer>();
     let text = match peer.map(|peer| &peer.shown) {
-        Some(Shown::OtherNames(why)) => format!("this extender answers only clients that it knows by the name in their certificate: {why}"),
+        Some(Shown::OtherNames(why)) => {
+            format!("this extender answers only clients that it knows by the name in their certificate: {why}")
+        }
         _ => {
             if shared.metrics.refused(Refused::NoCertificate) {
                 tracing::warn!(

@@ -55,6 +55,8 @@ pub struct Config {
     pub memory_unit: MemoryUnit,
     /// `--policy`, `--decide-in`
     pub placement: Placement,
+    /// `--unhealthy-gpu-configmaps`: read gpushare's ConfigMaps of unhealthy GPUs.
+    pub unhealthy_gpu_configmaps: bool,
     /// `--tls-…`: none is plain HTTP.
     pub tls: Option<tls::Source>,
     /// `--client-name`: who is let in with a certificate, beside the other replicas; none: kube-scheduler.
@@ -103,6 +105,7 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
     };
     let settings = Settings {
         placement: config.placement,
+        unhealthy_gpu_configmaps: config.unhealthy_gpu_configmaps,
         ..Settings::new(config.memory_unit)
     };
     run_with(listener, connection.client, settings, surroundings, stop).await

@@ -73,7 +73,9 @@ pub(crate) async fn serve<D: Door>(opened: Opened<D::Io, D::Peer>, place: Place<
             return Poll::Ready(());
         }
         // It changes only while the connection is polled, that is, above.
-        let Some((phase, since)) = phase() else { return Poll::Ready(()) };
+        let Some((phase, since)) = phase() else {
+            return Poll::Ready(());
+        };
         if stopping && phase != Phase::Busy {
             return Poll::Ready(());
         }
@@ -135,10 +137,7 @@ async fn answer<D: Door>(
     if account.stopped() == Some(Stopped::TooSlow) {
         place.hall.door.turned_away(TurnedAway::TooSlow, address);
     }
-    Ok(response.map(|inner| Answering {
-        inner,
-        _done: answering,
-    }))
+    Ok(response.map(|inner| Answering { inner, _done: answering }))
 }
 
 fn refused(why: Stopped, share: &Share, limits: &Limits) -> Response {
@@ -162,7 +161,9 @@ fn refused(why: Stopped, share: &Share, limits: &Limits) -> Response {
     };
     let mut response = (status, axum::Json(serde_json::json!({ "error": text }))).into_response();
     // The rest of the body is not read.
-    response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+    response
+        .headers_mut()
+        .insert(header::CONNECTION, HeaderValue::from_static("close"));
     response
 }
 

@@ -245,7 +245,9 @@ async fn attend<D: Door>(hall: &Arc<Hall<D>>, stream: TcpStream, address: Socket
     // For latency only.
     let _ = stream.set_nodelay(true);
     let opened = if D::HANDSHAKE {
-        let Some(place) = Place::take(hall, Class::Shaking, address, replaced) else { return };
+        let Some(place) = Place::take(hall, Class::Shaking, address, replaced) else {
+            return;
+        };
         let handshake = async {
             let mut first = [0];
             match tokio::time::timeout(hall.limits.first_byte, stream.peek(&mut first)).await {
@@ -275,6 +277,8 @@ async fn attend<D: Door>(hall: &Arc<Hall<D>>, stream: TcpStream, address: Socket
     };
     let Some(opened) = opened else { return };
     let class = if opened.known { Class::Known } else { Class::Unknown };
-    let Some(place) = Place::take(hall, class, address, replaced) else { return };
+    let Some(place) = Place::take(hall, class, address, replaced) else {
+        return;
+    };
     connection::serve(opened, place, address).await;
 }

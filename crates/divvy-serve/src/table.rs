@@ -228,15 +228,68 @@ mod tests {
         use Phase::{Busy, Fresh, Header, Idle};
         for (what, all, per_address, there, newcomer, expected) in [
             ("there is a place", 3, 2, vec![(1, Busy), (1, Idle)], 2, Verdict::Enter),
-            ("an address has its share: its own oldest that waits", 9, 3, vec![(2, Idle), (1, Busy), (1, Header), (1, Idle)], 1, Verdict::Replace(2)),
-            ("an address has its share, and all are busy", 9, 2, vec![(2, Idle), (1, Busy), (1, Busy)], 1, Verdict::Refuse),
-            ("full: the oldest that waits, of who has the most", 4, 3, vec![(2, Idle), (1, Busy), (1, Fresh), (1, Header)], 3, Verdict::Replace(2)),
-            ("full, and only one waits: that one", 3, 3, vec![(1, Busy), (1, Busy), (2, Idle)], 3, Verdict::Replace(2)),
-            ("full and all are busy: of who has more than the newcomer will have", 3, 3, vec![(2, Busy), (1, Busy), (1, Busy)], 3, Verdict::Replace(1)),
-            ("full, all are busy, and nobody has more", 3, 3, vec![(1, Busy), (2, Busy), (3, Busy)], 4, Verdict::Refuse),
-            ("full, all are busy, and the newcomer has as many", 4, 3, vec![(1, Busy), (1, Busy), (2, Busy), (2, Busy)], 2, Verdict::Refuse),
+            (
+                "an address has its share: its own oldest that waits",
+                9,
+                3,
+                vec![(2, Idle), (1, Busy), (1, Header), (1, Idle)],
+                1,
+                Verdict::Replace(2),
+            ),
+            (
+                "an address has its share, and all are busy",
+                9,
+                2,
+                vec![(2, Idle), (1, Busy), (1, Busy)],
+                1,
+                Verdict::Refuse,
+            ),
+            (
+                "full: the oldest that waits, of who has the most",
+                4,
+                3,
+                vec![(2, Idle), (1, Busy), (1, Fresh), (1, Header)],
+                3,
+                Verdict::Replace(2),
+            ),
+            (
+                "full, and only one waits: that one",
+                3,
+                3,
+                vec![(1, Busy), (1, Busy), (2, Idle)],
+                3,
+                Verdict::Replace(2),
+            ),
+            (
+                "full and all are busy: of who has more than the newcomer will have",
+                3,
+                3,
+                vec![(2, Busy), (1, Busy), (1, Busy)],
+                3,
+                Verdict::Replace(1),
+            ),
+            (
+                "full, all are busy, and nobody has more",
+                3,
+                3,
+                vec![(1, Busy), (2, Busy), (3, Busy)],
+                4,
+                Verdict::Refuse,
+            ),
+            (
+                "full, all are busy, and the newcomer has as many",
+                4,
+                3,
+                vec![(1, Busy), (1, Busy), (2, Busy), (2, Busy)],
+                2,
+                Verdict::Refuse,
+            ),
         ] {
-            assert_eq!(with(all, per_address, &there).admit(Class::Unknown, source(newcomer)), expected, "{what}");
+            assert_eq!(
+                with(all, per_address, &there).admit(Class::Unknown, source(newcomer)),
+                expected,
+                "{what}"
+            );
         }
     }
 

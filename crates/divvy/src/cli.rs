@@ -232,6 +232,9 @@ pub struct ExtenderArgs {
     /// Who has the last word on the node: prioritize (kube-scheduler, by the extender's scores) or filter (the extender)
     #[arg(long, env = "DIVVY_DECIDE_IN", value_name = "VERB", default_value = "prioritize")]
     pub decide_in: Decide,
+    /// Take GPUs out that gpushare's ConfigMaps kube-system/unhealthy-gpu-NODE name
+    #[arg(long, env = "DIVVY_UNHEALTHY_GPU_CONFIGMAPS", value_name = "BOOL", default_value_t = true, action = clap::ArgAction::Set)]
+    pub unhealthy_gpu_configmaps: bool,
     /// Answer the API server's webhook, POST /mutate/SCHEDULER, which gives pods to a second scheduler; needs TLS
     #[arg(long, env = "DIVVY_WEBHOOK", value_name = "BOOL", num_args = 0..=1, require_equals = true, default_value_t = false,
         default_missing_value = "true", action = clap::ArgAction::Set)]
@@ -287,7 +290,13 @@ pub struct ExtenderTls {
     pub client_ca_file: Option<PathBuf>,
     /// A name that kube-scheduler's certificate may have, as common name or alternative name; can be given several times [default: kube-scheduler].
     /// Other replicas are recognised by --tls-server-name
-    #[arg(long, env = "DIVVY_CLIENT_NAME", value_name = "NAME", value_delimiter = ',', requires = "client_ca_file")]
+    #[arg(
+        long,
+        env = "DIVVY_CLIENT_NAME",
+        value_name = "NAME",
+        value_delimiter = ',',
+        requires = "client_ca_file"
+    )]
     pub client_name: Vec<String>,
     /// The name in the extender's certificate, serverName in kube-scheduler's tlsConfig [default: divvy-extender.NAMESPACE.svc, with the
     /// namespace of --tls-secret, else divvy-system]

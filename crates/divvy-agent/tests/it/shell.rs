@@ -745,7 +745,10 @@ async fn without_a_probe_the_agent_waits_and_says_so() {
     bed.start_agent();
     bed.ready_is(503, "gpus").await;
     let (_, text) = bed.get("/readyz").await.expect("served");
-    assert!(!text.contains('/') && !text.contains("absent.sock"), "paths of the node are in the log only: {text}");
+    assert!(
+        !text.contains('/') && !text.contains("absent.sock"),
+        "paths of the node are in the log only: {text}"
+    );
     let (code, _) = bed.get("/healthz").await.expect("served");
     assert_eq!(code, 200);
     assert!(!bed.agent.as_ref().expect("running").0.is_finished(), "it goes on trying");

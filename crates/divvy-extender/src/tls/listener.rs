@@ -101,7 +101,10 @@ impl Door for TlsDoor {
 
     fn turned_away(&self, why: TurnedAway, address: SocketAddr) {
         let (kind, text) = match why {
-            TurnedAway::TooMany => (Refused::TooMany, "all connections that its class of clients may have were taken"),
+            TurnedAway::TooMany => (
+                Refused::TooMany,
+                "all connections that its class of clients may have were taken",
+            ),
             TurnedAway::TooSlow => (Refused::TooSlow, "it did not send, or did not read, in time"),
         };
         if self.metrics.refused(kind) {

@@ -87,12 +87,28 @@ mod tests {
         let of_mail = SanType::Rfc822Name("kube-scheduler".try_into().expect("ASCII"));
         for (what, certificate, expected) in [
             ("the common name", certificate(Some("kube-scheduler"), &[]), true),
-            ("one of two DNS names", certificate(None, &[dns("a"), dns("kube-scheduler")]), true),
-            ("a replica's", certificate(Some("divvy-extender"), &[dns("divvy-extender.divvy-system.svc")]), true),
+            (
+                "one of two DNS names",
+                certificate(None, &[dns("a"), dns("kube-scheduler")]),
+                true,
+            ),
+            (
+                "a replica's",
+                certificate(Some("divvy-extender"), &[dns("divvy-extender.divvy-system.svc")]),
+                true,
+            ),
             ("a URI", certificate(None, &[uri]), true),
-            ("another name", certificate(Some("webshop.tenant-a.svc"), &[dns("webshop.tenant-a.svc")]), false),
+            (
+                "another name",
+                certificate(Some("webshop.tenant-a.svc"), &[dns("webshop.tenant-a.svc")]),
+                false,
+            ),
             ("no name but an organisation's", certificate(None, &[]), false),
-            ("one that only begins like it", certificate(Some("kube-scheduler.tenant-a"), &[]), false),
+            (
+                "one that only begins like it",
+                certificate(Some("kube-scheduler.tenant-a"), &[]),
+                false,
+            ),
             ("other letters", certificate(Some("Kube-Scheduler"), &[]), false),
             ("a wildcard", certificate(None, &[dns("*.divvy-system.svc")]), false),
             ("an address of mail", certificate(None, &[of_mail]), false),
@@ -106,15 +122,28 @@ mod tests {
         let names = Names::new(&["system:kube-scheduler".to_owned()], "x.svc");
         assert_eq!(names.check(&certificate(Some("system:kube-scheduler"), &[])), Ok(()));
         assert_eq!(names.check(&certificate(None, &[dns("x.svc")])), Ok(()));
-        let why = names.check(&certificate(Some("kube-scheduler"), &[])).expect_err("not one of them");
-        assert!(why.contains("\"kube-scheduler\"") && why.contains("system:kube-scheduler and x.svc") && why.contains("--client-name"), "{why}");
+        let why = names
+            .check(&certificate(Some("kube-scheduler"), &[]))
+            .expect_err("not one of them");
+        assert!(
+            why.contains("\"kube-scheduler\"")
+                && why.contains("system:kube-scheduler and x.svc")
+                && why.contains("--client-name"),
+            "{why}"
+        );
     }
 
     #[test]
     fn a_message_repeats_no_more_than_a_line_of_a_certificate_and_no_control_characters() {
         let names = Names::new(&[], "x.svc");
-        let why = names.check(&certificate(Some(&format!("\u{1b}[31m{}", "a".repeat(5_000))), &[])).expect_err("refused");
+        let why = names
+            .check(&certificate(Some(&format!("\u{1b}[31m{}", "a".repeat(5_000))), &[]))
+            .expect_err("refused");
         assert!(why.len() < 600 && !why.contains('\u{1b}'), "{why}");
-        assert!(names.check(&CertificateDer::from(vec![1, 2, 3])).is_err_and(|why| why.contains("cannot be read")));
+        assert!(
+            names
+                .check(&CertificateDer::from(vec![1, 2, 3]))
+                .is_err_and(|why| why.contains("cannot be read"))
+        );
     }
 }

@@ -3,6 +3,7 @@
 mod binds;
 mod bounds;
 mod departed;
+mod doors;
 mod doubt;
 mod election;
 mod preempts;

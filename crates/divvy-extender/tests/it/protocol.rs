@@ -37,11 +37,11 @@ async fn a_pod_that_asks_whether_the_extender_is_called_is_told_so_and_fits_nowh
 }
 
 #[tokio::test]
-async fn an_extender_without_tls_says_that_no_api_server_calls_it() {
+async fn an_extender_that_was_not_told_to_does_not_answer_the_webhook_and_says_how_it_would() {
     let cluster = Cluster::fixture().await;
     let (status, text) = cluster.ask("POST", "/mutate/divvy-scheduler", "{}".to_owned()).await;
     assert_eq!(status, StatusCode::NOT_FOUND);
-    assert!(text.contains("over TLS only") && text.contains("--tls-secret"), "{text}");
+    assert!(text.contains("--webhook") && text.contains("extender.webhook=true"), "{text}");
 }
 
 #[tokio::test]

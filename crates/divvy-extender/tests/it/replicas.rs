@@ -111,6 +111,7 @@ async fn replica(api: &ApiServer, name: &str) -> Replica {
             address,
             rules: RULES,
         }),
+        ..Surroundings::default()
     };
     let ended = tokio::spawn(run_with(
         listener,

@@ -598,7 +598,11 @@ async fn the_program_listens_serves_and_stops() {
         listen: taken.local_addr().expect("bound"),
         memory_unit: MemoryUnit::GIB,
         placement: divvy_extender::Placement::default(),
+        unhealthy_gpu_configmaps: true,
         tls: None,
+        client_names: Vec::new(),
+        insecure: false,
+        webhook: false,
         lease: None,
     };
     let error = divvy_extender::run(config, CancellationToken::new())

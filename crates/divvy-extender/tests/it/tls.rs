@@ -19,11 +19,11 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 
 use crate::server::{create_node, create_pod, settings};
 
-const NAME: &str = "divvy-extender.divvy-system.svc";
+pub(crate) const NAME: &str = "divvy-extender.divvy-system.svc";
 const NOW: i64 = 1_800_000_000;
 const DAY: i64 = 86_400;
 
-fn made(now_s: i64) -> Data {
+pub(crate) fn made(now_s: i64) -> Data {
     let plan = plan(&Data::new(), NAME, now_s, Lifetimes::default()).expect("an empty one is ours");
     carry_out(&plan, &Data::new(), NAME, now_s, Lifetimes::default()).expect("made")
 }
@@ -168,7 +168,7 @@ fn a_renewed_certificate_is_taken_by_clients_of_the_first_hour() {
 }
 
 pub(crate) struct Running {
-    address: std::net::SocketAddr,
+    pub(crate) address: std::net::SocketAddr,
     _stop: DropGuard,
 }
 
@@ -182,19 +182,18 @@ impl Running {
 }
 
 async fn start(api: &ApiServer, source: Source) -> Running {
+    let surroundings = Surroundings {
+        tls: Some(source),
+        ..Surroundings::default()
+    };
+    start_with(api, surroundings).await
+}
+
+pub(crate) async fn start_with(api: &ApiServer, surroundings: Surroundings) -> Running {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
     let address = listener.local_addr().expect("bound");
     let stop = CancellationToken::new();
-    tokio::spawn(run_with(
-        listener,
-        api.client(),
-        settings(),
-        Surroundings {
-            tls: Some(source),
-            lease: None,
-        },
-        stop.clone(),
-    ));
+    tokio::spawn(run_with(listener, api.client(), settings(), surroundings, stop.clone()));
     Running {
         address,
         _stop: stop.drop_guard(),
@@ -315,7 +314,7 @@ pub(crate) async fn get(running: &Running, config: rustls::ClientConfig, path: &
     ask(&mut connect(running, config).await?, &request("GET", path, "")).await
 }
 
-async fn until_ready(running: &Running, data: &Data) {
+pub(crate) async fn until_ready(running: &Running, data: &Data) {
     until("it is ready", async || {
         let (status, _) = get(running, as_nobody(data), "/readyz").await.ok()?;
         status.contains("200").then_some(())
@@ -323,7 +322,7 @@ async fn until_ready(running: &Running, data: &Data) {
     .await;
 }
 
-fn filter_request(pod: &Value) -> String {
+pub(crate) fn filter_request(pod: &Value) -> String {
     request(
         "POST",
         "/gpushare-scheduler/filter",
@@ -411,7 +410,12 @@ async fn only_who_shows_a_certificate_of_the_authority_has_pods_placed() {
 #[tokio::test]
 async fn the_api_server_needs_no_certificate_to_have_a_pod_given_to_a_scheduler() {
     let api = cluster();
-    let running = start(&api, secret_source(3_600)).await;
+    let surroundings = Surroundings {
+        tls: Some(secret_source(3_600)),
+        webhook: true,
+        ..Surroundings::default()
+    };
+    let running = start_with(&api, surroundings).await;
     let data = until_made(&api).await;
     until_ready(&running, &data).await;
     let review = |resource: &str| {
@@ -449,9 +453,9 @@ async fn the_api_server_needs_no_certificate_to_have_a_pod_given_to_a_scheduler(
         ("/mutate", review("cpu"), "404", "/mutate/ and a scheduler's name"),
         (
             "/mutate/divvy-scheduler",
-            " ".repeat((4 << 20) + 1),
+            " ".repeat((3 << 20) + 1),
             "413",
-            "larger than 4 MiB",
+            "larger than 3145728 bytes",
         ),
     ] {
         let (status, answer) = post(path, &body).await;
@@ -465,7 +469,7 @@ async fn the_api_server_needs_no_certificate_to_have_a_pod_given_to_a_scheduler(
     assert!(body.contains("showed none"), "{body}");
 }
 
-fn time_s() -> i64 {
+pub(crate) fn time_s() -> i64 {
     std::time::SystemTime::now()
         .duration_since(std::time::UNIX_EPOCH)
         .map_or(0, |passed| passed.as_secs().cast_signed())

@@ -136,11 +136,16 @@ async fn answer(stream: &mut TcpStream) -> String {
     let mut text = String::new();
     loop {
         let mut part = [0; 4096];
-        let read = tokio::time::timeout(LONG / 2, stream.read(&mut part)).await.expect("in time").expect("read");
+        let read = tokio::time::timeout(LONG / 2, stream.read(&mut part))
+            .await
+            .expect("in time")
+            .expect("read");
         assert!(read > 0, "the connection ended: {text}");
         text.push_str(&String::from_utf8_lossy(&part[..read]));
         if let Some((head, body)) = text.split_once("\r\n\r\n") {
-            let length = head.lines().find_map(|line| line.strip_prefix("content-length: ")?.parse().ok());
+            let length = head
+                .lines()
+                .find_map(|line| line.strip_prefix("content-length: ")?.parse().ok());
             if length == Some(body.len()) {
                 return text;
             }
@@ -160,7 +165,11 @@ async fn probe(server: &Server, from: [u8; 4]) {
 
 #[tokio::test]
 async fn headers_that_do_not_end_end_the_connection() {
-    let server = start(Limits { header: SHORT, ..limits() }).await;
+    let server = start(Limits {
+        header: SHORT,
+        ..limits()
+    })
+    .await;
     for begin in ["", "GET", "GET / HTTP/1.1\r\nhost: a\r\n"] {
         let mut stream = send(&server, PROBE, begin).await;
         assert_eq!(rest(&mut stream).await, "", "{begin:?}");
@@ -177,7 +186,11 @@ async fn headers_that_do_not_end_end_the_connection() {
 
 #[tokio::test]
 async fn headers_that_come_a_byte_at_a_time_do_not_buy_more_time() {
-    let server = start(Limits { header: 3 * SHORT, ..limits() }).await;
+    let server = start(Limits {
+        header: 3 * SHORT,
+        ..limits()
+    })
+    .await;
     let mut stream = connect(&server, PROBE).await;
     let (mut reading, mut writing) = stream.split();
     let drip = async {
@@ -207,7 +220,14 @@ async fn a_connection_that_asks_nothing_any_more_is_closed() {
 
 #[tokio::test]
 async fn who_is_known_may_keep_a_connection_in_reserve_before_its_first_request() {
-    let server = start_with(Limits { header: SHORT, ..limits() }, Plain { known: true }).await;
+    let server = start_with(
+        Limits {
+            header: SHORT,
+            ..limits()
+        },
+        Plain { known: true },
+    )
+    .await;
     let mut stream = connect(&server, PROBE).await;
     tokio::time::sleep(3 * SHORT).await;
     stream.write_all(GET.as_bytes()).await.expect("sent");
@@ -223,13 +243,20 @@ async fn a_body_that_does_not_come_is_answered_with_408() {
     ] {
         let text = rest(&mut send(&server, PROBE, begin).await).await;
         assert!(text.starts_with("HTTP/1.1 408 "), "{text}");
-        assert!(text.contains("did not arrive within 100ms") && text.contains("connection: close"), "{text}");
+        assert!(
+            text.contains("did not arrive within 100ms") && text.contains("connection: close"),
+            "{text}"
+        );
     }
 }
 
 #[tokio::test]
 async fn a_response_that_nobody_reads_ends_the_connection() {
-    let server = start(Limits { request: 3 * SHORT, ..limits() }).await;
+    let server = start(Limits {
+        request: 3 * SHORT,
+        ..limits()
+    })
+    .await;
     let mut stream = send(&server, PROBE, "GET /endless HTTP/1.1\r\nhost: a\r\n\r\n").await;
     let mut first = [0; 16];
     stream.read_exact(&mut first).await.expect("it begins");
@@ -249,17 +276,37 @@ async fn a_head_or_a_body_that_is_too_large_is_refused() {
     let text = rest(&mut send(&server, PROBE, &head).await).await;
     assert!(text.is_empty() || text.starts_with("HTTP/1.1 431 "), "{text}");
     for (what, request) in [
-        ("declared", "POST /length HTTP/1.1\r\nhost: a\r\ncontent-length: 1001\r\n\r\n".to_owned()),
-        ("declared, by far", format!("POST /length HTTP/1.1\r\nhost: a\r\ncontent-length: {}\r\n\r\n", u64::MAX - 2)),
+        (
+            "declared",
+            "POST /length HTTP/1.1\r\nhost: a\r\ncontent-length: 1001\r\n\r\n".to_owned(),
+        ),
+        (
+            "declared, by far",
+            format!("POST /length HTTP/1.1\r\nhost: a\r\ncontent-length: {}\r\n\r\n", u64::MAX - 2),
+        ),
         (
             "in chunks",
-            format!("POST /length HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n3e9\r\n{}\r\n", "x".repeat(1001)),
+            format!(
+                "POST /length HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n3e9\r\n{}\r\n",
+                "x".repeat(1001)
+            ),
         ),
     ] {
         let text = rest(&mut send(&server, PROBE, &request).await).await;
-        assert!(text.starts_with("HTTP/1.1 413 ") && text.contains("larger than 1000 bytes"), "{what}: {text}");
+        assert!(
+            text.starts_with("HTTP/1.1 413 ") && text.contains("larger than 1000 bytes"),
+            "{what}: {text}"
+        );
     }
-    let mut fits = send(&server, PROBE, &format!("POST /length HTTP/1.1\r\nhost: a\r\ncontent-length: 1000\r\n\r\n{}", "x".repeat(1000))).await;
+    let mut fits = send(
+        &server,
+        PROBE,
+        &format!(
+            "POST /length HTTP/1.1\r\nhost: a\r\ncontent-length: 1000\r\n\r\n{}",
+            "x".repeat(1000)
+        ),
+    )
+    .await;
     assert!(answer(&mut fits).await.ends_with("1000"));
 }
 
@@ -267,7 +314,11 @@ async fn a_head_or_a_body_that_is_too_large_is_refused() {
 async fn all_bodies_together_have_a_limit_which_small_ones_do_not_feel() {
     let server = start(limits()).await;
     // 2 MiB for all, of which each has 0.75: two fit.
-    let large = format!("POST /length HTTP/1.1\r\nhost: a\r\ncontent-length: {}\r\n\r\n{}", 1 << 20, "x".repeat((1 << 20) - 1));
+    let large = format!(
+        "POST /length HTTP/1.1\r\nhost: a\r\ncontent-length: {}\r\n\r\n{}",
+        1 << 20,
+        "x".repeat((1 << 20) - 1)
+    );
     let mut held = vec![send(&server, OTHER, &large).await, send(&server, OTHER, &large).await];
     let text = loop {
         // Perhaps the server has not read all that was sent before.
@@ -282,7 +333,11 @@ async fn all_bodies_together_have_a_limit_which_small_ones_do_not_feel() {
         }
     };
     assert_eq!(text, "HTTP/1.1 503");
-    let small = format!("POST /length HTTP/1.1\r\nhost: a\r\ncontent-length: {}\r\nconnection: close\r\n\r\n{}", 200 << 10, "x".repeat(200 << 10));
+    let small = format!(
+        "POST /length HTTP/1.1\r\nhost: a\r\ncontent-length: {}\r\nconnection: close\r\n\r\n{}",
+        200 << 10,
+        "x".repeat(200 << 10)
+    );
     let text = rest(&mut send(&server, PROBE, &small).await).await;
     assert!(text.ends_with("204800"), "{text}");
     // What was held is given back when the request ends.
@@ -377,8 +432,20 @@ impl Door for OneByte {
 #[tokio::test]
 async fn who_says_nothing_is_sent_away_soon_and_who_stalls_later() {
     for (limits, begin) in [
-        (Limits { first_byte: SHORT, ..limits() }, ""),
-        (Limits { handshake: SHORT, ..limits() }, "k"),
+        (
+            Limits {
+                first_byte: SHORT,
+                ..limits()
+            },
+            "",
+        ),
+        (
+            Limits {
+                handshake: SHORT,
+                ..limits()
+            },
+            "k",
+        ),
     ] {
         let (sender, mut away) = mpsc::unbounded_channel();
         let server = start_with(limits, OneByte(sender)).await;
@@ -444,5 +511,8 @@ async fn a_server_that_stops_answers_what_was_asked_and_waits_for_nobody_else() 
     }
     server.go_on.notify_one();
     assert!(rest(&mut busy).await.ends_with("waited"));
-    tokio::time::timeout(LONG / 2, server.task).await.expect("it ends").expect("no panic");
+    tokio::time::timeout(LONG / 2, server.task)
+        .await
+        .expect("it ends")
+        .expect("no panic");
 }

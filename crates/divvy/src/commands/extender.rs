@@ -32,6 +32,7 @@ pub async fn run(args: ExtenderArgs) -> anyhow::Result<()> {
                 Decide::Filter => DecideIn::Filter,
             },
         },
+        unhealthy_gpu_configmaps: args.unhealthy_gpu_configmaps,
         tls,
         client_names,
         insecure: args.insecure,

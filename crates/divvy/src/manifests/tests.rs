@@ -1,3 +1,5 @@
+mod events;
+
 use serde_json::{Value, json};
 
 use super::template::Templates;
@@ -169,7 +171,7 @@ fn every_document_is_an_object_of_its_own() {
         };
         assert_eq!(field("/metadata/namespace"), expected, "{document}");
     }
-    assert_eq!(seen.len(), 27);
+    assert_eq!(seen.len(), 28);
 }
 
 #[test]
@@ -178,6 +180,7 @@ fn what_makes_no_sense_with_loopback_is_refused_in_words() {
         (json!({"replicas": 1}), "extender.replicas cannot be chosen with it"),
         (json!({"service": {"clusterIP": "10.96.0.7"}}), "has no Service"),
         (json!({"tls": {"existingSecret": "x"}}), "would not be used"),
+        (json!({"webhook": true}), "the API server calls webhooks over TLS only"),
     ] {
         let loopback = json!({"extender": {"loopback": true}});
         let error = rendered(&[loopback, json!({"extender": other})]).expect_err(part).to_string();
@@ -216,6 +219,48 @@ fn the_extender_may_read_its_own_secret_and_lease_and_no_others() {
     assert!(
         text.contains("- --tls-server-name=divvy-extender.divvy-system.svc\n"),
         "{text}"
+    );
+}
+
+#[test]
+fn an_agents_port_is_open_to_those_who_are_named_and_to_nobody_without_a_name() {
+    let policy = |chosen: &[Value]| {
+        let rendered = rendered(chosen).expect("rendered");
+        let documents = super::split(&rendered.objects).into_iter();
+        let objects = documents.map(|document| serde_saphyr::from_str::<Value>(document).expect("YAML"));
+        let mut found = objects.into_iter().filter(|object| object["kind"] == "NetworkPolicy");
+        found.find(|object| object["metadata"]["name"] == "divvy-agent")
+    };
+    let default = policy(&[]).expect("there is one");
+    assert_eq!(default["spec"]["policyTypes"], json!(["Ingress"]));
+    let monitoring = json!({"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}});
+    assert_eq!(
+        default["spec"]["ingress"],
+        json!([{"ports": [{"protocol": "TCP", "port": 9400}], "from": [monitoring]}])
+    );
+    let with = |network: Value| policy(&[json!({"agent": {"networkPolicy": network}})]);
+    assert_eq!(with(json!({"from": []})).expect("there is one")["spec"]["ingress"], json!([]));
+    assert_eq!(with(json!({"enabled": false})), None);
+    assert_eq!(
+        policy(&[json!({"agent": {"hostNetwork": true}})]),
+        None,
+        "it would cover nothing"
+    );
+}
+
+#[test]
+fn nothing_that_is_not_asked_for_is_served_or_read() {
+    let objects = |chosen: &[Value]| rendered(chosen).expect("rendered").objects;
+    let default = objects(&[]);
+    for unwanted in ["--webhook", "--insecure", "pod-resources"] {
+        assert!(!default.contains(unwanted), "{unwanted}");
+    }
+    assert!(objects(&[json!({"extender": {"webhook": true}})]).contains("        - --webhook\n"));
+    assert!(default.contains("divvy-extender-unhealthy-gpus") && !default.contains("--unhealthy-gpu-configmaps"));
+    let without = objects(&[json!({"extender": {"unhealthyGpuConfigMaps": false}})]);
+    assert!(
+        !without.contains("kube-system") && without.contains("        - --unhealthy-gpu-configmaps=false\n"),
+        "{without}"
     );
 }
 

@@ -99,8 +99,16 @@ fn what_is_wrong_is_named_with_what_to_type_instead() {
         ),
         (vec!["extender", "--listen", "[::]:32766"], 1, "--insecure"),
         // It goes on to the cluster, which is not there.
-        (vec!["extender", "--listen", "0.0.0.0:32766", "--insecure"], 1, "KUBECONFIG is not set"),
-        (vec!["extender", "--listen", "[::ffff:127.0.0.1]:32766"], 1, "KUBECONFIG is not set"),
+        (
+            vec!["extender", "--listen", "0.0.0.0:32766", "--insecure"],
+            1,
+            "KUBECONFIG is not set",
+        ),
+        (
+            vec!["extender", "--listen", "[::ffff:127.0.0.1]:32766"],
+            1,
+            "KUBECONFIG is not set",
+        ),
         (vec!["extender", "--webhook"], 1, "--webhook needs TLS"),
         (vec!["extender", "--client-name", "x"], 2, "--client-ca-file"),
         (vec!["extender", "--memory-unit", "GB"], 2, "256MiB"),

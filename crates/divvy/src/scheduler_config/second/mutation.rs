@@ -233,6 +233,7 @@ spec:
 const WEBHOOK: &str = "\
 # Pods that want GPU memory and name no scheduler get this one, so that no manifest changes: the API server asks the extender.
 # {why}
+# The extender answers it only when it is started with --webhook (Helm: extender.webhook=true).
 # The control plane must reach port {port} of the extender's pods: some clouds need a firewall rule for that, and a network of pods that only nodes
 # know is not reached at all (then the extender's metrics have no request of verb mutate; write  schedulerName: {name}  into the pods instead).
 apiVersion: admissionregistration.k8s.io/v1
