@@ -4,6 +4,7 @@ mod bench;
 mod build;
 mod cluster;
 mod codegen;
+mod fuzz;
 mod image;
 mod krew;
 mod purity;
@@ -17,6 +18,7 @@ const USAGE: &str = "usage: cargo xtask COMMAND
 
   demo [ARGS]       builds everything and runs `divvy demo`
   test [ARGS]       builds everything and runs every test
+  fuzz [ARGS]       gives broken input to all that reads what others wrote, guided by the code that it reaches; `cargo xtask fuzz --help`
   suite [ARGS]      plays the scenarios on the embedded cluster and on a real Kubernetes; `cargo xtask suite --help`
   cluster COMMAND   a real Kubernetes on this machine, and Divvy on it; `cargo xtask cluster --help`
   bench cluster     measures what the programs take to read a large cluster; `cargo xtask bench --help`
@@ -40,12 +42,16 @@ fn main() -> ExitCode {
 }
 
 fn run() -> Result<ExitCode> {
+    if fuzz::is_rustc() {
+        return fuzz::rustc();
+    }
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
     match arguments.as_slice() {
         ["demo", rest @ ..] => return build::demo(rest),
         ["test", rest @ ..] => build::test(rest)?,
         ["bench", rest @ ..] => return bench::run(rest),
+        ["fuzz", rest @ ..] => return fuzz::run(rest),
         ["cluster", rest @ ..] => return cluster::run(rest),
         ["suite", rest @ ..] => return suite::run(rest),
         ["image", rest @ ..] => image::run(rest)?,

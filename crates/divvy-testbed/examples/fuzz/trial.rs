@@ -1,18 +1,13 @@
 //! One target, given inputs until its time is over.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use super::Target;
-use super::arguments::Limits;
+use super::arguments::Ends;
 use super::chance::Chance;
+use super::targets::{Target, cpu_time};
 
-/// Of the processor's time that one input may take, in a debug build: a hundred times what the good ones do. What takes longer grows faster than
-/// its input.
-const LONGEST: Duration = Duration::from_secs(3);
 /// What takes as long does not end.
 const ENDLESS: Duration = Duration::from_secs(60);
 /// Inputs that are changed further, at most.
@@ -21,12 +16,23 @@ const CORPUS: usize = 200;
 const KEPT: usize = 1 << 13;
 
 /// What a target did.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Tally {
-    pub(crate) read: u64,
+    pub(crate) accepted: u64,
     pub(crate) refused: u64,
-    /// Of the processor's.
+    /// Processor time of all inputs.
     pub(crate) time: Duration,
+    /// Processor time of the slowest input.
+    pub(crate) slowest: Duration,
+    /// Bytes that the most expensive input held at once.
+    pub(crate) largest: u64,
+}
+
+/// An input, and the rule that it broke.
+#[derive(Debug)]
+pub(crate) struct Broken {
+    pub(crate) input: Vec<u8>,
+    pub(crate) why: String,
 }
 
 /// What others see of a target while it runs.
@@ -68,71 +74,37 @@ impl Seen {
     }
 }
 
-/// What this thread has had of the processor: other targets have it, too.
-fn cpu_time() -> Duration {
-    let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
-    Duration::new(time.tv_sec.unsigned_abs(), u32::try_from(time.tv_nsec).unwrap_or(0))
-}
-
-/// Keeps an input, and says where.
-pub(crate) fn keep(name: &str, input: &[u8]) -> PathBuf {
-    let word = name.replace(|c: char| !c.is_ascii_alphanumeric(), "-");
-    let path = std::env::temp_dir().join(format!("divvy-fuzz-{}-{word}", std::process::id()));
-    match std::fs::write(&path, input) {
-        Ok(()) => path,
-        // The seed finds it again.
-        Err(error) => format!("{} (which could not be written: {error})", path.display()).into(),
-    }
-}
-
-/// Until the limits of this target, or `over` when that is for all. The error is which input broke a rule.
-pub(crate) fn run(target: Target, limits: &Limits, seed: u64, over: &AtomicBool, seen: &Seen) -> Result<Tally, String> {
-    let Target { name, read, good } = target;
+/// Until this target has had its time, or until `over` when that is for all. The error is which input broke a rule.
+pub(crate) fn run(target: &Target, ends: &Ends, seed: u64, over: &AtomicBool, seen: &Seen) -> Result<Tally, Broken> {
     seen.begin();
-    let mut corpus = good;
+    let mut corpus: Vec<Vec<u8>> = target.seeds().cloned().collect();
     let kept = corpus.iter().map(|input| 2 * input.len()).max().unwrap_or(0).max(KEPT);
-    let try_it = |input: &[u8]| {
-        seen.reads(input);
-        let before = cpu_time();
-        let outcome = catch_unwind(AssertUnwindSafe(|| read(input))).map_err(|cause| {
-            let cause = cause
-                .downcast_ref::<String>()
-                .map(String::as_str)
-                .or_else(|| cause.downcast_ref().copied());
-            cause.unwrap_or("a panic").to_owned()
-        })?;
-        let took = cpu_time().saturating_sub(before);
-        match took > LONGEST {
-            true => Err(format!("{} bytes took {} ms", input.len(), took.as_millis())),
-            false => Ok(outcome),
-        }
-    };
-    for (number, input) in corpus.iter().enumerate() {
-        match try_it(input) {
-            Ok(true) => {}
-            Ok(false) => return Err(format!("{name}: good input {number} is refused")),
-            Err(cause) => return Err(format!("{name}: good input {number} breaks a rule: {cause}")),
-        }
-    }
-    let (mut chance, mut read, mut refused) = (Chance(seed.max(1)), 0_u64, 0_u64);
+    let (mut chance, mut tally) = (Chance(seed.max(1)), Tally::default());
     loop {
-        let time = cpu_time();
-        if limits.each.is_some_and(|each| time >= each) || (over.load(Ordering::Relaxed) && time >= limits.at_least) {
-            return Ok(Tally { read, refused, time });
+        tally.time = cpu_time();
+        if ends.each.is_some_and(|each| tally.time >= each) || (over.load(Ordering::Relaxed) && tally.time >= ends.at_least) {
+            return Ok(tally);
         }
         let mut input = corpus[chance.below(corpus.len())].clone();
         for _ in 0..=chance.below(4) {
             chance.change(&mut input);
         }
-        match try_it(&input) {
-            Ok(false) => refused += 1,
-            Ok(true) => {
-                read += 1;
-                if corpus.len() < CORPUS && input.len() < kept {
+        seen.reads(&input);
+        match target.run(&input) {
+            Ok(cost) => {
+                tally.slowest = tally.slowest.max(cost.time);
+                tally.largest = tally.largest.max(cost.bytes);
+                match cost.accepted {
+                    false => tally.refused += 1,
+                    true => tally.accepted += 1,
+                }
+                if cost.accepted && corpus.len() < CORPUS && input.len() < kept {
                     corpus.push(input);
                 }
             }
-            Err(cause) => return Err(format!("{name}: {} breaks a rule: {cause}", keep(name, &input).display())),
+            Err(why) => {
+                return Err(Broken { input, why });
+            }
         }
     }
 }

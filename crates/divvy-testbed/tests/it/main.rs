@@ -3,5 +3,6 @@
 
 mod api;
 mod cores;
+mod fuzz;
 mod node;
 mod scheduler;

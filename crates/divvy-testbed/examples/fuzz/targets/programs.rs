@@ -29,14 +29,15 @@ pub(crate) fn targets() -> Vec<Target> {
     vec![
         Target::new("the agent's configuration", agent, &[AGENT]),
         Target::new("a description of machines", machines, &[divvy_testbed::scenario::BUILT_IN]),
-        Target::new("a review of a new pod", review, &[REVIEW]),
+        Target::new("a review of a new pod", review, &[REVIEW]).refusing(&[OTHERS_REVIEW, NO_REVIEW]),
         Target::new(
             "the Lease",
             lease,
-            &["a_1@http://10.0.0.1:1 15 5 5 3\n 0 0 0 0\nb 2147483647 -9 -9 2147483647", ""],
-        ),
+            &["a_1@http://10.0.0.1:1 15 5 5 3\n 0 0 0 0\nb 2147483647 -9 -9 2147483647"],
+        )
+        .refusing(&["", "me 15 5 5 3"]),
         Target {
-            good: vec![secret()],
+            accepted: vec![secret()],
             ..Target::new("the Secret with certificates", certificates, &[])
         },
         Target::new("a recorded history", history, &[HISTORY, POD_LIST]),
@@ -52,12 +53,13 @@ pub(crate) fn targets() -> Vec<Target> {
             move |bytes| values(&chart, bytes),
             &[
                 "agent.reserveMemory=512MiB,extender.replicas=1\nagent:\n  reserveMemory: 1GiB\n",
-                "a.b={c,d}\n{}",
+                "agent.extraArgs={--a,--b}\n{}",
             ],
-        ),
+        )
+        .refusing(&["a.b={c,d}\n{}"]),
         Target::new("the GPUs that somebody calls unhealthy", unhealthy, &["0,2", " 1 "]),
         Target {
-            good: vec![allocate(), held()],
+            accepted: vec![allocate(), held()],
             ..Target::new("the kubelet's messages", messages, &[])
         },
     ]
@@ -65,9 +67,11 @@ pub(crate) fn targets() -> Vec<Target> {
 
 const AGENT: &str = "node-name = \"n1\"\nmemory-unit = \"256MiB\"\nreserve-memory = \"512MiB\"\nprobe = \"unix:/run/p.sock\"\nmetrics = \"127.0.0.1:9400\"\nhealth-recovery = \"2m\"\ndriver-root = \"/run/nvidia/driver\"\ndriver-spec = \"off\"\n";
 const REVIEW: &str = r#"{"apiVersion":"admission.k8s.io/v1","kind":"AdmissionReview","request":{"uid":"u-1","kind":{"group":"","version":"v1","kind":"Pod"},"operation":"CREATE","subResource":"","object":{"spec":{"schedulerName":"default-scheduler","containers":[{"name":"c","resources":{"limits":{"aliyun.com/gpu-mem":"3"}}}]}}}}"#;
+const OTHERS_REVIEW: &str = r#"{"apiVersion":"admission.k8s.io/v1","kind":"AdmissionReview","request":{"uid":"u-1","kind":{"group":"","version":"v1","kind":"Pod"},"operation":"CREATE","subResource":"","object":{"spec":{"schedulerName":"another","containers":[{"name":"c","resources":{"limits":{"aliyun.com/gpu-mem":"3"}}}]}}}}"#;
+const NO_REVIEW: &str = r#"{"apiVersion":"admission.k8s.io/v1","kind":"AdmissionReview","response":{}}"#;
 const HISTORY: &str = r#"{"divvyAudit":1,"divvy":"0.1.0","cluster":"https://10.0.0.1:6443/","started":"2026-01-02T03:04:05Z"}
 {"t":1767323045.123,"type":"LIST","kind":"Pod"}
-{"t":1767323045.150,"type":"ADDED","rv":"71","object":{"kind":"Pod","metadata":{"name":"p","namespace":"d","uid":"u","annotations":{"divvy.dev/allocation":"{\"v\":1,\"gpus\":[{\"uuid\":\"GPU-0\",\"memMiB\":4096}]}"}},"spec":{"nodeName":"n","containers":[{"name":"c","resources":{"limits":{"aliyun.com/gpu-mem":"4"}}}]},"status":{"phase":"Running"}}}
+{"t":1767323045.150,"type":"ADDED","rv":"71","object":{"kind":"Pod","metadata":{"name":"p","namespace":"d","uid":"u","annotations":{"divvy.dev/allocation":"{\"v\":1,\"gpus\":[{\"uuid\":\"GPU-0\",\"memMiB\":4096}],\"containers\":{\"c\":[{\"uuid\":\"GPU-0\",\"memMiB\":4096}]}}"}},"spec":{"nodeName":"n","containers":[{"name":"c","resources":{"limits":{"aliyun.com/gpu-mem":"4"}}}]},"status":{"phase":"Running"}}}
 {"t":1767323045.160,"type":"LISTED","kind":"Pod"}
 {"t":1767323046,"type":"ADDED","rv":"75","object":{"kind":"Node","metadata":{"name":"n","annotations":{"divvy.dev/inventory":"{\"v\":1,\"agent\":\"0.1.0\",\"driver\":\"550\",\"unitMiB\":1024,\"gpus\":[{\"index\":0,\"uuid\":\"GPU-0\",\"minor\":0,\"model\":\"T4\",\"totalMiB\":15360,\"units\":15,\"health\":\"ok\"}]}"}},"spec":{},"status":{"capacity":{"aliyun.com/gpu-mem":"15"}}}}
 {"t":1767323047.120,"type":"INTERRUPTED","kind":"Pod","why":"the connection was lost"}
@@ -88,8 +92,7 @@ fn agent(bytes: &[u8]) -> bool {
         Ok(file) => {
             let mut config = divvy_agent::Config::new("n");
             file.apply(&mut config).expect("its values were looked at");
-            let _ = config.check();
-            true
+            config.check().is_ok()
         }
         Err(error) => {
             assert!(error.to_string().starts_with("--config f.toml: "), "{error}");
@@ -112,7 +115,7 @@ fn machines(bytes: &[u8]) -> bool {
     true
 }
 
-/// Every pod is allowed, and the answer is about the one that was asked of.
+/// Every pod is allowed, and the answer names the review that it answers. Accepted: the pod is given to the scheduler.
 fn review(bytes: &[u8]) -> bool {
     match admission::review(bytes, "divvy-scheduler") {
         Ok(answer) => {
@@ -123,7 +126,7 @@ fn review(bytes: &[u8]) -> bool {
             }
             assert_eq!(said["response"]["allowed"], true);
             assert_eq!(said["response"].get("patch").is_some(), answer.gives());
-            true
+            answer.gives()
         }
         Err(why) => {
             assert!(!why.is_empty());
@@ -138,6 +141,7 @@ fn lease(bytes: &[u8]) -> bool {
     let rules = Rules::of(std::time::Duration::from_secs(15));
     let mut election = Election::new("me".to_owned(), rules);
     let mut before: Option<(Record, u64)> = None;
+    let mut waited = false;
     for (second, line) in (1_u64..).zip(text.lines().take(100)) {
         let mut words = line.split(' ');
         let holder = words.next().unwrap_or_default().to_owned();
@@ -162,9 +166,10 @@ fn lease(bytes: &[u8]) -> bool {
             "{record:?}: {step:?}"
         );
         assert!(others || step != Step::Wait, "{record:?}");
+        waited |= step == Step::Wait;
         before = Some((record, since));
     }
-    true
+    waited
 }
 
 const NOW_S: i64 = 1_800_000_000;
@@ -189,7 +194,7 @@ fn certificates(bytes: &[u8]) -> bool {
         Ok(plan) => {
             let empty = data.values().all(Vec::is_empty);
             assert!(empty || plan.make.len() < 3 || plan.warning.is_some(), "{plan:?}");
-            true
+            plan.make.is_empty() && plan.warning.is_none()
         }
         Err(why) => {
             assert!(!why.is_empty());
@@ -203,6 +208,7 @@ fn history(bytes: &[u8]) -> bool {
     let mut reader = Reader::default();
     let mut audit = Audit::new(Limits::default());
     let mut facts = Vec::new();
+    let mut taken = 0;
     reader.next_file();
     for document in serde_json::Deserializer::from_slice(bytes).into_iter::<Document>() {
         let Ok(document) = document else { return false };
@@ -211,7 +217,10 @@ fn history(bytes: &[u8]) -> bool {
         }
         for (at, fact) in facts.drain(..) {
             match fact {
-                Ok(fact) => audit.take(at, fact),
+                Ok(fact) => {
+                    taken += 1;
+                    audit.take(at, fact);
+                }
                 Err(what) => audit.note(at, what),
             }
         }
@@ -226,7 +235,7 @@ fn history(bytes: &[u8]) -> bool {
         );
         assert!(!finding.what.id().is_empty() && !finding.what.next().is_empty());
     }
-    true
+    taken > 0
 }
 
 /// As `divvy audit` does it, from files to what is printed, in which nothing of others moves a cursor.
@@ -274,10 +283,13 @@ fn trace(bytes: &[u8]) -> bool {
                 let name = divvy_placement::policy::Policy::default();
                 let _ = divvy_simulator::inflate(&trace, &order, name);
             }
+            true
         }
-        Err(error) => assert!(!error.to_string().is_empty()),
+        Err(error) => {
+            assert!(!error.to_string().is_empty());
+            false
+        }
     }
-    true
 }
 
 /// What is merged is merged again to itself, and has our extender once.
@@ -320,10 +332,11 @@ fn values(chart: &Chart, bytes: &[u8]) -> bool {
         name: "divvy".to_owned(),
         namespace: "divvy-system".to_owned(),
     };
-    if let Ok(rendered) = manifests::render(chart, &release, &[file, set]) {
-        for document in rendered.objects.split("\n---\n") {
-            let _: Value = serde_saphyr::from_str(document).unwrap_or_else(|error| panic!("{error}: {document}"));
-        }
+    let Ok(rendered) = manifests::render(chart, &release, &[file, set]) else {
+        return false;
+    };
+    for document in rendered.objects.split("\n---\n") {
+        let _: Value = serde_saphyr::from_str(document).unwrap_or_else(|error| panic!("{error}: {document}"));
     }
     true
 }

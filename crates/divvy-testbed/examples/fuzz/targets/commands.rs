@@ -48,10 +48,10 @@ pub(crate) fn targets() -> Vec<Target> {
             ],
         ),
         Target {
-            good: vec![service(true), service(false)],
+            accepted: vec![service(true), service(false)],
             ..Target::new("the Service and the Secret of the extender", from_cluster, &[])
         },
-        Target::new("the pod by which a scheduler is tried", tried, &[TRIED, WAITS]),
+        Target::new("the pod by which a scheduler is tried", tried, &[TRIED, CALLED, WAITS]).refusing(&["[]"]),
         Target::new("what inspect and why print", printed, &[CLUSTER]),
         Target::new("divvy-hook's command line", hook, &HOOKS),
         Target::new(
@@ -65,8 +65,9 @@ pub(crate) fn targets() -> Vec<Target> {
 }
 
 const TRIED: &str = r#"{"spec":{"schedulerName":"s","nodeName":"n"},"metadata":{"annotations":{"divvy.dev/allocation":"{}"}}}"#;
-const WAITS: &str = r#"{"spec":{"schedulerName":"s"},"status":{"conditions":[{"type":"PodScheduled","status":"False","reason":"Unschedulable","message":"0/1 nodes: Insufficient aliyun.com/gpu-mem, 0123456789abcdef"}]}}"#;
-const CLUSTER: &str = r#"{"kind":"List","items":[{"kind":"Node","metadata":{"name":"n","labels":{"zone":"a"},"annotations":{"divvy.dev/inventory":"{\"v\":1,\"agent\":\"0.1.0\",\"driver\":\"550\",\"unitMiB\":1024,\"gpus\":[{\"index\":0,\"uuid\":\"GPU-0\",\"minor\":0,\"model\":\"T4\",\"totalMiB\":15360,\"units\":15,\"health\":\"ok\",\"heldMiB\":1024}]}"}},"spec":{},"status":{"capacity":{"aliyun.com/gpu-mem":"15","aliyun.com/gpu-count":"1"},"allocatable":{"aliyun.com/gpu-mem":"15"},"addresses":[{"type":"InternalIP","address":"10.0.0.1"}]}},{"kind":"Pod","metadata":{"name":"p","namespace":"d","uid":"u","annotations":{"divvy.dev/allocation":"{\"v\":1,\"gpus\":[{\"uuid\":\"GPU-0\",\"memMiB\":4096}]}"}},"spec":{"nodeName":"n","containers":[{"name":"c","resources":{"limits":{"aliyun.com/gpu-mem":"4"}}}]},"status":{"phase":"Running"}},{"kind":"Pod","metadata":{"name":"q","namespace":"d","uid":"v","annotations":{"divvy.dev/gpu-model":"A100"}},"spec":{"nodeSelector":{"zone":"b"},"containers":[{"name":"c","resources":{"limits":{"aliyun.com/gpu-mem":"9"}}}]},"status":{"phase":"Pending","conditions":[{"type":"PodScheduled","status":"False","reason":"Unschedulable","message":"0/1 nodes"}]}}]}"#;
+const CALLED: &str = r#"{"spec":{"schedulerName":"s"},"status":{"conditions":[{"type":"PodScheduled","status":"False","reason":"Unschedulable","message":"0/1 nodes: Insufficient aliyun.com/gpu-mem, 0123456789abcdef"}]}}"#;
+const WAITS: &str = r#"{"spec":{"schedulerName":"s"},"status":{"conditions":[{"type":"PodScheduled","status":"False","reason":"Unschedulable","message":"0/1 nodes: Insufficient cpu"}]}}"#;
+const CLUSTER: &str = r#"{"kind":"List","items":[{"kind":"Node","metadata":{"name":"n","labels":{"zone":"a"},"annotations":{"divvy.dev/inventory":"{\"v\":1,\"agent\":\"0.1.0\",\"driver\":\"550\",\"unitMiB\":1024,\"gpus\":[{\"index\":0,\"uuid\":\"GPU-0\",\"minor\":0,\"model\":\"T4\",\"totalMiB\":15360,\"units\":15,\"health\":\"ok\",\"heldMiB\":1024}]}"}},"spec":{},"status":{"capacity":{"aliyun.com/gpu-mem":"15","aliyun.com/gpu-count":"1"},"allocatable":{"aliyun.com/gpu-mem":"15"},"addresses":[{"type":"InternalIP","address":"10.0.0.1"}]}},{"kind":"Pod","metadata":{"name":"p","namespace":"d","uid":"u","annotations":{"divvy.dev/allocation":"{\"v\":1,\"gpus\":[{\"uuid\":\"GPU-0\",\"memMiB\":4096}],\"containers\":{\"c\":[{\"uuid\":\"GPU-0\",\"memMiB\":4096}]}}"}},"spec":{"nodeName":"n","containers":[{"name":"c","resources":{"limits":{"aliyun.com/gpu-mem":"4"}}}]},"status":{"phase":"Running"}},{"kind":"Pod","metadata":{"name":"q","namespace":"d","uid":"v","annotations":{"divvy.dev/gpu-model":"A100"}},"spec":{"nodeSelector":{"zone":"b"},"containers":[{"name":"c","resources":{"limits":{"aliyun.com/gpu-mem":"9"}}}]},"status":{"phase":"Pending","conditions":[{"type":"PodScheduled","status":"False","reason":"Unschedulable","message":"0/1 nodes"}]}}]}"#;
 const HOOKS: [&str; 5] = [
     "update-ldcache\0--folder\0/a\0--folder=/b\0--host-driver-version=550.54.15\0--on-failure\0fail",
     "enable-cuda-compat\0--host-driver-version\x00535.1\0--cuda-compat-container-root\0/c",
@@ -401,15 +402,16 @@ fn nvidia_ctk(bytes: &[u8]) -> bool {
     given.extend(words(bytes));
     match arguments(given) {
         Ok(ours) => {
+            let parsed = Cli::try_parse_from(&ours);
             if let Ok(Cli {
                 command: divvy::cli::Command::Configure(args),
                 ..
-            }) = Cli::try_parse_from(&ours)
+            }) = &parsed
             {
                 assert_eq!(args.dry_run, ours.iter().any(|word| word == "--dry-run"));
                 assert!(args.as_nvidia_ctk && !args.undo && !args.restart);
             }
-            true
+            parsed.is_ok()
         }
         Err(error) => {
             let expected = if error.use_stderr() { 1..=3 } else { 0..=0 };

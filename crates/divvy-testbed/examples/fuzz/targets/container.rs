@@ -18,11 +18,11 @@ use super::{Target, text};
 pub(crate) fn targets() -> Vec<Target> {
     vec![
         Target {
-            good: vec![libcuda("[535,550]"), libcuda("[]")],
+            accepted: vec![libcuda("[535,550]"), libcuda("[]")],
             ..Target::new("an image's libcuda", library, &[])
         },
         Target {
-            good: vec![named("libcuda.so.1")],
+            accepted: vec![named("libcuda.so.1")],
             ..Target::new("a library's own name", soname, &[])
         },
         Target::new(

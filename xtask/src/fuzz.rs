@@ -1,0 +1,107 @@
+//! The fuzz targets with libFuzzer: builds `examples/guided` with counters in the crates of this workspace, and has `examples/fuzz` run it.
+
+use std::os::unix::process::CommandExt as _;
+use std::process::{Command, ExitCode};
+
+use anyhow::{Context as _, Result, ensure};
+
+use crate::build::{cargo, debug_folder};
+
+/// Set while cargo calls this program in place of rustc.
+const AS_RUSTC: &str = "DIVVY_XTASK_AS_RUSTC";
+
+/// What `cargo fuzz run --sanitizer none` sets (project.rs of cargo-fuzz), less its options for whole programs. SanitizerCoverage is part of LLVM, and a
+/// stable rustc runs the pass.
+const COUNTERS: [&str; 5] = [
+    "-Cpasses=sancov-module",
+    "-Cllvm-args=-sanitizer-coverage-level=4",
+    "-Cllvm-args=-sanitizer-coverage-inline-8bit-counters",
+    "-Cllvm-args=-sanitizer-coverage-pc-table",
+    "-Cllvm-args=-sanitizer-coverage-trace-compares",
+];
+
+/// Of the same features as the tests, which have built most of it.
+const BUILD: [&str; 4] = ["build", "--quiet", "--workspace", "--example"];
+
+/// Builds both programs and becomes the fuzzer.
+pub(crate) fn run(arguments: &[&str]) -> Result<ExitCode> {
+    cargo(&[&BUILD[..], &["fuzz"]].concat())?;
+    let this = std::env::current_exe().context("where this program is")?;
+    // Only the crates of this workspace are built a second time: what they depend on has no counters.
+    let guided = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
+        .args(BUILD)
+        .args(["guided", "--features", "divvy-testbed/guided"])
+        .env("RUSTC_WORKSPACE_WRAPPER", this)
+        .env(AS_RUSTC, "1")
+        .status()
+        .context("cargo could not be run")?;
+    ensure!(
+        guided.success(),
+        "examples/guided could not be built: libFuzzer is compiled from C++ and needs g++ or clang++; \
+         `cargo run -p divvy-testbed --example fuzz` needs neither, and sees no coverage"
+    );
+    let examples = debug_folder().join("examples");
+    let error = Command::new(examples.join("fuzz"))
+        .arg("--guided")
+        .arg(examples.join("guided"))
+        .args(arguments)
+        .exec();
+    Err(error).context("examples/fuzz could not be started")
+}
+
+/// Whether cargo calls this program in place of rustc (`RUSTC_WORKSPACE_WRAPPER`).
+pub(crate) fn is_rustc() -> bool {
+    std::env::var_os(AS_RUSTC).is_some()
+}
+
+/// Becomes rustc, which is the first argument, with counters.
+pub(crate) fn rustc() -> Result<ExitCode> {
+    let mut words = std::env::args_os().skip(1);
+    let rustc = words.next().context("cargo names no rustc")?;
+    let words: Vec<_> = words.collect();
+    let mut command = Command::new(rustc);
+    command.args(&words);
+    if has_counters(&words.iter().map(|word| word.to_string_lossy()).collect::<Vec<_>>()) {
+        command.args(COUNTERS);
+    }
+    Err(command.exec()).context("rustc could not be started")
+}
+
+/// Libraries and the fuzzer have counters. What runs while others are built is linked without libFuzzer, which counts.
+fn has_counters(words: &[impl AsRef<str>]) -> bool {
+    let value = |flag: &str| {
+        let at = words.iter().position(|word| word.as_ref() == flag)?;
+        Some(words.get(at + 1)?.as_ref())
+    };
+    match (value("--crate-name"), value("--crate-type")) {
+        (Some(_), Some("lib")) => true,
+        (Some("guided"), Some("bin")) => true,
+        _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::has_counters;
+
+    #[test]
+    fn libraries_and_the_fuzzer_have_counters_and_what_runs_while_others_are_built_has_none() {
+        for (line, expected) in [
+            (
+                "--crate-name divvy_model --edition=2024 src/lib.rs --crate-type lib --emit=dep-info",
+                true,
+            ),
+            ("--crate-name guided examples/guided/main.rs --crate-type bin", true),
+            ("--crate-name build_script_build build.rs --crate-type bin", false),
+            ("--crate-name derive src/lib.rs --crate-type proc-macro", false),
+            ("-vV", false),
+            (
+                "- --crate-name ___ --print=file-names --crate-type bin --crate-type rlib",
+                false,
+            ),
+        ] {
+            let words: Vec<&str> = line.split(' ').collect();
+            assert_eq!(has_counters(&words), expected, "{line}");
+        }
+    }
+}
