@@ -198,8 +198,10 @@ impl ReadPod {
         &self.pod
     }
 
-    /// As it is kept where only pods that are not bound yet are placed ([`divvy_model::PodRequest::forget_rules_but_count`]).
-    pub fn without_rules_of_a_bound_pod(mut self) -> ReadPod {
+    /// As it is kept where only pods that are not bound yet are placed ([`divvy_placement::kept`],
+    /// [`divvy_model::PodRequest::forget_rules_but_count`]).
+    pub fn as_kept(mut self) -> ReadPod {
+        self.pod = divvy_placement::kept(self.pod);
         if self.pod.node.is_some() {
             self.pod.request.forget_rules_but_count();
         }

@@ -356,7 +356,7 @@ impl Core {
     /// Takes in a change of pods.
     pub fn pod_change(&mut self, change: Change<ReadPod>, now: Now) -> Vec<Action> {
         // Nobody reads the rules of a pod that has its GPUs; a replacement brings its own.
-        let change = change.map(ReadPod::without_rules_of_a_bound_pod);
+        let change = change.map(ReadPod::as_kept);
         let listed = matches!(change, Change::Reset(_));
         if matches!(change, Change::Interrupted(_)) {
             self.interrupted_ns = Some(now.monotonic_ns);

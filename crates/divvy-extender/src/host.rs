@@ -424,7 +424,9 @@ impl Shared {
         let mut terms = self.leadership.as_ref().map(|leadership| leadership.terms.subscribe());
         self.tasks.spawn(async move {
             let list = || {
-                watch::read(shared.client.clone(), ReadPod::from, |object| convert::node(&object))
+                // A list is collected before it counts: so what nobody keeps goes here already.
+                let pod = |object| ReadPod::from(object).as_kept();
+                watch::read(shared.client.clone(), pod, |object| convert::node(&object))
                     .0
                     .boxed()
             };

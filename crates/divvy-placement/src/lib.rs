@@ -46,6 +46,7 @@ pub use ledger::{Ledger, Reservation, Standing};
 pub use node::{GpuState, NodeState, Source, Unusable};
 pub use nominated::{Asker, Nominated};
 pub use overbooked::{Overbooked, Promise};
+pub use pods::kept;
 pub use topology::{Candidate, Topology};
 pub use totals::Totals;
 pub use victims::Victims;

@@ -233,7 +233,7 @@ struct Scene {
 }
 
 fn scenes() -> Vec<Scene> {
-    let ordinary = |number: usize| node(number, GPUS, |_, _| {});
+    let ordinary = move |number: usize| node(number, GPUS, |_, _| {});
     let scene = |what: &'static str, node: Box<dyn Fn(usize) -> Node>| Scene {
         what,
         node,
@@ -241,12 +241,12 @@ fn scenes() -> Vec<Scene> {
         pods: 8,
         changes: 0,
     };
-    let shapes = |number: usize| Node {
+    let shapes = move |number: usize| Node {
         cpu_milli: 128_000 - number as u64,
         memory_bytes: (1 << 40) - ((number as u64) << 21),
         ..ordinary(number)
     };
-    let sizes = |number: usize| node(number, GPUS, |gpu, it| it.units = SIZE + (number * GPUS + gpu) as u64);
+    let sizes = move |number: usize| node(number, GPUS, |gpu, it| it.units = SIZE + (number * GPUS + gpu) as u64);
     let linked = move |number: usize| match number % 50 {
         0 => node(number, 64, |gpu, it| {
             let link = |peer: usize| {
