@@ -17,7 +17,7 @@ use tracing::info;
 use crate::Error;
 use crate::agent::Agent;
 
-/// Who may connect is not known here, and what is asked are three small pages: by a kubelet and by whoever collects metrics.
+/// Any pod may be able to connect. The callers that matter are the kubelet and a collector of metrics, and they ask for three small pages.
 const LIMITS: Limits = {
     let share = Share {
         connections: 16,
@@ -59,8 +59,8 @@ pub(crate) async fn serve(listener: TcpListener, agent: Arc<Agent>, stop: Cancel
     Ok(())
 }
 
-/// Every pod of the cluster may be able to ask, so it learns which parts are not ready and no more: reasons contain paths of the node and the API
-/// server's answers.
+/// Names the parts that are not ready, and not the reasons: these contain paths of the node and the API server's answers, and any pod of the
+/// cluster may be able to ask.
 async fn ready(State(agent): State<Arc<Agent>>) -> Response {
     let parts = agent.ready.parts();
     if parts.is_empty() {

@@ -49,6 +49,10 @@ const REVIEWS: usize = 8;
 const REVIEW_TURN: Duration = Duration::from_secs(2);
 const REVIEW_BODY: Duration = Duration::from_secs(1);
 
+/// A review up to this size is answered at once: a pod has some kilobytes. Larger ones are read on another thread, one at a time, so that neither
+/// kube-scheduler nor a probe waits for them.
+const SMALL_REVIEW: usize = 64 << 10;
+
 /// A caller without a certificate asks for a page, unless it asks for a review.
 const LARGEST_QUESTION: usize = 4 << 10;
 
@@ -137,13 +141,17 @@ pub(crate) fn webhook(shared: Arc<Shared>) -> Router {
         .with_state(Webhook {
             shared,
             turns: Arc::new(Semaphore::new(REVIEWS)),
+            large: Arc::new(Semaphore::new(1)),
         })
 }
 
 #[derive(Clone)]
 struct Webhook {
     shared: Arc<Shared>,
+    /// To read a review and answer it.
     turns: Arc<Semaphore>,
+    /// To take a large one apart.
+    large: Arc<Semaphore>,
 }
 
 /// With TLS, only a client that has shown a certificate may have pods placed, or see whose they are.
@@ -387,12 +395,28 @@ async fn mutate(State(webhook): State<Webhook>, Path(scheduler): Path<String>, r
             return problem(StatusCode::REQUEST_TIMEOUT, &text);
         }
     };
-    let response = match admission::review(&body, &scheduler) {
-        Ok(review) => {
+    let reviewed = if body.len() <= SMALL_REVIEW {
+        Ok(admission::review(&body, &scheduler))
+    } else {
+        let turn = webhook.large.clone().acquire_owned().await;
+        let scheduler = scheduler.clone();
+        tokio::task::spawn_blocking(move || {
+            // It is kept until the work is done, also when the caller has gone away.
+            let _turn = turn;
+            admission::review(&body, &scheduler)
+        })
+        .await
+    };
+    let response = match reviewed {
+        Ok(Ok(review)) => {
             tracing::debug!(given = review.gives(), %scheduler, "a new pod was looked at");
             answer(&review)
         }
-        Err(why) => problem(StatusCode::BAD_REQUEST, &why),
+        Ok(Err(why)) => problem(StatusCode::BAD_REQUEST, &why),
+        Err(panicked) => problem(
+            StatusCode::INTERNAL_SERVER_ERROR,
+            &format!("the review could not be answered: {panicked}"),
+        ),
     };
     webhook.shared.metrics.answered("mutate", began.elapsed());
     response

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
 use std::task::{Context, Poll, ready};
 
-use bytes::{Buf as _, Bytes, BytesMut};
+use bytes::{Bytes, BytesMut};
 use hyper::body::{Body, Frame, Incoming, SizeHint};
 use tokio::time::{Instant, Sleep};
 
@@ -117,6 +117,8 @@ pub(crate) struct Limited {
     deadline: Pin<Box<Sleep>>,
     largest: usize,
     seen: usize,
+    /// Read, and not in `piece` yet.
+    rest: Bytes,
     piece: BytesMut,
     account: Arc<Account>,
     ended: bool,
@@ -130,13 +132,30 @@ impl Limited {
             deadline: Box::pin(tokio::time::sleep_until(deadline)),
             largest,
             seen: 0,
+            rest: Bytes::new(),
             piece: BytesMut::new(),
             account,
         }
     }
 
+    /// Moves what was read into the piece; gives the piece when it is full.
+    fn fill(&mut self) -> Option<Bytes> {
+        if self.rest.is_empty() {
+            return None;
+        }
+        if self.piece.capacity() == 0 {
+            // Not more than is still to come, and never more than a piece: what is allocated is what the budget counts.
+            let more = usize::try_from(self.inner.size_hint().upper().unwrap_or(u64::MAX)).unwrap_or(usize::MAX);
+            self.piece = BytesMut::with_capacity(self.rest.len().saturating_add(more).min(PIECE));
+        }
+        let taken = self.rest.split_to(self.rest.len().min(PIECE - self.piece.len()));
+        self.piece.extend_from_slice(&taken);
+        (self.piece.len() == PIECE).then(|| std::mem::take(&mut self.piece).freeze())
+    }
+
     fn end(&mut self, error: Box<dyn std::error::Error + Send + Sync>) -> Poll<Option<Result<Frame<Bytes>, axum::BoxError>>> {
         self.ended = true;
+        self.rest = Bytes::new();
         self.piece = BytesMut::new();
         Poll::Ready(Some(Err(error)))
     }
@@ -151,6 +170,9 @@ impl Body for Limited {
             return Poll::Ready(None);
         }
         loop {
+            if let Some(piece) = self.fill() {
+                return Poll::Ready(Some(Ok(Frame::data(piece))));
+            }
             let frame = match Pin::new(&mut self.inner).poll_frame(cx) {
                 Poll::Ready(frame) => frame,
                 Poll::Pending => {
@@ -162,8 +184,8 @@ impl Body for Limited {
             match frame {
                 Some(Ok(frame)) => {
                     // Trailers mean nothing here.
-                    let Ok(mut data) = frame.into_data() else { continue };
-                    self.seen = self.seen.saturating_add(data.remaining());
+                    let Ok(data) = frame.into_data() else { continue };
+                    self.seen = self.seen.saturating_add(data.len());
                     let stopped = match self.seen {
                         seen if seen > self.largest => Some(Stopped::TooLarge),
                         seen if !self.account.cover(seen) => Some(Stopped::NoMemory),
@@ -173,13 +195,7 @@ impl Body for Limited {
                         let error = self.account.stop(why);
                         return self.end(Box::new(error));
                     }
-                    self.piece.reserve(data.remaining());
-                    self.piece.extend_from_slice(&data);
-                    data.advance(data.remaining());
-                    if self.piece.len() >= PIECE {
-                        let piece = self.piece.split().freeze();
-                        return Poll::Ready(Some(Ok(Frame::data(piece))));
-                    }
+                    self.rest = data;
                 }
                 Some(Err(error)) => return self.end(Box::new(error)),
                 None => {

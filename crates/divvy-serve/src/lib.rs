@@ -1,16 +1,16 @@
-//! Serves an axum router over HTTP/1.1 within limits: on time, on bytes, and on the number of connections. The extender and the agent are
-//! reachable by programs that nobody knows, and `axum::serve` has none of these limits.
+//! Serves an axum router over HTTP/1.1 within limits on time, bytes and connections. Any pod of a cluster may be able to connect to the extender
+//! and to the agents, and `axum::serve` has none of these limits.
 //!
 //! - [`Limits`]: the numbers, which each program chooses
 //! - [`Door`]: what happens to a connection before its first request (a TLS handshake, or nothing)
-//! - `table`: who enters and who leaves when a limit on connections is reached, as a function of values
+//! - `table`: which connection is accepted and which is closed when a limit is reached, as a function of values
 //! - `connection`: one connection, with its clock
 //! - `body`: one request's body, with its clock and its share of memory
 //!
-//! **When all places are taken, a newcomer is not simply refused**, because then whoever comes first could keep everybody else out. Callers that
-//! have identified themselves have places of their own. Within each class of callers one address has a limited number of places, and a newcomer
-//! takes the place of the connection that has waited longest for its client, of the address that has the most connections. So a client with one
-//! connection and one quick request (a kubelet's probe) gets its answer while others hold as many connections as they can.
+//! **When all places are taken, a new connection is not simply refused**, because then the first client to open many could lock out all others.
+//! Callers that have identified themselves have places reserved for them. Within each class of callers one address has a limited number of places.
+//! When the class is full, the address with the most connections loses the one that has been waiting for its client the longest. A client that
+//! opens one connection for one quick request, such as a kubelet's probe, is therefore answered while others hold as many connections as they can.
 
 #![forbid(unsafe_code)]
 
@@ -34,6 +34,9 @@ use table::{Class, Id, Phase, Source, Table, Verdict};
 
 /// After an error of `accept` (too many open files, most likely) before the next try.
 const AFTER_ACCEPT_ERROR: Duration = Duration::from_millis(100);
+
+/// So many connections are accepted before those that are there already go on.
+const IN_A_ROW: u32 = 16;
 
 /// The limits of one class of callers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -75,7 +78,7 @@ pub struct Limits {
     pub bodies_bytes: usize,
 }
 
-/// A body up to this size does not count towards [`Limits::bodies_bytes`], so that large bodies cannot keep ordinary requests out.
+/// A body up to this size does not count towards [`Limits::bodies_bytes`], so that large bodies cannot block ordinary requests.
 pub const FREE_BYTES: usize = 256 << 10;
 
 /// Why a caller got no answer.
@@ -83,7 +86,7 @@ pub const FREE_BYTES: usize = 256 << 10;
 pub enum TurnedAway {
     /// All places of its class or of its address were taken, or a newcomer got its place.
     TooMany,
-    /// It did not send what it began to send, or did not read what it asked for, in time.
+    /// It did not finish its request, or did not read the response, in time.
     TooSlow,
 }
 
@@ -113,7 +116,7 @@ pub trait Door: Send + Sync + 'static {
         std::future::ready(())
     }
 
-    /// The handshake. `None`: there is no connection, and whatever there was to say has been said.
+    /// The handshake. `None`: it failed, and the client has been told if that was possible.
     fn open(&self, stream: TcpStream, address: SocketAddr) -> impl Future<Output = Option<Opened<Self::Io, Self::Peer>>> + Send;
 
     /// A caller got no answer.
@@ -207,6 +210,7 @@ pub async fn serve<D: Door>(listener: TcpListener, door: D, router: Router, limi
         stop: stop.clone(),
     });
     let tasks = TaskTracker::new();
+    let mut accepted_in_a_row = 0;
     loop {
         let accepted = tokio::select! {
             () = stop.cancelled() => break,
@@ -231,9 +235,12 @@ pub async fn serve<D: Door>(listener: TcpListener, door: D, router: Router, limi
                 () = attend(&hall, stream, address, &replaced) => {}
             }
         });
-        // The new connection is looked at before the next one is accepted. When many clients connect at once, the first bytes of each are
-        // usually there already, and it must not count as silent only because its task has not run yet.
-        tokio::task::yield_now().await;
+        // When many clients connect at once, the first bytes of each are usually there already, and a connection must not count as silent only
+        // because its task has not run yet. After each of them would be too often: the socket's queue must empty faster than it fills.
+        accepted_in_a_row = (accepted_in_a_row + 1) % IN_A_ROW;
+        if accepted_in_a_row == 0 {
+            tokio::task::yield_now().await;
+        }
     }
     drop(listener);
     tasks.close();

@@ -117,32 +117,35 @@ impl<T: Copy + Ord, V> Table<T, V> {
             Class::Unknown => self.unknown,
         };
         let of_class = || self.entries.iter().filter(move |(_, entry)| entry.class == class);
-        let of = |source: Source| of_class().filter(move |(_, entry)| entry.source == source).count();
-        let oldest = |waiting: bool, of: Option<Source>| {
+        let mut counts: BTreeMap<Source, usize> = BTreeMap::new();
+        for (_, entry) in of_class() {
+            *counts.entry(entry.source).or_default() += 1;
+        }
+        let oldest = |waiting: bool, of: Source| {
             of_class()
-                .filter(|(_, entry)| (entry.phase != Phase::Busy) == waiting && of.is_none_or(|source| entry.source == source))
+                .filter(|(_, entry)| (entry.phase != Phase::Busy) == waiting && entry.source == of)
                 .min_by_key(|(id, entry)| (entry.since, **id))
-                .map(|(id, _)| *id)
+                .map_or(Verdict::Refuse, |(id, _)| Verdict::Replace(*id))
         };
-        let own = of(source);
-        if own >= places.per_source {
-            return oldest(true, Some(source)).map_or(Verdict::Refuse, Verdict::Replace);
-        }
-        if of_class().count() < places.all {
-            return Verdict::Enter;
-        }
         // The address with the most connections among those that have one in this state.
         let largest = |waiting: bool| {
             of_class()
                 .filter(|(_, entry)| (entry.phase != Phase::Busy) == waiting)
-                .map(|(_, entry)| (of(entry.source), entry.source))
+                .map(|(_, entry)| (counts[&entry.source], entry.source))
                 .max()
         };
+        let own = counts.get(&source).copied().unwrap_or(0);
+        if own >= places.per_source {
+            return oldest(true, source);
+        }
+        if counts.values().sum::<usize>() < places.all {
+            return Verdict::Enter;
+        }
         if let Some((_, from)) = largest(true) {
-            return oldest(true, Some(from)).map_or(Verdict::Refuse, Verdict::Replace);
+            return oldest(true, from);
         }
         match largest(false) {
-            Some((count, from)) if count > own + 1 => oldest(false, Some(from)).map_or(Verdict::Refuse, Verdict::Replace),
+            Some((count, from)) if count > own + 1 => oldest(false, from),
             _ => Verdict::Refuse,
         }
     }
@@ -224,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn room_is_made_where_it_hurts_those_who_take_the_most() {
+    fn room_is_made_by_the_address_with_the_most_connections() {
         use Phase::{Busy, Fresh, Header, Idle};
         for (what, all, per_address, there, newcomer, expected) in [
             ("there is a place", 3, 2, vec![(1, Busy), (1, Idle)], 2, Verdict::Enter),
@@ -294,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_known_has_places_that_nobody_else_can_take() {
+    fn known_callers_have_places_that_others_cannot_take() {
         let mut table = table(1, 2, 2);
         for _ in 0..2 {
             table.enter(Class::Unknown, source(1), 0, ());

@@ -30,6 +30,8 @@ use tokio_rustls::TlsConnector;
 
 /// How long the attackers keep what they have.
 const HOLD: Duration = Duration::from_secs(12);
+/// An attacker whose connection was closed opens another one after this time.
+const AGAIN: Duration = Duration::from_secs(1);
 const BETWEEN_PROBES: Duration = Duration::from_millis(50);
 const BUDGET: Duration = Duration::from_millis(100);
 const ATTACKER: [u8; 4] = [127, 0, 0, 2];
@@ -335,9 +337,8 @@ async fn besiege(attack: &Attack, programs: &Path) -> Result<Report> {
                             }
                         };
                         let held: std::io::Result<()> = held.await;
-                        // An attacker comes again at once.
-                        if held.is_err() {
-                            tokio::time::sleep(Duration::from_millis(20)).await;
+                        if !again || held.is_err() {
+                            tokio::time::sleep(AGAIN).await;
                         }
                     }
                 });

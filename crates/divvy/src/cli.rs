@@ -232,7 +232,7 @@ pub struct ExtenderArgs {
     /// Who has the last word on the node: prioritize (kube-scheduler, by the extender's scores) or filter (the extender)
     #[arg(long, env = "DIVVY_DECIDE_IN", value_name = "VERB", default_value = "prioritize")]
     pub decide_in: Decide,
-    /// Take GPUs out that gpushare's ConfigMaps kube-system/unhealthy-gpu-NODE name
+    /// Read gpushare's ConfigMaps kube-system/unhealthy-gpu-NODE, and give no pod a GPU that they list
     #[arg(long, env = "DIVVY_UNHEALTHY_GPU_CONFIGMAPS", value_name = "BOOL", default_value_t = true, action = clap::ArgAction::Set)]
     pub unhealthy_gpu_configmaps: bool,
     /// Answer the API server's webhook, POST /mutate/SCHEDULER, which gives pods to a second scheduler; needs TLS

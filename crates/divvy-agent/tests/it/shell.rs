@@ -756,6 +756,44 @@ async fn without_a_probe_the_agent_waits_and_says_so() {
 }
 
 #[tokio::test]
+async fn half_requests_and_large_headers_do_not_block_the_kubelets_probes() {
+    let mut bed = Bed::new(&[4096]).await;
+    bed.ready_is(200, "ok").await;
+    let address = bed.config.metrics.expect("served");
+    let large = format!("GET /metrics HTTP/1.1\r\nhost: a\r\nx: {}", "x".repeat(384 << 10));
+    let mut held = Vec::new();
+    for at in 0..60 {
+        let socket = tokio::net::TcpSocket::new_v4().expect("a socket");
+        socket
+            .bind(([127, 0, 0, 2 + at % 3], 0).into())
+            .expect("an address of the loopback");
+        let mut stream = socket.connect(address).await.expect("a connection");
+        let text = [large.as_str(), "GET /metrics HTTP/1.1\r\n", ""][usize::from(at) / 3 % 3];
+        // The agent may have ended it before all is sent.
+        let _ = stream.write_all(text.as_bytes()).await;
+        held.push((stream, text.len()));
+        if at % 20 == 19 {
+            assert_eq!(bed.get("/healthz").await, Some((200, "ok\n".to_owned())));
+        }
+    }
+    for (mut stream, sent) in held {
+        let mut answer = Vec::new();
+        let ended = tokio::time::timeout(Duration::from_secs(60), stream.read_to_end(&mut answer)).await;
+        assert!(ended.is_ok(), "the agent waits for the rest of {sent} bytes");
+        let answer = String::from_utf8_lossy(&answer);
+        assert!(answer.is_empty() || answer.starts_with("HTTP/1.1 431 "), "{answer}");
+    }
+    // A body is read by nobody here.
+    let mut stream = TcpStream::connect(address).await.expect("a connection");
+    let head = b"GET /metrics HTTP/1.1\r\nhost: a\r\ncontent-length: 4000000\r\n\r\n";
+    stream.write_all(head).await.expect("sent");
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).await.expect("an answer");
+    assert!(answer.starts_with("HTTP/1.1 413 "), "{answer}");
+    bed.stop_agent().await;
+}
+
+#[tokio::test]
 async fn what_cannot_work_ends_the_agent_with_a_sentence() {
     let directory = tempfile::tempdir().expect("temp dir");
     let config = Config {

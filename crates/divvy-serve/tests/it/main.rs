@@ -164,7 +164,7 @@ async fn probe(server: &Server, from: [u8; 4]) {
 }
 
 #[tokio::test]
-async fn headers_that_do_not_end_end_the_connection() {
+async fn a_connection_whose_headers_do_not_end_is_closed() {
     let server = start(Limits {
         header: SHORT,
         ..limits()
@@ -185,7 +185,7 @@ async fn headers_that_do_not_end_end_the_connection() {
 }
 
 #[tokio::test]
-async fn headers_that_come_a_byte_at_a_time_do_not_buy_more_time() {
+async fn headers_sent_one_byte_at_a_time_get_no_extra_time() {
     let server = start(Limits {
         header: 3 * SHORT,
         ..limits()
@@ -209,7 +209,7 @@ async fn headers_that_come_a_byte_at_a_time_do_not_buy_more_time() {
 }
 
 #[tokio::test]
-async fn a_connection_that_asks_nothing_any_more_is_closed() {
+async fn an_idle_connection_is_closed() {
     let mut short = limits();
     short.unknown.idle = SHORT;
     let server = start(short).await;
@@ -219,7 +219,7 @@ async fn a_connection_that_asks_nothing_any_more_is_closed() {
 }
 
 #[tokio::test]
-async fn who_is_known_may_keep_a_connection_in_reserve_before_its_first_request() {
+async fn a_known_caller_may_keep_an_unused_connection_open() {
     let server = start_with(
         Limits {
             header: SHORT,
@@ -235,7 +235,7 @@ async fn who_is_known_may_keep_a_connection_in_reserve_before_its_first_request(
 }
 
 #[tokio::test]
-async fn a_body_that_does_not_come_is_answered_with_408() {
+async fn a_body_that_stalls_is_answered_with_408() {
     let server = start(Limits { body: SHORT, ..limits() }).await;
     for begin in [
         "POST /length HTTP/1.1\r\nhost: a\r\ncontent-length: 4\r\n\r\nabc",
@@ -251,7 +251,7 @@ async fn a_body_that_does_not_come_is_answered_with_408() {
 }
 
 #[tokio::test]
-async fn a_response_that_nobody_reads_ends_the_connection() {
+async fn a_connection_whose_response_is_not_read_is_closed() {
     let server = start(Limits {
         request: 3 * SHORT,
         ..limits()
@@ -311,7 +311,7 @@ async fn a_head_or_a_body_that_is_too_large_is_refused() {
 }
 
 #[tokio::test]
-async fn all_bodies_together_have_a_limit_which_small_ones_do_not_feel() {
+async fn all_bodies_share_a_limit_that_does_not_affect_small_ones() {
     let server = start(limits()).await;
     // 2 MiB for all, of which each has 0.75: two fit.
     let large = format!(
@@ -394,7 +394,7 @@ async fn a_probe_is_answered_while_others_hold_as_many_connections_as_they_can()
 }
 
 #[tokio::test]
-async fn a_request_that_is_being_answered_is_not_cut_off_for_who_has_no_fewer() {
+async fn a_request_in_progress_is_not_cut_off_for_a_caller_that_has_as_many() {
     let mut one = limits();
     one.unknown.connections = 1;
     let mut server = start(one).await;
@@ -430,7 +430,7 @@ impl Door for OneByte {
 }
 
 #[tokio::test]
-async fn who_says_nothing_is_sent_away_soon_and_who_stalls_later() {
+async fn silent_clients_and_stalled_handshakes_are_disconnected() {
     for (limits, begin) in [
         (
             Limits {
@@ -457,7 +457,7 @@ async fn who_says_nothing_is_sent_away_soon_and_who_stalls_later() {
 }
 
 #[tokio::test]
-async fn hundreds_of_silent_connections_keep_nobody_from_shaking_hands() {
+async fn hundreds_of_silent_connections_do_not_block_handshakes() {
     let (sender, _away) = mpsc::unbounded_channel();
     let server = start_with(limits(), OneByte(sender)).await;
     let mut silent = Vec::new();
@@ -479,7 +479,7 @@ async fn hundreds_of_silent_connections_keep_nobody_from_shaking_hands() {
 }
 
 #[tokio::test]
-async fn who_is_known_is_served_whatever_the_unknown_do() {
+async fn known_callers_are_served_while_unknown_ones_hold_all_their_connections() {
     let (sender, _away) = mpsc::unbounded_channel();
     let mut server = start_with(limits(), OneByte(sender)).await;
     let mut held = Vec::new();
@@ -497,7 +497,7 @@ async fn who_is_known_is_served_whatever_the_unknown_do() {
 }
 
 #[tokio::test]
-async fn a_server_that_stops_answers_what_was_asked_and_waits_for_nobody_else() {
+async fn a_stopping_server_answers_requests_in_progress_and_closes_all_other_connections() {
     let mut server = start(limits()).await;
     let mut idle = send(&server, PROBE, GET).await;
     answer(&mut idle).await;
