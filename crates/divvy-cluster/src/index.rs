@@ -9,6 +9,9 @@ use crate::convert::{self, UnhealthyGpus};
 use crate::objects::{NodeObject, PodObject};
 use crate::watch::Change;
 
+/// So many pods whose requests cannot be read are remembered by name, and logged once each.
+const MOST_UNREADABLE: usize = 1000;
+
 /// What is known of the cluster.
 ///
 /// Changes may come in any order and may be repeated; after each the ledger is that of the objects as they are
@@ -80,7 +83,7 @@ impl Index {
         self.pods.lists > 0 && self.nodes.lists > 0
     }
 
-    /// Pods whose requests cannot be read, by UID. They are known nevertheless, with what they hold.
+    /// Pods whose requests cannot be read, by UID; a bounded number of them. They are known nevertheless, with what they hold.
     pub fn unreadable(&self) -> impl Iterator<Item = (&PodKey, &Error)> {
         self.unreadable.values().map(|(key, error)| (key, error))
     }
@@ -177,8 +180,11 @@ impl Index {
                 self.unreadable.remove(&pod.uid);
             }
             Some(error) => {
-                tracing::warn!(pod = %pod.key(), %error, "a pod's requests cannot be read; only what it holds is counted");
-                self.unreadable.insert(pod.uid.clone(), (pod.key(), error));
+                let known = self.unreadable.get(&pod.uid).is_some_and(|(_, before)| *before == error);
+                if !known && (self.unreadable.len() < MOST_UNREADABLE || self.unreadable.contains_key(&pod.uid)) {
+                    tracing::warn!(pod = %pod.key(), %error, "a pod's requests cannot be read; only what it holds is counted");
+                    self.unreadable.insert(pod.uid.clone(), (pod.key(), error));
+                }
             }
         }
         pod

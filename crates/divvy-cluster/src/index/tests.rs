@@ -165,3 +165,21 @@ fn a_pod_whose_requests_cannot_be_read_still_holds_its_memory() {
     assert_eq!(index.unreadable().count(), 0);
     assert_eq!(index.ledger().node("n0").expect("known").free(0), MiB(16 * 1024));
 }
+
+#[test]
+fn of_pods_whose_requests_cannot_be_read_a_bounded_number_is_remembered() {
+    let mut index = Index::new(MemoryUnit::GIB);
+    let unreadable = |number: usize| {
+        let mut object = pod_object(0, 0, None, 0, 10, "Pending");
+        object.metadata.uid = Some(format!("u{number}"));
+        object.metadata.name = Some(format!("p{number}"));
+        let limits = &mut object.spec.containers[0].resources.limits;
+        limits.insert("cpu".to_owned(), crate::objects::Amount("much".to_owned()));
+        object
+    };
+    index.pod_change(Change::Reset((0..MOST_UNREADABLE + 500).map(unreadable).collect()));
+    assert_eq!(index.unreadable().count(), MOST_UNREADABLE);
+    index.pod_change(Change::Delete(unreadable(0)));
+    index.pod_change(Change::Apply(unreadable(MOST_UNREADABLE)));
+    assert_eq!(index.unreadable().count(), MOST_UNREADABLE);
+}
