@@ -102,16 +102,7 @@ fn kubectl(args: &[&str]) -> Result<ExitCode> {
 pub(crate) fn script(args: &[&str]) -> Result<u8> {
     let mut plan = plan(args)?;
     if plan.needs_divvy {
-        build::cargo(&[
-            "build",
-            "--quiet",
-            "-p",
-            "divvy",
-            "-p",
-            "divvy-hardware",
-            "-p",
-            "divvy-nvml-sim",
-        ])?;
+        build::programs()?;
         let folder = std::path::absolute(build::debug_folder()).context("the folder of cargo's builds")?;
         plan.env.push(("DIVVY_BIN", folder.display().to_string()));
     }

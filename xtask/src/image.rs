@@ -77,6 +77,11 @@ pub(crate) fn run(arguments: &[&str]) -> Result<()> {
     Ok(())
 }
 
+/// Builds `divvy-runtime` and `divvy-hook` as an image has them.
+pub(crate) fn runtime_programs() -> Result<()> {
+    Machine::own()?.build_runtime()
+}
+
 /// What this machine lacks for an image, and what to do.
 pub(crate) fn missing() -> Option<String> {
     let Ok(machine) = Machine::own() else {
@@ -137,59 +142,22 @@ impl Machine {
 
     /// The programs, in a target folder of their own: their flags are not those of other builds.
     fn build(&self) -> Result<Programs> {
-        let root = std::env::current_dir().context("the current folder is not known")?;
-        let folder = root.join("target/image");
-        let static_target = format!("{}-unknown-linux-musl", self.rust);
-        let dynamic_target = format!("{}-unknown-linux-gnu", self.rust);
-        let cargo_home = std::env::var_os("CARGO_HOME").map(PathBuf::from);
-        let cargo_home = cargo_home
-            .or_else(|| std::env::home_dir().map(|home| home.join(".cargo")))
-            .context("neither CARGO_HOME nor HOME is set")?;
-        let flags = format!(
-            "--remap-path-prefix={}=/divvy --remap-path-prefix={}=/cargo",
-            root.display(),
-            cargo_home.display()
-        );
-        let build = |target: &str, flags: &str, what: &[&str]| -> Result<()> {
-            let status = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
-                .args(["build", "--locked", "--target", target])
-                .args(what)
-                .env("CARGO_TARGET_DIR", &folder)
-                .env("RUSTFLAGS", flags)
-                .env(format!("CC_{}", static_target.replace('-', "_")), "musl-gcc")
-                .status()
-                .context("cargo could not be run")?;
-            ensure!(
-                status.success(),
-                "cargo build for {target} failed. Is the target there (rustup target add {target}), and musl-gcc (apt-get install musl-tools)?"
-            );
-            Ok(())
-        };
+        let folder = folder()?;
+        let (static_target, dynamic_target) = (self.static_target(), format!("{}-unknown-linux-gnu", self.rust));
+        let flags = flags()?;
         // A static program reads its relocations when it starts, and they stay resident: half a MiB of each agent, packed a few KiB.
         let packed = format!("{flags} -Clink-arg=-Wl,-z,pack-relative-relocs");
-        build(
+        self.cargo(
             &static_target,
             &packed,
             &["--release", "--package", "divvy", "--no-default-features"],
         )?;
-        build(
+        self.cargo(
             &dynamic_target,
             &flags,
             &["--release", "--package", "divvy-hardware", "--bin", "divvy-probe"],
         )?;
-        build(
-            &static_target,
-            &flags,
-            &[
-                "--profile",
-                "runtime",
-                "--package",
-                "divvy-runtime",
-                "--package",
-                "divvy-hook",
-                "--bins",
-            ],
-        )?;
+        self.build_runtime()?;
         let in_static = |path: &str| folder.join(&static_target).join(path);
         Ok(Programs {
             divvy: in_static("release/divvy"),
@@ -199,6 +167,54 @@ impl Machine {
             hook: in_static("runtime/divvy-hook"),
         })
     }
+
+    fn build_runtime(&self) -> Result<()> {
+        let packages = ["--package", "divvy-runtime", "--package", "divvy-hook", "--bins"];
+        self.cargo(
+            &self.static_target(),
+            &flags()?,
+            &[&["--profile", "runtime"], &packages[..]].concat(),
+        )
+    }
+
+    fn cargo(&self, target: &str, flags: &str, what: &[&str]) -> Result<()> {
+        let status = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
+            .args(["build", "--locked", "--target", target])
+            .args(what)
+            .env("CARGO_TARGET_DIR", folder()?)
+            .env("RUSTFLAGS", flags)
+            .env(format!("CC_{}", self.static_target().replace('-', "_")), "musl-gcc")
+            .status()
+            .context("cargo could not be run")?;
+        ensure!(
+            status.success(),
+            "cargo build for {target} failed. Is the target there (rustup target add {target}), and musl-gcc (apt-get install musl-tools)?"
+        );
+        Ok(())
+    }
+
+    fn static_target(&self) -> String {
+        format!("{}-unknown-linux-musl", self.rust)
+    }
+}
+
+/// The target folder of what an image has.
+fn folder() -> Result<PathBuf> {
+    std::path::absolute("target/image").context("the current folder is not known")
+}
+
+/// So that the programs do not name the folders of the machine that built them.
+fn flags() -> Result<String> {
+    let root = std::env::current_dir().context("the current folder is not known")?;
+    let cargo_home = std::env::var_os("CARGO_HOME").map(PathBuf::from);
+    let cargo_home = cargo_home
+        .or_else(|| std::env::home_dir().map(|home| home.join(".cargo")))
+        .context("neither CARGO_HOME nor HOME is set")?;
+    Ok(format!(
+        "--remap-path-prefix={}=/divvy --remap-path-prefix={}=/cargo",
+        root.display(),
+        cargo_home.display()
+    ))
 }
 
 /// What is in an image.

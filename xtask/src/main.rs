@@ -8,6 +8,7 @@ mod fuzz;
 mod image;
 mod krew;
 mod purity;
+mod skips;
 mod suite;
 
 use std::process::ExitCode;
@@ -17,7 +18,8 @@ use anyhow::Result;
 const USAGE: &str = "usage: cargo xtask COMMAND
 
   demo [ARGS]       builds everything and runs `divvy demo`
-  test [ARGS]       builds everything and runs every test
+  test [ARGS]       builds everything, runs every test, and prints which were skipped and why
+  skips FILE        prints the skips in FILE; fails on any that .ci/skips does not list
   fuzz [ARGS]       gives broken input to all that reads what others wrote, guided by the code that it reaches; `cargo xtask fuzz --help`
   suite [ARGS]      plays the scenarios on the embedded cluster and on a real Kubernetes; `cargo xtask suite --help`
   cluster COMMAND   a real Kubernetes on this machine, and Divvy on it; `cargo xtask cluster --help`
@@ -53,6 +55,7 @@ fn run() -> Result<ExitCode> {
         ["bench", rest @ ..] => return bench::run(rest),
         ["fuzz", rest @ ..] => return fuzz::run(rest),
         ["cluster", rest @ ..] => return cluster::run(rest),
+        ["skips", rest @ ..] => return skips::run(rest),
         ["suite", rest @ ..] => return suite::run(rest),
         ["image", rest @ ..] => image::run(rest)?,
         ["krew", rest @ ..] => krew::run(rest)?,

@@ -41,7 +41,7 @@ pub(crate) fn run(args: &[&str]) -> Result<ExitCode> {
         .find(|pair| pair[0] == "--on")
         .map(|pair| pair[1])
         .or_else(|| args.iter().find_map(|arg| arg.strip_prefix("--on=")));
-    build::cargo(&["build", "--quiet", "--workspace"])?;
+    build::programs()?;
     if args.contains(&"--list") {
         return Ok(ExitCode::from(play(args, Stdio::inherit())?));
     }
@@ -88,6 +88,7 @@ fn real(on: Option<&str>, args: &[&str]) -> Result<u8> {
     }
     if let Some(missing) = crate::image::missing() {
         say(&format!("SKIPPED: {missing}"));
+        divvy_skip::step("real Kubernetes", missing)?;
         return Ok(skipped());
     }
     let own = !cluster::is_up();

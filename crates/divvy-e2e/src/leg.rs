@@ -41,6 +41,12 @@ impl Sum {
         self.failed.is_empty()
     }
 
+    /// What was not played, and why.
+    pub(crate) fn skips(&self) -> impl Iterator<Item = (String, &'static str)> {
+        let name = |scene: &&str| (format!("{}: scene {scene}", self.cluster), "this cluster has no second node");
+        self.skipped.iter().map(name)
+    }
+
     fn add(&mut self, scene: Scene, outcome: &Outcome) {
         let name = scene.about().0;
         match outcome {

@@ -92,12 +92,16 @@ fn run(args: Args) -> anyhow::Result<ExitCode> {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
                 say_error(&format!("{error}"));
                 say("real Kubernetes: SKIPPED, nothing was tested on it\n");
+                divvy_skip::step("real Kubernetes", error)?;
                 return Ok(ExitCode::from(SKIPPED));
             }
             sum => sum?,
         },
     };
     say(&format!("\n{sum}\n"));
+    for (name, reason) in sum.skips() {
+        divvy_skip::step(&name, reason)?;
+    }
     Ok(if sum.holds() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 

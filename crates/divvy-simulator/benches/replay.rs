@@ -13,8 +13,7 @@ use divvy_placement::policy::Policy;
 use divvy_simulator::{Order, Trace, inflate};
 
 fn replay(c: &mut Criterion) {
-    let Some(folder) = std::env::var_os("DIVVY_OPENB").map(PathBuf::from) else {
-        println!("skipped: DIVVY_OPENB does not name a folder with the openb traces");
+    let Some(folder) = divvy_skip::folder("DIVVY_OPENB", "the openb traces") else {
         return;
     };
     let read = |name: &str| {

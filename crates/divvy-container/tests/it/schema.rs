@@ -11,13 +11,8 @@ use serde_json::Value;
 
 use crate::machine::kinds;
 
-#[expect(clippy::print_stdout, reason = "a test that was skipped says so")]
 fn folder() -> Option<PathBuf> {
-    let folder = std::env::var_os("DIVVY_CDI_SCHEMA").map(PathBuf::from);
-    if folder.is_none() {
-        println!("skipped: DIVVY_CDI_SCHEMA does not name a folder with the standard's schema.json");
-    }
-    folder
+    divvy_skip::folder("DIVVY_CDI_SCHEMA", "the standard's schema.json")
 }
 
 fn json(path: &Path) -> Value {

@@ -11,23 +11,19 @@ use super::image::{Image, said, static_hook};
 const CUDA: &str = "/usr/lib64/libcuda.so.1";
 const UPDATE: [&str; 3] = ["update-ldcache", "--folder", "/usr/lib64"];
 
-fn strace() -> bool {
-    Command::new("strace")
-        .arg("-V")
-        .output()
-        .is_ok_and(|output| output.status.success())
-}
-
-/// As root a file system can be mounted in a namespace of its own; elsewhere not.
+/// As root a file system can be mounted in a namespace of its own. `None`, and the skip is recorded, where that cannot be.
 fn in_namespace(image: &Image, script: &str) -> Option<std::process::Output> {
     let mut command = Command::new("unshare");
     command.args(["-m", "sh", "-c"]).arg(script);
     let output = image.run_by(&mut command);
-    (output.status.code() != Some(99) && !said(&output).starts_with("unshare")).then_some(output)
+    if output.status.code() == Some(99) || said(&output).starts_with("unshare") {
+        divvy_skip::skipped("nothing can be mounted in a mount namespace: that takes root");
+        return None;
+    }
+    Some(output)
 }
 
 #[test]
-#[expect(clippy::print_stderr, reason = "a test that was skipped says so")]
 fn case_42_rule_4_an_image_that_cannot_be_written_is_a_warning_or_an_error_as_one_likes() {
     let image = Image::new(&[CUDA]);
     let hook = env!("CARGO_BIN_EXE_divvy-hook");
@@ -50,7 +46,6 @@ fn case_42_rule_4_an_image_that_cannot_be_written_is_a_warning_or_an_error_as_on
             let script =
                 format!("{{ {prepare}; }} 2>/dev/null || exit 99; exec {hook} update-ldcache --folder /usr/lib64 {flag}");
             let Some(output) = in_namespace(&image, &script) else {
-                eprintln!("SKIPPED: it needs root, who may mount");
                 return;
             };
             assert!(
@@ -72,7 +67,6 @@ fn case_42_rule_4_an_image_that_cannot_be_written_is_a_warning_or_an_error_as_on
 
 /// In a mount namespace, as a container runtime runs the hook.
 #[test]
-#[expect(clippy::print_stderr, reason = "a test that was skipped says so")]
 fn case_39_the_drivers_libraries_are_told_to_make_no_device_nodes() {
     const PARAMS: &str = "/proc/driver/nvidia/params";
     let image = Image::new(&[]);
@@ -95,7 +89,6 @@ fn case_39_the_drivers_libraries_are_told_to_make_no_device_nodes() {
          echo x 2>/dev/null >{file} || echo refused"
     );
     let Some(output) = in_namespace(&image, &script) else {
-        eprintln!("SKIPPED: it needs root, who may mount");
         return;
     };
     assert_eq!(
@@ -166,15 +159,11 @@ fn case_41_rule_5_ten_starts_leave_what_one_leaves() {
 
 /// CVE-2025-23266: the image's variables, in a folder that is the image's.
 #[test]
-#[expect(clippy::print_stderr, reason = "a test that was skipped says so")]
 fn rule_9_no_variable_of_the_image_makes_it_open_a_file_of_the_image() {
-    let Some(hook) = static_hook().filter(|_| strace()) else {
-        eprintln!(
-            "SKIPPED: it needs strace, and the musl target (rustup target add {}-unknown-linux-musl)",
-            std::env::consts::ARCH
-        );
+    if !divvy_skip::program("strace", "strace") {
         return;
-    };
+    }
+    let Some(hook) = static_hook() else { return };
     let image = Image::new(&[CUDA]);
     for name in ["evil.so", "gconv-modules", "ld.so.preload", "RUST_LOG", "passwd"] {
         image.put(name, b"evil");
@@ -256,12 +245,11 @@ fn rule_9_no_variable_of_the_image_makes_it_open_a_file_of_the_image() {
 
 /// A constructor in the image's library leaves a mark when it is loaded.
 #[test]
-#[expect(clippy::print_stderr, reason = "a test that was skipped says so")]
 fn case_38_rule_9_a_library_that_the_image_wants_preloaded_is_not() {
-    let Some(hook) = static_hook() else {
-        eprintln!("SKIPPED: it needs the musl target");
+    let Some(hook) = static_hook() else { return };
+    if !divvy_skip::program("cc", "gcc") {
         return;
-    };
+    }
     let image = Image::new(&[CUDA]);
     let source = image.at("evil.c");
     let mark = image.at("mark");
@@ -273,11 +261,9 @@ fn case_38_rule_9_a_library_that_the_image_wants_preloaded_is_not() {
         .args(["-shared", "-fPIC", "-o"])
         .arg(&library)
         .arg(&source)
-        .output();
-    if !built.is_ok_and(|output| output.status.success()) {
-        eprintln!("SKIPPED: it needs a C compiler");
-        return;
-    }
+        .output()
+        .expect("it runs");
+    assert!(built.status.success(), "{built:?}");
     let preloaded = |program: &Path, words: &[&str]| {
         let mut command = Command::new(program);
         command.args(words).env("LD_PRELOAD", "/proc/self/cwd/evil.so");
@@ -292,20 +278,20 @@ fn case_38_rule_9_a_library_that_the_image_wants_preloaded_is_not() {
 }
 
 #[test]
-#[expect(clippy::print_stderr, reason = "a test that was skipped says so")]
 fn rule_10_it_has_no_interpreter() {
-    let Some(hook) = static_hook() else {
-        eprintln!("SKIPPED: it needs the musl target");
+    let Some(hook) = static_hook() else { return };
+    if !divvy_skip::program("readelf", "binutils") {
         return;
-    };
+    }
     let has_loader = |path: &Path| {
-        let output = Command::new("readelf").args(["-l", "-W"]).arg(path).output();
-        output.map(|output| String::from_utf8_lossy(&output.stdout).contains("INTERP"))
+        let output = Command::new("readelf")
+            .args(["-l", "-W"])
+            .arg(path)
+            .output()
+            .expect("it runs");
+        assert!(output.status.success(), "{output:?}");
+        String::from_utf8_lossy(&output.stdout).contains("INTERP")
     };
-    let Ok(of_a_program) = has_loader(Path::new("/bin/true")) else {
-        eprintln!("SKIPPED: it needs readelf (binutils)");
-        return;
-    };
-    assert!(of_a_program, "where there is one, it is seen");
-    assert!(!has_loader(&hook).expect("it runs"));
+    assert!(has_loader(Path::new("/bin/true")), "where there is one, it is seen");
+    assert!(!has_loader(&hook));
 }

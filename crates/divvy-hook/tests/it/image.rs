@@ -101,17 +101,29 @@ pub(crate) fn said(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
-/// The program without a loader, as it is delivered; built if the target is there. For no other one the tests of loaders mean anything.
+/// The program without a loader, as it is delivered: tests about loaders mean nothing for any other. `None`, and the skip is recorded, where Rust's
+/// libraries for musl are not installed.
 pub(crate) fn static_hook() -> Option<PathBuf> {
     let target = Path::new(env!("CARGO_BIN_EXE_divvy-hook"))
         .ancestors()
         .nth(2)
         .expect("target/PROFILE/program");
     let triple = format!("{}-unknown-linux-musl", std::env::consts::ARCH);
+    let libraries = Command::new("rustc")
+        .args(["--target", &triple, "--print", "target-libdir"])
+        .output()
+        .expect("rustc runs");
+    if !Path::new(String::from_utf8_lossy(&libraries.stdout).trim()).is_dir() {
+        divvy_skip::skipped(format_args!(
+            "Rust's libraries for musl are not installed (rustup target add {triple})"
+        ));
+        return None;
+    }
     let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     cargo
         .args(["build", "--quiet", "-p", "divvy-hook", "--target", &triple, "--target-dir"])
         .arg(target);
-    let built = cargo.output().ok().filter(|output| output.status.success());
-    built.map(|_| target.join(triple).join("debug/divvy-hook"))
+    let built = cargo.output().expect("cargo runs");
+    assert!(built.status.success(), "{built:?}");
+    Some(target.join(triple).join("debug/divvy-hook"))
 }

@@ -13,18 +13,14 @@ use super::image::Image;
 const LIBRARY: &str = "/usr/lib/x/libcuda.so.550.54.15";
 const OTHER: &str = "/usr/lib/x/libnvidia-ml.so.550.54.15";
 
-/// The folder of NVIDIA's programs; none, and the reason is said, where the two cannot be run beside each other.
-#[expect(clippy::print_stderr, reason = "a test that was skipped says so")]
+/// NVIDIA's program. `None`, and the skip is recorded, where the two cannot be run beside each other.
 fn theirs() -> Option<PathBuf> {
-    let Some(folder) = std::env::var_os("DIVVY_NVIDIA_CTK").map(PathBuf::from) else {
-        eprintln!("skipped: DIVVY_NVIDIA_CTK names no folder with NVIDIA's programs");
-        return None;
-    };
+    let folder = divvy_skip::folder("DIVVY_NVIDIA_CTK", "NVIDIA's programs")?;
     let may = Command::new("unshare")
         .args(["-m", "mount", "-t", "tmpfs", "none", "/run"])
         .output();
     if !may.is_ok_and(|output| output.status.success()) {
-        eprintln!("skipped: it needs root, who may make mount namespaces");
+        divvy_skip::skipped("no mount namespace can be made: that takes root");
         return None;
     }
     Some(folder.join("nvidia-cdi-hook"))

@@ -9,14 +9,8 @@ use super::live;
 
 /// CVE-2024-0132 and its like begin with a path of the image.
 #[test]
-#[expect(clippy::print_stderr, reason = "a test that was skipped says so")]
 fn rule_1_nothing_below_the_containers_root_is_opened_and_nothing_else_is_run() {
-    if !Command::new("strace")
-        .arg("-V")
-        .output()
-        .is_ok_and(|output| output.status.success())
-    {
-        eprintln!("SKIPPED: it needs strace");
+    if !divvy_skip::program("strace", "strace") {
         return;
     }
     built("divvy-hook", "divvy-hook");
@@ -37,7 +31,6 @@ fn rule_1_nothing_below_the_containers_root_is_opened_and_nothing_else_is_run() 
         symlink("/", bed.path("bundle/rootfs/host")).expect("linked");
         if mode == "auto" {
             if live::driver(&bed).is_none() {
-                eprintln!("SKIPPED in part: device nodes are for root to make");
                 continue;
             }
             live::settings(&bed, mode, &bed.path("low-level"));

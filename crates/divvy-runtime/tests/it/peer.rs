@@ -132,22 +132,15 @@ struct Machine {
 }
 
 impl Machine {
-    /// None, and the reason is said, where it cannot be.
-    #[expect(clippy::print_stderr, reason = "a test that was skipped says so")]
+    /// None, and the skip is recorded, where it cannot be.
     fn new(needed: &str) -> Option<Machine> {
-        let Some(programs) = std::env::var_os("DIVVY_NVIDIA_CTK").map(PathBuf::from) else {
-            eprintln!("skipped: DIVVY_NVIDIA_CTK names no folder with NVIDIA's programs");
-            return None;
-        };
+        let programs = divvy_skip::folder("DIVVY_NVIDIA_CTK", "NVIDIA's programs")?;
         if !programs.join(needed).is_file() {
-            eprintln!("skipped: {} has no {needed}", programs.display());
+            divvy_skip::skipped(format_args!("{} has no {needed}", programs.display()));
             return None;
         }
         let bed = Bed::new("{}");
-        let Some(root) = driver(&bed) else {
-            eprintln!("skipped: it needs root, who may make device nodes");
-            return None;
-        };
+        let root = driver(&bed)?;
         // NVIDIA's programs load the driver's library themselves; the simulated one says what ours is told by the probe.
         let libraries = root.join("usr/lib/x86_64-linux-gnu");
         fs::copy(

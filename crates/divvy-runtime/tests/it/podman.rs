@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::Command;
 
 use super::bed::Bed;
-use super::real::{copy_programs, may_run, runtimes};
+use super::real::{copy_programs, runtimes};
 
 /// Everything of podman's own is below the bed, or in a mount namespace that ends with it; the spec is where podman 4 looks for it. The first
 /// container is podman's alone, for machines on which it runs none.
@@ -50,22 +50,16 @@ fn lines(path: &Path) -> Vec<String> {
 }
 
 #[test]
-#[expect(clippy::print_stderr, reason = "a test that was skipped says so")]
 fn a_container_is_the_same_whether_podman_puts_the_gpu_in_or_we_do() {
-    let runtimes = runtimes();
-    let podman = Command::new("podman").arg("--version").output().is_ok();
-    if runtimes.is_empty() || !podman || !may_run() {
-        eprintln!(
-            "SKIPPED: no container was run: it needs root, podman, and runc or crun (Debian: apt-get install podman runc crun)"
-        );
+    if !divvy_skip::program("podman", "podman") || !divvy_skip::root("run a container") {
         return;
     }
-    for runtime in &runtimes {
+    for runtime in &runtimes() {
         if let Err(said) = the_same_container(runtime) {
-            eprintln!(
-                "SKIPPED: podman runs no container with {} on this machine: {said}",
+            divvy_skip::skipped(format_args!(
+                "podman runs no container with {} here: {said}",
                 runtime.display()
-            );
+            ));
         }
     }
 }

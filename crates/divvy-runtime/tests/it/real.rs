@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 
 use super::bed::{Bed, built};
 
+/// runc and crun. The skip of each that is not installed is recorded.
 pub(crate) fn runtimes() -> Vec<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let folders: Vec<PathBuf> = std::env::split_paths(&path)
@@ -16,17 +17,14 @@ pub(crate) fn runtimes() -> Vec<PathBuf> {
         .collect();
     ["runc", "crun"]
         .iter()
-        .filter_map(|name| folders.iter().map(|folder| folder.join(name)).find(|path| path.exists()))
+        .filter_map(|name| {
+            let found = folders.iter().map(|folder| folder.join(name)).find(|path| path.exists());
+            if found.is_none() {
+                divvy_skip::skipped(format_args!("{name} is not in the PATH (Debian: {name})"));
+            }
+            found
+        })
         .collect()
-}
-
-/// Root's only: namespaces, mounts and device nodes are made.
-pub(crate) fn may_run() -> bool {
-    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let uid = status
-        .lines()
-        .find_map(|line| line.strip_prefix("Uid:")?.split_whitespace().next());
-    uid == Some("0")
 }
 
 /// An image from scratch: a shell and a few programs of this machine, with the libraries that they are linked with.
@@ -62,14 +60,11 @@ fn run(command: &Command) -> Output {
 }
 
 /// A container of this machine's own programs, in front of each real runtime that runs one here.
-#[expect(clippy::print_stderr, reason = "a test that was skipped says so")]
 fn in_containers(script: &str, asked: &str, prepare: impl Fn(&Bed, &Path), check: impl Fn(&Bed, &[&str])) {
-    let runtimes = runtimes();
-    if runtimes.is_empty() || !may_run() {
-        eprintln!("SKIPPED: nothing was run in a container: it needs root, and runc or crun (Debian: apt-get install runc crun)");
+    if !divvy_skip::root("run a container") {
         return;
     }
-    for runtime in runtimes {
+    for runtime in runtimes() {
         let bed = Bed::new("{}");
         let made = Command::new(&runtime)
             .arg("spec")
@@ -92,7 +87,7 @@ fn in_containers(script: &str, asked: &str, prepare: impl Fn(&Bed, &Path), check
         // A machine on which root may not do everything, say.
         let alone = run(Command::new(&runtime).args(words).current_dir(bed.path("bundle")));
         if !alone.status.success() {
-            eprintln!("SKIPPED: {} runs no container here: {alone:?}", runtime.display());
+            divvy_skip::skipped(format_args!("{} runs no container here: {alone:?}", runtime.display()));
             continue;
         }
         let output = run(&bed.command(&words));

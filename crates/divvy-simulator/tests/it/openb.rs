@@ -11,14 +11,8 @@ use divvy_simulator::{Choice, Completions, Order, Setting, Trace, inflate, turn_
 
 use crate::lists::{List, choosy, large};
 
-/// The folder, or a line that says why nothing was tested.
-#[expect(clippy::print_stdout, reason = "a test that did nothing must say so")]
 fn folder() -> Option<PathBuf> {
-    let folder = std::env::var_os("DIVVY_OPENB").map(PathBuf::from);
-    if folder.is_none() {
-        println!("skipped: DIVVY_OPENB does not name a folder with the openb traces");
-    }
-    folder
+    divvy_skip::folder("DIVVY_OPENB", "the openb traces")
 }
 
 fn read(folder: &Path, name: &str) -> Vec<u8> {

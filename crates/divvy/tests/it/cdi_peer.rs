@@ -47,13 +47,9 @@ struct Bed {
 }
 
 impl Bed {
-    /// None, and the reason is said, where it cannot be.
-    #[expect(clippy::print_stderr, reason = "a test that was skipped says so")]
+    /// None, and the skip is recorded, where it cannot be.
     fn new() -> Option<Bed> {
-        let Some(programs_of_nvidia) = std::env::var_os("DIVVY_NVIDIA_CTK").map(PathBuf::from) else {
-            eprintln!("skipped: DIVVY_NVIDIA_CTK names no folder with NVIDIA's programs");
-            return None;
-        };
+        let programs_of_nvidia = divvy_skip::folder("DIVVY_NVIDIA_CTK", "NVIDIA's programs")?;
         let folder = tempfile::tempdir().expect("a folder");
         let root = folder.path().join("driver");
         let write = |path: &str, bytes: &[u8]| {
@@ -163,7 +159,7 @@ impl Bed {
             if !made.is_ok_and(|status| status.success())
                 || !fs::metadata(&path).is_ok_and(|node| node.file_type().is_char_device())
             {
-                eprintln!("skipped: it needs root, who may make device nodes");
+                divvy_skip::skipped("no device node can be made: that takes root");
                 return None;
             }
         }

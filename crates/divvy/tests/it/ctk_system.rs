@@ -46,18 +46,14 @@ struct Bed {
 }
 
 impl Bed {
-    /// None, and the reason is said, where it cannot be.
-    #[expect(clippy::print_stderr, reason = "a test that was skipped says so")]
+    /// None, and the skip is recorded, where it cannot be.
     fn new() -> Option<Bed> {
-        let Some(theirs) = std::env::var_os("DIVVY_NVIDIA_CTK").map(PathBuf::from) else {
-            eprintln!("skipped: DIVVY_NVIDIA_CTK names no folder with NVIDIA's programs");
-            return None;
-        };
+        let theirs = divvy_skip::folder("DIVVY_NVIDIA_CTK", "NVIDIA's programs")?;
         let may = Command::new("unshare")
             .args(["-m", "mount", "-t", "tmpfs", "none", "/dev"])
             .output();
         if !may.is_ok_and(|output| output.status.success()) {
-            eprintln!("skipped: it needs root, who may make mount namespaces");
+            divvy_skip::skipped("no mount namespace can be made: that takes root");
             return None;
         }
         let folder = tempfile::tempdir().expect("a folder");

@@ -204,14 +204,8 @@ fn links_that_go_round_hold_nobody_up() {
 
 /// Links of a copied machine are links of that machine: what they name on this one is none of its files.
 #[test]
-#[expect(clippy::print_stderr, reason = "a test that was skipped says so")]
 fn nothing_outside_of_a_copied_machine_is_read() {
-    if !Command::new("strace")
-        .arg("-V")
-        .output()
-        .is_ok_and(|output| output.status.success())
-    {
-        eprintln!("SKIPPED: it needs strace");
+    if !divvy_skip::program("strace", "strace") {
         return;
     }
     let outside = tempfile::tempdir().expect("a folder");
@@ -443,7 +437,6 @@ fn a_cluster_that_cannot_be_asked_in_time_is_said_with_every_check() {
 
 /// Its own settings, its own log, Docker's socket and a runtime that prints without end: on the machine itself, in a private `/etc`.
 #[test]
-#[expect(clippy::print_stderr, reason = "a test that was skipped says so")]
 fn doctor_on_the_machine_itself_waits_for_nobody() {
     let folder = tempfile::tempdir().expect("a folder");
     for name in ["upper/nvidia-container-runtime", "work", "bin"] {
@@ -469,8 +462,7 @@ fn doctor_on_the_machine_itself_waits_for_nobody() {
     let overlay = "mount -t overlay -o lowerdir=/etc,upperdir=\"$1/upper\",workdir=\"$1/work\" none /etc";
     let possible = within(&format!("{overlay}; test -p /etc/nvidia-container-runtime/config.toml"), "").output();
     if !possible.is_ok_and(|output| output.status.success()) {
-        eprintln!("SKIPPED: it needs root and an overlay over /etc");
-        return;
+        return divvy_skip::skipped("no overlay can be mounted over /etc: that takes root, in a mount namespace");
     }
     // A driver is loaded, as far as files say.
     let doctor = "mount -t tmpfs none /sys/module; mkdir /sys/module/nvidia; echo 550.54.15 > /sys/module/nvidia/version; \

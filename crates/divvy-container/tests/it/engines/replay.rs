@@ -166,8 +166,7 @@ fn meanings(files: &Tree) -> BTreeMap<&str, Value> {
 #[test]
 #[expect(clippy::print_stdout, reason = "what was compared, and what is better on purpose")]
 fn recorded_runs_of_nvidia_ctk_end_in_the_same_configuration() {
-    let Some(folder) = std::env::var_os("DIVVY_TOOLKIT").map(std::path::PathBuf::from) else {
-        println!("skipped: DIVVY_TOOLKIT does not name a folder with recorded runs of nvidia-ctk");
+    let Some(folder) = divvy_skip::folder("DIVVY_TOOLKIT", "recorded runs of nvidia-ctk") else {
         return;
     };
     let (mut equal, mut better, mut wrong) = (0, Vec::new(), Vec::new());

@@ -16,8 +16,6 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
 use serde_json::Value;
 
-use super::real::skipped;
-
 /// Paths and texts.
 pub(super) type Tree = BTreeMap<String, String>;
 /// Paths and what the texts say.
@@ -61,14 +59,10 @@ pub(super) struct Run {
 }
 
 impl Root {
-    /// Both machines: theirs, ours. None where this cannot be done here, and it was said.
+    /// Both machines: theirs, ours. None, and the skip is recorded, where this cannot be done.
     pub(super) fn both() -> Option<(Root, Root)> {
-        let Some(folder) = std::env::var_os("DIVVY_NVIDIA_CTK").map(PathBuf::from) else {
-            skipped("DIVVY_NVIDIA_CTK does not name the folder of NVIDIA's programs");
-            return None;
-        };
-        if !rustix::process::geteuid().is_root() {
-            skipped("roots of their own are root's to make");
+        let folder = divvy_skip::folder("DIVVY_NVIDIA_CTK", "NVIDIA's programs")?;
+        if !divvy_skip::root("change the root directory of a program") {
             return None;
         }
         let theirs = folder.join("nvidia-ctk");

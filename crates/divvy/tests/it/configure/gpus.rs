@@ -4,7 +4,7 @@ use std::os::unix::fs::{PermissionsExt as _, symlink};
 use std::path::Path;
 use std::process::{Command, Output};
 
-use super::real::{Docker, built, divvy_runtime, skipped};
+use super::real::{Docker, built, divvy_runtime};
 use super::went_well;
 use crate::cli::{divvy, stderr, stdout};
 
@@ -62,7 +62,7 @@ fn docker_run_gpus_gives_the_gpus_that_were_asked_for_and_no_others() {
     let folder = tempfile::tempdir().expect("a folder");
     let at = |name: &str| folder.path().join(name).display().to_string();
     if !machine(folder.path()) {
-        return skipped("device nodes are made by root alone");
+        return divvy_skip::skipped("no device node can be made: that takes root");
     }
     std::fs::write(at("daemon.json"), "{}").expect("written");
     let runtime = divvy_runtime().display().to_string();

@@ -16,7 +16,7 @@ use super::cri::{
     CdiDevice, ContainerConfig, ContainerMetadata, ContainerSecurity, ContainerStatus, Cri, Image, LinuxContainer, LinuxSandbox,
     Mount, NamespaceOption, SandboxConfig, SandboxMetadata, SandboxSecurity, Variable,
 };
-use super::real::{divvy_runtime, eventually, programs, skipped};
+use super::real::{containerds, divvy_runtime, eventually};
 use super::went_well;
 use crate::cli::divvy;
 
@@ -455,14 +455,10 @@ const ASKED: (&str, &str) = ("NVIDIA_VISIBLE_DEVICES", "nvidia.com/gpu=0");
 
 #[test]
 fn a_pod_of_containerd_has_the_gpu_that_it_asks_for_whoever_puts_it_in() {
-    if !rustix::process::geteuid().is_root() {
-        return skipped("no pod was run: containerd is started by root alone");
+    if !divvy_skip::root("start containerd") {
+        return;
     }
-    let all = programs("containerd");
-    if all.is_empty() {
-        return skipped("no pod was run: there is no containerd in the PATH and none in ~/.cache/divvy-cluster");
-    }
-    for program in all {
+    for program in containerds() {
         let mut engine = Engine::new(program);
         // As it is before anybody has heard of GPUs: what a container has then is what all others are held against.
         engine.start();
@@ -471,7 +467,7 @@ fn a_pod_of_containerd_has_the_gpu_that_it_asks_for_whoever_puts_it_in() {
             .filter_map(|low_level| match engine.run(low_level, Ask::default()) {
                 Ok(lines) => Some((low_level, lines)),
                 Err(said) => {
-                    skipped(&format!("{} runs no pod with {low_level} here: {said}", engine.version));
+                    divvy_skip::skipped(format_args!("{} runs no pod with {low_level} here: {said}", engine.version));
                     None
                 }
             })

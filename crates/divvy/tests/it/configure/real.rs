@@ -1,5 +1,5 @@
-//! Engines that are installed here, started on private folders with what was written for them. An engine that is not here is skipped, and that is
-//! said: containerd of the PATH and of `~/.cache/divvy-cluster`, dockerd of the PATH.
+//! Engines that are installed here, started on private folders with what was written for them. An engine that is not here is skipped:
+//! containerd of the PATH and of `~/.cache/divvy-cluster`, dockerd of the PATH.
 
 use std::io::{Read as _, Write as _};
 use std::os::unix::fs::PermissionsExt as _;
@@ -34,9 +34,13 @@ pub(super) fn programs(name: &str) -> Vec<PathBuf> {
     found
 }
 
-#[expect(clippy::print_stdout, reason = "a test that did nothing must say so")]
-pub(super) fn skipped(why: &str) {
-    println!("skipped: {why}");
+/// Every containerd of this machine. Empty, and the skip is recorded, where there is none.
+pub(super) fn containerds() -> Vec<PathBuf> {
+    let all = programs("containerd");
+    if all.is_empty() {
+        divvy_skip::skipped("there is no containerd in the PATH and none in ~/.cache/divvy-cluster");
+    }
+    all
 }
 
 /// Ended with the test, however that ends.
@@ -98,11 +102,7 @@ const V1: &str = "[plugins.cri]\n  sandbox_image = \"registry.example/pause:1\"\
 
 #[test]
 fn containerd_says_itself_that_it_has_the_runtime() {
-    let all = programs("containerd");
-    if all.is_empty() {
-        skipped("there is no containerd in the PATH and none in ~/.cache/divvy-cluster");
-    }
-    for program in all {
+    for program in containerds() {
         let version = Command::new(&program).arg("--version").output().expect("it runs");
         let version = String::from_utf8_lossy(&version.stdout).into_owned();
         let new = divvy_container::engines::containerd::release(&version) >= Some((2, 0));
@@ -175,10 +175,10 @@ fn containerd_says_itself_that_it_has_the_runtime() {
 
 #[test]
 fn containerd_s_cri_plugin_starts_with_the_runtime() {
-    if !rustix::process::geteuid().is_root() {
-        return skipped("containerd is started by root alone");
+    if !divvy_skip::root("start containerd") {
+        return;
     }
-    for program in programs("containerd") {
+    for program in containerds() {
         let version = Command::new(&program).arg("--version").output().expect("it runs");
         let version = String::from_utf8_lossy(&version.stdout).into_owned();
         let folder = tempfile::tempdir().expect("a folder");
@@ -267,14 +267,13 @@ pub(super) struct Docker {
 }
 
 impl Docker {
-    /// None, and the reason is said, where it does not start.
+    /// None, and the skip is recorded, where it does not start.
     pub(super) fn start(folder: &Path, variables: &[(&str, &str)]) -> Option<Docker> {
-        if !rustix::process::geteuid().is_root() {
-            skipped("dockerd is started by root alone");
+        if !divvy_skip::root("start dockerd") {
             return None;
         }
         let Some(program) = programs("dockerd").into_iter().next() else {
-            skipped("there is no dockerd in the PATH");
+            divvy_skip::skipped("dockerd is not in the PATH (Debian: docker.io)");
             return None;
         };
         let at = |name: &str| folder.join(name).display().to_string();
@@ -315,7 +314,8 @@ impl Docker {
             let log = std::fs::read_to_string(at("log")).unwrap_or_default();
             // A container without the rights for mounts and networks; a file that dockerd refuses would be told otherwise.
             assert!(!log.contains("unable to configure the Docker daemon"), "{log}");
-            skipped("dockerd does not start here: it lacks rights");
+            let last = log.lines().last().unwrap_or_default();
+            divvy_skip::skipped(format_args!("dockerd does not start here: {last}"));
             return None;
         }
         Some(docker)
@@ -337,10 +337,10 @@ impl Docker {
         self.asked().expect("it answers")
     }
 
-    /// Makes an image from scratch: a shell and `ls` of this machine. False, and the reason is said, where no container of it runs.
+    /// Makes an image from scratch: a shell and `ls` of this machine. False, and the skip is recorded, where no container of it runs.
     pub(super) fn image(&self) -> bool {
         if programs("docker").is_empty() {
-            skipped("no container was run: there is no docker in the PATH");
+            divvy_skip::skipped("no container was run: docker is not in the PATH (Debian: docker.io)");
             return false;
         }
         let copy = "set -e; mkdir -p image; for file in /bin/sh /bin/ls $(ldd /bin/sh /bin/ls | grep -o '/[^ :]*' | sort -u); do cp -L --parents $file image; done; \
@@ -354,7 +354,7 @@ impl Docker {
         went_well(&self.docker(&["import", &self.at("image.tar"), "divvy-test"]));
         let plain = self.run(&[], "true");
         if !plain.status.success() {
-            skipped(&format!("no container was run: docker runs none here: {}", stderr(&plain)));
+            divvy_skip::skipped(format_args!("docker runs no container here: {}", stderr(&plain)));
         }
         plain.status.success()
     }

@@ -1,0 +1,134 @@
+//! The one way to skip a test.
+//!
+//! libtest reports a test that returns early as passed, and does not show what it printed. So a test that cannot run on this machine
+//! calls [`skipped`], or one of the checks that call it ([`folder`], [`root`], [`program`]), and then returns:
+//!
+//! ```no_run
+//! # fn test() {
+//! if !divvy_skip::program("strace", "strace") {
+//!     return;
+//! }
+//! # }
+//! ```
+//!
+//! Each skip is one line, `NAME<TAB>REASON`, appended to the file that the environment variable `DIVVY_SKIPS` names. `cargo xtask test` sets it,
+//! and prints and counts the skips at the end; `.ci/run` fails on any that `.ci/skips` does not list. Without the variable the line goes to
+//! standard error, where libtest does not capture it. With `DIVVY_NO_SKIP=1` a skip fails the test.
+
+#![forbid(unsafe_code)]
+
+use std::ffi::OsStr;
+use std::fmt::Display;
+use std::fs::OpenOptions;
+use std::io::{self, Write as _};
+use std::panic::Location;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// The variable that names the file to which skips are appended.
+pub const FILE: &str = "DIVVY_SKIPS";
+/// The variable that makes every skip a failure.
+pub const REFUSED: &str = "DIVVY_NO_SKIP";
+
+/// A reason is often a program's output, and one line is enough of that.
+const MOST: usize = 300;
+
+/// Records that the test that is running, or a part of it, is skipped.
+///
+/// # Panics
+///
+/// With `DIVVY_NO_SKIP=1`, and if the record cannot be written.
+#[track_caller]
+pub fn skipped(reason: impl Display) {
+    let package = std::env::var("CARGO_PKG_NAME").unwrap_or_default();
+    let name = name(&package, std::thread::current().name(), Location::caller());
+    if let Err(error) = step(&name, reason) {
+        panic!("{error}");
+    }
+}
+
+/// Records that a step that is not a test is skipped, such as a leg of the suite.
+///
+/// # Errors
+///
+/// With `DIVVY_NO_SKIP=1`, and if the record cannot be written.
+pub fn step(name: &str, reason: impl Display) -> io::Result<()> {
+    let line = line(name, &reason.to_string());
+    if is_set(REFUSED) {
+        let shown = line.trim_end().replace('\t', ": ");
+        return Err(io::Error::other(format!(
+            "{REFUSED} is set, and this would be skipped: {shown}"
+        )));
+    }
+    match std::env::var_os(FILE).filter(|file| !file.is_empty()) {
+        Some(file) => append(Path::new(&file), &line),
+        None => io::stderr().write_all(format!("skipped: {line}").as_bytes()),
+    }
+}
+
+/// The folder that an environment variable names. `None`, and the skip is recorded, if the variable is not set.
+#[track_caller]
+pub fn folder(variable: &str, content: &str) -> Option<PathBuf> {
+    let folder = std::env::var_os(variable)
+        .filter(|value| !value.is_empty())
+        .map(PathBuf::from);
+    if folder.is_none() {
+        skipped(format_args!("{variable} does not name a folder with {content}"));
+    }
+    folder
+}
+
+/// Whether this process is root. `false`, and the skip is recorded, if it is not.
+#[track_caller]
+pub fn root(purpose: &str) -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let uids = status.lines().find_map(|line| line.strip_prefix("Uid:"));
+    let is_root = uids.and_then(|uids| uids.split_whitespace().nth(1)) == Some("0");
+    if !is_root {
+        skipped(format_args!("only root can do this: {purpose}"));
+    }
+    is_root
+}
+
+/// Whether a program can be run here. `false`, and the skip is recorded, if it cannot.
+#[track_caller]
+pub fn program(name: &str, debian_package: &str) -> bool {
+    let there = Command::new(name).arg("--version").output().is_ok();
+    if !there {
+        skipped(format_args!("{name} is not in the PATH (Debian: {debian_package})"));
+    }
+    there
+}
+
+/// `PACKAGE::TEST`. libtest names the thread of a test after the test, unless it runs all tests in the main thread.
+fn name(package: &str, thread: Option<&str>, caller: &Location<'_>) -> String {
+    match thread.filter(|name| *name != "main") {
+        Some(test) => format!("{package}::{test}"),
+        None => format!("{package}::{}:{}", caller.file(), caller.line()),
+    }
+}
+
+fn line(name: &str, reason: &str) -> String {
+    let reason: Vec<&str> = reason.split_whitespace().collect();
+    let reason: String = reason.join(" ").chars().take(MOST).collect();
+    format!("{name}\t{reason}\n")
+}
+
+/// In one write: test programs append at the same time.
+fn append(file: &Path, line: &str) -> io::Result<()> {
+    let opened = OpenOptions::new().create(true).append(true).open(file);
+    let failed = |error: io::Error| {
+        io::Error::new(
+            error.kind(),
+            format!("{}, which {FILE} names, cannot be written: {error}", file.display()),
+        )
+    };
+    opened.map_err(failed)?.write_all(line.as_bytes()).map_err(failed)
+}
+
+fn is_set(variable: &str) -> bool {
+    std::env::var_os(variable).is_some_and(|value| !value.is_empty() && value != OsStr::new("0"))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,143 @@
+//! What was skipped, and whether it may be: see `crates/divvy-skip`.
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use anyhow::{Context as _, Result, bail, ensure};
+
+pub(crate) const USAGE: &str = "usage: cargo xtask skips FILE
+
+Prints what was skipped, as FILE says; fails if that includes anything that .ci/skips does not list. `.ci/run` does this at its end.";
+
+const ALLOWED: &str = ".ci/skips";
+
+pub(crate) fn run(args: &[&str]) -> Result<ExitCode> {
+    let [file] = args else { bail!("{USAGE}") };
+    if matches!(*file, "--help" | "-h") {
+        say(USAGE);
+        return Ok(ExitCode::SUCCESS);
+    }
+    let read = |path: &str| std::fs::read_to_string(path).with_context(|| format!("{path} could not be read"));
+    let (skips, allowed) = (Skips::parse(&read(file)?), Allowed::parse(&read(ALLOWED)?)?);
+    say(&skips.to_string());
+    let wrong = skips.not_in(&allowed);
+    for Skip { name, reason } in &wrong {
+        say(&format!("NOT ALLOWED  {name}: {reason}"));
+    }
+    ensure!(
+        wrong.is_empty(),
+        "{} of these skips are not listed in {ALLOWED}: install what is missing, or list the skip there if no machine can do better",
+        wrong.len()
+    );
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The file to which one run of the tests writes its skips.
+#[derive(Debug)]
+pub(crate) struct Record {
+    path: PathBuf,
+    /// What was there before belongs to others.
+    before: usize,
+}
+
+impl Record {
+    /// The file that the environment names, or an empty one of our own.
+    pub(crate) fn begin() -> Result<Record> {
+        if let Some(path) = std::env::var_os(divvy_skip::FILE).filter(|path| !path.is_empty()) {
+            // Tests run in the folders of their packages.
+            let path = std::path::absolute(path)?;
+            let before = std::fs::read(&path).map_or(0, |bytes| bytes.len());
+            return Ok(Record { path, before });
+        }
+        let path = std::path::absolute(crate::build::target())?.join("skips");
+        std::fs::create_dir_all(crate::build::target())?;
+        std::fs::write(&path, "").with_context(|| format!("{} could not be written", path.display()))?;
+        Ok(Record { path, before: 0 })
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Prints every skip since the beginning, and their number.
+    pub(crate) fn print(&self) -> Result<()> {
+        let bytes = std::fs::read(&self.path).unwrap_or_default();
+        let own = bytes.get(self.before..).context("the record of skips has become shorter")?;
+        say(&Skips::parse(&String::from_utf8_lossy(own)).to_string());
+        Ok(())
+    }
+}
+
+#[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Skip {
+    name: String,
+    reason: String,
+}
+
+/// Each once, sorted: a test may meet the same obstacle several times.
+#[derive(Debug)]
+struct Skips(BTreeSet<Skip>);
+
+impl Skips {
+    fn parse(text: &str) -> Skips {
+        let skip = |line: &str| {
+            let (name, reason) = line.split_once('\t').unwrap_or((line, "no reason was given"));
+            Skip {
+                name: name.to_owned(),
+                reason: reason.to_owned(),
+            }
+        };
+        Skips(text.lines().filter(|line| !line.is_empty()).map(skip).collect())
+    }
+
+    fn not_in(&self, allowed: &Allowed) -> Vec<&Skip> {
+        self.0.iter().filter(|skip| !allowed.lists(&skip.name)).collect()
+    }
+}
+
+impl fmt::Display for Skips {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for Skip { name, reason } in &self.0 {
+            writeln!(f, "skipped  {name}: {reason}")?;
+        }
+        match self.0.len() {
+            0 => write!(f, "nothing was skipped"),
+            number => write!(f, "{number} skipped"),
+        }
+    }
+}
+
+/// `.ci/skips`.
+#[derive(Debug)]
+struct Allowed(Vec<String>);
+
+impl Allowed {
+    fn parse(text: &str) -> Result<Allowed> {
+        let mut names = Vec::new();
+        for line in text.lines().filter(|line| !line.is_empty() && !line.starts_with('#')) {
+            let (name, reason) = line.split_once('\t').unwrap_or((line, ""));
+            ensure!(
+                !name.is_empty() && !reason.trim().is_empty(),
+                "{ALLOWED}: {line:?} gives no reason; write NAME, a tab and why no machine of ours can run it"
+            );
+            names.push(name.to_owned());
+        }
+        Ok(Allowed(names))
+    }
+
+    /// A name that ends in `::` lists every test of that module.
+    fn lists(&self, name: &str) -> bool {
+        let lists = |listed: &String| listed == name || (listed.ends_with("::") && name.starts_with(listed.as_str()));
+        self.0.iter().any(lists)
+    }
+}
+
+#[expect(clippy::print_stdout, reason = "the result of a chore is there to be read")]
+fn say(text: &str) {
+    println!("{text}");
+}
+
+#[cfg(test)]
+mod tests;
