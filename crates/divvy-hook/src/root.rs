@@ -1,8 +1,8 @@
 //! The image's root: every path of the image is opened here, beneath it.
 //!
 //! The kernel resolves them (`openat2`, Linux 5.6) with the image's root for a root, so that no link of the image leads out, whoever changes it
-//! meanwhile; no link of `/proc` is followed, and what is written is not on another file system that is mounted there. An older kernel, or one
-//! that a seccomp filter hides, gets each component opened by itself, and no link is followed at all.
+//! meanwhile; no link of `/proc` is followed, and what is written is not on another file system that is mounted there. Where the kernel is older, or a
+//! seccomp filter refuses `openat2`, each component is opened by itself; no link is followed at all, and for writing no mount is entered either.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -10,7 +10,10 @@ use std::io::{Read as _, Write as _};
 use std::os::fd::{AsFd, AsRawFd as _, OwnedFd};
 use std::path::Path;
 
-use rustix::fs::{AtFlags, Dir, Mode, OFlags, ResolveFlags, mkdirat, openat, openat2, readlinkat, renameat, symlinkat, unlinkat};
+use rustix::fs::{
+    AtFlags, Dir, Mode, OFlags, ResolveFlags, StatxFlags, fstat, mkdirat, openat, openat2, readlinkat, renameat, statx,
+    symlinkat, unlinkat,
+};
 use rustix::io::Errno;
 use rustix::mount::{
     FsMountFlags, FsOpenFlags, MountAttrFlags, MoveMountFlags, OpenTreeFlags, UnmountFlags, fsconfig_create,
@@ -55,15 +58,15 @@ impl Root {
         for _ in 0..TRIES {
             match openat2(&self.at, relative, flags | OFlags::CLOEXEC, Mode::empty(), how) {
                 Err(Errno::AGAIN | Errno::INTR) => {}
-                Err(Errno::NOSYS | Errno::PERM) => return self.walk(path, flags),
+                Err(Errno::NOSYS | Errno::PERM) => return self.walk(path, flags, mounts),
                 done => return done,
             }
         }
         Err(Errno::AGAIN)
     }
 
-    /// Without `openat2`: one component after the other, none of which may be a link or `..`.
-    fn walk(&self, path: &str, flags: OFlags) -> rustix::io::Result<OwnedFd> {
+    /// Without `openat2`: one component after the other, none of which may be a link or `..`, and with [`Mounts::Refused`] none on another mount.
+    fn walk(&self, path: &str, flags: OFlags, mounts: Mounts) -> rustix::io::Result<OwnedFd> {
         let parts: Vec<&str> = path.split('/').filter(|part| !part.is_empty() && *part != ".").collect();
         if parts.contains(&"..") {
             return Err(Errno::XDEV);
@@ -71,11 +74,20 @@ impl Root {
         let Some((last, folders)) = parts.split_last() else {
             return openat(&self.at, ".", flags | OFlags::CLOEXEC, Mode::empty());
         };
+        let own = mount_of(&self.at)?;
+        let open = |at: &OwnedFd, part: &str, flags: OFlags| {
+            let opened = openat(at, part, flags | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?;
+            match mounts {
+                // As openat2 says it.
+                Mounts::Refused if mount_of(&opened)? != own => Err(Errno::XDEV),
+                Mounts::Refused | Mounts::Crossed => Ok(opened),
+            }
+        };
         let mut at = self.at.try_clone().map_err(|_| Errno::MFILE)?;
         for part in folders {
-            at = openat(&at, *part, FOLDER | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?;
+            at = open(&at, part, FOLDER)?;
         }
-        openat(&at, *last, flags | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())
+        open(&at, last, flags)
     }
 
     /// The names in a folder; none if there is no such folder.
@@ -191,6 +203,17 @@ impl Root {
             Err(error) => Err(failed(error)),
         }
     }
+}
+
+/// On which mount a file is: the number of the mount where the kernel gives it (Linux 5.8), else the number of the file system. By the latter a bind mount of
+/// the same file system cannot be told apart.
+fn mount_of(file: &OwnedFd) -> rustix::io::Result<(bool, u64)> {
+    if let Ok(found) = statx(file, c"", AtFlags::EMPTY_PATH, StatxFlags::MNT_ID)
+        && found.stx_mask & StatxFlags::MNT_ID.bits() != 0
+    {
+        return Ok((true, found.stx_mnt_id));
+    }
+    fstat(file).map(|found| (false, found.st_dev))
 }
 
 /// A file of a file system of its own. Kernels before 6.15 mount a part of a file system only from where it is mounted already: so all of it lies over the

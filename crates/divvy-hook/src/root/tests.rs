@@ -15,7 +15,7 @@ fn without_openat2_no_link_is_followed() {
     symlink("x", at.join("etc/link")).expect("linked");
     symlink("/etc/hostname", at.join("etc/name")).expect("linked");
     let root = Root::open(&at).expect("opened");
-    let walk = |path: &str| root.walk(path, OFlags::RDONLY).map(drop);
+    let walk = |path: &str| root.walk(path, OFlags::RDONLY, Mounts::Crossed).map(drop);
     assert_eq!(walk("/etc/x/file"), Ok(()));
     assert_eq!(walk("/"), Ok(()));
     for path in [
@@ -26,6 +26,67 @@ fn without_openat2_no_link_is_followed() {
         "/etc/nothing",
     ] {
         assert!(walk(path).is_err(), "{path}");
+    }
+}
+
+/// Mounts are made in a mount namespace: there this test program runs this one test once more.
+#[test]
+fn without_openat2_the_mounts_that_are_refused_are_those_that_openat2_refuses() {
+    const ROOT: &str = "DIVVY_HOOK_TEST_ROOT";
+    if let Some(at) = std::env::var_os(ROOT) {
+        return the_same_mounts_are_refused(&Root::open(Path::new(&at)).expect("opened"));
+    }
+    let folder = tempfile::tempdir().expect("a folder");
+    for path in ["root/etc/ld.so.conf.d", "root/volume", "root/same", "outside/below"] {
+        std::fs::create_dir_all(folder.path().join(path)).expect("made");
+    }
+    // A file system of its own, and another folder of the same one.
+    let mounts =
+        "mount -t tmpfs none root/volume && mkdir root/volume/below && mount --bind outside root/same || exit 99; exec \"$@\"";
+    let output = std::process::Command::new("unshare")
+        .args(["-m", "sh", "-c", mounts, "sh"])
+        .arg(std::env::current_exe().expect("this program"))
+        .args([
+            "--exact",
+            "root::tests::without_openat2_the_mounts_that_are_refused_are_those_that_openat2_refuses",
+        ])
+        .env(ROOT, folder.path().join("root"))
+        .current_dir(folder.path())
+        .output()
+        .expect("unshare runs");
+    let said = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
+    if output.status.code() == Some(99) || said.starts_with("unshare") {
+        return divvy_skip::skipped("nothing can be mounted in a mount namespace: that takes root");
+    }
+    assert!(output.status.success() && said.contains("1 passed"), "{said}");
+}
+
+fn the_same_mounts_are_refused(root: &Root) {
+    for (path, refused) in [
+        ("/", false),
+        ("/etc", false),
+        ("/etc/ld.so.conf.d", false),
+        ("/volume", true),
+        ("/volume/below", true),
+        ("/same", true),
+        ("/same/below", true),
+    ] {
+        let expected = if refused { Err(Errno::XDEV) } else { Ok(()) };
+        assert_eq!(
+            root.resolve(path, FOLDER, Mounts::Refused).map(drop),
+            expected,
+            "openat2: {path}"
+        );
+        assert_eq!(
+            root.walk(path, FOLDER, Mounts::Refused).map(drop),
+            expected,
+            "without: {path}"
+        );
+        assert_eq!(
+            root.walk(path, FOLDER, Mounts::Crossed).map(drop),
+            Ok(()),
+            "for reading: {path}"
+        );
     }
 }
 
@@ -147,7 +208,7 @@ fn case_37_c_rule_3_without_openat2_neither_is_followed() {
     let trap = Trap::new();
     symlink(trap.at("outside"), trap.at("root/swap")).expect("linked");
     let (opened, refused) = trap.race(["root/etc", "root/swap"], |root| {
-        let Ok(opened) = root.walk("/etc/lib.so", OFlags::RDONLY) else {
+        let Ok(opened) = root.walk("/etc/lib.so", OFlags::RDONLY, Mounts::Crossed) else {
             return false;
         };
         let mut text = String::new();

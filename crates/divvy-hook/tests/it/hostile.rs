@@ -65,6 +65,37 @@ fn case_42_rule_4_an_image_that_cannot_be_written_is_a_warning_or_an_error_as_on
     );
 }
 
+/// Container engines whose seccomp profile does not know `openat2` answer EPERM, kernels before 5.6 ENOSYS: strace stands for both.
+#[test]
+fn rule_4_without_openat2_nothing_is_written_into_a_volume_that_is_mounted_over_etc() {
+    if !divvy_skip::program("strace", "strace") {
+        return;
+    }
+    for error in ["EPERM", "ENOSYS"] {
+        let image = Image::new(&[CUDA]);
+        let hook = env!("CARGO_BIN_EXE_divvy-hook");
+        let (etc, root) = (image.rootfs("/etc"), image.at("rootfs"));
+        let (etc, root) = (etc.display(), root.display());
+        // The hook is run twice, and reads the state each time.
+        let state = image.at("state");
+        fs::write(&state, image.state()).expect("written");
+        let state = state.display();
+        let run = format!(
+            "strace -f -qq -o /dev/null -e inject=openat2:error={error} {hook} update-ldcache --folder /usr/lib64 --on-failure fail <{state}"
+        );
+        let script = format!(
+            "mount -t tmpfs none {etc} || exit 99; {run}; echo $?; ls -A {etc}; umount {etc} && {run}; echo $?; ls -A {root}/etc"
+        );
+        let Some(output) = in_namespace(&image, &script) else { return };
+        assert_eq!(
+            String::from_utf8_lossy(&output.stdout),
+            "1\n0\nld.so.cache\n",
+            "refused and empty; then, without the mount, written: {output:?}"
+        );
+        assert!(said(&output).contains("Invalid cross-device link"), "{output:?}");
+    }
+}
+
 /// In a mount namespace, as a container runtime runs the hook.
 #[test]
 fn case_39_the_drivers_libraries_are_told_to_make_no_device_nodes() {
