@@ -7,6 +7,8 @@ mod codegen;
 mod fuzz;
 mod image;
 mod krew;
+#[cfg(test)]
+mod named;
 mod purity;
 mod skips;
 mod suite;
