@@ -82,7 +82,7 @@ impl Limits {
     pub const SMALL: Limits = Limits {
         costs: 1 << 18,
         states: 1 << 16,
-        classes: 512,
+        classes: 128,
         kinds: 32,
         hurry: true,
     };

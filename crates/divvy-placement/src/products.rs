@@ -76,13 +76,19 @@ pub(crate) struct Taste<'a> {
     ask: &'a Ask,
     /// By number of the product.
     takes: Vec<Cell<Option<bool>>>,
+    /// In order, to be looked up; empty: any.
+    uuids: Vec<&'a str>,
 }
 
 impl<'a> Taste<'a> {
     pub(crate) fn of(ask: &'a Ask) -> Taste<'a> {
         let products = if ask.rules.is_some() { Products::MOST } else { 0 };
+        let rules = ask.rules();
+        let mut uuids: Vec<&str> = rules.iter().flat_map(|rules| &rules.uuids).map(String::as_str).collect();
+        uuids.sort_unstable();
         Taste {
             ask,
+            uuids,
             takes: vec![Cell::new(None); products],
         }
     }
@@ -96,7 +102,8 @@ impl<'a> Taste<'a> {
         let Some(rules) = self.ask.rules() else {
             return self.ask.rules.is_none();
         };
-        if !rules.allow_any_product(gpu.total, gpu.uuid.as_deref()) {
+        let is_named = |uuid: &str| self.uuids.binary_search(&uuid).is_ok();
+        if gpu.total < rules.least_memory || !(self.uuids.is_empty() || gpu.uuid.as_deref().is_some_and(is_named)) {
             return false;
         }
         let known = gpu.product.and_then(|product| self.takes.get(usize::from(product.0)));

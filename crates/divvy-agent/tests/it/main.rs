@@ -2,6 +2,7 @@
 //! an emulated node.
 
 mod amounts;
+mod bounds;
 mod calls;
 mod devices;
 mod driver;

@@ -184,11 +184,11 @@ fn ask(core: &mut Core, names: &[String], proposed: &[Eviction], holds: &mut Hol
         let name = format!("ask-{number}");
         let read = pod(&name, units, "1", 1_000, &annotations)?;
         let value = read.pod().clone();
-        held(&mut holds.pod, || core.pod_change(Change::Apply(read), at(0)));
+        held(&mut holds.pod, || core.pod_change(Change::Apply(read), at(5_000)));
         let all = || names.iter().map(String::as_str);
         let mut passed = Vec::new();
         for _ in 0..3 {
-            let answer = held(&mut holds.filter, || core.filter_at(&value, all(), at(0)));
+            let answer = held(&mut holds.filter, || core.filter_at(&value, all(), at(5_000)));
             passed = answer.map(|answer| answer.passed).unwrap_or_default();
             held(&mut holds.prioritize, || core.prioritize(&value, all()))?;
         }
@@ -205,11 +205,13 @@ fn ask(core: &mut Core, names: &[String], proposed: &[Eviction], holds: &mut Hol
                 pod_uid: format!("uid-{name}"),
                 node: names[on].clone(),
             };
-            let (_, actions) = held(&mut holds.bind, || core.begin_bind(args, at(0)));
+            let (_, actions) = held(&mut holds.bind, || core.begin_bind(args, at(5_000)));
             for action in actions {
                 match action {
                     Action::Post { op, .. } => {
-                        held(&mut holds.bind, || core.posted(op, Posted::Refused("no".to_owned()), at(0)));
+                        held(&mut holds.bind, || {
+                            core.posted(op, Posted::Refused("no".to_owned()), at(5_000))
+                        });
                     }
                     Action::Answer { .. } => {}
                     other => return Err(format!("{what}: {other:?}").into()),

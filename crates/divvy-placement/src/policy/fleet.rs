@@ -240,14 +240,19 @@ impl Fleet {
                     Some(Groups { all, .. }) => ids.extend(all.iter().filter_map(|group| group.id)),
                     None => {}
                 }
-            } else if let Some((liking, groups)) = ledger.node(name).and_then(|view| self.liked(&view, &taste)) {
-                if liking > most {
-                    ids.clear();
-                    of.clear();
-                    most = liking;
-                }
-                if liking == most {
-                    ids.extend(groups);
+            } else if let (Some(view), Some(groups)) = (ledger.node(name), self.nodes.get(name)) {
+                for group in &groups.all {
+                    let (Some(liking), Some(id)) = (group.liking(&view, &taste), group.id) else {
+                        continue;
+                    };
+                    if liking > most {
+                        ids.clear();
+                        of.clear();
+                        most = liking;
+                    }
+                    if liking == most {
+                        ids.push(id);
+                    }
                 }
             }
             of.resize(ids.len(), count);
@@ -265,7 +270,8 @@ impl Fleet {
             .map(|at| *at as usize);
         let best = best.or_else(|| {
             let nodes = nodes.into_iter().enumerate().filter(|_| ask.gpus > 1);
-            let fits = nodes.filter(|(_, node)| ledger.fits(node, ask, &pod.uid).is_ok());
+            let question = ledger.question(ask, &pod.uid);
+            let fits = nodes.filter(|(_, node)| question.fits(node).is_ok());
             fits.min_by_key(|(_, node)| (rank(node), *node)).map(|(at, _)| at)
         });
         for (at, cost) in of.iter().zip(found) {
@@ -362,9 +368,13 @@ impl Group {
     /// as many.
     fn liking(&self, view: &NodeView<'_>, taste: &Taste<'_>) -> Option<u64> {
         let ask = taste.ask();
-        let likings = self.positions.iter().filter_map(|position| view.liking(*position, taste));
+        if ask.memory.is_none_or(|memory| view.most_free() < memory) {
+            return None;
+        }
+        let mut likings = self.positions.iter().filter_map(|position| view.liking(*position, taste));
         if ask.gpus == 1 {
-            return likings.max();
+            let alike = ask.rules().is_none_or(|rules| rules.prefer.is_none());
+            return if alike { likings.next() } else { likings.max() };
         }
         let mut likings: Vec<u64> = likings.collect();
         likings.sort_unstable_by_key(|liking| Reverse(*liking));

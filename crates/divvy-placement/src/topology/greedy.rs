@@ -50,20 +50,24 @@ pub(super) fn choose(topology: &Topology, candidates: &[Candidate], count: usize
         let mut worth: Vec<u64> = (0..candidates.len())
             .map(|at| chosen.iter().map(|other| pair(at, *other)).sum())
             .collect();
+        let mut is_chosen = vec![false; candidates.len()];
+        chosen.iter().for_each(|at| is_chosen[*at] = true);
         while chosen.len() < count {
-            let others = (0..candidates.len()).filter(|at| !chosen.contains(at));
+            let others = (0..candidates.len()).filter(|at| !is_chosen[*at]);
             let Some(next) = others.min_by_key(|at| (Reverse(worth[*at]), ties[*at], candidates[*at].free, *at)) else {
                 break;
             };
             chosen.push(next);
+            is_chosen[next] = true;
             worth.iter_mut().enumerate().for_each(|(at, worth)| *worth += pair(at, next));
         }
         for _ in 0..EXCHANGES {
             // The one that gains the most by being exchanged.
             let gain = |out: usize, other: usize| (worth[other] - pair(other, out)).checked_sub(worth[out]);
             let outs = chosen.iter().enumerate().filter(|(_, out)| !candidates[**out].must);
+            let others: Vec<usize> = (0..candidates.len()).filter(|other| !is_chosen[*other]).collect();
             let exchanges = outs.flat_map(|(place, out)| {
-                let others = (0..candidates.len()).filter(|other| !chosen.contains(other));
+                let others = others.iter().copied();
                 others.filter_map(move |other| Some((gain(*out, other).filter(|gain| *gain > 0)?, place, other)))
             });
             let Some((_, place, other)) = exchanges.max_by_key(|(gain, place, other)| (*gain, Reverse(*place), Reverse(*other)))
@@ -71,6 +75,7 @@ pub(super) fn choose(topology: &Topology, candidates: &[Candidate], count: usize
                 break;
             };
             let out = std::mem::replace(&mut chosen[place], other);
+            (is_chosen[out], is_chosen[other]) = (false, true);
             worth
                 .iter_mut()
                 .enumerate()
