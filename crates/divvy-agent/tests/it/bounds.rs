@@ -1,6 +1,7 @@
 //! What the agent keeps of a pod of its node, whatever its annotations say: its memory limit is 64 MiB, and a pod's annotations have 256 KiB.
 
 use divvy_cluster::index::ReadPod;
+use divvy_cluster::objects::PodObject;
 use serde_json::json;
 
 use crate::node::Node;
@@ -23,7 +24,8 @@ fn pods_with_long_annotations_do_not_make_the_agent_grow() {
                 "spec": {"nodeName": "n1", "containers": [{"name": "main", "resources": {"limits": {"aliyun.com/gpu-mem": "1"}},
                     "env": [{"name": "NVIDIA_VISIBLE_DEVICES", "value": long}]}]}
             });
-            let (pod, trouble) = ReadPod::from(serde_json::from_value(object).expect("a pod")).into_parts();
+            let object: PodObject = serde_json::from_value(object).expect("a pod");
+            let (pod, trouble) = ReadPod::from(object).into_parts();
             assert_eq!(trouble, None);
             let actions = node.core.apply_pod(pod);
             assert!(format!("{actions:?}").len() < 1_000);
