@@ -13,5 +13,6 @@ mod replicas;
 mod server;
 mod settle;
 mod tls;
+mod unreadable;
 mod values;
 mod world;

@@ -57,6 +57,19 @@ impl Cluster {
         cluster
     }
 
+    /// Waits until it is ready.
+    pub(crate) async fn becomes_ready(served: &Served) {
+        let deadline = Instant::now() + Duration::from_secs(10);
+        loop {
+            let (status, text) = send(&served.router, "GET", "/readyz", "").await;
+            if status == StatusCode::OK {
+                return;
+            }
+            assert!(Instant::now() < deadline, "not ready: {text}");
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
+
     /// gpushare's fixture (research/gpushare.md section 8).
     pub(crate) async fn fixture() -> Cluster {
         Cluster::fixture_with(settings()).await

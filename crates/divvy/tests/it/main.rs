@@ -20,6 +20,7 @@ mod races;
 mod replicas;
 mod scheduler_config;
 mod simulate;
+mod unreadable;
 
 #[path = "../../../divvy-container/tests/it/machine.rs"]
 #[expect(dead_code, reason = "some of it only the library's own tests use")]

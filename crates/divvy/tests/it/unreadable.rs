@@ -1,0 +1,102 @@
+//! Objects that cannot be read, in front of every command that lists a cluster.
+
+use serde_json::{Value, json};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpListener;
+
+use crate::cli::{beside, stderr, stdout};
+
+/// An API server that answers each list whole, whatever `limit` says; gives the path of its kubeconfig.
+async fn serve(folder: &std::path::Path, nodes: Vec<Value>, pods: Vec<Value>) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let address = listener.local_addr().expect("an address");
+    let path = folder.join("kubeconfig");
+    let config = json!({"apiVersion": "v1", "kind": "Config", "current-context": "c",
+        "clusters": [{"name": "c", "cluster": {"server": format!("http://{address}")}}],
+        "users": [{"name": "u", "user": {}}], "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}]});
+    std::fs::write(&path, config.to_string()).expect("written");
+    tokio::spawn(async move {
+        while let Ok((mut stream, _)) = listener.accept().await {
+            let mut head = Vec::new();
+            while !head.ends_with(b"\r\n\r\n") {
+                match stream.read_u8().await {
+                    Ok(byte) => head.push(byte),
+                    Err(_) => break,
+                }
+            }
+            let head = String::from_utf8_lossy(&head).into_owned();
+            let path = head.split([' ', '?']).nth(1).unwrap_or_default();
+            let items = match path {
+                "/api/v1/nodes" => &nodes[..],
+                "/api/v1/pods" => &pods[..],
+                _ => &[],
+            };
+            let body = json!({"items": items, "metadata": {"resourceVersion": "9"}}).to_string();
+            let head = format!(
+                "HTTP/1.1 200 OK\r\ncontent-length: {}\r\nconnection: close\r\n\r\n",
+                body.len()
+            );
+            // A command that has what it wants may go before the end.
+            let _ = stream.write_all((head + &body).as_bytes()).await;
+        }
+    });
+    path.display().to_string()
+}
+
+#[tokio::test]
+async fn every_command_that_lists_a_cluster_names_what_it_cannot_read_and_reads_the_rest() {
+    let meta = |name: &str| json!({"name": name, "uid": format!("u-{name}"), "resourceVersion": "3"});
+    let amounts = json!({"aliyun.com/gpu-mem": "16", "aliyun.com/gpu-count": "1", "cpu": "8", "memory": "64Gi", "pods": "110"});
+    let nodes = vec![
+        json!({"metadata": meta("no-spec"), "status": {"capacity": amounts, "allocatable": amounts}}),
+        json!({"metadata": meta("good"), "spec": {}, "status": {"capacity": amounts, "allocatable": amounts}}),
+        json!({"metadata": meta("no-quantity"), "spec": {}, "status": {"capacity": {"aliyun.com/gpu-mem": "16 GiB"}}}),
+        json!({"metadata": meta("no-map"), "spec": {}, "status": {"capacity": 7}}),
+    ];
+    let pod = |name: &str, spec: Value| {
+        let mut pod = json!({"metadata": meta(name), "spec": spec, "status": {"phase": "Running"}});
+        pod["metadata"]["namespace"] = json!("ns");
+        pod["metadata"]["annotations"] =
+            json!({"ALIYUN_COM_GPU_MEM_IDX": "0", "ALIYUN_COM_GPU_MEM_POD": "10", "ALIYUN_COM_GPU_MEM_ASSUME_TIME": "1"});
+        pod
+    };
+    let containers = |amount: Value| json!([{"name": "main", "resources": {"limits": {"aliyun.com/gpu-mem": amount}}}]);
+    let pods = vec![
+        pod("null-spec", json!(null)),
+        pod("good", json!({"nodeName": "good", "containers": containers(json!("10"))})),
+        pod(
+            "no-quantity",
+            json!({"nodeName": "good", "containers": containers(json!("10 GiB"))}),
+        ),
+        pod("no-list", json!({"nodeName": "good", "containers": 7})),
+    ];
+    let folder = tempfile::tempdir().expect("a folder");
+    let kubeconfig = serve(folder.path(), nodes, pods).await;
+    // The doctor reads other fields: a spec may be missing, and it looks at the text of quantities itself.
+    let all = [
+        "no-spec",
+        "no-quantity",
+        "no-map",
+        "ns/null-spec",
+        "ns/no-quantity",
+        "ns/no-list",
+    ];
+    let shapes = ["no-map", "ns/null-spec", "ns/no-list"];
+    let cases: [(&[&str], &[&str], &str); 5] = [
+        (&["inspect", "gpushare"], &all, "10/16"),
+        (&["why", "-A"], &all, "No pod waits for GPU memory in any namespace."),
+        (&["audit"], &all, "1 GPU"),
+        (&["simulate", "--cluster"], &all, "10.0 of 16.0 GiB"),
+        (&["doctor", "--cluster", "--only", "K16"], &shapes, "1 pods looked at"),
+    ];
+    for (command, bad, good) in cases {
+        let output = beside(&[command, &["--kubeconfig", &kubeconfig]].concat(), &[]).await;
+        let (out, log) = (stdout(&output), stderr(&output));
+        assert!(out.contains(good), "{command:?}: no {good:?} in\n{out}\n{log}");
+        for name in bad {
+            let of_it = |line: &&str| line.contains(&format!(" {name} ")) && line.contains("left out: ");
+            let lines: Vec<&str> = log.lines().filter(of_it).collect();
+            assert_eq!(lines.len(), 1, "{command:?}: {name} in\n{log}");
+        }
+    }
+}
