@@ -1,6 +1,7 @@
 //! The seeds of the fuzz targets: fuzzing starts from them, and what they do not reach is hardly ever found.
 
 #[path = "../../examples/fuzz/targets/mod.rs"]
+#[expect(dead_code, reason = "some of it only the fuzzers use")]
 mod targets;
 
 use targets::{documented, targets};

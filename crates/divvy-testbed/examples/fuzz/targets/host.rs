@@ -173,7 +173,10 @@ impl Told {
         let path = path.strip_prefix('/')?;
         let mut folder = String::new();
         let parts: Vec<&str> = path.split('/').collect();
-        // As the kernel's own file systems have them.
+        // As the kernel has them: names, and PATH_MAX for a whole path.
+        if path.len() > 4096 {
+            return None;
+        }
         if parts
             .iter()
             .any(|part| part.is_empty() || *part == "." || *part == ".." || part.contains('\0'))
