@@ -74,3 +74,17 @@ pub(crate) fn demo(args: &[&str]) -> Result<ExitCode> {
     let error = std::os::unix::process::CommandExt::exec(Command::new(&program).arg("demo").args(args));
     Err(error).with_context(|| format!("{} could not be run", program.display()))
 }
+
+/// What the histories run: optimised, with the checks of a debug build. Third-party code stays as the tests have built it.
+const PLAYED: [&str; 6] = ["agent", "cluster", "extender", "model", "placement", "torture"];
+
+/// Random histories; the status is theirs.
+pub(crate) fn torture(args: &[&str]) -> Result<ExitCode> {
+    let optimised = PLAYED.map(|name| format!("profile.dev.package.divvy-{name}.opt-level=3"));
+    let flags = optimised.iter().flat_map(|value| ["--config", value.as_str()]);
+    let build = ["build", "--quiet", "--package", "divvy-torture"];
+    cargo(&build.into_iter().chain(flags).collect::<Vec<_>>())?;
+    let program = debug_folder().join("divvy-torture");
+    let error = std::os::unix::process::CommandExt::exec(Command::new(&program).args(args));
+    Err(error).with_context(|| format!("{} could not be run", program.display()))
+}

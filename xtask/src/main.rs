@@ -24,6 +24,7 @@ const USAGE: &str = "usage: cargo xtask COMMAND
   skips FILE        prints the skips in FILE; fails on any that .ci/skips does not list
   fuzz [ARGS]       gives broken input to all that reads what others wrote, guided by the code that it reaches; `cargo xtask fuzz --help`
   suite [ARGS]      plays the scenarios on the embedded cluster and on a real Kubernetes; `cargo xtask suite --help`
+  torture [FLAGS]   plays random histories against the decisions of extender and agent; `cargo xtask torture --help`
   cluster COMMAND   a real Kubernetes on this machine, and Divvy on it; `cargo xtask cluster --help`
   bench cluster     measures what the programs take to read a large cluster; `cargo xtask bench --help`
   image [FLAGS]     writes a container image; `cargo xtask image --help`
@@ -56,6 +57,7 @@ fn run() -> Result<ExitCode> {
         ["test", rest @ ..] => build::test(rest)?,
         ["bench", rest @ ..] => return bench::run(rest),
         ["fuzz", rest @ ..] => return fuzz::run(rest),
+        ["torture", rest @ ..] => return build::torture(rest),
         ["cluster", rest @ ..] => return cluster::run(rest),
         ["skips", rest @ ..] => return skips::run(rest),
         ["suite", rest @ ..] => return suite::run(rest),

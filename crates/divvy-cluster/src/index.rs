@@ -220,6 +220,12 @@ impl ReadPod {
     }
 }
 
+impl From<Pod> for ReadPod {
+    fn from(pod: Pod) -> ReadPod {
+        ReadPod { pod, trouble: None }
+    }
+}
+
 impl From<PodObject> for ReadPod {
     fn from(mut object: PodObject) -> ReadPod {
         match convert::pod(&object) {

@@ -2,7 +2,6 @@
 #![allow(clippy::unwrap_used)]
 
 mod api;
-mod cores;
 mod fuzz;
 mod node;
 mod scheduler;

@@ -3,45 +3,64 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use divvy_container::cdi;
-use divvy_model::{ContainerKind, ContainerRequest, Gpu, Health, MiB, Phase, names};
+use divvy_model::{ContainerKind, ContainerRequest, Gpu, Health, Held, MiB, Phase, names};
 
-use super::agent::{Agent, Disk, Sight, Start, Stop};
-use super::api::{Api, Seen};
-use super::chance::Chance;
-use super::kubelet::{Kubelet, State};
-use super::ops::Ending;
-use super::story::{Story, ensure};
+use crate::agent::{Agent, Disk, Sight, Start, Stop};
+use crate::api::{Api, Listing, Seen};
+use crate::chance::Chance;
+use crate::kubelet::{Kubelet, Local, State};
+use crate::ops::Ending;
+use crate::story::{Story, ensure};
 
-pub(crate) const GIB: u64 = 1024;
+pub const GIB: u64 = 1024;
 
 /// Processes of a pod: its sandbox, and containers with the GPUs that their runtime gave them.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub(crate) struct Cgroup {
-    pub(crate) running: BTreeMap<String, BTreeSet<String>>,
+pub struct Cgroup {
+    pub running: BTreeMap<String, BTreeSet<String>>,
 }
+
+/// A PreStartContainer that has no answer yet.
+#[derive(Debug)]
+pub struct Waiting {
+    container: ContainerRequest,
+    ids: Vec<String>,
+    listing: Listing,
+}
+
+/// No pod: what an agent sees where the kubelet makes no cgroups for them.
+static NOBODY: BTreeSet<String> = BTreeSet::new();
 
 /// One node.
 #[derive(Debug)]
-pub(crate) struct SimNode {
-    pub(crate) name: String,
+pub struct SimNode {
+    pub name: String,
     /// As they are.
-    pub(crate) gpus: Vec<Gpu>,
-    pub(crate) cgroups: BTreeMap<String, Cgroup>,
-    pub(crate) populated: BTreeSet<String>,
-    pub(crate) disk: Disk,
-    pub(crate) agent: Option<Agent>,
-    pub(crate) kubelet: Kubelet,
-    pub(crate) reserve: MiB,
+    pub gpus: Vec<Gpu>,
+    pub cgroups: BTreeMap<String, Cgroup>,
+    pub populated: BTreeSet<String>,
+    pub disk: Disk,
+    pub agent: Option<Agent>,
+    pub kubelet: Kubelet,
+    pub reserve: MiB,
     boot: u32,
     /// (UID, container) → the CDI name in the runtime's create call that is under way. It goes on when the kubelet forgets the pod.
-    pub(crate) creating: BTreeMap<(String, String), String>,
+    pub creating: BTreeMap<(String, String), String>,
+    /// UID → the PreStartContainer that waits for the agent's list of pods.
+    pub waiting: BTreeMap<String, Waiting>,
+    /// (UID, GPU) → what the pod has of it since it was granted something: by its allocation, and at least what the kubelet gave it.
+    holds: BTreeMap<(String, String), MiB>,
+    /// The kubelet makes no cgroups for pods (`cgroupsPerQOS: false`).
+    pub no_pod_cgroups: bool,
+    /// Cards that came in place of others.
+    replaced: u32,
     /// (UID, GPU) → what the GPU had to share when the pod was last granted something.
     granted_under: BTreeMap<(String, String), MiB>,
 }
 
 impl SimNode {
     /// A node with GPUs of these sizes in units, its agent at work.
-    pub(crate) fn new(name: &str, units: &[u64], api: &mut Api) -> Result<SimNode, String> {
+    pub fn new(name: &str, units: &[u64], api: &mut Api) -> Result<SimNode, String> {
         let gpus = (0..)
             .zip(units)
             .map(|(index, units)| gpu(name, index, *units * GIB))
@@ -57,6 +76,10 @@ impl SimNode {
             reserve: MiB::ZERO,
             boot: 0,
             creating: BTreeMap::new(),
+            waiting: BTreeMap::new(),
+            holds: BTreeMap::new(),
+            no_pod_cgroups: false,
+            replaced: 0,
             granted_under: BTreeMap::new(),
         };
         node.start_agent(api, MiB::ZERO, true, &mut Story::default())?;
@@ -68,8 +91,13 @@ impl SimNode {
         Sight {
             gpus: &self.gpus,
             handouts: &self.kubelet.handouts,
-            populated: &self.populated,
+            populated: if self.no_pod_cgroups { &NOBODY } else { &self.populated },
         }
+    }
+
+    /// A call of the kubelet's for a container of the pod is under way.
+    fn is_busy(&self, uid: &str) -> bool {
+        self.waiting.contains_key(uid) || self.creating.keys().any(|(of, _)| of == uid)
     }
 
     /// Lets the agent do something with its disk; a killed one is gone, and its stream with it.
@@ -91,7 +119,7 @@ impl SimNode {
             }
             Err(Stop::Killed) => {
                 story.tell(|| format!("  the agent of {} is killed", self.name));
-                self.kubelet.stream_ended();
+                self.agent_ended();
                 Ok(None)
             }
             Err(Stop::Broken(text)) => Err(text),
@@ -105,14 +133,20 @@ impl SimNode {
         }
     }
 
-    pub(crate) fn kill_agent(&mut self) {
+    pub fn kill_agent(&mut self) {
         self.agent = None;
+        self.agent_ended();
+    }
+
+    fn agent_ended(&mut self) {
         self.kubelet.stream_ended();
+        self.waiting.clear();
     }
 
     /// Starts the agent, whether or not another life of it is there: list, reconcile, publish, register.
-    pub(crate) fn start_agent(&mut self, api: &mut Api, reserve: MiB, listed: bool, story: &mut Story) -> Result<(), String> {
+    pub fn start_agent(&mut self, api: &mut Api, reserve: MiB, listed: bool, story: &mut Story) -> Result<(), String> {
         self.reserve = reserve;
+        self.waiting.clear();
         let mut agent = Agent::new(&self.name, self.boot, reserve, &self.disk, self.sight());
         // Here a registration takes no time.
         agent.core.set_registered(true);
@@ -128,14 +162,14 @@ impl SimNode {
         Ok(())
     }
 
-    pub(crate) fn publish(&mut self, api: &mut Api) {
+    pub fn publish(&mut self, api: &mut Api) {
         if let Some(agent) = &self.agent {
             api.publish(&self.name, &agent.core.inventory());
         }
     }
 
     /// The kubelet's write of the node's status.
-    pub(crate) fn heartbeat(&mut self, api: &mut Api) {
+    pub fn heartbeat(&mut self, api: &mut Api) {
         let (capacity, healthy) = (self.kubelet.capacity, self.kubelet.healthy.len() as u64);
         let gpus = self.gpus.len() as u64;
         api.update_node(&self.name, |node| {
@@ -146,7 +180,7 @@ impl SimNode {
         });
     }
 
-    pub(crate) fn reconcile(&mut self, api: &Api, events: usize, story: &mut Story) -> Result<(), String> {
+    pub fn reconcile(&mut self, api: &Api, events: usize, story: &mut Story) -> Result<(), String> {
         let found = self.with_agent(story, |agent, disk, sight, _| agent.reconcile(api, disk, sight, events))?;
         if let Some(found) = found {
             story.tell(|| format!("  {:?}", found.classes));
@@ -155,29 +189,76 @@ impl SimNode {
         Ok(())
     }
 
-    pub(crate) fn agent_sees(&mut self, api: &Api, events: usize, story: &mut Story) -> Result<(), String> {
+    pub fn agent_sees(&mut self, api: &Api, events: usize, story: &mut Story) -> Result<(), String> {
         self.with_agent(story, |agent, disk, _, _| agent.watch(api, disk, events))?;
         self.stream();
         Ok(())
     }
 
-    pub(crate) fn relist_agent(&mut self, api: &Api, story: &mut Story) -> Result<(), String> {
-        self.with_agent(story, |agent, disk, _, _| agent.list(api, disk))?;
+    /// The agent's watch was cut.
+    pub fn relist_agent(&mut self, api: &Api) {
+        if let Some(agent) = &mut self.agent {
+            agent.ask(api);
+        }
+    }
+
+    /// The list of its watch arrives.
+    pub fn list_arrives(&mut self, story: &mut Story) -> Result<(), String> {
+        self.with_agent(story, |agent, disk, _, _| agent.list_arrives(disk))?;
         self.stream();
         Ok(())
     }
 
-    pub(crate) fn set_health(&mut self, gpu: usize, health: Health) {
-        self.gpus[gpu].health = health;
-        self.gpus[gpu].reason = (health != Health::Ok).then(|| "XID 79".to_owned());
+    /// A card is taken out while the node runs, and another put in: it has its index and its minor number; the agent keeps the other as lost.
+    pub fn replace_card(&mut self, gpu: usize) -> bool {
+        let old = self.gpus[gpu].clone();
+        if old.health == Health::Lost || !self.creating.is_empty() {
+            return false;
+        }
+        self.replaced += 1;
+        let new = Gpu {
+            // UUIDs are in no order.
+            uuid: match self.replaced % 2 {
+                0 => format!("GPU-{}-{}-r{}", self.name, old.index, self.replaced),
+                _ => format!("GPU-r{}-{}-{}", self.replaced, self.name, old.index),
+            },
+            health: Health::Ok,
+            reason: None,
+            ..old
+        };
+        self.gpus[gpu].health = Health::Lost;
+        self.gpus[gpu].reason = Some("the driver has lost it".to_owned());
+        self.gpus.push(new);
+        self.see_hardware();
+        true
+    }
+
+    /// Lost cards are forgotten when the agent starts again.
+    pub fn forget_lost(&mut self) {
+        self.gpus.retain(|gpu| gpu.health != Health::Lost);
+    }
+
+    /// As `hardware.rs`: a lost GPU keeps its index, and another may have it by now.
+    fn see_hardware(&mut self) {
+        let order = |gpu: &Gpu| (gpu.index, gpu.health == Health::Lost, gpu.uuid.clone());
+        self.gpus.sort_by_key(order);
         if let Some(agent) = &mut self.agent {
             agent.core.set_hardware("550.54.15", self.gpus.clone()).unwrap();
         }
         self.stream();
     }
 
+    pub fn set_health(&mut self, gpu: usize, health: Health) {
+        if self.gpus[gpu].health == Health::Lost {
+            return;
+        }
+        self.gpus[gpu].health = health;
+        self.gpus[gpu].reason = (health != Health::Ok).then(|| "XID 79".to_owned());
+        self.see_hardware();
+    }
+
     /// Events reach the kubelet: deletions, and a batch of new pods, admitted in any order.
-    pub(crate) fn kubelet_sees(&mut self, api: &mut Api, events: usize, luck: u8, story: &mut Story) -> Result<(), String> {
+    pub fn kubelet_sees(&mut self, api: &mut Api, events: usize, luck: u8, story: &mut Story) -> Result<(), String> {
         let mut new = Vec::new();
         for _ in 0..events {
             match self.kubelet.watch.next(api) {
@@ -246,7 +327,7 @@ impl SimNode {
     }
 
     /// Writes the status of a pod as it is.
-    pub(crate) fn report(&mut self, api: &mut Api, uid: &str) {
+    pub fn report(&mut self, api: &mut Api, uid: &str) {
         let running = self.cgroups.get(uid).is_some_and(|cgroup| !cgroup.running.is_empty());
         let Some(local) = self.kubelet.pods.get(uid) else { return };
         let phase = match (local.finished || local.evicted, local.apps_done() && local.finished) {
@@ -258,15 +339,15 @@ impl SimNode {
         api.status(uid, phase, running);
     }
 
-    pub(crate) fn report_all(&mut self, api: &mut Api) {
+    pub fn report_all(&mut self, api: &mut Api) {
         for uid in self.kubelet.pods.keys().cloned().collect::<Vec<_>>() {
             self.report(api, &uid);
         }
     }
 
     /// Fails a pod whose containers run. Pod workers are serial: a create under way is waited for.
-    pub(crate) fn evict(&mut self, api: &mut Api, uid: &str) {
-        if self.creating.keys().any(|(of, _)| of == uid) {
+    pub fn evict(&mut self, api: &mut Api, uid: &str) {
+        if self.is_busy(uid) {
             return;
         }
         if let Some(local) = self.kubelet.pods.get_mut(uid).filter(|local| local.is_live()) {
@@ -276,8 +357,16 @@ impl SimNode {
         }
     }
 
+    /// The lists arrive that starts wait for.
+    pub fn answer_starts(&mut self, api: &mut Api, story: &mut Story) -> Result<(), String> {
+        for uid in self.waiting.keys().cloned().collect::<Vec<_>>() {
+            self.work(api, &uid, 1, story)?;
+        }
+        Ok(())
+    }
+
     /// A pod worker's next step.
-    pub(crate) fn work(&mut self, api: &mut Api, uid: &str, luck: u8, story: &mut Story) -> Result<(), String> {
+    pub fn work(&mut self, api: &mut Api, uid: &str, luck: u8, story: &mut Story) -> Result<(), String> {
         let creating = self
             .creating
             .keys()
@@ -285,6 +374,25 @@ impl SimNode {
             .map(|(_, container)| container.clone());
         if let Some(container) = creating {
             return self.create(api, uid, &container, story);
+        }
+        if let Some(waiting) = self.waiting.remove(uid) {
+            let Waiting { container, ids, listing } = waiting;
+            if luck.is_multiple_of(16) {
+                story.tell(|| format!("  the agent's list for {uid} gets no answer"));
+                self.finish(uid);
+                return Ok(());
+            }
+            let answer = self.with_agent(story, |agent, disk, sight, story| {
+                agent.pre_start_listed(&ids, listing, api, disk, sight, story)
+            })?;
+            let waits = self.kubelet.pods.get(uid).is_some_and(Local::is_live);
+            let answered = match waits {
+                true => self.answered(api, uid, &container, ids, answer, story),
+                // The kubelet has ended the pod meanwhile: its sync is cancelled, and the container is not created.
+                false => Ok(self.stream()),
+            };
+            self.finish(uid);
+            return answered;
         }
         let Some(local) = self.kubelet.pods.get(uid).filter(|local| local.is_live()) else {
             return Ok(());
@@ -326,11 +434,30 @@ impl SimNode {
         let answer = self.with_agent(story, |agent, disk, sight, story| {
             agent.pre_start(&ids, events, api, disk, sight, story)
         })?;
-        story.tell(|| format!("  PreStartContainer of {uid}/{}: {answer:?}", container.name));
+        self.answered(api, uid, container, ids, answer, story)
+    }
+
+    /// What PreStartContainer came to.
+    fn answered(
+        &mut self,
+        api: &Api,
+        uid: &str,
+        container: &ContainerRequest,
+        ids: Vec<String>,
+        answer: Option<Start>,
+        story: &mut Story,
+    ) -> Result<(), String> {
         self.stream();
-        let Some(Start::Granted(key)) = answer else {
-            return Ok(());
+        let key = match answer {
+            Some(Start::Granted(key)) => key,
+            Some(Start::Lists(listing)) => {
+                let container = container.clone();
+                self.waiting.insert(uid.to_owned(), Waiting { container, ids, listing });
+                return Ok(());
+            }
+            Some(Start::Refused) | None => return Ok(()),
         };
+        story.tell(|| format!("  {uid}/{} is granted", container.name));
         ensure!(
             key.uid == uid,
             "PreStartContainer of {uid}/{} granted {}/{}",
@@ -341,15 +468,39 @@ impl SimNode {
         let Some(bound) = api.bound.get(uid) else {
             return Err(format!("{uid} was granted memory and has no allocation"));
         };
-        for share in &bound.allocation.gpus {
+        let record = self.disk.records.get(&key).ok_or("a grant without a record")?.clone();
+        let given: BTreeSet<&String> = self
+            .kubelet
+            .handouts
+            .iter()
+            .filter(|handout| handout.key.uid == uid)
+            .flat_map(|handout| &handout.ids)
+            .collect();
+        let given = MiB(given.len() as u64 * GIB);
+        let ours = bound.allocation().map(|allocation| allocation.gpus.as_slice());
+        let shares = ours.unwrap_or(&record.gpus);
+        let sum = shares.iter().fold(MiB::ZERO, |sum, share| sum.saturating_add(share.memory));
+        let own = record
+            .container_gpus
+            .iter()
+            .fold(MiB::ZERO, |sum, share| sum.saturating_add(share.memory));
+        ensure!(
+            sum >= given && own >= MiB(ids.len() as u64 * GIB),
+            "invariant 1: {uid}/{} was granted {own} of its pod's {sum}, and the kubelet gave it {} ids, its pod {given}",
+            container.name,
+            ids.len()
+        );
+        for share in shares {
             let failed = self.gpus.iter().any(|gpu| gpu.uuid == share.uuid && gpu.health != Health::Ok);
             ensure!(!failed, "{uid} was granted memory of GPU {}, which has failed", share.uuid);
             if let Some(agent) = &self.agent {
-                let under = agent.capacity(&share.uuid);
-                self.granted_under.insert((uid.to_owned(), share.uuid.clone()), under);
+                let of = (uid.to_owned(), share.uuid.clone());
+                self.granted_under.insert(of.clone(), agent.capacity(&share.uuid));
+                self.holds.insert(of, share.memory);
             }
         }
-        if let Some(name) = handout.grant {
+        let handout = self.kubelet.handout(uid, &container.name);
+        if let Some(name) = handout.and_then(|handout| handout.grant.clone()) {
             self.creating.insert((uid.to_owned(), container.name.clone()), name);
         }
         Ok(())
@@ -366,9 +517,8 @@ impl SimNode {
         };
         let spec = cdi::Spec::parse(spec).map_err(|error| error.to_string())?;
         let edits = &spec.devices[0].container_edits;
-        let gpus: BTreeSet<String> = self
-            .gpus
-            .iter()
+        let there = self.gpus.iter().filter(|gpu| gpu.health != Health::Lost);
+        let gpus: BTreeSet<String> = there
             .filter(|gpu| {
                 let path = format!("/dev/nvidia{}", gpu.minor);
                 edits.device_nodes.iter().any(|node| node.path == path)
@@ -376,24 +526,41 @@ impl SimNode {
             .map(|gpu| gpu.uuid.clone())
             .collect();
         story.tell(|| format!("  {uid}/{container} runs on {gpus:?}"));
-        let shares = api
-            .bound
-            .get(uid)
-            .and_then(|bound| bound.allocation.containers.get(container));
-        let shares = shares.map(Vec::as_slice).unwrap_or_default();
-        let allocated: BTreeSet<String> = shares.iter().map(|share| share.uuid.clone()).collect();
-        ensure!(
-            gpus == allocated,
-            "invariant 2: {uid}/{container} runs on {gpus:?} and is allocated {allocated:?}"
-        );
-        let units = shares.iter().map(|share| share.memory.0 / GIB).sum::<u64>();
-        let units = format!("{}={units}", names::ALIYUN_CONTAINER);
+        let bound = api.bound.get(uid).ok_or("a container of a pod that nobody bound is created")?;
         let void = format!("{}={}", names::VISIBLE_DEVICES, names::VISIBLE_NONE);
         ensure!(
-            edits.env.contains(&units) && edits.env.contains(&void),
-            "invariant 7: {uid}/{container} runs with {:?} and not with {units}, {void}",
+            edits.env.contains(&void),
+            "invariant 7: {uid}/{container} runs with {:?} and not with {void}",
             edits.env
         );
+        match (&bound.held, bound.allocation()) {
+            (_, Some(allocation)) => {
+                let shares = allocation.containers.get(container).map(Vec::as_slice).unwrap_or_default();
+                let allocated: BTreeSet<String> = shares.iter().map(|share| share.uuid.clone()).collect();
+                ensure!(
+                    gpus == allocated,
+                    "invariant 2: {uid}/{container} runs on {gpus:?} and is allocated {allocated:?}"
+                );
+                let units = shares.iter().map(|share| share.memory.0 / GIB).sum::<u64>();
+                let units = format!("{}={units}", names::ALIYUN_CONTAINER);
+                ensure!(
+                    edits.env.contains(&units),
+                    "invariant 7: {uid}/{container} runs with {:?} and not with {units}",
+                    edits.env
+                );
+            }
+            (Held::Legacy(legacy), None) => {
+                let mut indices = self.gpus.iter().filter(|gpu| gpus.contains(&gpu.uuid)).map(|gpu| gpu.index);
+                ensure!(
+                    gpus.len() == 1 && indices.all(|index| legacy.gpus.contains_key(&index)),
+                    "invariant 2: {uid}/{container} runs on {gpus:?}, and gpushare's annotations say {legacy:?}"
+                );
+            }
+            (held, None) => ensure!(
+                gpus.iter().all(|uuid| crate::api::share(held, uuid).is_some()),
+                "invariant 2: {uid}/{container} runs on {gpus:?}, and its annotation says {held:?}"
+            ),
+        }
         self.runs(uid, container, gpus);
         self.finish(uid);
         self.report(api, uid);
@@ -410,13 +577,13 @@ impl SimNode {
     }
 
     /// UIDs of pods that `end` does something about.
-    pub(crate) fn endable(&self) -> BTreeSet<String> {
+    pub fn endable(&self) -> BTreeSet<String> {
         let terminating = self.kubelet.pods.iter().filter(|(_, local)| local.terminating);
         self.cgroups.keys().chain(terminating.map(|(uid, _)| uid)).cloned().collect()
     }
 
     /// A container ends. When nothing of an ended pod runs its sandbox goes, and then the object, if it was to be deleted.
-    pub(crate) fn end(&mut self, api: &mut Api, uid: &str, container: usize, how: Ending, story: &mut Story) {
+    pub fn end(&mut self, api: &mut Api, uid: &str, container: usize, how: Ending, story: &mut Story) {
         let leaves = self.kubelet.pods.get(uid).is_none_or(|local| !local.is_live());
         if let Some(cgroup) = self.cgroups.get_mut(uid) {
             let names: Vec<String> = cgroup.running.keys().cloned().collect();
@@ -431,6 +598,7 @@ impl SimNode {
                 self.cgroups.remove(uid);
                 self.populated.remove(uid);
                 self.creating.retain(|(of, _), _| of != uid);
+                self.waiting.remove(uid);
                 story.tell(|| format!("  the sandbox of {uid} goes"));
                 self.left(api, uid);
             }
@@ -456,7 +624,7 @@ impl SimNode {
     /// Sidecars are ended with the last app container, and the pod with them. Pod workers are serial: a create under way is waited for, and no
     /// status is written that does not know of it.
     fn finish(&mut self, uid: &str) {
-        if self.creating.keys().any(|(of, _)| of == uid) {
+        if self.is_busy(uid) {
             return;
         }
         let Some(local) = self.kubelet.pods.get_mut(uid) else { return };
@@ -483,16 +651,17 @@ impl SimNode {
     }
 
     /// A new kubelet process: pods that run are left alone, others are admitted again.
-    pub(crate) fn restart_kubelet(&mut self, api: &mut Api, registered: bool, story: &mut Story) -> Result<(), String> {
+    pub fn restart_kubelet(&mut self, api: &mut Api, registered: bool, story: &mut Story) -> Result<(), String> {
         self.kubelet.restart();
         self.creating.clear();
+        self.waiting.clear();
         for uid in self.kubelet.pods.keys().cloned().collect::<Vec<_>>() {
             self.finish(&uid);
         }
         if registered {
             self.stream();
         }
-        let pods = self.kubelet.watch.list(api);
+        let pods = self.kubelet.watch.arrive(self.kubelet.watch.ask(api));
         let gone: Vec<String> = self
             .kubelet
             .pods
@@ -521,12 +690,13 @@ impl SimNode {
     }
 
     /// Everything starts again: no process and no spec is left, records and checkpoint are. Minor numbers may have changed.
-    pub(crate) fn reboot(&mut self, api: &mut Api, registered: bool, story: &mut Story) -> Result<(), String> {
+    pub fn reboot(&mut self, api: &mut Api, registered: bool, story: &mut Story) -> Result<(), String> {
         self.boot += 1;
         self.agent = None;
         self.cgroups.clear();
         self.populated.clear();
         self.disk.specs.clear();
+        self.forget_lost();
         let count = u32::try_from(self.gpus.len()).unwrap();
         for gpu in &mut self.gpus {
             gpu.minor = (gpu.index + self.boot) % count;
@@ -547,7 +717,7 @@ impl SimNode {
     }
 
     /// UIDs of pods with a container that has this GPU.
-    pub(crate) fn on_gpu(&self, uuid: &str) -> BTreeSet<&String> {
+    pub fn on_gpu(&self, uuid: &str) -> BTreeSet<&String> {
         self.cgroups
             .iter()
             .filter(|(_, cgroup)| cgroup.running.values().any(|gpus| gpus.contains(uuid)))
@@ -556,7 +726,7 @@ impl SimNode {
     }
 
     /// Whether another pod that has not ended has exactly the ids of this one: it may have to wait.
-    pub(crate) fn shares_its_ids(&self, uid: &str) -> bool {
+    pub fn shares_its_ids(&self, uid: &str) -> bool {
         let names = self.kubelet.handouts.iter().map(|handout| (&handout.key.uid, &handout.grant));
         let recorded = self.disk.records.values().map(|record| (&record.uid, &record.cdi));
         let ours: BTreeSet<_> = names.clone().filter(|(of, _)| *of == uid).map(|(_, name)| name).collect();
@@ -567,16 +737,18 @@ impl SimNode {
     }
 
     /// What holds on a node after every step.
-    pub(crate) fn check(&self, api: &Api) -> Result<(), String> {
+    pub fn check(&self) -> Result<(), String> {
+        // Without pods' cgroups nobody knows what still runs.
+        if self.no_pod_cgroups {
+            return Ok(());
+        }
         for gpu in &self.gpus {
             let live = self.on_gpu(&gpu.uuid);
-            let total = |uid: &str| {
-                api.bound[uid]
-                    .allocation
-                    .share(&gpu.uuid)
-                    .map_or(MiB::ZERO, |share| share.memory)
-            };
-            let sum = live.iter().map(|uid| total(uid)).fold(MiB::ZERO, MiB::saturating_add);
+            let held = |uid: &&&String| self.holds.get(&((**uid).clone(), gpu.uuid.clone())).copied();
+            let sum = live
+                .iter()
+                .filter_map(|uid| held(&uid))
+                .fold(MiB::ZERO, MiB::saturating_add);
             let under = |uid: &&&String| self.granted_under.get(&((**uid).clone(), gpu.uuid.clone())).copied();
             let capacity = live.iter().filter_map(|uid| under(&uid)).max().unwrap_or(MiB::ZERO);
             ensure!(
@@ -595,14 +767,14 @@ impl SimNode {
     }
 
     /// Invariant 6.
-    pub(crate) fn check_rebuilt(&mut self) -> Result<(), String> {
+    pub fn check_rebuilt(&mut self, api: &Api) -> Result<(), String> {
         if let Some(agent) = &mut self.agent {
             let sight = Sight {
                 gpus: &self.gpus,
                 handouts: &self.kubelet.handouts,
-                populated: &self.populated,
+                populated: if self.no_pod_cgroups { &NOBODY } else { &self.populated },
             };
-            agent.check_rebuilt(&self.disk, sight)?;
+            agent.check_rebuilt(api, &self.disk, sight)?;
         }
         Ok(())
     }

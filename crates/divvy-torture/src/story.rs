@@ -2,27 +2,27 @@
 
 /// Lines of a run.
 #[derive(Debug, Default)]
-pub(crate) struct Story {
+pub struct Story {
     lines: Option<Vec<String>>,
 }
 
 impl Story {
     /// Told or not.
-    pub(crate) fn new(told: bool) -> Story {
+    pub fn new(told: bool) -> Story {
         Story {
             lines: told.then(Vec::new),
         }
     }
 
     /// A line.
-    pub(crate) fn tell(&mut self, line: impl FnOnce() -> String) {
+    pub fn tell(&mut self, line: impl FnOnce() -> String) {
         if let Some(lines) = &mut self.lines {
             lines.push(line());
         }
     }
 
     /// All lines so far.
-    pub(crate) fn lines(&self) -> &[String] {
+    pub fn lines(&self) -> &[String] {
         self.lines.as_deref().unwrap_or_default()
     }
 }

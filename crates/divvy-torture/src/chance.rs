@@ -2,11 +2,11 @@
 
 /// SplitMix64 (Steele, Lea, Flood 2014).
 #[derive(Debug, Clone)]
-pub(crate) struct Chance(u64);
+pub struct Chance(u64);
 
 impl Chance {
     /// From a step's luck and what it is about.
-    pub(crate) fn new(luck: u8, about: &str) -> Chance {
+    pub fn new(luck: u8, about: &str) -> Chance {
         // FNV-1a, so that the number depends on the text alone.
         let hash = about.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
             (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
@@ -14,27 +14,39 @@ impl Chance {
         Chance(hash ^ (u64::from(luck) << 32))
     }
 
-    /// A number below `bound`; 0 when `bound` is 0.
-    pub(crate) fn below(&mut self, bound: usize) -> usize {
+    /// From a history's number.
+    ///
+    /// Neighbouring numbers give unlike sequences: SplitMix64 adds a constant for each draw, so the number is mixed first.
+    pub fn from_seed(seed: u64) -> Chance {
+        Chance(Chance(seed).number())
+    }
+
+    /// Any number.
+    pub fn number(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^= z >> 31;
+        z ^ (z >> 31)
+    }
+
+    /// A number below `bound`; 0 when `bound` is 0.
+    pub fn below(&mut self, bound: usize) -> usize {
+        let number = self.number();
         if bound == 0 {
             0
         } else {
-            usize::try_from(z % bound as u64).unwrap_or(0)
+            usize::try_from(number % bound as u64).unwrap_or(0)
         }
     }
 
     /// True once in `n`.
-    pub(crate) fn one_in(&mut self, n: usize) -> bool {
+    pub fn one_in(&mut self, n: usize) -> bool {
         self.below(n) == 0
     }
 
     /// In a random order.
-    pub(crate) fn shuffle<T>(&mut self, items: &mut [T]) {
+    pub fn shuffle<T>(&mut self, items: &mut [T]) {
         for i in (1..items.len()).rev() {
             items.swap(i, self.below(i + 1));
         }

@@ -8,14 +8,14 @@ use divvy_agent::decide::{
 use divvy_container::cdi;
 use divvy_model::{Gpu, GrantRecord, Held, MemoryUnit, MiB, Pod, names};
 
-use super::api::{Api, PodWatch, Seen};
-use super::story::{Story, ensure};
+use crate::api::{Api, Listing, PodWatch, Seen};
+use crate::story::{Story, ensure};
 
 /// The agent's files, and what the kernel says: what outlives the process.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub(crate) struct Disk {
-    pub(crate) records: BTreeMap<Key, GrantRecord>,
-    pub(crate) specs: BTreeMap<String, String>,
+pub struct Disk {
+    pub records: BTreeMap<Key, GrantRecord>,
+    pub specs: BTreeMap<String, String>,
 }
 
 impl Disk {
@@ -42,23 +42,29 @@ impl Disk {
 
 /// What the node shows to an agent that asks now.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Sight<'a> {
-    pub(crate) gpus: &'a [Gpu],
+pub struct Sight<'a> {
+    pub gpus: &'a [Gpu],
     /// The kubelet's checkpoint.
-    pub(crate) handouts: &'a [Handout],
+    pub handouts: &'a [Handout],
     /// UIDs of pods with processes.
-    pub(crate) populated: &'a BTreeSet<String>,
+    pub populated: &'a BTreeSet<String>,
 }
 
 /// One life of an agent process.
 #[derive(Debug, Clone)]
-pub(crate) struct Agent {
-    pub(crate) core: Core,
+pub struct Agent {
+    pub core: Core,
     settings: Settings,
-    pub(crate) pods: PodWatch,
-    pub(crate) synced: bool,
+    pub pods: PodWatch,
+    pub synced: bool,
+    /// The watch has had its first list.
+    followed: bool,
+    /// A list that is on its way: the watch was cut.
+    pub listing: Option<Listing>,
+    /// A list beside the watch arrived, and the watch has not shown since all that there is: what the agent knows of pods is of several moments.
+    muddled: bool,
     /// Actions until the process is killed.
-    pub(crate) dies_after: Option<u8>,
+    pub dies_after: Option<u8>,
     /// What there was to see when reconciling was last compared.
     compared: Option<Compared>,
 }
@@ -67,7 +73,7 @@ type Compared = (Disk, Vec<Gpu>, Vec<Handout>, BTreeSet<String>, BTreeMap<String
 
 /// The process is gone: nothing that it was asked for gets an answer.
 #[derive(Debug)]
-pub(crate) enum Stop {
+pub enum Stop {
     Killed,
     Broken(String),
 }
@@ -80,16 +86,18 @@ impl From<String> for Stop {
 
 /// What PreStartContainer came to.
 #[derive(Debug)]
-pub(crate) enum Start {
+pub enum Start {
     /// For this container.
     Granted(Key),
     /// Not now.
     Refused,
+    /// Something is not known: the agent lists the pods.
+    Lists(Listing),
 }
 
 impl Agent {
     /// A new process: everything that it knows comes from the disk.
-    pub(crate) fn new(node: &str, boot: u32, reserve: MiB, disk: &Disk, sight: Sight<'_>) -> Agent {
+    pub fn new(node: &str, boot: u32, reserve: MiB, disk: &Disk, sight: Sight<'_>) -> Agent {
         let settings = Settings {
             unit: MemoryUnit::GIB,
             reserve,
@@ -105,13 +113,16 @@ impl Agent {
             settings,
             pods: PodWatch::new(Some(node)),
             synced: false,
+            followed: false,
+            listing: None,
+            muddled: false,
             dies_after: None,
             compared: None,
         }
     }
 
     /// What a new process would be that has read the disk and the same events.
-    pub(crate) fn rebuilt(&self, disk: &Disk, sight: Sight<'_>) -> Core {
+    pub fn rebuilt(&self, disk: &Disk, sight: Sight<'_>) -> Core {
         let mut core = new_core(&self.settings, disk, sight);
         if self.synced {
             core.reset_pods(self.pods.view.values().cloned().collect());
@@ -120,7 +131,7 @@ impl Agent {
     }
 
     /// Memory of a GPU that is shared now.
-    pub(crate) fn capacity(&self, uuid: &str) -> MiB {
+    pub fn capacity(&self, uuid: &str) -> MiB {
         let units = self
             .core
             .gpus()
@@ -131,16 +142,34 @@ impl Agent {
     }
 
     /// The pods of this node as of now.
-    pub(crate) fn list(&mut self, api: &Api, disk: &mut Disk) -> Result<(), Stop> {
-        let pods = self.pods.list(api);
+    pub fn list(&mut self, api: &Api, disk: &mut Disk) -> Result<(), Stop> {
+        self.listing = Some(self.pods.ask(api));
+        self.list_arrives(disk)
+    }
+
+    /// The watch was cut: the API server takes a list.
+    pub fn ask(&mut self, api: &Api) {
+        self.listing = Some(self.pods.ask(api));
+    }
+
+    /// The watch's list arrives.
+    pub fn list_arrives(&mut self, disk: &mut Disk) -> Result<(), Stop> {
+        let Some(listing) = self.listing.take() else {
+            return Ok(());
+        };
+        let pods = self.pods.arrive(listing);
         self.synced = true;
+        self.followed = true;
+        self.muddled = false;
         let actions = self.core.reset_pods(pods);
         self.perform(&actions, disk)
     }
 
-    /// Up to `events` events, or the first list.
-    pub(crate) fn watch(&mut self, api: &Api, disk: &mut Disk, events: usize) -> Result<(), Stop> {
-        if !self.synced {
+    /// Up to `events` events, or the list that comes first.
+    pub fn watch(&mut self, api: &Api, disk: &mut Disk, events: usize) -> Result<(), Stop> {
+        if self.listing.is_some() {
+            self.list_arrives(disk)?;
+        } else if !self.followed {
             return self.list(api, disk);
         }
         for _ in 0..events {
@@ -153,10 +182,11 @@ impl Agent {
                 Some(Seen::Deleted(uid)) => self.core.delete_pod(&uid),
             }
         }
+        self.muddled &= !self.pods.is_current(api);
         Ok(())
     }
 
-    pub(crate) fn facts(&self, disk: &Disk, sight: Sight<'_>, fresh: bool) -> Facts {
+    pub fn facts(&self, disk: &Disk, sight: Sight<'_>, fresh: bool) -> Facts {
         Facts {
             handouts: Some(sight.handouts.to_vec()),
             populated: sight.populated.clone(),
@@ -185,7 +215,7 @@ impl Agent {
 
     /// PreStartContainer. What is not known yet is read again, once. Between the look at the node and the decision come so many
     /// events.
-    pub(crate) fn pre_start(
+    pub fn pre_start(
         &mut self,
         ids: &[String],
         events: usize,
@@ -195,23 +225,53 @@ impl Agent {
         story: &mut Story,
     ) -> Result<Start, Stop> {
         let facts = self.facts(disk, sight, false);
-        if self.synced {
+        if self.followed && self.listing.is_none() {
             self.watch(api, disk, events)?;
         }
         self.core.set_handouts(sight.handouts.to_vec());
         let same = self.rebuilt(disk, sight).pre_start(ids, &facts);
-        let mut answer = self.core.pre_start(ids, &facts);
-        if outcome(&answer) != outcome(&same) {
+        let answer = self.core.pre_start(ids, &facts);
+        if !self.muddled && outcome(&answer) != outcome(&same) {
             let text = format!("a restarted agent would answer PreStartContainer with\n{same:?}\nand not with\n{answer:?}");
             return Err(Stop::Broken(text));
         }
-        if matches!(answer, PreStart::Wait(..)) {
-            story.tell(|| "  the agent lists the pods again".to_owned());
-            let actions = self.core.reset_pods(self.pods.look(api));
-            self.perform(&actions, disk)?;
-            self.synced = true;
-            answer = self.core.pre_start(ids, &self.facts(disk, sight, true));
+        if let PreStart::Wait(reason, text) = &answer {
+            story.tell(|| format!("  not known yet ({}): {text}; the agent lists the pods", reason.label()));
+            return Ok(Start::Lists(self.pods.ask(api)));
         }
+        self.answer(answer, disk, story)
+    }
+
+    /// The list arrives that PreStartContainer waits for; the watch may be before it or after it.
+    pub fn pre_start_listed(
+        &mut self,
+        ids: &[String],
+        listing: Listing,
+        api: &Api,
+        disk: &mut Disk,
+        sight: Sight<'_>,
+        story: &mut Story,
+    ) -> Result<Start, Stop> {
+        story.tell(|| {
+            let (at, seen) = (listing.at, self.pods.at());
+            let age = match seen.cmp(&at) {
+                std::cmp::Ordering::Less => "newer than what the watch has shown",
+                std::cmp::Ordering::Equal => "as new as what the watch has shown",
+                std::cmp::Ordering::Greater => "overtaken by the watch",
+            };
+            format!("  the agent's list of pods arrives, {age}")
+        });
+        let actions = self.core.reset_pods(listing.pods);
+        self.perform(&actions, disk)?;
+        self.muddled = true;
+        self.synced = true;
+        self.core.set_handouts(sight.handouts.to_vec());
+        let answer = self.core.pre_start(ids, &self.facts(disk, sight, true));
+        self.muddled &= !(self.followed && self.pods.is_current(api));
+        self.answer(answer, disk, story)
+    }
+
+    fn answer(&mut self, answer: PreStart, disk: &mut Disk, story: &mut Story) -> Result<Start, Stop> {
         match answer {
             PreStart::Granted { actions, key, .. } => {
                 self.perform(&actions, disk)?;
@@ -230,12 +290,12 @@ impl Agent {
     }
 
     /// GetPreferredAllocation.
-    pub(crate) fn preferred(&mut self, available: &[String], must: &[String], size: usize) -> Vec<String> {
+    pub fn preferred(&mut self, available: &[String], must: &[String], size: usize) -> Vec<String> {
         self.core.preferred(available, must, size)
     }
 
     /// Allocate: the grant's name.
-    pub(crate) fn allocate(&mut self, ids: &[String]) -> Result<String, String> {
+    pub fn allocate(&mut self, ids: &[String]) -> Result<String, String> {
         let names = self.core.allocate(Resource::Memory, ids)?;
         let [name] = names.as_slice() else {
             panic!("one container, one CDI device: {names:?}");
@@ -244,9 +304,9 @@ impl Agent {
     }
 
     /// One pass. Between the look at the node and the decision come so many events.
-    pub(crate) fn reconcile(&mut self, api: &Api, disk: &mut Disk, sight: Sight<'_>, events: usize) -> Result<Reconciled, Stop> {
+    pub fn reconcile(&mut self, api: &Api, disk: &mut Disk, sight: Sight<'_>, events: usize) -> Result<Reconciled, Stop> {
         let facts = self.facts(disk, sight, false);
-        if self.synced {
+        if self.followed && self.listing.is_none() {
             self.watch(api, disk, events)?;
         }
         self.core.set_handouts(sight.handouts.to_vec());
@@ -256,7 +316,7 @@ impl Agent {
     }
 
     /// What this agent knows is what another would know that started now (invariant 6).
-    pub(crate) fn check_rebuilt(&mut self, disk: &Disk, sight: Sight<'_>) -> Result<(), String> {
+    pub fn check_rebuilt(&mut self, api: &Api, disk: &Disk, sight: Sight<'_>) -> Result<(), String> {
         let rebuilt = self.rebuilt(disk, sight);
         ensure!(
             rebuilt.records().eq(self.core.records()),
@@ -264,16 +324,27 @@ impl Agent {
             self.core.records().collect::<Vec<_>>(),
             rebuilt.records().collect::<Vec<_>>()
         );
+        if self.muddled {
+            return Ok(());
+        }
+        for uid in self.pods.view.keys().filter(|_| self.synced) {
+            ensure!(self.core.knows_pod(uid), "the agent has forgotten {uid}, which its watch has shown");
+        }
+        for uid in api.bound.keys() {
+            let is_known = self.core.knows_pod(uid) && !self.pods.view.contains_key(uid);
+            ensure!(!is_known, "the agent still knows {uid}, which its watch has shown to be gone");
+        }
         let (ours, theirs) = (healthy(&self.core), healthy(&rebuilt));
         ensure!(
             ours == theirs,
             "the agent offers {ours} ids, restarted it would offer {theirs}"
         );
-        let expected = self.expected_healthy();
-        ensure!(
-            ours == expected,
-            "the agent offers {ours} ids, where pods and health say {expected}"
-        );
+        if let Some(expected) = self.expected_healthy() {
+            ensure!(
+                ours == expected,
+                "the agent offers {ours} ids, where pods and health say {expected}"
+            );
+        }
         let compared = (
             disk.clone(),
             sight.gpus.to_vec(),
@@ -296,7 +367,18 @@ impl Agent {
     }
 
     /// Ids of good GPUs, and of failed ones as many as pods hold there: what kube-scheduler subtracts.
-    fn expected_healthy(&self) -> usize {
+    /// Nothing where pods are that no extender placed.
+    fn expected_healthy(&self) -> Option<usize> {
+        let foreign = |pod: &Pod| match &pod.held {
+            Held::Allocation(allocation) => {
+                let sum = allocation.gpus.iter().fold(MiB::ZERO, |sum, share| sum.saturating_add(share.memory));
+                self.settings.unit.units_in(sum) != pod.request.effective_units().unwrap()
+            }
+            _ => true,
+        };
+        if self.pods.view.values().any(foreign) {
+            return None;
+        }
         let held = |uuid: &str| {
             let pods = self.pods.view.values().filter(|pod: &&Pod| !pod.ended());
             pods.filter_map(|pod| match &pod.held {
@@ -309,7 +391,7 @@ impl Agent {
             divvy_model::Health::Ok => gpu.units,
             _ => gpu.units.min(held(&gpu.uuid)),
         });
-        usize::try_from(units.sum::<u64>()).unwrap()
+        Some(usize::try_from(units.sum::<u64>()).unwrap())
     }
 }
 

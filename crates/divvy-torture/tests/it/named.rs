@@ -3,8 +3,9 @@
 use divvy_model::ContainerKind::{App, Sidecar};
 use divvy_model::{Health, MiB, Pod};
 
-use super::ops::{Ending, Fate};
-use super::world::{World, request};
+use divvy_torture::extender::late_write;
+use divvy_torture::ops::{Ending, Fate, Mix};
+use divvy_torture::world::{World, request};
 
 /// The node with two GPUs.
 const NODE: usize = 1;
@@ -12,11 +13,11 @@ const NODE: usize = 1;
 fn create_and_bind(world: &mut World, name: &str, units: u64) -> Result<String, String> {
     let uid = world
         .api
-        .create(name, request(&[("m", App, units)]))
+        .create(name, request(&[("m", App, units)]), 0)
         .ok_or("the name is taken")?;
-    world.extender.watch(&world.api, usize::MAX, usize::MAX);
+    world.see_all()?;
     let pod = world.api.pod(&uid).ok_or("no pod")?.clone();
-    world.bind(&pod, NODE)?;
+    world.bind(0, &pod, NODE)?;
     world.answer_all()?;
     Ok(uid)
 }
@@ -32,8 +33,18 @@ fn work(world: &mut World, uid: &str) -> Result<(), String> {
     world.check()
 }
 
+fn call(world: &mut World, fate: Fate) -> Result<(), String> {
+    let World { api, extenders, story, .. } = world;
+    extenders[0].call(api, 0, fate, story)
+}
+
+fn sweep(world: &mut World) -> Result<(), String> {
+    let World { api, extenders, story, .. } = world;
+    extenders[0].sweep(api, story)
+}
+
 fn told(story: impl FnOnce(&mut World) -> Result<(), String>) {
-    let mut world = World::new(true).expect("a world");
+    let mut world = World::new(Mix::Everything, true).expect("a world");
     if let Err(text) = story(&mut world) {
         panic!("{text}\n{}", world.story.lines().join("\n"));
     }
@@ -69,10 +80,10 @@ fn ids_that_come_back_while_a_container_is_being_created_do_not_move_it_to_anoth
 fn a_pod_has_not_ended_while_its_sidecar_is_being_created() {
     told(|world| {
         let request = request(&[("s", Sidecar, 2), ("m", App, 1)]);
-        let uid = world.api.create("first", request).ok_or("the name is taken")?;
-        world.extender.watch(&world.api, usize::MAX, usize::MAX);
+        let uid = world.api.create("first", request, 0).ok_or("the name is taken")?;
+        world.see_all()?;
         let pod = world.api.pod(&uid).ok_or("no pod")?.clone();
-        world.bind(&pod, NODE)?;
+        world.bind(0, &pod, NODE)?;
         world.answer_all()?;
         kubelet_sees(world)?;
         // The sandbox, then a grant and a create for each container.
@@ -104,29 +115,29 @@ fn memory_that_a_lost_binding_may_still_take_is_not_given_to_another() {
     told(|world| {
         let first = world
             .api
-            .create("first", request(&[("m", App, 4)]))
+            .create("first", request(&[("m", App, 4)]), 0)
             .ok_or("the name is taken")?;
         let second = world
             .api
-            .create("second", request(&[("m", App, 4)]))
+            .create("second", request(&[("m", App, 4)]), 0)
             .ok_or("the name is taken")?;
-        world.extender.watch(&world.api, usize::MAX, usize::MAX);
+        world.see_all()?;
         // On the node with one GPU of 4 units.
         let pod = world.api.pod(&first).ok_or("no pod")?.clone();
-        world.bind(&pod, 0)?;
-        world.extender.call(&mut world.api, 0, Fate::Lost, &mut world.story)?;
+        world.bind(0, &pod, 0)?;
+        call(world, Fate::Lost)?;
         world.answer_all()?;
         for _ in 0..5 {
-            world.extender.tick(11_000_000_000);
-            world.extender.sweep(&world.api, &mut world.story)?;
+            world.tick(11_000_000_000)?;
+            sweep(world)?;
             world.answer_all()?;
             let pod = world.api.pod(&second).ok_or("no pod")?.clone();
-            world.bind(&pod, 0)?;
+            world.bind(0, &pod, 0)?;
             world.answer_all()?;
             world.check()?;
         }
-        assert_eq!(world.extender.late.len(), 1, "the API server still has it");
-        world.extender.late_write(&mut world.api, 0, &mut world.story)?;
+        assert_eq!(world.api.late.len(), 1, "the API server still has it");
+        late_write(&mut world.api, 0, &mut world.story)?;
         world.check()?;
         world.quiet()
     });
@@ -138,25 +149,25 @@ fn while_two_bindings_of_a_pod_are_in_doubt_the_memory_of_both_is_counted() {
     told(|world| {
         let uid = world
             .api
-            .create("first", request(&[("m", App, 2)]))
+            .create("first", request(&[("m", App, 2)]), 0)
             .ok_or("the name is taken")?;
-        world.extender.watch(&world.api, usize::MAX, usize::MAX);
+        world.see_all()?;
         let pod = world.api.pod(&uid).ok_or("no pod")?.clone();
-        world.bind(&pod, NODE)?;
-        world.extender.call(&mut world.api, 0, Fate::Lost, &mut world.story)?;
+        world.bind(0, &pod, NODE)?;
+        call(world, Fate::Lost)?;
         world.answer_all()?;
-        let ledger = world.extender.core.index().ledger();
+        let ledger = world.extenders[0].core.index().ledger();
         let view = ledger.node(&world.nodes[NODE].name).ok_or("no node")?;
         let first = (0..2)
             .find(|position| view.used(*position).0 > 0)
             .ok_or("nothing is reserved")?;
         world.nodes[NODE].set_health(first, Health::Failed);
         world.nodes[NODE].publish(&mut world.api);
-        world.extender.watch(&world.api, usize::MAX, usize::MAX);
-        world.bind(&pod, NODE)?;
-        world.extender.call(&mut world.api, 0, Fate::Answered, &mut world.story)?;
+        world.see_all()?;
+        world.bind(0, &pod, NODE)?;
+        call(world, Fate::Answered)?;
         world.check()?;
-        let ledger = world.extender.core.index().ledger();
+        let ledger = world.extenders[0].core.index().ledger();
         let view = ledger.node(&world.nodes[NODE].name).ok_or("no node")?;
         assert_eq!([view.used(0), view.used(1)], [MiB(2048), MiB(2048)]);
         world.quiet()

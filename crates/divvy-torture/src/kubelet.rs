@@ -5,13 +5,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use divvy_agent::decide::{Handout, Key};
 use divvy_model::{ContainerKind, ContainerRequest, Pod, names};
 
-use super::agent::Agent;
-use super::api::PodWatch;
-use super::chance::Chance;
+use crate::agent::Agent;
+use crate::api::PodWatch;
+use crate::chance::Chance;
 
 /// Where a container is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum State {
+pub enum State {
     /// To be started.
     Waiting,
     Running,
@@ -21,18 +21,18 @@ pub(crate) enum State {
 
 /// A pod as its kubelet has it.
 #[derive(Debug, Clone)]
-pub(crate) struct Local {
-    pub(crate) pod: Pod,
-    pub(crate) admitted: bool,
+pub struct Local {
+    pub pod: Pod,
+    pub admitted: bool,
     /// Deletion was asked for.
-    pub(crate) terminating: bool,
+    pub terminating: bool,
     /// The object is gone (forced); the kubelet takes its ids back and ends the containers later.
-    pub(crate) removed: bool,
+    pub removed: bool,
     /// Failed while its containers run.
-    pub(crate) evicted: bool,
+    pub evicted: bool,
     /// In a terminal phase, with nothing running.
-    pub(crate) finished: bool,
-    pub(crate) states: BTreeMap<String, State>,
+    pub finished: bool,
+    pub states: BTreeMap<String, State>,
 }
 
 impl Local {
@@ -55,22 +55,22 @@ impl Local {
     }
 
     /// Whether the kubelet would start containers of it.
-    pub(crate) fn is_live(&self) -> bool {
+    pub fn is_live(&self) -> bool {
         self.admitted && !(self.terminating || self.removed || self.evicted || self.finished)
     }
 
-    pub(crate) fn state(&self, container: &str) -> State {
+    pub fn state(&self, container: &str) -> State {
         self.states.get(container).copied().unwrap_or(State::Done)
     }
 
-    pub(crate) fn set(&mut self, container: &str, state: State) {
+    pub fn set(&mut self, container: &str, state: State) {
         if let Some(entry) = self.states.get_mut(container) {
             *entry = state;
         }
     }
 
     /// The containers that may be started now: init containers one by one, then the apps in any order.
-    pub(crate) fn startable(&self) -> Vec<ContainerRequest> {
+    pub fn startable(&self) -> Vec<ContainerRequest> {
         let mut startable = Vec::new();
         for container in &self.pod.request.containers {
             let state = self.state(&container.name);
@@ -88,7 +88,7 @@ impl Local {
     }
 
     /// Whether every app container ended for good.
-    pub(crate) fn apps_done(&self) -> bool {
+    pub fn apps_done(&self) -> bool {
         self.pod
             .request
             .containers
@@ -100,20 +100,20 @@ impl Local {
 
 /// The kubelet.
 #[derive(Debug, Clone)]
-pub(crate) struct Kubelet {
-    pub(crate) watch: PodWatch,
-    pub(crate) pods: BTreeMap<String, Local>,
+pub struct Kubelet {
+    pub watch: PodWatch,
+    pub pods: BTreeMap<String, Local>,
     /// The checkpoint.
-    pub(crate) handouts: Vec<Handout>,
+    pub handouts: Vec<Handout>,
     /// Ids that the kubelet believes to be taken: less than the checkpoint says, by B1.
     allocated: BTreeSet<String>,
     /// From the last message of ListAndWatch; empty when the stream ended.
-    pub(crate) healthy: BTreeSet<String>,
-    pub(crate) capacity: u64,
+    pub healthy: BTreeSet<String>,
+    pub capacity: u64,
 }
 
 impl Kubelet {
-    pub(crate) fn new(node: &str) -> Kubelet {
+    pub fn new(node: &str) -> Kubelet {
         Kubelet {
             watch: PodWatch::new(Some(node)),
             pods: BTreeMap::new(),
@@ -125,7 +125,7 @@ impl Kubelet {
     }
 
     /// A message of ListAndWatch.
-    pub(crate) fn devices(&mut self, agent: &Agent) {
+    pub fn devices(&mut self, agent: &Agent) {
         let devices = agent.core.devices().memory;
         self.capacity = devices.len() as u64;
         self.healthy = devices
@@ -136,12 +136,12 @@ impl Kubelet {
     }
 
     /// The stream ended: all ids are unhealthy at once, the capacity stays.
-    pub(crate) fn stream_ended(&mut self) {
+    pub fn stream_ended(&mut self) {
         self.healthy.clear();
     }
 
     /// A new process: its books are the checkpoint.
-    pub(crate) fn restart(&mut self) {
+    pub fn restart(&mut self) {
         self.stream_ended();
         self.allocated = self.handouts.iter().flat_map(|handout| handout.ids.clone()).collect();
     }
@@ -158,7 +158,7 @@ impl Kubelet {
     }
 
     /// A pod that is only to be brought to its end is not admitted.
-    pub(crate) fn know(&mut self, pod: &Pod) {
+    pub fn know(&mut self, pod: &Pod) {
         self.pods.entry(pod.uid.clone()).or_insert_with(|| Local::new(pod.clone()));
     }
 
@@ -166,7 +166,7 @@ impl Kubelet {
     ///
     /// With `b1` some pod ends and somebody lists podresources during the calls, so that the kubelet forgets the ids that it
     /// is handing out (kubernetes#137534).
-    pub(crate) fn admit(&mut self, pod: &Pod, agent: Option<&mut Agent>, b1: bool, chance: &mut Chance) -> Result<(), String> {
+    pub fn admit(&mut self, pod: &Pod, agent: Option<&mut Agent>, b1: bool, chance: &mut Chance) -> Result<(), String> {
         self.know(pod);
         let mut agent = agent;
         let mut reuse: BTreeSet<String> = BTreeSet::new();
@@ -254,7 +254,7 @@ impl Kubelet {
         Ok(ids)
     }
 
-    pub(crate) fn handout(&self, uid: &str, container: &str) -> Option<&Handout> {
+    pub fn handout(&self, uid: &str, container: &str) -> Option<&Handout> {
         self.handouts
             .iter()
             .find(|handout| handout.key.uid == uid && handout.key.container == container)

@@ -1,20 +1,23 @@
 //! The end of every story: what could be placed is placed, everything ends, nothing is left, and all of it can be used again.
 
-use divvy_model::{ContainerKind, Health, MiB, Phase};
+use divvy_model::{ContainerKind, Health, MiB, Phase, Pod};
 
-use super::kubelet::State;
-use super::ops::Ending;
-use super::story::ensure;
-use super::world::{World, request};
+use crate::kubelet::State;
+use crate::ops::Ending;
+use crate::story::ensure;
+use crate::world::{World, request};
 
 impl World {
     /// Everything arrives; what waits is placed and started; everything ends; every GPU is used whole once more.
-    pub(crate) fn quiet(&mut self) -> Result<(), String> {
+    pub fn quiet(&mut self) -> Result<(), String> {
         self.story.tell(|| "at quiet: everything under way arrives".to_owned());
         self.calm()?;
         self.check()?;
+        self.preempt_all()?;
         self.story.tell(|| "at quiet: what waits is placed".to_owned());
-        for pod in self.pending() {
+        let mut pending = self.pending();
+        pending.sort_by_key(|pod| std::cmp::Reverse(pod.priority));
+        for pod in pending {
             self.place(&pod.key())?;
         }
         self.run_all()?;
@@ -25,10 +28,12 @@ impl World {
         self.story
             .tell(|| "at quiet: every GPU recovers and is used whole".to_owned());
         for node in &mut self.nodes {
+            let lost = node.gpus.iter().any(|gpu| gpu.health == Health::Lost);
+            node.forget_lost();
             for gpu in 0..node.gpus.len() {
                 node.set_health(gpu, Health::Ok);
             }
-            if node.reserve != MiB::ZERO {
+            if node.reserve != MiB::ZERO || lost {
                 node.start_agent(&mut self.api, MiB::ZERO, true, &mut self.story)?;
             }
         }
@@ -36,16 +41,16 @@ impl World {
         let sizes: Vec<u64> = self
             .nodes
             .iter()
-            .flat_map(|node| node.gpus.iter().map(|gpu| gpu.total.0 / super::node::GIB))
+            .flat_map(|node| node.gpus.iter().map(|gpu| gpu.total.0 / crate::node::GIB))
             .collect();
         let mut sizes = sizes;
         sizes.sort_unstable_by(|a, b| b.cmp(a));
         for (n, size) in sizes.iter().enumerate() {
             let name = format!("whole{n}");
             let units = request(&[("m", ContainerKind::App, *size)]);
-            self.api.create(&name, units);
-            self.extender.watch(&self.api, usize::MAX, usize::MAX);
-            let placed = self.place(&super::api::key(&name))?;
+            self.api.create(&name, units, 0);
+            self.see_all()?;
+            let placed = self.place(&crate::api::key(&name))?;
             ensure!(placed, "{size} units fit nowhere though nothing is left");
         }
         self.run_all()?;
@@ -60,6 +65,62 @@ impl World {
         self.nothing_is_left()
     }
 
+    /// The important ones of those that wait are scheduled until they are bound or nobody is left to be evicted for them; whatever is made in place of
+    /// those that were evicted is scheduled before them each time. With everything seen and no GPU failing, one eviction is enough for each.
+    fn preempt_all(&mut self) -> Result<(), String> {
+        self.story.tell(|| "at quiet: the important ones evict others".to_owned());
+        let mut waiting: Vec<Pod> = self.pending().into_iter().filter(|pod| pod.priority > 0).collect();
+        waiting.sort_by_key(|pod| std::cmp::Reverse(pod.priority));
+        for pod in waiting {
+            let before = self.rounds(&pod);
+            for _ in 0..3 {
+                let leader = self.leader().ok_or("no replica leads")?;
+                let waits = |world: &World| world.api.pod(&pod.uid).is_some_and(|pod| pod.node.is_none());
+                if !waits(self) {
+                    break;
+                }
+                self.schedule(leader, &pod, 0)?;
+                self.answer_all()?;
+                self.end_deleted()?;
+                self.calm()?;
+                let lower: Vec<Pod> = self.pending().into_iter().filter(|other| other.priority < pod.priority).collect();
+                for other in lower {
+                    let leader = self.leader().ok_or("no replica leads")?;
+                    self.schedule(leader, &other, 0)?;
+                    self.answer_all()?;
+                    self.see_all()?;
+                }
+            }
+            let rounds = self.rounds(&pod) - before;
+            ensure!(
+                rounds <= 1,
+                "pods were evicted {rounds} times for {}, and others took the room",
+                pod.uid
+            );
+        }
+        self.replace_nobody();
+        self.calm()
+    }
+
+    fn rounds(&self, pod: &Pod) -> u32 {
+        self.scheduler.rounds.get(&pod.uid).copied().unwrap_or(0)
+    }
+
+    /// What is to be deleted ends.
+    fn end_deleted(&mut self) -> Result<(), String> {
+        for node in &mut self.nodes {
+            node.kubelet_sees(&mut self.api, usize::MAX, 1, &mut self.story)?;
+            for _ in 0..8 {
+                for uid in node.endable() {
+                    if node.kubelet.pods.get(&uid).is_some_and(|local| local.terminating) {
+                        node.end(&mut self.api, &uid, 0, Ending::Well, &mut self.story);
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
     /// Kubelets start what they can; init containers end well.
     fn run_all(&mut self) -> Result<(), String> {
         for node in &mut self.nodes {
@@ -68,9 +129,9 @@ impl World {
             let uids: Vec<String> = node.kubelet.pods.keys().cloned().collect();
             for uid in uids {
                 for _ in 0..12 {
-                    let before = (node.cgroups.get(&uid).cloned(), node.creating.len());
+                    let before = (node.cgroups.get(&uid).cloned(), node.creating.len(), node.waiting.len());
                     node.work(api, &uid, 1, story)?;
-                    if before == (node.cgroups.get(&uid).cloned(), node.creating.len()) {
+                    if before == (node.cgroups.get(&uid).cloned(), node.creating.len(), node.waiting.len()) {
                         break;
                     }
                     let init = node.kubelet.pods.get(&uid).and_then(|local| {
@@ -91,10 +152,12 @@ impl World {
 
     /// Every pod that its kubelet took in runs, unless its GPU failed, or its memory or its ids are still others'.
     fn check_started(&self) -> Result<(), String> {
-        for node in &self.nodes {
+        // Where nobody knows what still runs the arbiter may be wrong.
+        for node in self.nodes.iter().filter(|node| !node.no_pod_cgroups) {
             for (uid, local) in node.kubelet.pods.iter().filter(|(_, local)| local.is_live()) {
                 let waits = local.startable();
-                let allocation = &self.api.bound[uid].allocation;
+                // What an owner wrote is refused, or not.
+                let Some(allocation) = self.api.bound[uid].allocation() else { continue };
                 let excused = node.shares_its_ids(uid)
                     || allocation.gpus.iter().any(|share| {
                         let gpu = node.gpus.iter().find(|gpu| gpu.uuid == share.uuid);
@@ -133,7 +196,9 @@ impl World {
     /// Invariant 3.
     fn nothing_is_left(&self) -> Result<(), String> {
         ensure!(self.api.pods.is_empty(), "pods do not go: {:?}", self.api.pods);
-        self.extender.check_at_rest()?;
+        for extender in &self.extenders {
+            extender.check_at_rest()?;
+        }
         for node in &self.nodes {
             let (records, specs) = (&node.disk.records, &node.disk.specs);
             ensure!(
@@ -149,15 +214,17 @@ impl World {
                 .flat_map(|agent| agent.core.inventory().gpus)
                 .find(|gpu| gpu.held != MiB::ZERO);
             ensure!(held.is_none(), "invariant 3: memory is held by nobody: {held:?}");
-            let view = self.extender.core.index().ledger().node(&node.name);
-            let view = view.ok_or("the extender has forgotten a node")?;
-            for position in 0..node.gpus.len() {
-                let used = view.used(position);
-                ensure!(
-                    used == MiB::ZERO,
-                    "invariant 3: the extender counts {used} on GPU {position} of {}",
-                    node.name
-                );
+            for extender in &self.extenders {
+                let view = extender.core.index().ledger().node(&node.name);
+                let view = view.ok_or("the extender has forgotten a node")?;
+                for position in 0..node.gpus.len() {
+                    let used = view.used(position);
+                    ensure!(
+                        used == MiB::ZERO,
+                        "invariant 3: the extender counts {used} on GPU {position} of {}",
+                        node.name
+                    );
+                }
             }
         }
         Ok(())

@@ -1,0 +1,435 @@
+//! The API server: objects, their history, and watches that are late.
+
+use std::collections::BTreeMap;
+
+use divvy_extender::core::BindingRequest;
+use divvy_extender::election::Record;
+use divvy_model::{Allocation, Gpu, Health, Held, Inventory, MiB, Node, Phase, Pod, PodKey, PodRequest};
+
+use crate::node::GIB;
+
+/// How long an API server may hold a request.
+const REQUEST_TIMEOUT_NS: u64 = 60_000_000_000;
+
+/// What changed.
+#[derive(Debug, Clone)]
+pub enum PodEvent {
+    Applied(Pod),
+    Deleted(Pod),
+}
+
+/// What was written by the Binding of a pod; stays known when the pod is gone.
+#[derive(Debug, Clone)]
+pub struct Bound {
+    pub node: String,
+    pub held: Held,
+    /// By a Binding of the extender. Else the pod's owner wrote `spec.nodeName` and the annotations.
+    pub ours: bool,
+}
+
+impl Bound {
+    /// What the extender allocated.
+    pub fn allocation(&self) -> Option<&Allocation> {
+        match &self.held {
+            Held::Allocation(allocation) if self.ours => Some(allocation),
+            _ => None,
+        }
+    }
+}
+
+/// A Binding without an answer, which may still be carried out.
+#[derive(Debug, Clone)]
+pub struct Late {
+    pub binding: BindingRequest,
+    pub since_ns: u64,
+    /// The process that sent it.
+    pub life: u32,
+}
+
+/// Objects as they are, and how they came to be.
+#[derive(Debug, Default)]
+pub struct Api {
+    /// Time that never goes back and is the same on all machines.
+    pub now_ns: u64,
+    /// The Lease with its version.
+    pub lease: Option<(Record, u64)>,
+    pub late: Vec<Late>,
+    /// UID → the node that was promised to a pod that preempts (`status.nominatedNodeName`), and where in the history that was written.
+    pub nominated: BTreeMap<String, (String, usize)>,
+    /// The extender process that listed the pods last in order to bind.
+    pub writer: u32,
+    /// A Binding of an earlier writer was carried out after the list of the present one: for the rest of the story the ledger may
+    /// promise too much.
+    pub two_writers: bool,
+    lives: u32,
+    pub pods: BTreeMap<PodKey, Pod>,
+    pub nodes: BTreeMap<String, Node>,
+    pub pod_log: Vec<PodEvent>,
+    pub node_log: Vec<Node>,
+    /// By UID.
+    pub bound: BTreeMap<String, Bound>,
+    /// The most that a GPU was ever said to share.
+    pub most: BTreeMap<String, MiB>,
+    created: u32,
+}
+
+/// The API server's word on a Binding.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Verdict {
+    Created,
+    Conflict(String),
+    NotFound,
+}
+
+impl Api {
+    /// Time passes; requests that the API server has had for too long are given up.
+    pub fn tick(&mut self, ns: u64) {
+        self.now_ns += ns;
+        let now = self.now_ns;
+        self.late.retain(|late| now - late.since_ns < REQUEST_TIMEOUT_NS);
+    }
+
+    /// A number for a new process.
+    pub fn new_life(&mut self) -> u32 {
+        self.lives += 1;
+        self.lives
+    }
+
+    /// Replaces the Lease if it has this version, or creates it. As with any update, one that changes nothing makes no new version.
+    pub fn write_lease(&mut self, record: &Record, version: Option<&str>) -> Option<String> {
+        let now = self.lease.as_ref().map(|(_, version)| version.to_string());
+        if now.as_deref() != version {
+            return None;
+        }
+        let next = match &self.lease {
+            Some((known, version)) if known == record => *version,
+            Some((_, version)) => version + 1,
+            None => 1,
+        };
+        self.lease = Some((record.clone(), next));
+        Some(next.to_string())
+    }
+
+    pub fn create(&mut self, name: &str, request: PodRequest, priority: i32) -> Option<String> {
+        self.create_as(name, |pod| {
+            pod.request = request;
+            pod.priority = priority;
+        })
+    }
+
+    /// A pod whose owner wrote the node and the allocation, where nothing keeps users from that.
+    pub fn forge(&mut self, name: &str, request: PodRequest, node: &str, held: Held) -> Option<String> {
+        let uid = self.create_as(name, |pod| {
+            pod.request = request;
+            pod.node = Some(node.to_owned());
+            pod.held = held.clone();
+        })?;
+        let bound = Bound {
+            node: node.to_owned(),
+            held,
+            ours: false,
+        };
+        self.bound.insert(uid.clone(), bound);
+        Some(uid)
+    }
+
+    fn create_as(&mut self, name: &str, fill: impl FnOnce(&mut Pod)) -> Option<String> {
+        let key = key(name);
+        if self.pods.contains_key(&key) {
+            return None;
+        }
+        self.created += 1;
+        let uid = format!("{name}{}", self.created);
+        let mut pod = Pod {
+            uid: uid.clone(),
+            namespace: key.namespace.clone(),
+            name: key.name.clone(),
+            ..Pod::default()
+        };
+        fill(&mut pod);
+        self.pod_log.push(PodEvent::Applied(pod.clone()));
+        self.pods.insert(key, pod);
+        Some(uid)
+    }
+
+    pub fn pod(&self, uid: &str) -> Option<&Pod> {
+        self.pods.values().find(|pod| pod.uid == uid)
+    }
+
+    /// Changes the pod with this UID, if it is there.
+    pub fn update(&mut self, uid: &str, change: impl FnOnce(&mut Pod)) {
+        if let Some(pod) = self.pods.values_mut().find(|pod| pod.uid == uid) {
+            let before = pod.clone();
+            change(pod);
+            if *pod != before {
+                self.pod_log.push(PodEvent::Applied(pod.clone()));
+            }
+        }
+    }
+
+    /// What `kubectl delete` asks for: a pod that no kubelet has goes at once.
+    pub fn delete(&mut self, uid: &str) {
+        match self.pod(uid) {
+            Some(pod) if pod.node.is_none() => self.remove(uid),
+            Some(_) => self.update(uid, |pod| pod.deleting = true),
+            None => {}
+        }
+    }
+
+    /// kube-scheduler writes or clears `status.nominatedNodeName`.
+    pub fn nominate(&mut self, uid: &str, node: Option<&str>) {
+        let Some(pod) = self.pods.values_mut().find(|pod| pod.uid == uid) else { return };
+        match node {
+            Some(node) => self.nominated.insert(uid.to_owned(), (node.to_owned(), self.pod_log.len())),
+            None => self.nominated.remove(uid),
+        };
+        self.pod_log.push(PodEvent::Applied(pod.clone()));
+    }
+
+    /// The object goes.
+    pub fn remove(&mut self, uid: &str) {
+        let key = self.pod(uid).map(Pod::key);
+        self.nominated.remove(uid);
+        if let Some(pod) = key.and_then(|key| self.pods.remove(&key)) {
+            self.pod_log.push(PodEvent::Deleted(pod));
+        }
+    }
+
+    /// `BindingREST.Create` (registry/core/pod/storage): node and annotations in one transaction. `life`: the process that sent it.
+    pub fn bind(&mut self, binding: &BindingRequest, life: u32) -> Result<Verdict, String> {
+        let key = PodKey {
+            namespace: binding.namespace.clone(),
+            name: binding.name.clone(),
+        };
+        let Some(pod) = self.pods.get_mut(&key) else {
+            return Ok(Verdict::NotFound);
+        };
+        let refused = if pod.uid != binding.uid {
+            Some("the UID in the precondition is another one")
+        } else if pod.deleting {
+            Some("pod is being deleted, cannot be assigned to a host")
+        } else if pod.node.is_some() {
+            Some("pod is already assigned to a node")
+        } else {
+            None
+        };
+        if let Some(text) = refused {
+            return Ok(Verdict::Conflict(text.to_owned()));
+        }
+        let held = Held::from_annotations(&binding.annotations);
+        if !matches!(held, Held::Allocation(_)) {
+            return Err(format!("the Binding of {} carries no allocation: {held:?}", binding.uid));
+        }
+        self.bound.insert(
+            binding.uid.clone(),
+            Bound {
+                node: binding.node.clone(),
+                held: held.clone(),
+                ours: true,
+            },
+        );
+        self.two_writers |= life != self.writer;
+        self.nominated.remove(&binding.uid);
+        pod.node = Some(binding.node.clone());
+        pod.held = held;
+        self.pod_log.push(PodEvent::Applied(pod.clone()));
+        Ok(Verdict::Created)
+    }
+
+    /// A status write by a kubelet: refused if the object is gone, or another one.
+    pub fn status(&mut self, uid: &str, phase: Phase, container_running: bool) {
+        self.update(uid, |pod| {
+            // Terminal phases are final.
+            if !matches!(pod.phase, Phase::Succeeded | Phase::Failed) {
+                pod.phase = phase;
+            }
+            pod.container_running = container_running;
+        });
+    }
+
+    pub fn update_node(&mut self, name: &str, change: impl FnOnce(&mut Node)) {
+        let node = self.nodes.entry(name.to_owned()).or_insert_with(|| Node {
+            uid: name.to_owned(),
+            name: name.to_owned(),
+            ..Node::default()
+        });
+        let before = node.clone();
+        change(node);
+        if *node != before {
+            if let Some(Ok(inventory)) = &node.inventory {
+                for gpu in &inventory.gpus {
+                    let offered = inventory.unit.memory(gpu.units).unwrap();
+                    let most = self.most.entry(gpu.uuid.clone()).or_default();
+                    *most = offered.max(*most);
+                }
+            }
+            self.node_log.push(node.clone());
+        }
+    }
+
+    /// The agent's patch, through its text.
+    pub fn publish(&mut self, node: &str, inventory: &Inventory) {
+        let same = self
+            .nodes
+            .get(node)
+            .is_some_and(|node| node.inventory.as_ref().is_some_and(|have| have.as_ref() == Ok(inventory)));
+        if !same {
+            self.update_node(node, |node| node.inventory = Some(Inventory::parse(&inventory.to_json())));
+        }
+    }
+
+    /// The GPUs that a node publishes.
+    pub fn gpus(&self, node: &str) -> &[Gpu] {
+        gpus(self.nodes.get(node))
+    }
+
+    /// What pods that have not ended hold of a GPU.
+    pub fn ledger(&self, uuid: &str) -> MiB {
+        self.sum(uuid, |_| true)
+    }
+
+    /// What the extender has allocated of a GPU to pods that have not ended.
+    pub fn promised(&self, uuid: &str) -> MiB {
+        self.sum(uuid, |pod| self.bound.get(&pod.uid).is_some_and(|bound| bound.ours))
+    }
+
+    fn sum(&self, uuid: &str, counts: impl Fn(&Pod) -> bool) -> MiB {
+        let pods = self.pods.values().filter(|pod| counts(pod));
+        pods.map(|pod| booked(pod, uuid, pod.node.as_deref().map_or(&[], |node| self.gpus(node))))
+            .fold(MiB::ZERO, MiB::saturating_add)
+    }
+}
+
+/// The GPUs that a node object shows.
+pub fn gpus(node: Option<&Node>) -> &[Gpu] {
+    match node.and_then(|node| node.inventory.as_ref()) {
+        Some(Ok(inventory)) => &inventory.gpus,
+        _ => &[],
+    }
+}
+
+pub fn key(name: &str) -> PodKey {
+    PodKey {
+        namespace: "default".to_owned(),
+        name: name.to_owned(),
+    }
+}
+
+/// The naive count of one pod on a GPU of its node, which has these: it counts when it has a node and has not ended, by its annotations, and by
+/// what the kubelet gives it at least.
+pub fn booked(pod: &Pod, uuid: &str, gpus: &[Gpu]) -> MiB {
+    if pod.node.is_none() || pod.ended() {
+        return MiB::ZERO;
+    }
+    // No more than the GPU offers, should it offer less than before.
+    let gpu = gpus.iter().find(|gpu| gpu.uuid == uuid);
+    let asked = pod.request.effective_units().unwrap();
+    let given = MiB(asked * GIB).min(gpu.map_or(MiB(u64::MAX), |gpu| MiB(gpu.units * GIB)));
+    let at_least = |memory: MiB| if memory < MiB(asked * GIB) { memory.max(given) } else { memory };
+    match &pod.held {
+        Held::Allocation(allocation) => match (allocation.share(uuid), allocation.gpus.len()) {
+            (Some(share), 1) => at_least(share.memory),
+            (Some(share), _) => share.memory,
+            (None, _) => MiB::ZERO,
+        },
+        Held::Legacy(legacy) => {
+            let units = legacy.gpus.iter().find(|(index, _)| at_index(gpus, **index) == Some(uuid));
+            units.map_or(MiB::ZERO, |(_, units)| at_least(MiB(units * GIB)))
+        }
+        Held::Nothing | Held::Unreadable(_) => MiB::ZERO,
+    }
+}
+
+/// The GPU that gpushare's annotations mean by an index: of two the one that is there.
+pub fn at_index(gpus: &[Gpu], index: u32) -> Option<&str> {
+    let here = gpus.iter().filter(|gpu| gpu.index == index);
+    here.min_by_key(|gpu| (gpu.health == Health::Lost, &gpu.uuid))
+        .map(|gpu| gpu.uuid.as_str())
+}
+
+/// What an allocation of the extender gives of a GPU.
+pub fn share(held: &Held, uuid: &str) -> Option<MiB> {
+    match held {
+        Held::Allocation(allocation) => allocation.share(uuid).map(|share| share.memory),
+        Held::Legacy(_) => panic!("every node has an inventory, so the extender writes more than gpushare's form"),
+        Held::Nothing | Held::Unreadable(_) => None,
+    }
+}
+
+/// A watch of pods: the history in order, from where it is, and what it has shown so far.
+#[derive(Debug, Clone, Default)]
+pub struct PodWatch {
+    node: Option<String>,
+    at: usize,
+    pub view: BTreeMap<String, Pod>,
+}
+
+/// What a watcher is told.
+#[derive(Debug, Clone)]
+pub enum Seen {
+    Applied(Pod),
+    Deleted(String),
+}
+
+impl PodWatch {
+    /// Of all pods, or of one node's (field selector `spec.nodeName`).
+    pub fn new(node: Option<&str>) -> PodWatch {
+        PodWatch {
+            node: node.map(str::to_owned),
+            ..PodWatch::default()
+        }
+    }
+
+    fn selects(&self, pod: &Pod) -> bool {
+        self.node.is_none() || pod.node == self.node
+    }
+
+    /// The next event that concerns this watch.
+    pub fn next(&mut self, api: &Api) -> Option<Seen> {
+        while let Some(event) = api.pod_log.get(self.at) {
+            self.at += 1;
+            match event {
+                PodEvent::Applied(pod) if self.selects(pod) => {
+                    self.view.insert(pod.uid.clone(), pod.clone());
+                    return Some(Seen::Applied(pod.clone()));
+                }
+                PodEvent::Deleted(pod) if self.view.remove(&pod.uid).is_some() => return Some(Seen::Deleted(pod.uid.clone())),
+                PodEvent::Applied(_) | PodEvent::Deleted(_) => {}
+            }
+        }
+        None
+    }
+
+    /// The API server's answer to a list, which arrives later.
+    pub fn ask(&self, api: &Api) -> Listing {
+        Listing {
+            pods: api.pods.values().filter(|pod| self.selects(pod)).cloned().collect(),
+            at: api.pod_log.len(),
+        }
+    }
+
+    /// A list arrives; the watch goes on from the moment in which it was taken.
+    pub fn arrive(&mut self, listing: Listing) -> Vec<Pod> {
+        self.at = listing.at;
+        self.view = listing.pods.iter().map(|pod| (pod.uid.clone(), pod.clone())).collect();
+        listing.pods
+    }
+
+    /// How much of the history it has shown.
+    pub fn at(&self) -> usize {
+        self.at
+    }
+
+    /// Whether it has shown all that there is.
+    pub fn is_current(&self, api: &Api) -> bool {
+        self.at == api.pod_log.len()
+    }
+}
+
+/// A list of pods that the API server has taken and that is on its way.
+#[derive(Debug, Clone)]
+pub struct Listing {
+    pub pods: Vec<Pod>,
+    /// The history's length at that moment.
+    pub at: usize,
+}

@@ -1,0 +1,117 @@
+//! The long run: `cargo xtask torture`.
+#![allow(clippy::print_stdout, clippy::print_stderr, reason = "a program for a terminal")]
+
+use std::hash::{BuildHasher, RandomState};
+use std::io::{IsTerminal, Write};
+use std::num::NonZeroUsize;
+use std::process::ExitCode;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use clap::Parser;
+use divvy_torture::ops::History;
+use divvy_torture::{holds, play};
+
+/// Plays random histories against the decisions of the extender and of the agents, on all cores
+///
+/// Each history is a random sequence of up to 60 steps (pods come and go, watches lag, lists are overtaken, API calls are lost, proxies answer,
+/// processes are killed or frozen, cards are replaced) against the real decisions in one process. After each step the invariants are checked. A
+/// history is made from a number alone, so its number plays it again.
+///
+/// The first history that breaks an invariant ends the run: it is shortened, and told in words with the command that plays it again. Exit status: 0 if
+/// all histories held, 1 if one did not.
+#[derive(Debug, Parser)]
+#[command(
+    name = "cargo xtask torture",
+    after_help = "Examples:
+  cargo xtask torture --minutes 60
+  cargo xtask torture --minutes 0 --seed 7    plays history 7 only"
+)]
+struct Arguments {
+    /// How long to play; with 0 one history is played
+    #[arg(long, value_name = "N", default_value_t = 10)]
+    minutes: u32,
+    /// Number of the first history; the others follow it [default: a random number]
+    #[arg(long, value_name = "S")]
+    seed: Option<u64>,
+}
+
+fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    // A panic of a core is told with its history.
+    std::panic::set_hook(Box::new(|_| {}));
+    let first = arguments.seed.unwrap_or_else(|| RandomState::new().hash_one(std::process::id()));
+    match run(first, Duration::from_secs(u64::from(arguments.minutes) * 60)) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(seed) => {
+            let told = holds(&History::of(seed)).err();
+            println!("{}", told.as_deref().unwrap_or("it broke once and not again"));
+            println!("History {seed} breaks an invariant. To play it again: cargo xtask torture --minutes 0 --seed {seed}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// The error is the number of a history that does not hold.
+fn run(first: u64, time: Duration) -> Result<(), u64> {
+    let began = Instant::now();
+    let cores = match time.is_zero() {
+        true => 1,
+        false => std::thread::available_parallelism().map_or(1, NonZeroUsize::get),
+    };
+    println!("histories from {first} on, on {cores} core(s)");
+    let (next, played) = (AtomicU64::new(0), AtomicU64::new(0));
+    let broken: Mutex<Option<u64>> = Mutex::new(None);
+    let over = || began.elapsed() >= time || broken.lock().is_ok_and(|broken| broken.is_some());
+    std::thread::scope(|scope| {
+        for _ in 0..cores {
+            scope.spawn(|| {
+                loop {
+                    let number = next.fetch_add(1, Ordering::Relaxed);
+                    let seed = first.wrapping_add(number);
+                    if play(&History::of(seed), false).is_err()
+                        && let Ok(mut broken) = broken.lock()
+                    {
+                        // The same one in each run, whichever core comes first.
+                        *broken = Some(broken.map_or(seed, |other| other.min(seed)));
+                    }
+                    played.fetch_add(1, Ordering::Relaxed);
+                    if over() {
+                        break;
+                    }
+                }
+            });
+        }
+        let mut said = Instant::now();
+        // A terminal shows a line that changes, a log one line a minute.
+        let terminal = std::io::stderr().is_terminal();
+        let pause = Duration::from_secs(if terminal { 1 } else { 60 });
+        while !over() {
+            std::thread::sleep(Duration::from_millis(100));
+            if said.elapsed() >= pause {
+                said = Instant::now();
+                let line = progress(played.load(Ordering::Relaxed), began.elapsed(), cores);
+                let end = if terminal { "\r" } else { "\n" };
+                eprint!("{line}{end}");
+                // Progress is a courtesy.
+                let _ = std::io::stderr().flush();
+            }
+        }
+    });
+    let played = played.into_inner();
+    println!("{}", progress(played, began.elapsed(), cores));
+    match broken.into_inner().ok().flatten() {
+        Some(seed) => Err(seed),
+        None => Ok(()),
+    }
+}
+
+fn progress(played: u64, time: Duration, cores: usize) -> String {
+    let seconds = time.as_secs_f64().max(0.001);
+    let rate = played as f64 / seconds;
+    format!(
+        "{played} histories in {seconds:.0} s: {rate:.0} a second, {:.0} on each core",
+        rate / cores as f64
+    )
+}

@@ -1,0 +1,404 @@
+//! What can happen, one step each.
+//!
+//! Numbers pick among what is there at that moment (modulo), so that every step means something in every world and a
+//! shorter sequence is still one. `luck` decides what Kubernetes leaves to chance, together with the pod's UID and not with
+//! what happened before, so that taking a step out does not change all later chances.
+
+use crate::chance::Chance;
+
+/// How an API call ends for the extender.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fate {
+    /// The server carries it out; no answer yet.
+    Taken,
+    /// The server's answer arrives; a call that was not carried out is, first.
+    Answered,
+    /// No answer arrives. A Binding that was not carried out may be later.
+    Lost,
+    /// The client repeats the Binding by itself; the second answer arrives.
+    Repeated,
+    /// A proxy answers ([`crate::proxy::Page::number`]).
+    Page(u8),
+}
+
+/// What becomes of a look at the Lease and of the write that follows from it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LeaseFate {
+    Answered,
+    /// The Lease is not read.
+    ReadLost,
+    /// The write is not carried out.
+    WriteLost,
+    /// It is carried out and nobody hears of it.
+    AnswerLost,
+    /// It is carried out, and the answer comes with the next look.
+    AnswerLate,
+}
+
+/// How the annotations are forged of a pod whose owner wrote `spec.nodeName`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Forgery {
+    /// `memMiB: 0`
+    Zero,
+    /// A pod's share that is right, a container's that is 0.
+    ZeroContainer,
+    /// Less than the pod asks for.
+    Less,
+    /// What it asks for, on a GPU that nobody checked.
+    Exact,
+    /// gpushare's annotations with `ALIYUN_COM_GPU_MEM_POD: 0`.
+    LegacyZero,
+    /// gpushare's with less than it asks for.
+    LegacyLess,
+    /// gpushare's with what it asks for.
+    LegacyExact,
+    /// None.
+    Nothing,
+    /// What cannot be read.
+    Garbage,
+}
+
+impl Forgery {
+    const ALL: [Forgery; 9] = [
+        Forgery::Zero,
+        Forgery::ZeroContainer,
+        Forgery::Less,
+        Forgery::Exact,
+        Forgery::LegacyZero,
+        Forgery::LegacyLess,
+        Forgery::LegacyExact,
+        Forgery::Nothing,
+        Forgery::Garbage,
+    ];
+}
+
+/// What becomes of Bindings under way when the extender is killed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Leftover {
+    /// Carried out before the next process lists.
+    Done,
+    /// Never carried out.
+    Dropped,
+    /// They may be carried out when the next process has listed: two writers for a while.
+    Late,
+}
+
+/// How a container ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ending {
+    /// For good.
+    Well,
+    /// It will be started again.
+    Crash,
+}
+
+/// One step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Op {
+    /// A pod of this shape and priority under this name, unless the name is taken.
+    Create { name: u8, shape: u8, priority: u8 },
+    /// A pod with `spec.nodeName` and annotations that its owner wrote, as if on this GPU of the node.
+    Forge { name: u8, shape: u8, node: u8, gpu: u8, how: Forgery },
+    /// Graceful deletion is asked for.
+    Delete { pod: u8 },
+    /// The object goes at once, whatever its containers do.
+    ForceDelete { pod: u8 },
+    /// Force-deleted and made again under the same name (StatefulSet).
+    Recreate { pod: u8 },
+    /// The kubelet fails the pod while its containers still run.
+    Evict { pod: u8 },
+    /// kube-scheduler: filter, then bind to one of the nodes that passed, or preempt; the Binding may be lost at once. It asks this replica.
+    Schedule { pod: u8, node: u8, lost: bool, replica: u8 },
+    /// A bind past filter: repeated, or decided long ago.
+    Bind { pod: u8, node: u8, replica: u8 },
+    /// An API call of the extender's goes on.
+    Call { call: u8, fate: Fate },
+    /// A Binding without an answer is carried out after all.
+    LateWrite { call: u8 },
+    /// The extender looks after its reservations.
+    Sweep { replica: u8 },
+    /// Time passes.
+    Tick { seconds: u8 },
+    /// Events reach the extender.
+    ToExtender { replica: u8, pods: u8, nodes: u8 },
+    /// Events reach an agent.
+    ToAgent { node: u8, events: u8 },
+    /// Events reach a kubelet, which admits new pods.
+    ToKubelet { node: u8, events: u8, luck: u8 },
+    /// A watch was cut: the extender lists again. The list is taken now and arrives later.
+    RelistExtender { replica: u8 },
+    /// The extender's list arrives.
+    ListArrives { replica: u8 },
+    /// A watch was cut: the agent lists again.
+    RelistAgent { node: u8 },
+    /// The list of the agent's watch arrives.
+    AgentListArrives { node: u8 },
+    /// A pod worker's next step: sandbox, PreStartContainer, or the runtime's create.
+    Work { pod: u8, luck: u8 },
+    /// A container ends, or what is left of an ended pod goes.
+    End { pod: u8, container: u8, how: Ending },
+    /// The kubelet writes the pods' status.
+    Report { node: u8 },
+    /// The kubelet writes the node's status.
+    Heartbeat { node: u8 },
+    /// The agent's ten seconds are over; so many events come between its look at the node and its decision.
+    Reconcile { node: u8, events: u8 },
+    /// The agent's patch of the node's annotation arrives.
+    Publish { node: u8 },
+    /// The extender is killed and started.
+    RestartExtender { replica: u8, leftover: Leftover },
+    /// It ends in good order and gives the Lease back, and another starts.
+    Retire { replica: u8 },
+    /// A replica looks at the Lease.
+    Lease { replica: u8, fate: LeaseFate },
+    /// A replica stops in the middle of what it does, as on a machine that sleeps.
+    Freeze { replica: u8 },
+    /// It goes on.
+    Thaw { replica: u8 },
+    /// The wall clock of its machine is set; no other clock changes.
+    Clock { replica: u8, seconds: i16 },
+    /// The agent is killed.
+    KillAgent { node: u8 },
+    /// The agent will be killed between two of its actions.
+    KillAgentAfter { node: u8, actions: u8 },
+    /// The agent starts (again), with this many units of each GPU kept back.
+    StartAgent { node: u8, reserve: u8, listed: bool },
+    /// The kubelet starts again, before or after the agent has registered.
+    RestartKubelet { node: u8, registered: bool },
+    /// Everything on the node starts again.
+    Reboot { node: u8, registered: bool },
+    /// A card is taken out and another put in while the node runs.
+    ReplaceCard { gpu: u8 },
+    /// A GPU fails.
+    Fail { gpu: u8 },
+    /// It recovers.
+    Recover { gpu: u8 },
+    /// A pod goes the straight way: bind, admission, then so many steps of its worker.
+    Hurry { pod: u8, steps: u8, luck: u8 },
+    /// Everything under way arrives.
+    Calm,
+}
+
+/// What a story is mostly about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Mix {
+    /// Everything that can happen with one extender.
+    Everything,
+    /// Binds: calls without answers, late writes, restarts of the extender.
+    Binds,
+    /// Starts of containers: lists that are slow and overtaken.
+    Starts,
+    /// Pods of different priorities.
+    Preemption,
+    /// Two extenders, one of which leads.
+    Replicas,
+    /// Cards that are replaced, and pods that no extender placed.
+    Cards,
+    /// A kubelet that makes no cgroups for pods.
+    NoPodCgroups,
+}
+
+/// What happened, from the start of a world: which one, and its steps.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct History {
+    pub mix: Mix,
+    pub steps: Vec<Op>,
+}
+
+impl History {
+    /// The history with this number.
+    pub fn of(seed: u64) -> History {
+        const MIXES: [Mix; 8] = [
+            Mix::Everything,
+            Mix::Binds,
+            Mix::Starts,
+            Mix::Preemption,
+            Mix::Replicas,
+            Mix::Cards,
+            Mix::Everything,
+            Mix::NoPodCgroups,
+        ];
+        let mut chance = Chance::from_seed(seed);
+        // Rare: one node of it has most invariants switched off.
+        let mix = match MIXES[chance.below(MIXES.len())] {
+            Mix::NoPodCgroups if chance.below(4) > 0 => Mix::Replicas,
+            mix => mix,
+        };
+        let length = 1 + chance.below(60);
+        History {
+            mix,
+            steps: (0..length).map(|_| Op::from_number(mix, chance.number())).collect(),
+        }
+    }
+}
+
+impl Mix {
+    /// Two of three steps are among these of the table.
+    fn focus(self) -> &'static [(u16, u16)] {
+        match self {
+            Mix::Everything => &[],
+            Mix::Binds => &[(46, 112)],
+            Mix::Starts => &[(0, 36), (113, 130), (135, 180), (229, 254)],
+            Mix::Preemption => &[(0, 24), (46, 63), (101, 112), (161, 180), (229, 254)],
+            Mix::Replicas => &[(46, 112), (200, 203), (229, 240), (262, 313)],
+            Mix::Cards => &[(0, 10), (121, 130), (135, 180), (188, 199), (221, 254), (314, 327)],
+            Mix::NoPodCgroups => &[(0, 36), (135, 180), (188, 196), (229, 254)],
+        }
+    }
+}
+
+impl Op {
+    fn from_number(mix: Mix, number: u64) -> Op {
+        let [low, high, a, b, c, flags, other, spare] = number.to_le_bytes();
+        let weight = u16::from_le_bytes([low, high]);
+        let focus = mix.focus();
+        let weight = if focus.is_empty() || other.is_multiple_of(3) {
+            weight % 328
+        } else {
+            let width: u16 = focus.iter().map(|(first, last)| last - first + 1).sum();
+            let mut at = weight % width;
+            focus
+                .iter()
+                .find_map(|(first, last)| {
+                    let here = last - first + 1;
+                    if at < here {
+                        return Some(first + at);
+                    }
+                    at -= here;
+                    None
+                })
+                .unwrap_or(weight % 328)
+        };
+        let flag = flags.is_multiple_of(2);
+        let replica = spare >> 4;
+        let priority = match mix {
+            Mix::Preemption => flags / 2 % 4,
+            _ => u8::from(flags.is_multiple_of(16)),
+        };
+        let fate = match b % 14 {
+            0 | 1 => Fate::Taken,
+            2..=7 => Fate::Answered,
+            8..=10 => Fate::Lost,
+            11 => Fate::Repeated,
+            _ => Fate::Page(c),
+        };
+        let how = if c.is_multiple_of(4) { Ending::Crash } else { Ending::Well };
+        match weight {
+            0..=24 => Op::Create {
+                name: a,
+                shape: b,
+                priority,
+            },
+            25..=30 => Op::Delete { pod: a },
+            31..=36 => Op::ForceDelete { pod: a },
+            37..=42 => Op::Recreate { pod: a },
+            43..=45 => Op::Evict { pod: a },
+            46..=63 => Op::Schedule {
+                pod: a,
+                node: b,
+                lost: flags.is_multiple_of(4),
+                replica,
+            },
+            64..=68 => Op::Bind {
+                pod: a,
+                node: b,
+                replica,
+            },
+            69..=86 => Op::Call { call: a, fate },
+            87..=94 => Op::LateWrite { call: a },
+            95..=98 => Op::Sweep { replica },
+            99..=100 => Op::Tick {
+                seconds: [1, 12, 70][usize::from(a % 3)],
+            },
+            101..=112 => Op::ToExtender {
+                replica,
+                pods: a % 6,
+                nodes: b % 3,
+            },
+            113..=120 => Op::ToAgent {
+                node: a,
+                events: 1 + b % 4,
+            },
+            121..=130 => Op::ToKubelet {
+                node: a,
+                events: 1 + b % 5,
+                luck: c,
+            },
+            131..=132 => Op::RelistExtender { replica },
+            133..=134 => Op::RelistAgent { node: a },
+            135..=160 => Op::Work { pod: a, luck: c },
+            161..=180 => Op::End {
+                pod: a,
+                container: b,
+                how,
+            },
+            181..=183 => Op::Report { node: a },
+            184..=187 => Op::Heartbeat { node: a },
+            188..=196 => Op::Reconcile {
+                node: a,
+                events: if flag { b % 3 } else { 0 },
+            },
+            197..=199 => Op::Publish { node: a },
+            200..=203 => Op::RestartExtender {
+                replica,
+                leftover: match b % 5 {
+                    0 => Leftover::Late,
+                    1 | 2 => Leftover::Done,
+                    _ => Leftover::Dropped,
+                },
+            },
+            204..=205 => Op::KillAgent { node: a },
+            206..=208 => Op::KillAgentAfter { node: a, actions: b % 3 },
+            209..=214 => Op::StartAgent {
+                node: a,
+                reserve: u8::from(b.is_multiple_of(8)),
+                listed: flag,
+            },
+            215..=217 => Op::RestartKubelet {
+                node: a,
+                registered: flag,
+            },
+            218..=220 => Op::Reboot {
+                node: a,
+                registered: flag,
+            },
+            221..=224 => Op::Fail { gpu: a },
+            225..=228 => Op::Recover { gpu: a },
+            255..=257 => Op::Calm,
+            258..=261 => Op::AgentListArrives { node: a },
+            262..=269 => Op::ListArrives { replica },
+            270..=277 if mix == Mix::Replicas => Op::Tick { seconds: 1 + a % 16 },
+            278..=293 if mix == Mix::Replicas => Op::Lease {
+                replica,
+                fate: match b % 8 {
+                    0 => LeaseFate::ReadLost,
+                    1 => LeaseFate::WriteLost,
+                    2 => LeaseFate::AnswerLost,
+                    3 => LeaseFate::AnswerLate,
+                    _ => LeaseFate::Answered,
+                },
+            },
+            294..=297 if mix == Mix::Replicas => Op::Freeze { replica },
+            298..=303 if mix == Mix::Replicas => Op::Thaw { replica },
+            304..=307 if mix == Mix::Replicas => Op::Retire { replica },
+            308..=313 => Op::Clock {
+                replica,
+                seconds: i16::from_le_bytes([a, b]) / if flag { 1 } else { 1024 },
+            },
+            314..=318 => Op::ReplaceCard { gpu: a },
+            319..=327 => Op::Forge {
+                name: a,
+                shape: b,
+                node: c,
+                gpu: flags,
+                how: Forgery::ALL[usize::from(spare) % Forgery::ALL.len()],
+            },
+            // 229..=254, and in worlds with one extender what is about several.
+            _ => Op::Hurry {
+                pod: a,
+                steps: if flag { 9 } else { b % 4 },
+                luck: c,
+            },
+        }
+    }
+}

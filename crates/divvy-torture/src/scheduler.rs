@@ -1,0 +1,200 @@
+//! kube-scheduler, as far as it decides between pods: sums, nominations, preemption (`pkg/scheduler/framework/preemption`,
+//! `plugins/defaultpreemption`, `RunFilterPluginsWithNominatedPods`), and controllers that replace what was evicted.
+
+use std::collections::BTreeMap;
+
+use divvy_extender::core::Eviction;
+use divvy_model::{Phase, Pod, PodRequest};
+
+use crate::story::ensure;
+use crate::world::World;
+
+/// More than this does nobody evict for one pod.
+const MOST_EVICTIONS: u32 = 8;
+
+/// What the scheduler and the controllers remember.
+#[derive(Debug, Default)]
+pub struct Scheduler {
+    /// UID → how often pods were evicted for it.
+    pub rounds: BTreeMap<String, u32>,
+    /// Pods that were evicted and whose controller makes another when they are gone.
+    evicted: Vec<Evicted>,
+}
+
+#[derive(Debug)]
+struct Evicted {
+    uid: String,
+    name: String,
+    request: PodRequest,
+    priority: i32,
+}
+
+fn units(pod: &Pod) -> u64 {
+    pod.request.effective_units().unwrap()
+}
+
+impl World {
+    /// Filter, then a bind; or preemption, if nothing fits.
+    pub fn schedule(&mut self, replica: usize, pod: &Pod, choice: u8) -> Result<(), String> {
+        if self.extenders[replica].frozen {
+            self.story.tell(|| format!("no extender answers for {}", pod.uid));
+            return Ok(());
+        }
+        let passed = self.filter(replica, pod)?;
+        let fit: Vec<usize> = passed.into_iter().filter(|node| self.resources_fit(pod, *node)).collect();
+        // The node that was promised to it is tried first.
+        let promised = self.api.nominated.get(&pod.uid).map(|(node, _)| node);
+        let promised = fit.iter().find(|node| Some(&self.nodes[**node].name) == promised);
+        let node = promised.or_else(|| fit.get(usize::from(choice) % fit.len().max(1))).copied();
+        match node {
+            Some(node) => self.bind(replica, pod, node),
+            None => {
+                self.story.tell(|| format!("{} fits nowhere", pod.uid));
+                self.preempt(replica, pod)
+            }
+        }
+    }
+
+    /// NodeResourcesFit: healthy ids less what pods that are not in a terminal phase ask for, and those that were promised room and are no less
+    /// important.
+    fn resources_fit(&self, pod: &Pod, node: usize) -> bool {
+        self.sum_left(pod, node, &[]) >= Some(units(pod))
+    }
+
+    fn sum_left(&self, pod: &Pod, node: usize, without: &[&Pod]) -> Option<u64> {
+        let name = &self.nodes[node].name;
+        let requested: u64 = self.api.pods.values().filter(|other| self.counts(other, name, without)).map(units).sum();
+        let promised = self.api.nominated.iter().filter(|(uid, (on, _))| on == name && **uid != pod.uid);
+        let promised: u64 = promised
+            .filter_map(|(uid, _)| self.api.pod(uid))
+            .filter(|other| other.node.is_none() && other.priority >= pod.priority)
+            .map(units)
+            .sum();
+        self.api.nodes[name].allocatable_units.checked_sub(requested + promised)
+    }
+
+    fn counts(&self, pod: &Pod, node: &str, without: &[&Pod]) -> bool {
+        pod.node.as_deref() == Some(node)
+            && !matches!(pod.phase, Phase::Succeeded | Phase::Failed)
+            && without.iter().all(|gone| gone.uid != pod.uid)
+    }
+
+    /// PostFilter. Nobody is evicted while those that were for this pod are still ending.
+    fn preempt(&mut self, replica: usize, pod: &Pod) -> Result<(), String> {
+        let promised = self.api.nominated.get(&pod.uid).map(|(node, _)| node.clone());
+        let ends = |other: &&Pod| other.deleting && other.priority < pod.priority && other.node.is_some();
+        if promised.is_some() && self.api.pods.values().filter(ends).any(|other| other.node == promised) {
+            return Ok(());
+        }
+        let proposed: Vec<Eviction> = (0..self.nodes.len())
+            .filter_map(|node| {
+                Some(Eviction {
+                    node: self.nodes[node].name.clone(),
+                    victims: self.victims(pod, node)?,
+                    pdb_violations: 0,
+                })
+            })
+            .collect();
+        if proposed.is_empty() {
+            return self.forget(pod);
+        }
+        let answered = self.extenders[replica].core.preempt(pod, proposed)?;
+        let price = |eviction: &Eviction| {
+            let pods = eviction.victims.iter().filter_map(|uid| self.api.pod(uid));
+            let priorities: Vec<i64> = pods.map(|pod| i64::from(pod.priority)).collect();
+            (priorities.iter().max().copied(), priorities.iter().sum::<i64>(), priorities.len())
+        };
+        let Some(chosen) = answered.iter().min_by_key(|eviction| price(eviction)).cloned() else {
+            return self.forget(pod);
+        };
+        self.story
+            .tell(|| format!("{} preempts {:?} on {}", pod.uid, chosen.victims, chosen.node));
+        for uid in &chosen.victims {
+            let Some(victim) = self.api.pod(uid).cloned() else { continue };
+            ensure!(
+                victim.priority < pod.priority,
+                "{uid} (priority {}) is to go for {} (priority {})",
+                victim.priority,
+                pod.uid,
+                pod.priority
+            );
+            if victim.deleting {
+                continue;
+            }
+            self.api.delete(uid);
+            self.scheduler.evicted.push(Evicted {
+                uid: uid.clone(),
+                name: victim.name,
+                request: victim.request,
+                priority: victim.priority,
+            });
+        }
+        let rounds = self.scheduler.rounds.entry(pod.uid.clone()).or_default();
+        *rounds += 1;
+        ensure!(
+            *rounds <= MOST_EVICTIONS,
+            "pods were evicted {rounds} times for {}, which still waits",
+            pod.uid
+        );
+        // Others that are less important and were promised the same room have to look again.
+        let others: Vec<String> = self
+            .api
+            .nominated
+            .iter()
+            .filter(|(_, (node, _))| *node == chosen.node)
+            .filter(|(uid, _)| self.api.pod(uid).is_some_and(|other| other.priority < pod.priority))
+            .map(|(uid, _)| uid.clone())
+            .collect();
+        for uid in others {
+            self.api.nominate(&uid, None);
+        }
+        self.api.nominate(&pod.uid, Some(&chosen.node));
+        Ok(())
+    }
+
+    /// Preemption does not help: nothing is promised to the pod any more.
+    fn forget(&mut self, pod: &Pod) -> Result<(), String> {
+        if self.api.nominated.contains_key(&pod.uid) {
+            self.api.nominate(&pod.uid, None);
+        }
+        Ok(())
+    }
+
+    /// Those of lower priority that must go by the sums, the least important first; nothing if that does not help, or if nobody has to.
+    fn victims(&self, pod: &Pod, node: usize) -> Option<Vec<String>> {
+        let name = &self.nodes[node].name;
+        let here = self.api.pods.values().filter(|other| self.counts(other, name, &[]));
+        let mut lower: Vec<&Pod> = here.filter(|other| other.priority < pod.priority).collect();
+        lower.sort_by_key(|other| (other.priority, &other.uid));
+        let fits = |gone: &[&Pod]| self.sum_left(pod, node, gone) >= Some(units(pod));
+        if lower.is_empty() || !fits(&lower) {
+            return None;
+        }
+        // The most important are let off first.
+        let mut gone = lower.clone();
+        for other in lower.iter().rev() {
+            let fewer: Vec<&Pod> = gone.iter().filter(|pod| pod.uid != other.uid).copied().collect();
+            if fits(&fewer) {
+                gone = fewer;
+            }
+        }
+        (!gone.is_empty()).then(|| gone.iter().map(|pod| pod.uid.clone()).collect())
+    }
+
+    /// Controllers make another pod for each that was evicted, once it is gone and its name is free.
+    pub fn replace_evicted(&mut self) {
+        let evicted = std::mem::take(&mut self.scheduler.evicted);
+        for pod in evicted {
+            if self.api.pod(&pod.uid).is_some() {
+                self.scheduler.evicted.push(pod);
+            } else if let Some(uid) = self.api.create(&pod.name, pod.request, pod.priority) {
+                self.story.tell(|| format!("{uid} is created in place of {}", pod.uid));
+            }
+        }
+    }
+
+    /// At quiet: nobody is replaced any more.
+    pub fn replace_nobody(&mut self) {
+        self.scheduler.evicted.clear();
+    }
+}

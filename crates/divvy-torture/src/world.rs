@@ -1,0 +1,932 @@
+//! The world: an API server, an extender, nodes with a kubelet and an agent each, and the steps that change it.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use divvy_extender::core::BindArgs;
+use divvy_model::ContainerKind::{App, Init, Sidecar};
+use divvy_model::legacy::bind_annotations;
+use divvy_model::{
+    Allocation, ContainerKind, ContainerRequest, ContainerShare, GpuRules, GpuShare, Health, Held, MiB, Pod, PodKey, PodRequest, names,
+};
+
+use crate::api::{Api, booked, share};
+use crate::extender::{Extender, late_write, wants};
+use crate::node::{GIB, SimNode};
+use crate::ops::{Fate, Forgery, LeaseFate, Mix, Op};
+use crate::scheduler::Scheduler;
+use crate::story::{Story, ensure};
+
+/// Names of pods; few, so that they come back.
+const NAMES: [&str; 5] = ["a", "b", "c", "d", "e"];
+
+/// `spec.priority`
+const PRIORITIES: [i32; 4] = [0, 10, 20, 0];
+
+/// Nodes by name with their GPUs in units.
+type Nodes = &'static [(&'static str, &'static [u64])];
+
+fn nodes(mix: Mix) -> Nodes {
+    match mix {
+        Mix::Preemption => &[("n1", &[4]), ("n2", &[6, 4, 4])],
+        _ => &[("n1", &[4]), ("n2", &[6, 4])],
+    }
+}
+
+/// Over how many GPUs what these ask for is spread.
+type Shape = (u32, &'static [(&'static str, ContainerKind, u64)]);
+
+fn shapes() -> [Shape; 10] {
+    [
+        (1, &[("m", App, 1)]),
+        (1, &[("m", App, 2)]),
+        (1, &[("m", App, 4)]),
+        (1, &[("m", App, 3)]),
+        (1, &[("m", App, 1), ("n", App, 2)]),
+        (1, &[("i", Init, 3), ("m", App, 1)]),
+        (1, &[("i", Init, 2), ("s", Sidecar, 1), ("m", App, 1), ("n", App, 0)]),
+        (1, &[("i", Init, 2), ("m", App, 2)]),
+        (2, &[("m", App, 4)]),
+        (2, &[("i", Init, 4), ("s", Sidecar, 2), ("m", App, 2)]),
+    ]
+}
+
+pub fn request(containers: &[(&str, ContainerKind, u64)]) -> PodRequest {
+    PodRequest {
+        containers: containers
+            .iter()
+            .map(|(name, kind, units)| ContainerRequest {
+                name: (*name).to_owned(),
+                kind: *kind,
+                units: *units,
+                gpu_count: 0,
+            })
+            .collect(),
+        ..PodRequest::default()
+    }
+}
+
+/// Everything.
+#[derive(Debug)]
+pub struct World {
+    pub api: Api,
+    /// One, or replicas of which one leads.
+    pub extenders: Vec<Extender>,
+    pub scheduler: Scheduler,
+    pub nodes: Vec<SimNode>,
+    pub story: Story,
+    /// Nodes on which something happened in this step.
+    touched: BTreeSet<usize>,
+    /// Position in the history of pods up to which the ledger was checked.
+    checked: usize,
+}
+
+/// The `n`th of what is there.
+fn pick<T: Clone>(items: impl IntoIterator<Item = T>, n: u8) -> Option<T> {
+    let items: Vec<T> = items.into_iter().collect();
+    items.get(usize::from(n) % items.len().max(1)).cloned()
+}
+
+impl World {
+    /// Nodes whose agents run, and extenders that know them.
+    pub fn new(mix: Mix, told: bool) -> Result<World, String> {
+        let mut api = Api::default();
+        // Clocks that are set back do not come before 1970.
+        api.tick(1_000_000_000_000_000);
+        let mut nodes = nodes(mix)
+            .iter()
+            .map(|(name, units)| SimNode::new(name, units, &mut api))
+            .collect::<Result<Vec<_>, _>>()?;
+        nodes[0].no_pod_cgroups = mix == Mix::NoPodCgroups;
+        let replicas = if mix == Mix::Replicas { 2 } else { 1 };
+        let extenders = (0..replicas).map(|_| Extender::new(&mut api, replicas == 1)).collect();
+        let mut world = World {
+            api,
+            extenders,
+            scheduler: Scheduler::default(),
+            nodes,
+            story: Story::new(told),
+            touched: BTreeSet::new(),
+            checked: 0,
+        };
+        world.tick(2_000_000_000)?;
+        world.lead()?;
+        Ok(world)
+    }
+
+    /// One step, and what must hold after it.
+    pub fn step(&mut self, op: Op) -> Result<(), String> {
+        self.tick(1_000_000)?;
+        self.apply(op)?;
+        self.replace_evicted();
+        self.check()
+    }
+
+    /// Time passes. Replicas that are not frozen look at the Lease every two seconds.
+    pub fn tick(&mut self, ns: u64) -> Result<(), String> {
+        const LOOK_NS: u64 = 2_000_000_000;
+        let end = self.api.now_ns + ns;
+        while self.api.now_ns / LOOK_NS != end / LOOK_NS {
+            let next = (self.api.now_ns / LOOK_NS + 1) * LOOK_NS;
+            self.api.tick(next - self.api.now_ns);
+            for replica in 0..self.extenders.len() {
+                self.look(replica, LeaseFate::Answered)?;
+            }
+        }
+        self.api.tick(end - self.api.now_ns);
+        Ok(())
+    }
+
+    fn look(&mut self, replica: usize, fate: LeaseFate) -> Result<(), String> {
+        let extender = &mut self.extenders[replica];
+        if extender.frozen {
+            return Ok(());
+        }
+        extender.look(&mut self.api, fate, &mut self.story)
+    }
+
+    /// Time passes until some replica leads and knows the pods; it is the first one that is not frozen.
+    pub fn lead(&mut self) -> Result<(), String> {
+        for _ in 0..20 {
+            for extender in self.extenders.iter_mut().filter(|extender| !extender.frozen) {
+                extender.list_arrives(&self.api, &mut self.story)?;
+            }
+            if self.leader().is_some() {
+                return Ok(());
+            }
+            self.tick(2_000_000_000)?;
+        }
+        Err("no replica leads".to_owned())
+    }
+
+    /// The replica that leads, if it is not frozen.
+    pub fn leader(&self) -> Option<usize> {
+        let leads = |extender: &Extender| !extender.frozen && extender.leads(&self.api);
+        self.extenders.iter().position(leads)
+    }
+
+    fn replica(&self, n: u8) -> usize {
+        usize::from(n) % self.extenders.len()
+    }
+
+    fn node(&mut self, n: u8) -> usize {
+        let node = usize::from(n) % self.nodes.len();
+        self.touched.insert(node);
+        node
+    }
+
+    fn all_pods(&self) -> Vec<Pod> {
+        self.api.pods.values().cloned().collect()
+    }
+
+    /// The node whose kubelet has this pod.
+    fn home(&mut self, uid: &str) -> Option<usize> {
+        let node = self
+            .nodes
+            .iter()
+            .position(|node| node.kubelet.pods.contains_key(uid) || node.cgroups.contains_key(uid) || node.waiting.contains_key(uid))?;
+        self.touched.insert(node);
+        Some(node)
+    }
+
+    fn apply(&mut self, op: Op) -> Result<(), String> {
+        match op {
+            Op::Create { name, shape, priority } => self.create(name, shape, priority),
+            Op::Forge {
+                name,
+                shape,
+                node,
+                gpu,
+                how,
+            } => self.forge(name, shape, node, gpu, how),
+            Op::Delete { pod } => {
+                if let Some(pod) = pick(self.all_pods(), pod) {
+                    self.story.tell(|| format!("deletion of {} is asked for", pod.uid));
+                    self.api.delete(&pod.uid);
+                }
+            }
+            Op::ForceDelete { pod } => {
+                if let Some(pod) = pick(self.all_pods(), pod) {
+                    self.story.tell(|| format!("{} is force-deleted", pod.uid));
+                    self.api.remove(&pod.uid);
+                }
+            }
+            Op::Recreate { pod } => {
+                if let Some(pod) = pick(self.all_pods(), pod) {
+                    self.api.remove(&pod.uid);
+                    let uid = self.api.create(&pod.name, pod.request.clone(), pod.priority);
+                    self.story
+                        .tell(|| format!("{} is force-deleted and made again: {uid:?}", pod.uid));
+                }
+            }
+            Op::Evict { pod } => {
+                if let Some(pod) = pick(self.all_pods(), pod)
+                    && let Some(node) = self.home(&pod.uid)
+                {
+                    self.story.tell(|| format!("{} is evicted", pod.uid));
+                    self.nodes[node].evict(&mut self.api, &pod.uid);
+                }
+            }
+            Op::Schedule {
+                pod,
+                node,
+                lost,
+                replica,
+            } => self.schedule_one(pod, node, lost, replica)?,
+            Op::Bind { pod, node, replica } => {
+                let node = usize::from(node) % self.nodes.len();
+                if let Some(pod) = pick(self.all_pods(), pod) {
+                    let replica = self.replica(replica);
+                    self.bind(replica, &pod, node)?;
+                }
+            }
+            Op::Call { call, fate } => match pick(self.calls(fate), call) {
+                Some((replica, call)) => {
+                    let World {
+                        extenders, api, story, ..
+                    } = self;
+                    let extender = &mut extenders[replica];
+                    story.tell(|| format!("{}: {fate:?}", extender.describe(call)));
+                    extender.call(api, call, fate, story)?;
+                }
+                None => self.schedule_one(call, call, false, call)?,
+            },
+            Op::LateWrite { call } => {
+                if self.api.late.is_empty() {
+                    self.schedule_one(call, call, true, call)?;
+                } else {
+                    let call = usize::from(call) % self.api.late.len();
+                    self.story
+                        .tell(|| "a Binding without an answer is carried out late".to_owned());
+                    late_write(&mut self.api, call, &mut self.story)?;
+                }
+            }
+            Op::Tick { seconds } => {
+                self.story.tell(|| format!("{seconds} s pass"));
+                self.tick(u64::from(seconds) * 1_000_000_000)?;
+            }
+            Op::Sweep { replica }
+            | Op::ToExtender { replica, .. }
+            | Op::RelistExtender { replica }
+            | Op::ListArrives { replica }
+            | Op::RestartExtender { replica, .. }
+            | Op::Retire { replica }
+            | Op::Lease { replica, .. }
+            | Op::Freeze { replica }
+            | Op::Thaw { replica }
+            | Op::Clock { replica, .. } => {
+                let replica = self.replica(replica);
+                self.on_extender(replica, op)?;
+            }
+            Op::Work { pod, luck } => {
+                let live = |node: &SimNode| -> Vec<String> {
+                    let live = node.kubelet.pods.iter().filter(|(_, local)| local.is_live());
+                    let creating = node.creating.keys().map(|(uid, _)| uid);
+                    let waiting = node.waiting.keys();
+                    live.map(|(uid, _)| uid).chain(creating).chain(waiting).cloned().collect()
+                };
+                if let Some(uid) = pick(self.nodes.iter().flat_map(live).collect::<Vec<_>>(), pod)
+                    && let Some(node) = self.home(&uid)
+                {
+                    self.story.tell(|| format!("the kubelet works on {uid}"));
+                    self.nodes[node].work(&mut self.api, &uid, luck, &mut self.story)?;
+                }
+            }
+            Op::End { pod, container, how } => {
+                if let Some(uid) = pick(self.nodes.iter().flat_map(SimNode::endable).collect::<Vec<_>>(), pod)
+                    && let Some(node) = self.home(&uid)
+                {
+                    self.story.tell(|| format!("something of {uid} ends"));
+                    self.nodes[node].end(&mut self.api, &uid, usize::from(container), how, &mut self.story);
+                }
+            }
+            Op::ReplaceCard { gpu } => {
+                if let Some((node, gpu)) = pick(self.all_gpus(), gpu) {
+                    self.touched.insert(node);
+                    let uuid = self.nodes[node].gpus[gpu].uuid.clone();
+                    // A machine has so many slots.
+                    if self.nodes[node].gpus.len() < 4 && self.nodes[node].replace_card(gpu) {
+                        self.story.tell(|| format!("another card is put in place of {uuid}"));
+                    }
+                }
+            }
+            Op::Fail { gpu } => self.set_health(gpu, Health::Failed),
+            Op::Recover { gpu } => self.set_health(gpu, Health::Ok),
+            Op::Hurry { pod, steps, luck } => {
+                if let Some(pod) = pick(self.all_pods(), pod) {
+                    self.hurry(&pod.uid, steps, luck)?;
+                }
+            }
+            Op::Calm => {
+                self.story.tell(|| "everything under way arrives".to_owned());
+                self.calm()?;
+            }
+            Op::ToAgent { .. }
+            | Op::ToKubelet { .. }
+            | Op::RelistAgent { .. }
+            | Op::AgentListArrives { .. }
+            | Op::Report { .. }
+            | Op::Heartbeat { .. }
+            | Op::Reconcile { .. }
+            | Op::Publish { .. }
+            | Op::KillAgent { .. }
+            | Op::KillAgentAfter { .. }
+            | Op::StartAgent { .. }
+            | Op::RestartKubelet { .. }
+            | Op::Reboot { .. } => self.on_node(op)?,
+        }
+        Ok(())
+    }
+
+    /// Calls that may go on in this way: a frozen replica hears no answer.
+    fn calls(&self, fate: Fate) -> Vec<(usize, usize)> {
+        let replicas = self.extenders.iter().enumerate();
+        replicas
+            .filter(|(_, extender)| !extender.frozen || fate == Fate::Taken)
+            .flat_map(|(replica, extender)| (0..extender.calls.len()).map(move |call| (replica, call)))
+            .collect()
+    }
+
+    fn on_extender(&mut self, replica: usize, op: Op) -> Result<(), String> {
+        let World {
+            extenders, api, story, ..
+        } = self;
+        let several = extenders.len() > 1;
+        let who = if several { format!("extender {replica}") } else { "the extender".to_owned() };
+        let extender = &mut extenders[replica];
+        match op {
+            Op::RestartExtender { leftover, .. } => {
+                story.tell(|| format!("{who} is restarted; Bindings under way: {leftover:?}"));
+                return extender.restart(api, leftover, story);
+            }
+            Op::Freeze { .. } if several && !extender.frozen => {
+                story.tell(|| format!("{who} is frozen"));
+                extender.frozen = true;
+            }
+            Op::Thaw { .. } if extender.frozen => {
+                story.tell(|| format!("{who} goes on"));
+                extender.frozen = false;
+            }
+            Op::Clock { seconds, .. } => {
+                story.tell(|| format!("the wall clock of {who} is set by {seconds} s"));
+                extender.wall_s += i64::from(seconds);
+            }
+            _ if extender.frozen => {}
+            Op::Sweep { .. } => {
+                story.tell(|| format!("{who} looks after its reservations"));
+                extender.sweep(api, story)?;
+            }
+            Op::ToExtender { pods, nodes, .. } => {
+                story.tell(|| format!("{who} sees {pods} events of pods and {nodes} of nodes"));
+                extender.watch(api, usize::from(pods), usize::from(nodes), story)?;
+            }
+            Op::RelistExtender { .. } => {
+                story.tell(|| format!("{who} lists pods and nodes again"));
+                extender.ask(api);
+            }
+            Op::ListArrives { .. } if extender.listing.is_some() => {
+                story.tell(|| format!("the list of pods arrives at {who}"));
+                extender.list_arrives(api, story)?;
+            }
+            Op::Retire { .. } if several && extender.retire(api) => {
+                story.tell(|| format!("{who} ends, gives the lease back, and starts again"));
+                extender.restart(api, crate::ops::Leftover::Late, story)?;
+            }
+            Op::Lease { fate, .. } => {
+                story.tell(|| format!("{who} looks at the lease: {fate:?}"));
+                extender.look(api, fate, story)?;
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn on_node(&mut self, op: Op) -> Result<(), String> {
+        let (Op::ToAgent { node, .. }
+        | Op::ToKubelet { node, .. }
+        | Op::RelistAgent { node }
+        | Op::AgentListArrives { node }
+        | Op::Report { node }
+        | Op::Heartbeat { node }
+        | Op::Reconcile { node, .. }
+        | Op::Publish { node }
+        | Op::KillAgent { node }
+        | Op::KillAgentAfter { node, .. }
+        | Op::StartAgent { node, .. }
+        | Op::RestartKubelet { node, .. }
+        | Op::Reboot { node, .. }) = op
+        else {
+            return Ok(());
+        };
+        let index = self.node(node);
+        let World { api, story, nodes, .. } = self;
+        let node = &mut nodes[index];
+        let name = node.name.clone();
+        match op {
+            Op::ToAgent { events, .. } => {
+                story.tell(|| format!("the agent of {name} sees {events} events"));
+                node.agent_sees(api, usize::from(events), story)?;
+            }
+            Op::ToKubelet { events, luck, .. } => {
+                story.tell(|| format!("the kubelet of {name} sees {events} events"));
+                node.kubelet_sees(api, usize::from(events), luck, story)?;
+            }
+            Op::RelistAgent { .. } => {
+                story.tell(|| format!("the agent of {name} lists its pods again"));
+                node.relist_agent(api);
+            }
+            Op::AgentListArrives { .. } => {
+                story.tell(|| format!("the list of pods arrives at the agent of {name}, if it waits for one"));
+                node.list_arrives(story)?;
+            }
+            Op::Report { .. } => node.report_all(api),
+            Op::Heartbeat { .. } => {
+                story.tell(|| format!("the kubelet of {name} writes the node's status"));
+                node.heartbeat(api);
+            }
+            Op::Reconcile { events, .. } => {
+                story.tell(|| format!("the agent of {name} reconciles, and sees {events} events before it decides"));
+                node.reconcile(api, usize::from(events), story)?;
+            }
+            Op::Publish { .. } => {
+                story.tell(|| format!("the agent of {name} publishes its inventory"));
+                node.publish(api);
+            }
+            Op::KillAgent { .. } => {
+                story.tell(|| format!("the agent of {name} is killed"));
+                node.kill_agent();
+            }
+            Op::KillAgentAfter { actions, .. } => {
+                story.tell(|| format!("the agent of {name} will be killed after {actions} actions"));
+                if let Some(agent) = &mut node.agent {
+                    agent.dies_after = Some(actions);
+                }
+            }
+            Op::StartAgent { reserve, listed, .. } => {
+                story.tell(|| format!("the agent of {name} starts, {reserve} units kept back, has listed: {listed}"));
+                node.start_agent(api, MiB(u64::from(reserve) * GIB), listed, story)?;
+            }
+            Op::RestartKubelet { registered, .. } => {
+                story.tell(|| format!("the kubelet of {name} is restarted, the agent registers before pods: {registered}"));
+                node.restart_kubelet(api, registered, story)?;
+            }
+            Op::Reboot { registered, .. } => {
+                story.tell(|| format!("{name} is rebooted, the agent registers before pods: {registered}"));
+                node.reboot(api, registered, story)?;
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// What a pod of this shape asks for, under a name that is free.
+    fn new_pod(&self, name: u8, shape: u8) -> Option<(&'static str, PodRequest)> {
+        let free = NAMES
+            .iter()
+            .filter(|name| !self.api.pods.contains_key(&crate::api::key(name)));
+        let (gpus, shape) = shapes()[usize::from(shape) % shapes().len()];
+        let rules = GpuRules {
+            gpus: Some(gpus),
+            ..GpuRules::default()
+        };
+        let request = PodRequest::new(request(shape).containers, (gpus > 1).then_some(Ok(rules)));
+        Some((pick(free, name)?, request))
+    }
+
+    fn create(&mut self, name: u8, shape: u8, priority: u8) {
+        let Some((name, request)) = self.new_pod(name, shape) else { return };
+        let priority = PRIORITIES[usize::from(priority) % PRIORITIES.len()];
+        let text = || {
+            let containers = request.containers.iter().map(|c| format!("{} {:?} {}", c.name, c.kind, c.units));
+            let gpus = request.rules.as_deref().map_or(1, |_| 2);
+            format!("{} on {gpus} GPU(s), priority {priority}", containers.collect::<Vec<_>>().join(", "))
+        };
+        let text = text();
+        if let Some(uid) = self.api.create(name, request, priority) {
+            self.story.tell(|| format!("{uid} is created: {text}"));
+        }
+    }
+
+    /// A pod whose owner wrote the node and the annotations. Through their texts, as they are read.
+    fn forge(&mut self, name: u8, shape: u8, node: u8, gpu: u8, how: Forgery) {
+        let Some((name, request)) = self.new_pod(name, shape).filter(|(_, request)| request.rules.is_none()) else {
+            return;
+        };
+        let node = self.node(node);
+        let gpus = &self.nodes[node].gpus;
+        let gpu = &gpus[usize::from(gpu) % gpus.len()];
+        let units = request.effective_units().unwrap();
+        let (share, container) = match how {
+            Forgery::Zero => (0, 0),
+            Forgery::ZeroContainer => (units * GIB, 0),
+            Forgery::Less => (GIB / 2, GIB / 2),
+            _ => (units * GIB, units * GIB),
+        };
+        let containers = request.memory_containers().map(|wanted| {
+            let share = ContainerShare {
+                uuid: gpu.uuid.clone(),
+                memory: MiB(container.min(wanted.units * GIB)),
+                cores: 0,
+            };
+            (wanted.name.clone(), vec![share])
+        });
+        let allocation = Allocation {
+            v: 1,
+            gpus: vec![GpuShare {
+                uuid: gpu.uuid.clone(),
+                memory: MiB(share),
+                cores: 0,
+                whole: false,
+            }],
+            containers: containers.collect(),
+        };
+        let ours = |text: String| BTreeMap::from([(names::ALLOCATION.to_owned(), text)]);
+        let annotations = match how {
+            Forgery::LegacyZero => bind_annotations(gpu.index, 4, 0, 0),
+            Forgery::LegacyLess => bind_annotations(gpu.index, 4, 1, 0),
+            Forgery::LegacyExact => bind_annotations(gpu.index, 4, units, 0),
+            Forgery::Nothing => BTreeMap::new(),
+            Forgery::Garbage => ours("{".to_owned()),
+            _ => ours(allocation.to_json()),
+        };
+        let name_of_node = self.nodes[node].name.clone();
+        let held = Held::from_annotations(&annotations);
+        if let Some(uid) = self.api.forge(name, request, &name_of_node, held) {
+            self.story
+                .tell(|| format!("{uid} is created with spec.nodeName {name_of_node}, {units} units and {annotations:?}"));
+        }
+    }
+
+    fn all_gpus(&self) -> Vec<(usize, usize)> {
+        (0..self.nodes.len())
+            .flat_map(|node| (0..self.nodes[node].gpus.len()).map(move |gpu| (node, gpu)))
+            .collect()
+    }
+
+    fn set_health(&mut self, gpu: u8, health: Health) {
+        if let Some((node, gpu)) = pick(self.all_gpus(), gpu) {
+            self.touched.insert(node);
+            let uuid = &self.nodes[node].gpus[gpu].uuid;
+            self.story.tell(|| format!("GPU {uuid} is {health:?}"));
+            self.nodes[node].set_health(gpu, health);
+        }
+    }
+
+    /// Nodes that filter passes.
+    pub fn filter(&self, replica: usize, pod: &Pod) -> Result<Vec<usize>, String> {
+        let names = self.nodes.iter().map(|node| node.name.as_str());
+        Ok(self.extenders[replica].core.filter(pod, names)?.passed)
+    }
+
+    /// Schedules one of the pods that wait; if none does there is one now.
+    fn schedule_one(&mut self, pod: u8, node: u8, lost: bool, replica: u8) -> Result<(), String> {
+        let Some(waiting) = pick(self.pending(), pod) else {
+            self.create(pod, node, 0);
+            return Ok(());
+        };
+        let calls: Vec<usize> = self.extenders.iter().map(|extender| extender.calls.len()).collect();
+        let replica = self.replica(replica);
+        self.schedule(replica, &waiting, node)?;
+        let sent = (0..calls.len()).find(|replica| self.extenders[*replica].calls.len() > calls[*replica]);
+        if let Some(replica) = sent.filter(|_| lost) {
+            let World {
+                extenders, api, story, ..
+            } = self;
+            extenders[replica].call(api, calls[replica], Fate::Lost, story)?;
+        }
+        Ok(())
+    }
+
+    /// kube-scheduler asks this replica; one that does not lead hands the bind on to the one that it takes for the leader.
+    pub fn bind(&mut self, replica: usize, pod: &Pod, node: usize) -> Result<(), String> {
+        let args = BindArgs {
+            pod_name: pod.name.clone(),
+            pod_namespace: pod.namespace.clone(),
+            pod_uid: pod.uid.clone(),
+            node: self.nodes[node].name.clone(),
+        };
+        let asked = &self.extenders[replica];
+        let handed = match asked.holder() {
+            Some(holder) if !asked.leads(&self.api) => {
+                let holder = self.extenders.iter().position(|extender| extender.identity() == holder);
+                holder.filter(|holder| !self.extenders[*holder].frozen)
+            }
+            _ => (!asked.frozen).then_some(replica),
+        };
+        let Some(replica) = handed else {
+            self.story.tell(|| format!("nobody answers the bind of {}", pod.uid));
+            return Ok(());
+        };
+        self.story
+            .tell(|| format!("kube-scheduler asks to bind {} to {}", pod.uid, args.node));
+        self.extenders[replica].bind(&self.api, args, &mut self.story)
+    }
+
+    /// Scheduled, bound, admitted and started, as far as that goes.
+    fn hurry(&mut self, uid: &str, steps: u8, luck: u8) -> Result<(), String> {
+        self.story.tell(|| format!("{uid} hurries"));
+        if let Some(pod) = self.api.pod(uid).filter(|pod| pod.node.is_none() && !pod.deleting).cloned() {
+            let replica = self.leader().unwrap_or(0);
+            if !self.extenders[replica].frozen {
+                self.extenders[replica].catch_up(&self.api, &mut self.story)?;
+            }
+            self.schedule(replica, &pod, luck)?;
+            self.answer_all()?;
+        }
+        let Some(node) = self.api.pod(uid).and_then(|pod| pod.node.clone()) else {
+            return Ok(());
+        };
+        let node = self.nodes.iter().position(|other| other.name == node).unwrap();
+        self.touched.insert(node);
+        let World { api, story, nodes, .. } = self;
+        let node = &mut nodes[node];
+        node.kubelet_sees(api, usize::MAX, luck, story)?;
+        if luck.is_multiple_of(4) {
+            node.agent_sees(api, usize::MAX, story)?;
+        }
+        for _ in 0..steps {
+            node.work(api, uid, luck, story)?;
+            let init = node.kubelet.pods.get(uid).map(|local| &local.pod.request);
+            let init = init
+                .and_then(|request| request.containers.iter().find(|c| c.kind == Init))
+                .map(|c| c.name.clone());
+            let runs = |name: &String| node.cgroups.get(uid).is_some_and(|cgroup| cgroup.running.contains_key(name));
+            if let Some(name) = init.filter(runs) {
+                let position = node.cgroups[uid].running.keys().position(|other| *other == name).unwrap();
+                node.end(api, uid, position, crate::ops::Ending::Well, story);
+            }
+        }
+        Ok(())
+    }
+
+    /// Every call of an extender that is not frozen is carried out and answered, in order.
+    pub fn answer_all(&mut self) -> Result<(), String> {
+        for _ in 0..1_000 {
+            let Some((replica, call)) = self.calls(Fate::Answered).first().copied() else {
+                return Ok(());
+            };
+            let World {
+                extenders, api, story, ..
+            } = self;
+            extenders[replica].call(api, call, Fate::Answered, story)?;
+        }
+        Err("the extender does not stop calling the API server".to_owned())
+    }
+
+    /// What has happened so far, in numbers.
+    fn history(&self) -> (usize, usize, usize) {
+        let ledgers = self.extenders.iter().map(|extender| extender.core.index().ledger());
+        let reserved = ledgers.map(|ledger| ledger.reservations().count()).sum();
+        (self.api.pod_log.len(), self.api.node_log.len(), reserved)
+    }
+
+    /// Everything under way arrives, until nothing moves; containers, also those of pods that are gone, run on.
+    pub fn calm(&mut self) -> Result<(), String> {
+        self.touched = (0..self.nodes.len()).collect();
+        for extender in &mut self.extenders {
+            extender.frozen = false;
+        }
+        for _ in 0..20 {
+            let before = self.history();
+            self.answer_all()?;
+            // Bindings without an answer are not carried out any more.
+            self.tick(70_000_000_000)?;
+            self.lead()?;
+            for extender in &mut self.extenders {
+                extender.sweep(&self.api, &mut self.story)?;
+            }
+            self.answer_all()?;
+            for node in &mut self.nodes {
+                let (api, story) = (&mut self.api, &mut self.story);
+                if let Some(agent) = &mut node.agent {
+                    agent.dies_after = None;
+                } else {
+                    node.start_agent(api, node.reserve, true, story)?;
+                }
+                node.answer_starts(api, story)?;
+                node.agent_sees(api, usize::MAX, story)?;
+                node.kubelet_sees(api, usize::MAX, 1, story)?;
+                node.report_all(api);
+                node.agent_sees(api, usize::MAX, story)?;
+                node.reconcile(api, 0, story)?;
+                node.publish(api);
+                node.heartbeat(api);
+            }
+            self.replace_evicted();
+            let mut kept = 0;
+            for extender in &mut self.extenders {
+                extender.catch_up(&self.api, &mut self.story)?;
+                kept += extender.core.index().ledger().departed().count();
+            }
+            // Nothing is kept for pods that vanished any more: what they hold the agents have said by now.
+            let calls = self.calls(Fate::Answered);
+            if self.history() == before && calls.is_empty() && kept == 0 {
+                for extender in &self.extenders {
+                    extender.check_at_rest()?;
+                }
+                return self.check_calm();
+            }
+        }
+        Err("the world does not come to rest".to_owned())
+    }
+
+    /// What holds after every step.
+    pub fn check(&mut self) -> Result<(), String> {
+        self.check_all()?;
+        for node in std::mem::take(&mut self.touched) {
+            let node = &mut self.nodes[node];
+            node.check_rebuilt(&self.api)
+                .map_err(|text| format!("invariant 6, node {}: {text}", node.name))?;
+        }
+        Ok(())
+    }
+
+    /// What does not depend on where something happened.
+    pub fn check_all(&mut self) -> Result<(), String> {
+        for node in &self.nodes {
+            node.check().map_err(|text| format!("node {}: {text}", node.name))?;
+        }
+        self.check_ledger()?;
+        self.check_recount()
+    }
+
+    /// Invariant 1 for what is promised: at every change of the pods, no GPU is promised beyond what it was ever said to have. It
+    /// needs a single extender; with two the agents' arbiters alone keep the memory.
+    fn check_ledger(&mut self) -> Result<(), String> {
+        if self.checked == self.api.pod_log.len() || self.api.two_writers {
+            return Ok(());
+        }
+        self.checked = self.api.pod_log.len();
+        for (uuid, most) in &self.api.most {
+            let sum = self.api.promised(uuid);
+            ensure!(
+                sum <= *most,
+                "invariant 1: {sum} of GPU {uuid} are allocated, which has {most} to share"
+            );
+        }
+        Ok(())
+    }
+
+    /// Each extender's ledger is what a naive count of what it has seen and reserved gives.
+    fn check_recount(&self) -> Result<(), String> {
+        for extender in &self.extenders {
+            let ledger = extender.core.index().ledger();
+            for view in ledger.nodes() {
+                let Some(state) = view.state() else { continue };
+                let all = crate::api::gpus(extender.nodes.get(view.name()));
+                let seen = extender.pods.view.values().filter(|pod| pod.node.as_deref() == Some(view.name()));
+                // A pod that the API server said is gone counts for nothing, even while its last event is on its way.
+                let gone = |pod: &&Pod| ledger.pod(&pod.uid).is_none() && self.api.pod(&pod.uid).is_none();
+                let seen: Vec<&Pod> = seen.filter(|pod| !gone(pod)).collect();
+                for (position, gpu) in state.gpus.iter().enumerate() {
+                    let uuid = gpu.uuid.as_deref().unwrap_or_default();
+                    let bound = seen.iter().map(|pod| booked(pod, uuid, all)).fold(MiB::ZERO, MiB::saturating_add);
+                    let reserved = ledger.reservations().filter(|(_, node, _)| *node == view.name());
+                    let reserved = reserved
+                        .flat_map(|(_, _, reservation)| reservation.possible())
+                        .filter_map(|held| share(held, uuid))
+                        .fold(MiB::ZERO, MiB::saturating_add);
+                    ensure!(
+                        view.used(position) == bound.saturating_add(reserved),
+                        "the extender counts {} on GPU {uuid}; bound are {bound}, reserved {reserved}",
+                        view.used(position)
+                    );
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// What holds when nothing is under way: the extenders know what is so.
+    fn check_calm(&self) -> Result<(), String> {
+        for replica in 0..self.extenders.len() {
+            self.check_known(replica)?;
+        }
+        Ok(())
+    }
+
+    fn check_known(&self, replica: usize) -> Result<(), String> {
+        let ledger = self.extenders[replica].core.index().ledger();
+        let rebuilt = self.extenders[replica].rebuilt();
+        let rebuilt = rebuilt.index().ledger();
+        for node in &self.nodes {
+            let view = ledger.node(&node.name).ok_or("the extender has forgotten a node")?;
+            let again = rebuilt.node(&node.name).ok_or("a new extender does not know a node")?;
+            let state = view.state().ok_or("the extender does not know a node")?;
+            ensure!(
+                again.state() == Some(state),
+                "a new extender would read node {} as {:?} and not {state:?}",
+                node.name,
+                again.state()
+            );
+            ensure!(
+                state.source == divvy_placement::Source::Inventory,
+                "node {} is read by {:?} at rest",
+                node.name,
+                state.source
+            );
+            for (position, gpu) in state.gpus.iter().enumerate() {
+                let uuid = gpu.uuid.as_deref().unwrap_or_default();
+                let (ours, naive) = (view.used(position), self.api.ledger(uuid));
+                ensure!(
+                    ours == naive && again.used(position) == naive,
+                    "GPU {uuid}: the extender counts {ours}, a new one {}, the pods hold {naive}",
+                    again.used(position)
+                );
+                let ghosts = self.ghosts(node, uuid);
+                ensure!(
+                    gpu.held == ghosts,
+                    "GPU {uuid}: {} are published as held, containers of pods that are gone hold {ghosts}",
+                    gpu.held
+                );
+                let real = node.gpus.iter().find(|real| real.uuid == uuid).ok_or("an unknown GPU")?;
+                ensure!(
+                    gpu.health == real.health,
+                    "GPU {uuid} is {:?}, the extender takes it for {:?}",
+                    real.health,
+                    gpu.health
+                );
+            }
+        }
+        for pod in self.pending() {
+            let passed = self.filter(replica, &pod)?;
+            let naive: Vec<usize> = (0..self.nodes.len()).filter(|node| self.fits(&pod, *node)).collect();
+            // Room may be kept for whoever was nominated.
+            let kept = self.is_outranked(&pod);
+            ensure!(
+                passed == naive || kept && passed.iter().all(|node| naive.contains(node)),
+                "{} fits on {naive:?}, filter says {passed:?}",
+                pod.uid
+            );
+        }
+        Ok(())
+    }
+
+    /// Whether another pod that is no less important waits for room that was promised to it.
+    pub fn is_outranked(&self, pod: &Pod) -> bool {
+        let nominated = self.api.nominated.keys().filter_map(|uid| self.api.pod(uid));
+        let mut before = nominated.filter(|other| other.uid != pod.uid && other.priority >= pod.priority);
+        before.any(|other| other.node.is_none())
+    }
+
+    /// Memory of a GPU that granted pods without a living object have, while they have processes.
+    pub fn ghosts(&self, node: &SimNode, uuid: &str) -> MiB {
+        let granted: BTreeMap<&String, MiB> = node
+            .disk
+            .records
+            .values()
+            .filter_map(|record| Some((&record.uid, record.gpus.iter().find(|share| share.uuid == uuid)?.memory)))
+            .collect();
+        granted
+            .into_iter()
+            .filter(|(uid, _)| !node.no_pod_cgroups && node.populated.contains(*uid) && self.api.pod(uid).is_none_or(Pod::ended))
+            .fold(MiB::ZERO, |sum, (_, memory)| sum.saturating_add(memory))
+    }
+
+    /// Naively: some good GPU of the node, or as many as it asks for, has its part left.
+    pub fn fits(&self, pod: &Pod, node: usize) -> bool {
+        let node = &self.nodes[node];
+        let (wanted, spread) = wants(pod);
+        let good = node.gpus.iter().filter(|gpu| gpu.health == Health::Ok);
+        let with_room = good.filter(|gpu| {
+            let offered = gpu.total.saturating_sub(node.reserve).0 / GIB * GIB;
+            let taken = self.api.ledger(&gpu.uuid).saturating_add(self.ghosts(node, &gpu.uuid));
+            taken.0 + wanted.0 <= offered
+        });
+        with_room.count() >= spread
+    }
+
+    /// The pods that wait.
+    pub fn pending(&self) -> Vec<Pod> {
+        let pending = self.api.pods.values().filter(|pod| pod.node.is_none() && !pod.deleting);
+        pending.cloned().collect()
+    }
+
+    /// At rest: binds a pod where it fits, if it does and nobody goes before it.
+    pub fn place(&mut self, key: &PodKey) -> Result<bool, String> {
+        let Some(pod) = self.api.pods.get(key).filter(|pod| pod.node.is_none()).cloned() else {
+            return Ok(false);
+        };
+        let nodes: Vec<usize> = (0..self.nodes.len()).filter(|node| self.fits(&pod, *node)).collect();
+        let Some(node) = nodes.first().copied() else {
+            return Ok(false);
+        };
+        if self.is_outranked(&pod) {
+            return Ok(false);
+        }
+        let leader = self.leader().ok_or("no replica leads")?;
+        self.bind(leader, &pod, node)?;
+        self.answer_all()?;
+        let bound = self.api.pods.get(key).is_some_and(|pod| pod.node.is_some());
+        ensure!(bound, "{} fits on {} and was not bound", pod.uid, self.nodes[node].name);
+        self.see_all()?;
+        Ok(true)
+    }
+
+    /// The extenders see everything.
+    pub fn see_all(&mut self) -> Result<(), String> {
+        for extender in self.extenders.iter_mut().filter(|extender| !extender.frozen) {
+            extender.catch_up(&self.api, &mut self.story)?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,85 @@
+//! The same 2,000 histories each time. `cargo xtask torture` plays others.
+
+use divvy_torture::ops::History;
+use divvy_torture::{holds, play};
+
+fn hold(seeds: std::ops::Range<u64>) {
+    for seed in seeds {
+        if let Err(told) = holds(&History::of(seed)) {
+            panic!("history {seed}: {told}");
+        }
+    }
+}
+
+#[test]
+fn whatever_happens_in_whatever_order_the_invariants_hold() {
+    hold(0..1_000);
+}
+
+#[test]
+fn and_in_a_thousand_other_orders_too() {
+    hold(1_000..2_000);
+}
+
+#[test]
+fn the_same_steps_lead_to_the_same_decisions() {
+    for seed in 0..50 {
+        let history = History::of(seed);
+        assert_eq!(play(&history, true), play(&history, true), "history {seed}");
+    }
+}
+
+/// Stories in which nothing happens would prove nothing.
+#[test]
+fn the_stories_have_in_them_what_they_are_about() {
+    let mut told = String::new();
+    for seed in 0..300 {
+        told.push_str(&play(&History::of(seed), true).expect("it holds").join("\n"));
+    }
+    for what in [
+        "runs on",
+        "refused (memory-held)",
+        "refused (gpu-unavailable)",
+        "refused (double-handout)",
+        "forgets them (B1)",
+        "the agent lists the pods",
+        "the agent's list of pods arrives, overtaken by the watch",
+        "the agent's list of pods arrives, newer than",
+        "gets no answer",
+        "the list of pods arrives at the extender",
+        "is killed",
+        "is evicted",
+        "carried out late",
+        ": Conflict",
+        ": NotFound",
+        "is answered: Ok",
+        "is answered: Err",
+        "a proxy answers: 404",
+        "a proxy answers: 502",
+        "a proxy answers: 201",
+        "no healthy devices",
+        "no longer healthy",
+        "HeldWithoutPod",
+        "GrantEnded",
+        "SpecRebuilt",
+        "RecordRebuilt",
+        "Overcommitted",
+        "preempts",
+        "is created in place of",
+        "replica-1 leads",
+        "replica-2 leads",
+        "is frozen",
+        "no Binding of",
+        "looks at the lease: AnswerLost",
+        "gives the lease back",
+        "the wall clock of",
+        "another card is put in place",
+        "with spec.nodeName",
+    ] {
+        assert!(
+            told.contains(what),
+            "in {} lines nothing like {what:?} happened",
+            told.lines().count()
+        );
+    }
+}

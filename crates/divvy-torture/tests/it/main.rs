@@ -1,0 +1,5 @@
+//! Integration tests, one binary.
+#![allow(clippy::unwrap_used)]
+
+mod fixed;
+mod named;
