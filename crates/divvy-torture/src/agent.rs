@@ -6,7 +6,7 @@ use divvy_agent::decide::{
     Action, Core, Facts, Handout, Key, NodeFiles, NodeKey, PreStart, Reconciled, Resource, Settings, owner_of_spec,
 };
 use divvy_container::cdi;
-use divvy_model::{Gpu, GrantRecord, Held, MemoryUnit, MiB, Pod, names};
+use divvy_model::{Gpu, GrantRecord, Health, Held, MemoryUnit, MiB, Pod, names};
 
 use crate::api::{Api, Listing, PodWatch, Seen};
 use crate::story::{Story, ensure};
@@ -46,8 +46,8 @@ pub struct Sight<'a> {
     pub gpus: &'a [Gpu],
     /// The kubelet's checkpoint.
     pub handouts: &'a [Handout],
-    /// UIDs of pods with processes.
-    pub populated: &'a BTreeSet<String>,
+    /// UIDs of pods with processes; `None`: the kubelet makes no cgroups for pods.
+    pub populated: Option<&'a BTreeSet<String>>,
 }
 
 /// One life of an agent process.
@@ -69,7 +69,7 @@ pub struct Agent {
     compared: Option<Compared>,
 }
 
-type Compared = (Disk, Vec<Gpu>, Vec<Handout>, BTreeSet<String>, BTreeMap<String, Pod>);
+type Compared = (Disk, Vec<Gpu>, Vec<Handout>, Option<BTreeSet<String>>, BTreeMap<String, Pod>);
 
 /// The process is gone: nothing that it was asked for gets an answer.
 #[derive(Debug)]
@@ -84,6 +84,9 @@ impl From<String> for Stop {
     }
 }
 
+/// A list of pods beside the watch, as the core knows it.
+pub type Begun = divvy_agent::decide::Listing;
+
 /// What PreStartContainer came to.
 #[derive(Debug)]
 pub enum Start {
@@ -92,7 +95,7 @@ pub enum Start {
     /// Not now.
     Refused,
     /// Something is not known: the agent lists the pods.
-    Lists(Listing),
+    Lists(Begun),
 }
 
 impl Agent {
@@ -189,7 +192,12 @@ impl Agent {
     pub fn facts(&self, disk: &Disk, sight: Sight<'_>, fresh: bool) -> Facts {
         Facts {
             handouts: Some(sight.handouts.to_vec()),
-            populated: sight.populated.clone(),
+            // As `agent.rs`: where nothing is known every pod with a grant counts as running.
+            populated: match sight.populated {
+                Some(populated) => populated.clone(),
+                None if self.core.expects_cgroups() => disk.records.keys().map(|key| key.uid.clone()).collect(),
+                None => BTreeSet::new(),
+            },
             synced: self.synced,
             fresh,
             node: NodeFiles::default(),
@@ -231,13 +239,13 @@ impl Agent {
         self.core.set_handouts(sight.handouts.to_vec());
         let same = self.rebuilt(disk, sight).pre_start(ids, &facts);
         let answer = self.core.pre_start(ids, &facts);
-        if !self.muddled && outcome(&answer) != outcome(&same) {
+        if !self.muddled && !self.is_moved(sight) && outcome(&answer) != outcome(&same) {
             let text = format!("a restarted agent would answer PreStartContainer with\n{same:?}\nand not with\n{answer:?}");
             return Err(Stop::Broken(text));
         }
         if let PreStart::Wait(reason, text) = &answer {
             story.tell(|| format!("  not known yet ({}): {text}; the agent lists the pods", reason.label()));
-            return Ok(Start::Lists(self.pods.ask(api)));
+            return Ok(Start::Lists(self.core.begin_list()));
         }
         self.answer(answer, disk, story)
     }
@@ -246,6 +254,7 @@ impl Agent {
     pub fn pre_start_listed(
         &mut self,
         ids: &[String],
+        begun: Begun,
         listing: Listing,
         api: &Api,
         disk: &mut Disk,
@@ -261,7 +270,10 @@ impl Agent {
             };
             format!("  the agent's list of pods arrives, {age}")
         });
-        let actions = self.core.reset_pods(listing.pods);
+        let Some(actions) = self.core.listed(begun, listing.pods) else {
+            story.tell(|| "  the watch began again meanwhile: the list counts for nothing".to_owned());
+            return Ok(Start::Refused);
+        };
         self.perform(&actions, disk)?;
         self.muddled = true;
         self.synced = true;
@@ -324,14 +336,19 @@ impl Agent {
             self.core.records().collect::<Vec<_>>(),
             rebuilt.records().collect::<Vec<_>>()
         );
-        if self.muddled {
+        if self.muddled || self.is_moved(sight) {
             return Ok(());
         }
-        for uid in self.pods.view.keys().filter(|_| self.synced) {
-            ensure!(self.core.knows_pod(uid), "the agent has forgotten {uid}, which its watch has shown");
+        for (uid, pod) in self.pods.view.iter().filter(|_| self.synced) {
+            let known = self.core.pod(uid);
+            ensure!(known.is_some(), "the agent has forgotten {uid}, which its watch has shown");
+            ensure!(
+                known == Some(pod),
+                "the agent takes {uid} for {known:?}, and its watch has shown {pod:?}"
+            );
         }
         for uid in api.bound.keys() {
-            let is_known = self.core.knows_pod(uid) && !self.pods.view.contains_key(uid);
+            let is_known = self.core.pod(uid).is_some() && !self.pods.view.contains_key(uid);
             ensure!(!is_known, "the agent still knows {uid}, which its watch has shown to be gone");
         }
         let (ours, theirs) = (healthy(&self.core), healthy(&rebuilt));
@@ -349,7 +366,7 @@ impl Agent {
             disk.clone(),
             sight.gpus.to_vec(),
             sight.handouts.to_vec(),
-            sight.populated.clone(),
+            sight.populated.cloned(),
             self.pods.view.clone(),
         );
         if self.compared.as_ref() == Some(&compared) {
@@ -366,12 +383,22 @@ impl Agent {
         Ok(())
     }
 
+    /// A pod with gpushare's annotations is here, and a card was replaced: its index means another GPU than when it started. A running agent goes by the
+    /// index, one that starts by its records.
+    fn is_moved(&self, sight: Sight<'_>) -> bool {
+        let lost = sight.gpus.iter().any(|gpu| gpu.health == Health::Lost);
+        lost && self.pods.view.values().any(|pod| matches!(pod.held, Held::Legacy(_)))
+    }
+
     /// Ids of good GPUs, and of failed ones as many as pods hold there: what kube-scheduler subtracts.
     /// Nothing where pods are that no extender placed.
     fn expected_healthy(&self) -> Option<usize> {
         let foreign = |pod: &Pod| match &pod.held {
             Held::Allocation(allocation) => {
-                let sum = allocation.gpus.iter().fold(MiB::ZERO, |sum, share| sum.saturating_add(share.memory));
+                let sum = allocation
+                    .gpus
+                    .iter()
+                    .fold(MiB::ZERO, |sum, share| sum.saturating_add(share.memory));
                 self.settings.unit.units_in(sum) != pod.request.effective_units().unwrap()
             }
             _ => true,

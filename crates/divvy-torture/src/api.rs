@@ -54,8 +54,6 @@ pub struct Api {
     /// The Lease with its version.
     pub lease: Option<(Record, u64)>,
     pub late: Vec<Late>,
-    /// UID → the node that was promised to a pod that preempts (`status.nominatedNodeName`), and where in the history that was written.
-    pub nominated: BTreeMap<String, (String, usize)>,
     /// The extender process that listed the pods last in order to bind.
     pub writer: u32,
     /// A Binding of an earlier writer was carried out after the list of the present one: for the rest of the story the ledger may
@@ -178,18 +176,17 @@ impl Api {
 
     /// kube-scheduler writes or clears `status.nominatedNodeName`.
     pub fn nominate(&mut self, uid: &str, node: Option<&str>) {
-        let Some(pod) = self.pods.values_mut().find(|pod| pod.uid == uid) else { return };
-        match node {
-            Some(node) => self.nominated.insert(uid.to_owned(), (node.to_owned(), self.pod_log.len())),
-            None => self.nominated.remove(uid),
-        };
-        self.pod_log.push(PodEvent::Applied(pod.clone()));
+        self.update(uid, |pod| pod.nominated = node.map(Box::from));
+    }
+
+    /// Pods that wait for a node that was promised to them when others were evicted.
+    pub fn nominated(&self) -> impl Iterator<Item = &Pod> {
+        self.pods.values().filter(|pod| pod.nominated.is_some() && pod.node.is_none())
     }
 
     /// The object goes.
     pub fn remove(&mut self, uid: &str) {
         let key = self.pod(uid).map(Pod::key);
-        self.nominated.remove(uid);
         if let Some(pod) = key.and_then(|key| self.pods.remove(&key)) {
             self.pod_log.push(PodEvent::Deleted(pod));
         }
@@ -229,8 +226,9 @@ impl Api {
             },
         );
         self.two_writers |= life != self.writer;
-        self.nominated.remove(&binding.uid);
         pod.node = Some(binding.node.clone());
+        // It stays in the status and means nothing any more.
+        pod.nominated = None;
         pod.held = held;
         self.pod_log.push(PodEvent::Applied(pod.clone()));
         Ok(Verdict::Created)
@@ -325,7 +323,13 @@ pub fn booked(pod: &Pod, uuid: &str, gpus: &[Gpu]) -> MiB {
     let gpu = gpus.iter().find(|gpu| gpu.uuid == uuid);
     let asked = pod.request.effective_units().unwrap();
     let given = MiB(asked * GIB).min(gpu.map_or(MiB(u64::MAX), |gpu| MiB(gpu.units * GIB)));
-    let at_least = |memory: MiB| if memory < MiB(asked * GIB) { memory.max(given) } else { memory };
+    let at_least = |memory: MiB| {
+        if memory < MiB(asked * GIB) {
+            memory.max(given)
+        } else {
+            memory
+        }
+    };
     match &pod.held {
         Held::Allocation(allocation) => match (allocation.share(uuid), allocation.gpus.len()) {
             (Some(share), 1) => at_least(share.memory),

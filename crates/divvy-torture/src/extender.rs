@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use divvy_cluster::index::ReadPod;
 use divvy_cluster::watch::Change;
-use divvy_extender::core::{Action, BindArgs, BindingRequest, Core, Got, Now, OpId, Posted, Ticket, Timing};
+use divvy_extender::core::{Action, BindArgs, BindingRequest, Core, Got, Now, OpId, Posted, Ticket, Timing, answer};
 use divvy_extender::election::{Election, Record, Rules, Step};
 use divvy_model::{Health, MemoryUnit, MiB, Node, Pod, PodKey};
 
@@ -187,10 +187,7 @@ impl Extender {
             let change = match self.pods.next(api) {
                 None => break,
                 Some(Seen::Applied(pod)) => Change::Apply(ReadPod::from(pod)),
-                Some(Seen::Deleted(uid)) => Change::Delete(ReadPod::from(Pod {
-                    uid,
-                    ..Pod::default()
-                })),
+                Some(Seen::Deleted(uid)) => Change::Delete(ReadPod::from(Pod { uid, ..Pod::default() })),
             };
             let actions = self.core.pod_change(change, now);
             self.perform(api, actions, story)?;
@@ -330,7 +327,7 @@ impl Extender {
                         let gpus = binding.annotations.get(divvy_model::names::ALLOCATION);
                         format!("  Binding of {} to {} sent: {gpus:?}", binding.uid, binding.node)
                     });
-                    self.check_choice(api, &binding)?;
+                    self.check_choice(&binding)?;
                     What::Post(op, binding)
                 }
                 Action::Warn { pod, reason, .. } => {
@@ -354,7 +351,7 @@ impl Extender {
     }
 
     /// A fresh choice lies on a GPU that is good as far as the extender knows; one that is sent again may not.
-    fn check_choice(&self, api: &Api, binding: &BindingRequest) -> Result<(), String> {
+    fn check_choice(&self, binding: &BindingRequest) -> Result<(), String> {
         let reservation = self.core.index().ledger().reservation(&binding.uid, &binding.node);
         let Some(reservation) = reservation else {
             return Err(format!("a Binding of {} is sent and nothing is reserved", binding.uid));
@@ -375,27 +372,34 @@ impl Extender {
                 gpu.uuid
             );
         }
-        self.check_kept(api, binding)
+        self.check_kept(binding)
     }
 
     /// Whoever was nominated to the node and is no less important still finds room there, if it did before and the extender has seen all that
     /// (kube-scheduler's rule for its sums: `RunFilterPluginsWithNominatedPods`).
-    fn check_kept(&self, api: &Api, binding: &BindingRequest) -> Result<(), String> {
-        let Some(pod) = self.pods.view.get(&binding.uid) else { return Ok(()) };
+    fn check_kept(&self, binding: &BindingRequest) -> Result<(), String> {
+        let Some(pod) = self.pods.view.get(&binding.uid) else {
+            return Ok(());
+        };
         let ledger = self.core.index().ledger();
-        for (uid, (node, at)) in &api.nominated {
-            let seen = self.pods.view.get(uid).filter(|_| *node == binding.node && *at < self.pods.at());
-            let waits = |other: &&Pod| other.node.is_none() && !other.deleting && ledger.reservation(uid, node).is_none();
-            let Some(other) = seen.filter(waits) else { continue };
-            if *uid == pod.uid || other.priority < pod.priority {
+        let nominated = self
+            .pods
+            .view
+            .values()
+            .filter(|other| other.nominated.as_deref() == Some(&*binding.node) && other.uid != pod.uid);
+        let before = nominated.filter(|other| other.node.is_none() && !other.deleting && other.priority >= pod.priority);
+        for other in before {
+            if ledger.reservation(&other.uid, &binding.node).is_some() {
                 continue;
             }
-            let kept = !self.has_room(other, node, &pod.uid) || self.has_room(other, node, "");
+            let kept = !self.has_room(other, &binding.node, &pod.uid) || self.has_room(other, &binding.node, "");
             ensure!(
                 kept,
-                "{} (priority {}) takes the room on {node} that was made for {uid} (priority {})",
+                "{} (priority {}) takes the room on {} that was made for {} (priority {})",
                 pod.uid,
                 pod.priority,
+                binding.node,
+                other.uid,
                 other.priority
             );
         }
@@ -469,9 +473,9 @@ impl Extender {
                             Passed::Late if call.answer.is_none() => api.late.push(self.late(binding, call.since_ns)),
                             _ => {}
                         }
-                        Reply::Posted(proxy::posted(page.code, page.body, &key_of(binding)))
+                        Reply::Posted(answer::posted(page.code, page.body.as_bytes(), &key_of(binding)))
                     }
-                    What::Get(_, pod) | What::Check { pod, .. } => Reply::Got(proxy::got(page.code, page.body, pod)),
+                    What::Get(_, pod) | What::Check { pod, .. } => Reply::Got(answer::got(page.code, page.body.as_bytes(), pod)),
                 }
             }
             (Fate::Repeated, _) => carry_out(&call.what, life, api, story)?,
@@ -576,12 +580,15 @@ fn carry_out(what: &What, life: u32, api: &mut Api, story: &mut Story) -> Result
             story.tell(|| format!("  the API server binds {} to {}: {verdict:?}", binding.uid, binding.node));
             let pod = key_of(binding);
             let (code, body) = proxy::status(&verdict, &pod);
-            Reply::Posted(proxy::posted(code, &body, &pod))
+            Reply::Posted(answer::posted(code, body.as_bytes(), &pod))
         }
         What::Get(_, pod) | What::Check { pod, .. } => {
             let got = match api.pods.get(pod) {
                 Some(pod) => Got::Found(Box::new(pod.clone())),
-                None => Got::NotFound,
+                None => {
+                    let (code, body) = proxy::status(&Verdict::NotFound, pod);
+                    answer::got(code, body.as_bytes(), pod)
+                }
             };
             Reply::Got(got)
         }

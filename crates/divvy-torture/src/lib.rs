@@ -68,8 +68,20 @@ pub fn play(history: &History, told: bool) -> Result<Vec<String>, Broken> {
     }
 }
 
-/// The shortest history that still breaks something, by leaving steps out: halves first, single steps last, until none can be left out.
+/// What broke, without what depends on the history: its first words that have no digit in them.
+fn kind(what: &str) -> Vec<&str> {
+    let words = what
+        .split_whitespace()
+        .filter(|word| !word.contains(|c: char| c.is_ascii_digit()));
+    words.take(6).collect()
+}
+
+/// The shortest history that still breaks the same, by leaving steps out: halves first, single steps last, until none can be left out.
 pub fn shrink(history: &History) -> History {
+    let breaks = |history: &History| play(history, false).err().map(|broken| broken.what);
+    let Some(what) = breaks(history) else {
+        return history.clone();
+    };
     let mut least = history.clone();
     let mut size = least.steps.len().div_ceil(2);
     while size > 0 {
@@ -79,7 +91,7 @@ pub fn shrink(history: &History) -> History {
             let mut steps = least.steps.clone();
             steps.drain(at..(at + size).min(steps.len()));
             let fewer = History { mix: least.mix, steps };
-            if play(&fewer, false).is_err() {
+            if breaks(&fewer).is_some_and(|other| kind(&other) == kind(&what)) {
                 least = fewer;
                 shorter = true;
             } else {

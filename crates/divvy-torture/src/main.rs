@@ -41,7 +41,9 @@ fn main() -> ExitCode {
     let arguments = Arguments::parse();
     // A panic of a core is told with its history.
     std::panic::set_hook(Box::new(|_| {}));
-    let first = arguments.seed.unwrap_or_else(|| RandomState::new().hash_one(std::process::id()));
+    let first = arguments
+        .seed
+        .unwrap_or_else(|| RandomState::new().hash_one(std::process::id()));
     match run(first, Duration::from_secs(u64::from(arguments.minutes) * 60)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(seed) => {

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use divvy_container::cdi;
 use divvy_model::{ContainerKind, ContainerRequest, Gpu, Health, Held, MiB, Phase, names};
 
-use crate::agent::{Agent, Disk, Sight, Start, Stop};
+use crate::agent::{Agent, Begun, Disk, Sight, Start, Stop};
 use crate::api::{Api, Listing, Seen};
 use crate::chance::Chance;
 use crate::kubelet::{Kubelet, Local, State};
@@ -25,11 +25,10 @@ pub struct Cgroup {
 pub struct Waiting {
     container: ContainerRequest,
     ids: Vec<String>,
-    listing: Listing,
+    /// The agent's list, and what the API server has answered, once it has.
+    begun: Begun,
+    listing: Option<Listing>,
 }
-
-/// No pod: what an agent sees where the kubelet makes no cgroups for them.
-static NOBODY: BTreeSet<String> = BTreeSet::new();
 
 /// One node.
 #[derive(Debug)]
@@ -91,7 +90,7 @@ impl SimNode {
         Sight {
             gpus: &self.gpus,
             handouts: &self.kubelet.handouts,
-            populated: if self.no_pod_cgroups { &NOBODY } else { &self.populated },
+            populated: (!self.no_pod_cgroups).then_some(&self.populated),
         }
     }
 
@@ -357,9 +356,16 @@ impl SimNode {
         }
     }
 
+    /// The kubelet gives a call up.
+    fn hang_up(&mut self, uid: &str) {
+        if let (Some(waiting), Some(agent)) = (self.waiting.remove(uid), &mut self.agent) {
+            agent.core.list_failed(waiting.begun);
+        }
+    }
+
     /// The lists arrive that starts wait for.
     pub fn answer_starts(&mut self, api: &mut Api, story: &mut Story) -> Result<(), String> {
-        for uid in self.waiting.keys().cloned().collect::<Vec<_>>() {
+        while let Some(uid) = self.waiting.keys().next().cloned() {
             self.work(api, &uid, 1, story)?;
         }
         Ok(())
@@ -376,18 +382,38 @@ impl SimNode {
             return self.create(api, uid, &container, story);
         }
         if let Some(waiting) = self.waiting.remove(uid) {
-            let Waiting { container, ids, listing } = waiting;
+            let Waiting {
+                container,
+                ids,
+                begun,
+                listing,
+            } = waiting;
             if luck.is_multiple_of(16) {
                 story.tell(|| format!("  the agent's list for {uid} gets no answer"));
+                if let Some(agent) = &mut self.agent {
+                    agent.core.list_failed(begun);
+                }
                 self.finish(uid);
                 return Ok(());
             }
+            let Some(listing) = listing else {
+                story.tell(|| format!("  the API server takes the agent's list for {uid}"));
+                let listing = self.agent.as_ref().map(|agent| agent.pods.ask(api));
+                let waiting = Waiting {
+                    container,
+                    ids,
+                    begun,
+                    listing,
+                };
+                self.waiting.insert(uid.to_owned(), waiting);
+                return Ok(());
+            };
             let answer = self.with_agent(story, |agent, disk, sight, story| {
-                agent.pre_start_listed(&ids, listing, api, disk, sight, story)
+                agent.pre_start_listed(&ids, begun, listing, api, disk, sight, story)
             })?;
             let waits = self.kubelet.pods.get(uid).is_some_and(Local::is_live);
             let answered = match waits {
-                true => self.answered(api, uid, &container, ids, answer, story),
+                true => self.answered(api, uid, &container, ids, true, answer, story),
                 // The kubelet has ended the pod meanwhile: its sync is cancelled, and the container is not created.
                 false => Ok(self.stream()),
             };
@@ -434,7 +460,9 @@ impl SimNode {
         let answer = self.with_agent(story, |agent, disk, sight, story| {
             agent.pre_start(&ids, events, api, disk, sight, story)
         })?;
-        self.answered(api, uid, container, ids, answer, story)
+        // Some requests take their time on the way to the API server, all of them on the way back.
+        let at_once = chance.below(4) > 0;
+        self.answered(api, uid, container, ids, at_once, answer, story)
     }
 
     /// What PreStartContainer came to.
@@ -444,15 +472,22 @@ impl SimNode {
         uid: &str,
         container: &ContainerRequest,
         ids: Vec<String>,
+        at_once: bool,
         answer: Option<Start>,
         story: &mut Story,
     ) -> Result<(), String> {
         self.stream();
         let key = match answer {
             Some(Start::Granted(key)) => key,
-            Some(Start::Lists(listing)) => {
-                let container = container.clone();
-                self.waiting.insert(uid.to_owned(), Waiting { container, ids, listing });
+            Some(Start::Lists(begun)) => {
+                let listing = self.agent.as_ref().filter(|_| at_once).map(|agent| agent.pods.ask(api));
+                let waiting = Waiting {
+                    container: container.clone(),
+                    ids,
+                    begun,
+                    listing,
+                };
+                self.waiting.insert(uid.to_owned(), waiting);
                 return Ok(());
             }
             Some(Start::Refused) | None => return Ok(()),
@@ -526,7 +561,10 @@ impl SimNode {
             .map(|gpu| gpu.uuid.clone())
             .collect();
         story.tell(|| format!("  {uid}/{container} runs on {gpus:?}"));
-        let bound = api.bound.get(uid).ok_or("a container of a pod that nobody bound is created")?;
+        let bound = api
+            .bound
+            .get(uid)
+            .ok_or("a container of a pod that nobody bound is created")?;
         let void = format!("{}={}", names::VISIBLE_DEVICES, names::VISIBLE_NONE);
         ensure!(
             edits.env.contains(&void),
@@ -598,7 +636,7 @@ impl SimNode {
                 self.cgroups.remove(uid);
                 self.populated.remove(uid);
                 self.creating.retain(|(of, _), _| of != uid);
-                self.waiting.remove(uid);
+                self.hang_up(uid);
                 story.tell(|| format!("  the sandbox of {uid} goes"));
                 self.left(api, uid);
             }
@@ -654,7 +692,9 @@ impl SimNode {
     pub fn restart_kubelet(&mut self, api: &mut Api, registered: bool, story: &mut Story) -> Result<(), String> {
         self.kubelet.restart();
         self.creating.clear();
-        self.waiting.clear();
+        for uid in self.waiting.keys().cloned().collect::<Vec<_>>() {
+            self.hang_up(&uid);
+        }
         for uid in self.kubelet.pods.keys().cloned().collect::<Vec<_>>() {
             self.finish(&uid);
         }
@@ -738,17 +778,10 @@ impl SimNode {
 
     /// What holds on a node after every step.
     pub fn check(&self) -> Result<(), String> {
-        // Without pods' cgroups nobody knows what still runs.
-        if self.no_pod_cgroups {
-            return Ok(());
-        }
         for gpu in &self.gpus {
             let live = self.on_gpu(&gpu.uuid);
             let held = |uid: &&&String| self.holds.get(&((**uid).clone(), gpu.uuid.clone())).copied();
-            let sum = live
-                .iter()
-                .filter_map(|uid| held(&uid))
-                .fold(MiB::ZERO, MiB::saturating_add);
+            let sum = live.iter().filter_map(|uid| held(&uid)).fold(MiB::ZERO, MiB::saturating_add);
             let under = |uid: &&&String| self.granted_under.get(&((**uid).clone(), gpu.uuid.clone())).copied();
             let capacity = live.iter().filter_map(|uid| under(&uid)).max().unwrap_or(MiB::ZERO);
             ensure!(
@@ -772,7 +805,7 @@ impl SimNode {
             let sight = Sight {
                 gpus: &self.gpus,
                 handouts: &self.kubelet.handouts,
-                populated: if self.no_pod_cgroups { &NOBODY } else { &self.populated },
+                populated: (!self.no_pod_cgroups).then_some(&self.populated),
             };
             agent.check_rebuilt(api, &self.disk, sight)?;
         }

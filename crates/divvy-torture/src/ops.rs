@@ -98,7 +98,13 @@ pub enum Op {
     /// A pod of this shape and priority under this name, unless the name is taken.
     Create { name: u8, shape: u8, priority: u8 },
     /// A pod with `spec.nodeName` and annotations that its owner wrote, as if on this GPU of the node.
-    Forge { name: u8, shape: u8, node: u8, gpu: u8, how: Forgery },
+    Forge {
+        name: u8,
+        shape: u8,
+        node: u8,
+        gpu: u8,
+        how: Forgery,
+    },
     /// Graceful deletion is asked for.
     Delete { pod: u8 },
     /// The object goes at once, whatever its containers do.

@@ -1,6 +1,5 @@
 //! What answers in the API server's place, or beside it: load balancers, ingress controllers, an API server that is starting.
 
-use divvy_extender::core::{Got, Posted};
 use divvy_model::PodKey;
 
 use crate::api::Verdict;
@@ -77,21 +76,4 @@ pub fn status(verdict: &Verdict, pod: &PodKey) -> (u16, String) {
         Verdict::Conflict(text) => failure(409, "Conflict", text),
         Verdict::NotFound => failure(404, "NotFound", &format!("pods \\\"{}\\\" not found", pod.name)),
     }
-}
-
-/// The extender's reading of an answer to a Binding.
-pub fn posted(code: u16, body: &str, _pod: &PodKey) -> Posted {
-    let text = format!("{code}: {body}");
-    match code {
-        200..=299 if body.ends_with('}') => Posted::Created,
-        404 => Posted::NotFound(text),
-        409 => Posted::Conflict(text),
-        400..=407 | 410..=499 => Posted::Refused(text),
-        _ => Posted::Unknown(text),
-    }
-}
-
-/// Its reading of an answer to the GET of a pod that is not the pod.
-pub fn got(code: u16, body: &str, _pod: &PodKey) -> Got {
-    Got::Failed(format!("{code}: {body}"))
 }

@@ -13,6 +13,10 @@ impl World {
         self.story.tell(|| "at quiet: everything under way arrives".to_owned());
         self.calm()?;
         self.check()?;
+        for node in &mut self.nodes {
+            node.no_pod_cgroups = false;
+        }
+        self.calm()?;
         self.preempt_all()?;
         self.story.tell(|| "at quiet: what waits is placed".to_owned());
         let mut pending = self.pending();
@@ -83,7 +87,11 @@ impl World {
                 self.answer_all()?;
                 self.end_deleted()?;
                 self.calm()?;
-                let lower: Vec<Pod> = self.pending().into_iter().filter(|other| other.priority < pod.priority).collect();
+                let lower: Vec<Pod> = self
+                    .pending()
+                    .into_iter()
+                    .filter(|other| other.priority < pod.priority)
+                    .collect();
                 for other in lower {
                     let leader = self.leader().ok_or("no replica leads")?;
                     self.schedule(leader, &other, 0)?;
@@ -129,9 +137,10 @@ impl World {
             let uids: Vec<String> = node.kubelet.pods.keys().cloned().collect();
             for uid in uids {
                 for _ in 0..12 {
-                    let before = (node.cgroups.get(&uid).cloned(), node.creating.len(), node.waiting.len());
+                    let before = (node.cgroups.get(&uid).cloned(), node.creating.len());
                     node.work(api, &uid, 1, story)?;
-                    if before == (node.cgroups.get(&uid).cloned(), node.creating.len(), node.waiting.len()) {
+                    node.answer_starts(api, story)?;
+                    if before == (node.cgroups.get(&uid).cloned(), node.creating.len()) {
                         break;
                     }
                     let init = node.kubelet.pods.get(&uid).and_then(|local| {
@@ -152,12 +161,13 @@ impl World {
 
     /// Every pod that its kubelet took in runs, unless its GPU failed, or its memory or its ids are still others'.
     fn check_started(&self) -> Result<(), String> {
-        // Where nobody knows what still runs the arbiter may be wrong.
-        for node in self.nodes.iter().filter(|node| !node.no_pod_cgroups) {
+        for node in &self.nodes {
             for (uid, local) in node.kubelet.pods.iter().filter(|(_, local)| local.is_live()) {
                 let waits = local.startable();
                 // What an owner wrote is refused, or not.
-                let Some(allocation) = self.api.bound[uid].allocation() else { continue };
+                let Some(allocation) = self.api.bound[uid].allocation() else {
+                    continue;
+                };
                 let excused = node.shares_its_ids(uid)
                     || allocation.gpus.iter().any(|share| {
                         let gpu = node.gpus.iter().find(|gpu| gpu.uuid == share.uuid);

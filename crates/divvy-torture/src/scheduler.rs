@@ -43,8 +43,9 @@ impl World {
         let passed = self.filter(replica, pod)?;
         let fit: Vec<usize> = passed.into_iter().filter(|node| self.resources_fit(pod, *node)).collect();
         // The node that was promised to it is tried first.
-        let promised = self.api.nominated.get(&pod.uid).map(|(node, _)| node);
-        let promised = fit.iter().find(|node| Some(&self.nodes[**node].name) == promised);
+        let promised = fit
+            .iter()
+            .find(|node| pod.nominated.as_deref() == Some(&*self.nodes[**node].name));
         let node = promised.or_else(|| fit.get(usize::from(choice) % fit.len().max(1))).copied();
         match node {
             Some(node) => self.bind(replica, pod, node),
@@ -63,11 +64,16 @@ impl World {
 
     fn sum_left(&self, pod: &Pod, node: usize, without: &[&Pod]) -> Option<u64> {
         let name = &self.nodes[node].name;
-        let requested: u64 = self.api.pods.values().filter(|other| self.counts(other, name, without)).map(units).sum();
-        let promised = self.api.nominated.iter().filter(|(uid, (on, _))| on == name && **uid != pod.uid);
+        let requested: u64 = self
+            .api
+            .pods
+            .values()
+            .filter(|other| self.counts(other, name, without))
+            .map(units)
+            .sum();
+        let promised = self.api.nominated().filter(|other| other.nominated.as_deref() == Some(name));
         let promised: u64 = promised
-            .filter_map(|(uid, _)| self.api.pod(uid))
-            .filter(|other| other.node.is_none() && other.priority >= pod.priority)
+            .filter(|other| other.uid != pod.uid && other.priority >= pod.priority)
             .map(units)
             .sum();
         self.api.nodes[name].allocatable_units.checked_sub(requested + promised)
@@ -81,9 +87,9 @@ impl World {
 
     /// PostFilter. Nobody is evicted while those that were for this pod are still ending.
     fn preempt(&mut self, replica: usize, pod: &Pod) -> Result<(), String> {
-        let promised = self.api.nominated.get(&pod.uid).map(|(node, _)| node.clone());
         let ends = |other: &&Pod| other.deleting && other.priority < pod.priority && other.node.is_some();
-        if promised.is_some() && self.api.pods.values().filter(ends).any(|other| other.node == promised) {
+        let mut ending = self.api.pods.values().filter(ends);
+        if pod.nominated.is_some() && ending.any(|other| other.node.as_deref() == pod.nominated.as_deref()) {
             return Ok(());
         }
         let proposed: Vec<Eviction> = (0..self.nodes.len())
@@ -96,16 +102,22 @@ impl World {
             })
             .collect();
         if proposed.is_empty() {
-            return self.forget(pod);
+            self.forget(pod);
+            return Ok(());
         }
         let answered = self.extenders[replica].core.preempt(pod, proposed)?;
         let price = |eviction: &Eviction| {
             let pods = eviction.victims.iter().filter_map(|uid| self.api.pod(uid));
             let priorities: Vec<i64> = pods.map(|pod| i64::from(pod.priority)).collect();
-            (priorities.iter().max().copied(), priorities.iter().sum::<i64>(), priorities.len())
+            (
+                priorities.iter().max().copied(),
+                priorities.iter().sum::<i64>(),
+                priorities.len(),
+            )
         };
         let Some(chosen) = answered.iter().min_by_key(|eviction| price(eviction)).cloned() else {
-            return self.forget(pod);
+            self.forget(pod);
+            return Ok(());
         };
         self.story
             .tell(|| format!("{} preempts {:?} on {}", pod.uid, chosen.victims, chosen.node));
@@ -137,13 +149,13 @@ impl World {
             pod.uid
         );
         // Others that are less important and were promised the same room have to look again.
-        let others: Vec<String> = self
+        let others = self
             .api
-            .nominated
-            .iter()
-            .filter(|(_, (node, _))| *node == chosen.node)
-            .filter(|(uid, _)| self.api.pod(uid).is_some_and(|other| other.priority < pod.priority))
-            .map(|(uid, _)| uid.clone())
+            .nominated()
+            .filter(|other| other.nominated.as_deref() == Some(&*chosen.node));
+        let others: Vec<String> = others
+            .filter(|other| other.priority < pod.priority)
+            .map(|other| other.uid.clone())
             .collect();
         for uid in others {
             self.api.nominate(&uid, None);
@@ -153,11 +165,8 @@ impl World {
     }
 
     /// Preemption does not help: nothing is promised to the pod any more.
-    fn forget(&mut self, pod: &Pod) -> Result<(), String> {
-        if self.api.nominated.contains_key(&pod.uid) {
-            self.api.nominate(&pod.uid, None);
-        }
-        Ok(())
+    fn forget(&mut self, pod: &Pod) {
+        self.api.nominate(&pod.uid, None);
     }
 
     /// Those of lower priority that must go by the sums, the least important first; nothing if that does not help, or if nobody has to.

@@ -6,7 +6,8 @@ use divvy_extender::core::BindArgs;
 use divvy_model::ContainerKind::{App, Init, Sidecar};
 use divvy_model::legacy::bind_annotations;
 use divvy_model::{
-    Allocation, ContainerKind, ContainerRequest, ContainerShare, GpuRules, GpuShare, Health, Held, MiB, Pod, PodKey, PodRequest, names,
+    Allocation, ContainerKind, ContainerRequest, ContainerShare, GpuRules, GpuShare, Health, Held, MiB, Pod, PodKey, PodRequest,
+    names,
 };
 
 use crate::api::{Api, booked, share};
@@ -180,10 +181,9 @@ impl World {
 
     /// The node whose kubelet has this pod.
     fn home(&mut self, uid: &str) -> Option<usize> {
-        let node = self
-            .nodes
-            .iter()
-            .position(|node| node.kubelet.pods.contains_key(uid) || node.cgroups.contains_key(uid) || node.waiting.contains_key(uid))?;
+        let node = self.nodes.iter().position(|node| {
+            node.kubelet.pods.contains_key(uid) || node.cgroups.contains_key(uid) || node.waiting.contains_key(uid)
+        })?;
         self.touched.insert(node);
         Some(node)
     }
@@ -351,7 +351,11 @@ impl World {
             extenders, api, story, ..
         } = self;
         let several = extenders.len() > 1;
-        let who = if several { format!("extender {replica}") } else { "the extender".to_owned() };
+        let who = if several {
+            format!("extender {replica}")
+        } else {
+            "the extender".to_owned()
+        };
         let extender = &mut extenders[replica];
         match op {
             Op::RestartExtender { leftover, .. } => {
@@ -493,12 +497,20 @@ impl World {
     }
 
     fn create(&mut self, name: u8, shape: u8, priority: u8) {
-        let Some((name, request)) = self.new_pod(name, shape) else { return };
+        let Some((name, request)) = self.new_pod(name, shape) else {
+            return;
+        };
         let priority = PRIORITIES[usize::from(priority) % PRIORITIES.len()];
         let text = || {
-            let containers = request.containers.iter().map(|c| format!("{} {:?} {}", c.name, c.kind, c.units));
+            let containers = request
+                .containers
+                .iter()
+                .map(|c| format!("{} {:?} {}", c.name, c.kind, c.units));
             let gpus = request.rules.as_deref().map_or(1, |_| 2);
-            format!("{} on {gpus} GPU(s), priority {priority}", containers.collect::<Vec<_>>().join(", "))
+            format!(
+                "{} on {gpus} GPU(s), priority {priority}",
+                containers.collect::<Vec<_>>().join(", ")
+            )
         };
         let text = text();
         if let Some(uid) = self.api.create(name, request, priority) {
@@ -773,13 +785,20 @@ impl World {
             for view in ledger.nodes() {
                 let Some(state) = view.state() else { continue };
                 let all = crate::api::gpus(extender.nodes.get(view.name()));
-                let seen = extender.pods.view.values().filter(|pod| pod.node.as_deref() == Some(view.name()));
+                let seen = extender
+                    .pods
+                    .view
+                    .values()
+                    .filter(|pod| pod.node.as_deref() == Some(view.name()));
                 // A pod that the API server said is gone counts for nothing, even while its last event is on its way.
                 let gone = |pod: &&Pod| ledger.pod(&pod.uid).is_none() && self.api.pod(&pod.uid).is_none();
                 let seen: Vec<&Pod> = seen.filter(|pod| !gone(pod)).collect();
                 for (position, gpu) in state.gpus.iter().enumerate() {
                     let uuid = gpu.uuid.as_deref().unwrap_or_default();
-                    let bound = seen.iter().map(|pod| booked(pod, uuid, all)).fold(MiB::ZERO, MiB::saturating_add);
+                    let bound = seen
+                        .iter()
+                        .map(|pod| booked(pod, uuid, all))
+                        .fold(MiB::ZERO, MiB::saturating_add);
                     let reserved = ledger.reservations().filter(|(_, node, _)| *node == view.name());
                     let reserved = reserved
                         .flat_map(|(_, _, reservation)| reservation.possible())
@@ -834,7 +853,7 @@ impl World {
                 );
                 let ghosts = self.ghosts(node, uuid);
                 ensure!(
-                    gpu.held == ghosts,
+                    gpu.held == ghosts || node.no_pod_cgroups,
                     "GPU {uuid}: {} are published as held, containers of pods that are gone hold {ghosts}",
                     gpu.held
                 );
@@ -853,7 +872,7 @@ impl World {
             // Room may be kept for whoever was nominated.
             let kept = self.is_outranked(&pod);
             ensure!(
-                passed == naive || kept && passed.iter().all(|node| naive.contains(node)),
+                passed == naive || (kept || self.nodes[0].no_pod_cgroups) && passed.iter().all(|node| naive.contains(node)),
                 "{} fits on {naive:?}, filter says {passed:?}",
                 pod.uid
             );
@@ -863,9 +882,8 @@ impl World {
 
     /// Whether another pod that is no less important waits for room that was promised to it.
     pub fn is_outranked(&self, pod: &Pod) -> bool {
-        let nominated = self.api.nominated.keys().filter_map(|uid| self.api.pod(uid));
-        let mut before = nominated.filter(|other| other.uid != pod.uid && other.priority >= pod.priority);
-        before.any(|other| other.node.is_none())
+        let mut others = self.api.nominated().filter(|other| other.uid != pod.uid);
+        others.any(|other| other.priority >= pod.priority)
     }
 
     /// Memory of a GPU that granted pods without a living object have, while they have processes.
@@ -878,7 +896,7 @@ impl World {
             .collect();
         granted
             .into_iter()
-            .filter(|(uid, _)| !node.no_pod_cgroups && node.populated.contains(*uid) && self.api.pod(uid).is_none_or(Pod::ended))
+            .filter(|(uid, _)| node.populated.contains(*uid) && self.api.pod(uid).is_none_or(Pod::ended))
             .fold(MiB::ZERO, |sum, (_, memory)| sum.saturating_add(memory))
     }
 

@@ -26,7 +26,14 @@ impl Core {
         };
         let gpus = first.gpus.clone();
         let legacy_agrees = match &pod.held {
-            Held::Legacy(_) => self.shares(&pod.held) == gpus,
+            // The GPU, and not the amount: a grant books what the pod asks for where gpushare's sum, which leaves init containers out, is less.
+            Held::Legacy(_) => {
+                let shares = self.shares(&pod.held);
+                shares
+                    .iter()
+                    .map(|share| &share.uuid)
+                    .eq(gpus.iter().map(|share| &share.uuid))
+            }
             _ => false,
         };
         if legacy_agrees {

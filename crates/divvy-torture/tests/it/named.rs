@@ -34,12 +34,16 @@ fn work(world: &mut World, uid: &str) -> Result<(), String> {
 }
 
 fn call(world: &mut World, fate: Fate) -> Result<(), String> {
-    let World { api, extenders, story, .. } = world;
+    let World {
+        api, extenders, story, ..
+    } = world;
     extenders[0].call(api, 0, fate, story)
 }
 
 fn sweep(world: &mut World) -> Result<(), String> {
-    let World { api, extenders, story, .. } = world;
+    let World {
+        api, extenders, story, ..
+    } = world;
     extenders[0].sweep(api, story)
 }
 
