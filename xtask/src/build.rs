@@ -82,7 +82,8 @@ const PLAYED: [&str; 6] = ["agent", "cluster", "extender", "model", "placement",
 pub(crate) fn torture(args: &[&str]) -> Result<ExitCode> {
     let optimised = PLAYED.map(|name| format!("profile.dev.package.divvy-{name}.opt-level=3"));
     let flags = optimised.iter().flat_map(|value| ["--config", value.as_str()]);
-    let build = ["build", "--quiet", "--package", "divvy-torture"];
+    // Of the whole workspace, so that third-party crates keep the features with which the tests have built them.
+    let build = ["build", "--quiet", "--workspace", "--bin", "divvy-torture"];
     cargo(&build.into_iter().chain(flags).collect::<Vec<_>>())?;
     let program = debug_folder().join("divvy-torture");
     let error = std::os::unix::process::CommandExt::exec(Command::new(&program).args(args));
