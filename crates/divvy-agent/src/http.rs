@@ -40,10 +40,8 @@ const LIMITS: Limits = {
     }
 };
 
-pub(crate) async fn listen(address: SocketAddr) -> Result<TcpListener, Error> {
-    TcpListener::bind(address)
-        .await
-        .map_err(|source| Error::Listen { address, source })
+pub(crate) fn listen(address: SocketAddr) -> Result<TcpListener, Error> {
+    divvy_serve::listen(address).map_err(|source| Error::Listen { address, source })
 }
 
 pub(crate) async fn serve(listener: TcpListener, agent: Arc<Agent>, stop: CancellationToken) -> Result<(), Error> {

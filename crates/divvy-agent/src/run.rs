@@ -74,7 +74,7 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
     let has_grants = !records.is_empty();
     core.load_records(records);
     let listener = match config.metrics {
-        Some(address) => Some(http::listen(address).await?),
+        Some(address) => Some(http::listen(address)?),
         None => None,
     };
     let choice = Choice {

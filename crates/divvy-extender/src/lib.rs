@@ -93,7 +93,7 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
         context: config.context,
     };
     let connection = connect(&choice).await?;
-    let listener = TcpListener::bind(config.listen).await.map_err(|source| Error::Listen {
+    let listener = divvy_serve::listen(config.listen).map_err(|source| Error::Listen {
         address: config.listen,
         source,
     })?;

@@ -24,7 +24,7 @@ use std::time::Duration;
 
 use axum::Router;
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -34,6 +34,9 @@ use table::{Class, Id, Phase, Source, Table, Verdict};
 
 /// After an error of `accept` (too many open files, most likely) before the next try.
 const AFTER_ACCEPT_ERROR: Duration = Duration::from_millis(100);
+
+/// Linux allows no more by default (net.core.somaxconn).
+const QUEUE: u32 = 4096;
 
 /// So many connections are accepted before those that are there already go on.
 const IN_A_ROW: u32 = 16;
@@ -197,6 +200,19 @@ impl<D: Door> Place<D> {
         }
         id.map(|id| Place { hall: hall.clone(), id })
     }
+}
+
+/// A socket whose queue has room for many clients that connect at once. When it is full, the system drops a client's first packet, and the client
+/// tries again after a second: too late for a probe.
+pub fn listen(address: SocketAddr) -> std::io::Result<TcpListener> {
+    let socket = match address {
+        SocketAddr::V4(_) => TcpSocket::new_v4()?,
+        SocketAddr::V6(_) => TcpSocket::new_v6()?,
+    };
+    // As TcpListener::bind does: a program that is started again must not wait for connections of the one before it.
+    socket.set_reuseaddr(true)?;
+    socket.bind(address)?;
+    socket.listen(QUEUE)
 }
 
 /// Serves until `stop` is cancelled, then until the requests that were begun are answered.
