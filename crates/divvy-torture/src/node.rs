@@ -219,7 +219,7 @@ impl SimNode {
             // UUIDs are in no order.
             uuid: match self.replaced % 2 {
                 0 => format!("GPU-{}-{}-r{}", self.name, old.index, self.replaced),
-                _ => format!("GPU-r{}-{}-{}", self.replaced, self.name, old.index),
+                _ => format!("GPU-{}-{}-{}", self.replaced, self.name, old.index),
             },
             health: Health::Ok,
             reason: None,

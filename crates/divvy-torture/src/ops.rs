@@ -59,7 +59,7 @@ pub enum Forgery {
 }
 
 impl Forgery {
-    const ALL: [Forgery; 9] = [
+    pub const ALL: [Forgery; 9] = [
         Forgery::Zero,
         Forgery::ZeroContainer,
         Forgery::Less,

@@ -4,7 +4,8 @@ use divvy_model::ContainerKind::{App, Sidecar};
 use divvy_model::{Health, MiB, Pod};
 
 use divvy_torture::extender::late_write;
-use divvy_torture::ops::{Ending, Fate, Mix};
+use divvy_torture::holds;
+use divvy_torture::ops::{Ending, Fate, Forgery, History, Mix, Op};
 use divvy_torture::world::{World, request};
 
 /// The node with two GPUs.
@@ -176,4 +177,237 @@ fn while_two_bindings_of_a_pod_are_in_doubt_the_memory_of_both_is_counted() {
         assert_eq!([view.used(0), view.used(1)], [MiB(2048), MiB(2048)]);
         world.quiet()
     });
+}
+
+fn hold(mix: Mix, steps: &[Op]) {
+    let history = History {
+        mix,
+        steps: steps.to_vec(),
+    };
+    if let Err(told) = holds(&history) {
+        panic!("{told}");
+    }
+}
+
+/// A start lists the pods; the pod's object goes and the watch says so before the list arrives.
+#[test]
+fn a_list_that_the_watch_overtook_brings_no_pod_back() {
+    for luck in [1, 2, 3, 5] {
+        hold(
+            Mix::Starts,
+            &[
+                Op::Create {
+                    name: 0,
+                    shape: 0,
+                    priority: 0,
+                },
+                Op::Hurry { pod: 0, steps: 2, luck },
+                Op::ForceDelete { pod: 0 },
+                Op::ToAgent { node: 0, events: 4 },
+                Op::ToAgent { node: 1, events: 4 },
+                Op::Work { pod: 0, luck: 1 },
+                Op::Work { pod: 0, luck: 1 },
+                Op::Reconcile { node: 0, events: 0 },
+                Op::Reconcile { node: 1, events: 0 },
+            ],
+        );
+    }
+}
+
+/// A start lists the pods; another pod is bound and the watch shows it before the list arrives.
+#[test]
+fn a_list_that_the_watch_overtook_removes_no_pod() {
+    hold(
+        Mix::Replicas,
+        &[
+            Op::Call {
+                call: 229,
+                fate: Fate::Answered,
+            },
+            Op::Hurry {
+                pod: 188,
+                steps: 2,
+                luck: 239,
+            },
+            Op::Call {
+                call: 89,
+                fate: Fate::Answered,
+            },
+            Op::Hurry {
+                pod: 176,
+                steps: 1,
+                luck: 0,
+            },
+        ],
+    );
+}
+
+#[test]
+fn an_allocation_that_its_owner_wrote_buys_no_gpu() {
+    for how in Forgery::ALL {
+        for shape in [0, 4, 5, 7] {
+            let forge = Op::Forge {
+                name: 0,
+                shape,
+                node: 1,
+                gpu: 0,
+                how,
+            };
+            hold(
+                Mix::Cards,
+                &[
+                    forge,
+                    Op::Hurry {
+                        pod: 0,
+                        steps: 9,
+                        luck: 1,
+                    },
+                ],
+            );
+        }
+    }
+}
+
+/// A replacement of lower priority, for which the sums leave room, would take what the victims have left.
+#[test]
+fn a_gpu_that_was_freed_for_a_pod_is_kept_for_it() {
+    hold(
+        Mix::Replicas,
+        &[
+            Op::Create {
+                name: 11,
+                shape: 73,
+                priority: 0,
+            },
+            Op::Hurry {
+                pod: 210,
+                steps: 3,
+                luck: 177,
+            },
+            Op::Schedule {
+                pod: 146,
+                node: 235,
+                lost: false,
+                replica: 13,
+            },
+            Op::Create {
+                name: 168,
+                shape: 99,
+                priority: 1,
+            },
+            Op::Create {
+                name: 70,
+                shape: 2,
+                priority: 0,
+            },
+            Op::Create {
+                name: 246,
+                shape: 126,
+                priority: 0,
+            },
+        ],
+    );
+}
+
+#[test]
+fn a_proxy_that_finds_no_page_does_not_make_a_pod_forgotten() {
+    for page in 0..11 {
+        hold(
+            Mix::Binds,
+            &[
+                Op::Call {
+                    call: 248,
+                    fate: Fate::Taken,
+                },
+                Op::Call {
+                    call: 220,
+                    fate: Fate::Taken,
+                },
+                Op::Call {
+                    call: 212,
+                    fate: Fate::Answered,
+                },
+                Op::Call {
+                    call: 58,
+                    fate: Fate::Page(page),
+                },
+            ],
+        );
+    }
+}
+
+#[test]
+fn gpushares_index_means_the_card_that_is_there() {
+    for gpu in 0..3 {
+        hold(
+            Mix::Cards,
+            &[
+                Op::ReplaceCard { gpu },
+                Op::Publish { node: 0 },
+                Op::Publish { node: 1 },
+                Op::Forge {
+                    name: 0,
+                    shape: 1,
+                    node: u8::from(gpu > 0),
+                    gpu: if gpu > 1 { 2 } else { 0 },
+                    how: Forgery::LegacyExact,
+                },
+                Op::Hurry {
+                    pod: 0,
+                    steps: 9,
+                    luck: 1,
+                },
+            ],
+        );
+    }
+}
+
+/// gpushare's own sum leaves init containers out, so a grant may book more than the annotations say.
+#[test]
+fn a_pod_with_gpushares_annotations_starts_its_next_container_after_a_restart_of_the_agent() {
+    hold(
+        Mix::Cards,
+        &[
+            Op::Forge {
+                name: 220,
+                shape: 56,
+                node: 106,
+                gpu: 216,
+                how: Forgery::LegacyLess,
+            },
+            Op::Hurry {
+                pod: 0,
+                steps: 3,
+                luck: 4,
+            },
+            Op::StartAgent {
+                node: 106,
+                reserve: 0,
+                listed: true,
+            },
+        ],
+    );
+}
+
+/// A kubelet with `cgroupsPerQOS: false`.
+#[test]
+fn without_cgroups_of_pods_no_grant_ends_while_its_container_runs() {
+    hold(
+        Mix::NoPodCgroups,
+        &[
+            Op::Create {
+                name: 0,
+                shape: 0,
+                priority: 0,
+            },
+            Op::Hurry {
+                pod: 0,
+                steps: 9,
+                luck: 2,
+            },
+            Op::ForceDelete { pod: 0 },
+            Op::ToAgent { node: 0, events: 4 },
+            Op::Reconcile { node: 0, events: 0 },
+        ],
+    );
 }
