@@ -31,6 +31,7 @@ fn kubelet_sees(world: &mut World) -> Result<(), String> {
 fn work(world: &mut World, uid: &str) -> Result<(), String> {
     let World { api, nodes, story, .. } = world;
     nodes[NODE].work(api, uid, 1, story)?;
+    nodes[NODE].answer_starts(api, story)?;
     world.check()
 }
 
