@@ -75,17 +75,9 @@ pub(crate) fn demo(args: &[&str]) -> Result<ExitCode> {
     Err(error).with_context(|| format!("{} could not be run", program.display()))
 }
 
-/// What the histories run: optimised, with the checks of a debug build. A higher level takes minutes more to build. Third-party code stays as the tests have
-/// built it.
-const PLAYED: [&str; 6] = ["agent", "cluster", "extender", "model", "placement", "torture"];
-
 /// Random histories; the status is theirs.
 pub(crate) fn torture(args: &[&str]) -> Result<ExitCode> {
-    let optimised = PLAYED.map(|name| format!("profile.dev.package.divvy-{name}.opt-level=1"));
-    let flags = optimised.iter().flat_map(|value| ["--config", value.as_str()]);
-    // Of the whole workspace, so that third-party crates keep the features with which the tests have built them.
-    let build = ["build", "--quiet", "--workspace", "--bin", "divvy-torture"];
-    cargo(&build.into_iter().chain(flags).collect::<Vec<_>>())?;
+    programs()?;
     let program = debug_folder().join("divvy-torture");
     let error = std::os::unix::process::CommandExt::exec(Command::new(&program).args(args));
     Err(error).with_context(|| format!("{} could not be run", program.display()))

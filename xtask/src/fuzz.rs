@@ -73,11 +73,10 @@ fn has_counters(words: &[impl AsRef<str>]) -> bool {
         let at = words.iter().position(|word| word.as_ref() == flag)?;
         Some(words.get(at + 1)?.as_ref())
     };
-    match (value("--crate-name"), value("--crate-type")) {
-        (Some(_), Some("lib")) => true,
-        (Some("guided"), Some("bin")) => true,
-        _ => false,
-    }
+    matches!(
+        (value("--crate-name"), value("--crate-type")),
+        (Some(_), Some("lib")) | (Some("guided"), Some("bin"))
+    )
 }
 
 #[cfg(test)]

@@ -6,7 +6,6 @@
 
 use std::fs;
 use std::hint::black_box;
-use std::path::PathBuf;
 
 use criterion::{Criterion, criterion_group, criterion_main};
 use divvy_placement::policy::Policy;

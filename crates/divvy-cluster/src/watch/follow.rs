@@ -56,6 +56,7 @@ struct Follow<T> {
     unreadable: Remembered,
 }
 
+#[expect(clippy::large_enum_variant, reason = "there is one of these per watch")]
 enum State<T> {
     Begin,
     Listing {

@@ -10,10 +10,13 @@ use serde_json::{Value, json};
 
 use super::*;
 
+/// Status, text, and the size of the parts in which it is sent.
+type Answer = (StatusCode, String, Option<usize>);
+
 /// An API server that answers with the texts of a script, one after the other, and keeps the questions.
 #[derive(Clone, Default)]
 struct Script {
-    answers: Arc<Mutex<Vec<(StatusCode, String, Option<usize>)>>>,
+    answers: Arc<Mutex<Vec<Answer>>>,
     asked: Arc<Mutex<Vec<Value>>>,
 }
 
@@ -164,7 +167,7 @@ async fn a_watch_whose_version_is_too_old_is_listed_again_however_it_is_said() {
 #[tokio::test(start_paused = true)]
 async fn a_list_that_breaks_off_is_no_list_and_is_asked_for_again() {
     let whole = list(&[pod("a", 1)], "6", "");
-    let cut = format!("{}", &whole[..whole.len() - 3]);
+    let cut = whole[..whole.len() - 3].to_owned();
     let script = Script::default()
         .then(cut)
         .then_status(502, "<html>Bad Gateway</html>")
