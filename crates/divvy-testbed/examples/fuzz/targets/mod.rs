@@ -40,7 +40,7 @@ pub(crate) struct Limits {
     pub(crate) bytes_per_byte: u64,
 }
 
-/// A parser takes microseconds for a seed of a kilobyte; these limits are what 64 KiB of the most expensive format take, times five.
+/// Generous: a parser takes microseconds for a seed of a kilobyte. They find what grows with the square of its input, and values that are kept many times.
 const LIMITS: Limits = Limits {
     time: Duration::from_millis(500),
     time_per_byte: Duration::from_micros(40),
@@ -48,7 +48,7 @@ const LIMITS: Limits = Limits {
     bytes_per_byte: 400,
 };
 
-/// With libFuzzer's counters the same input takes about three times as long.
+/// The same input takes longer with libFuzzer's counters.
 const SLOWER: u32 = if cfg!(feature = "guided") { 4 } else { 1 };
 
 /// What one input did.
@@ -87,6 +87,19 @@ impl Target {
 
     /// Reads an input within the limits. The error is the rule that it broke.
     pub(crate) fn run(&self, input: &[u8]) -> Result<Cost, String> {
+        let mut cost = self.measure(input)?;
+        // Whatever shares the processor makes a moment slow. What is slow three times is slow.
+        for _ in 0..2 {
+            if self.limits.check(input.len(), cost).is_ok() {
+                break;
+            }
+            let again = self.measure(input)?;
+            cost.time = cost.time.min(again.time);
+        }
+        self.limits.check(input.len(), cost).map(|()| cost)
+    }
+
+    fn measure(&self, input: &[u8]) -> Result<Cost, String> {
         let before = cpu_time();
         let mut outcome = Ok(false);
         let allocated = allocation_counter::measure(|| {
@@ -98,12 +111,11 @@ impl Target {
                 cause.unwrap_or("a panic").to_owned()
             });
         });
-        let cost = Cost {
+        Ok(Cost {
             accepted: outcome?,
             time: cpu_time().saturating_sub(before),
             bytes: allocated.bytes_max,
-        };
-        self.limits.check(input.len(), cost).map(|()| cost)
+        })
     }
 
     /// Whether each seed ends as it declares. The error names the target, the seed and what went wrong.
