@@ -58,20 +58,20 @@ fn tools(cluster: &Cluster) -> Vec<Tool> {
             name: "audit",
             arguments: words("audit"),
             statuses: &[0],
-            proof: cluster.pods.to_string(),
+            proof: format!("{} allocations on ", cluster.pods),
         },
         // It finds much that this cluster lacks, such as the agents' DaemonSet.
         Tool {
             name: "doctor",
             arguments: words("doctor --cluster"),
             statuses: &[0, 1, 2],
-            proof: cluster.nodes.to_string(),
+            proof: format!("{} pods looked at", cluster.pods + cluster.waiting),
         },
         Tool {
             name: "simulate",
             arguments: words("simulate --cluster"),
             statuses: &[0],
-            proof: cluster.nodes.to_string(),
+            proof: format!(" of {}", cluster.nodes * cluster.gpus),
         },
     ]
 }
@@ -202,7 +202,7 @@ impl Bench {
             ensure!(
                 ended.status.success(),
                 "the lists could not be downloaded: {}",
-                ended.errors.trim()
+                ended.last_words()
             );
             runs.push(ended);
         }
@@ -262,13 +262,12 @@ fn judged(name: &str, ended: anyhow::Result<Ended>, statuses: &[i32], proof: &st
         Err(error) => return Row::failed(name, format!("{error:#}")),
     };
     let row = Row::new(name, Some(ended.seconds), Some(ended.mib), budget);
-    let last = || ended.errors.lines().chain(ended.output.lines()).last().unwrap_or_default();
     if !ended.status.code().is_some_and(|code| statuses.contains(&code)) {
-        let failed = Some(format!("{}: {}", ended.status, last()));
+        let failed = Some(format!("{}: {}", ended.status, ended.last_words()));
         return Row { failed, ..row };
     }
-    if !ended.output.contains(proof) {
-        let failed = Some(format!("{proof:?} does not stand in what it printed: {}", last()));
+    if !proof.is_empty() && !ended.printed(proof) {
+        let failed = Some(format!("{proof:?} does not stand in what it printed: {}", ended.last_words()));
         return Row { failed, ..row };
     }
     row
