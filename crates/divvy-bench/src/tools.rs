@@ -58,7 +58,7 @@ fn tools(cluster: &Cluster) -> Vec<Tool> {
             name: "audit",
             arguments: words("audit"),
             statuses: &[0],
-            proof: format!("{} allocations on ", cluster.pods),
+            proof: format!("{} allocations on ", grouped(cluster.pods)),
         },
         // It finds much that this cluster lacks, such as the agents' DaemonSet.
         Tool {
@@ -74,6 +74,18 @@ fn tools(cluster: &Cluster) -> Vec<Tool> {
             proof: format!(" of {}", cluster.nodes * cluster.gpus),
         },
     ]
+}
+
+/// `50,000`, as audit writes it.
+fn grouped(number: usize) -> String {
+    let digits = number.to_string();
+    let groups: Vec<&str> = digits
+        .as_bytes()
+        .rchunks(3)
+        .rev()
+        .filter_map(|group| std::str::from_utf8(group).ok())
+        .collect();
+    groups.join(",")
 }
 
 /// A cluster that is served.
@@ -291,4 +303,22 @@ pub(crate) fn download(urls: &[String]) -> anyhow::Result<ExitCode> {
         while stream.read(&mut buffer)? > 0 {}
     }
     Ok(ExitCode::SUCCESS)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_grouped_as_audit_groups_them() {
+        for (number, expected) in [
+            (0, "0"),
+            (999, "999"),
+            (1_000, "1,000"),
+            (50_000, "50,000"),
+            (1_234_567, "1,234,567"),
+        ] {
+            assert_eq!(grouped(number), expected);
+        }
+    }
 }
