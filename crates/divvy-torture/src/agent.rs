@@ -251,6 +251,7 @@ impl Agent {
     }
 
     /// The list arrives that PreStartContainer waits for; the watch may be before it or after it.
+    #[expect(clippy::too_many_arguments, reason = "the whole world, part by part")]
     pub fn pre_start_listed(
         &mut self,
         ids: &[String],

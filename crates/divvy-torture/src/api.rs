@@ -370,6 +370,7 @@ pub struct PodWatch {
 
 /// What a watcher is told.
 #[derive(Debug, Clone)]
+#[expect(clippy::large_enum_variant, reason = "there is one at a time")]
 pub enum Seen {
     Applied(Pod),
     Deleted(String),

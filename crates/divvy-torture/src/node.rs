@@ -415,7 +415,10 @@ impl SimNode {
             let answered = match waits {
                 true => self.answered(api, uid, &container, ids, true, answer, story),
                 // The kubelet has ended the pod meanwhile: its sync is cancelled, and the container is not created.
-                false => Ok(self.stream()),
+                false => {
+                    self.stream();
+                    Ok(())
+                }
             };
             self.finish(uid);
             return answered;
@@ -466,6 +469,7 @@ impl SimNode {
     }
 
     /// What PreStartContainer came to.
+    #[expect(clippy::too_many_arguments, reason = "the whole world, part by part")]
     fn answered(
         &mut self,
         api: &Api,
