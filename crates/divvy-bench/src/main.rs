@@ -32,7 +32,7 @@ enum Command {
     /// The API server of a measurement
     #[command(hide = true)]
     Serve(Size),
-    /// Downloads these and forgets them, where there is no curl
+    /// Downloads these URLs and discards the bodies, where there is no curl
     #[command(hide = true)]
     Download {
         urls: Vec<String>,
@@ -115,7 +115,7 @@ enum Output {
     Json,
 }
 
-/// A program of somebody else.
+/// A program that --other names.
 #[derive(Debug, Clone)]
 struct Other {
     name: String,
@@ -198,7 +198,7 @@ fn cluster(args: &ClusterArgs) -> anyhow::Result<ExitCode> {
     for name in &args.only {
         ensure!(
             known().any(|known| known == name),
-            "--only {name}: there is no such measurement; there are {}",
+            "--only {name}: unknown measurement; choose from {}",
             known().collect::<Vec<_>>().join(", ")
         );
     }

@@ -271,7 +271,7 @@ impl Core {
 
 fn not_the_extenders(text: String) -> String {
     format!(
-        "{text}. No extender of Divvy's writes that, so somebody else did (are the admission policies installed?), or --memory-unit was changed after \
+        "{text}. Divvy's extender writes no such allocation: another client wrote it (are the admission policies installed?), or --memory-unit was changed after \
          the pod was bound. Delete the pod; its replacement is placed again"
     )
 }

@@ -101,7 +101,7 @@ impl Core {
         let checked = self.name_is_free(&handout, &booking, facts);
         match checked.and_then(|()| self.arbitrate(&key.uid, &booking, facts)) {
             Ok(()) => {}
-            // Who is in the way may have ended without this agent having heard of it.
+            // The pods that hold the memory may have ended, and the agent may not know it yet.
             Err((reason @ (Reason::MemoryHeld | Reason::DoubleHandout), text)) if !facts.fresh => {
                 return PreStart::Wait(reason, text);
             }

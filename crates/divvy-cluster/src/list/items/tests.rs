@@ -7,7 +7,7 @@ use crate::watch::slim::{SlimNode, SlimPod};
 /// The list as serde_json reads it when it has the whole text.
 #[derive(Deserialize)]
 struct Whole {
-    #[allow(dead_code)]
+    #[allow(dead_code, reason = "a kind that is not text makes the list unreadable")]
     kind: Option<String>,
     metadata: Option<ListMeta>,
     #[serde(default, deserialize_with = "present")]
