@@ -14,14 +14,17 @@ use kube::core::ApiResource;
 use tokio::time::Instant;
 
 use super::{Cluster, Report};
-use crate::builders::PodBuilder;
+use crate::builders::{PodBuilder, pod};
 use crate::story::{Event, Listener, Told};
 
 pub(super) use looks::Seen;
 
-/// How long something that must come may take. Generous: it is only waited out when something is wrong. kube-scheduler, say, asks an API
-/// server again after up to 30 s.
+/// How long something that must come may take. Generous: it is only waited out when something is wrong.
 const PATIENCE: Duration = Duration::from_secs(60);
+
+/// The same for programs of Kubernetes whose API server was away. A watch of client-go (`NewReflectorWithOptions`) begins again after at most
+/// 30 s, and as much again of jitter; and an API server that has just started refuses the first list of a client until it has read the roles.
+const PATIENCE_WITH_CLIENT_GO: Duration = Duration::from_secs(150);
 
 /// Where a play's pods are.
 pub(super) const NAMESPACE: &str = "default";
@@ -30,8 +33,10 @@ pub(super) const NAMESPACE: &str = "default";
 #[derive(Debug, thiserror::Error)]
 pub enum Stop {
     /// What must come did not.
-    #[error("waited {} s for {what}; last seen: {seen}", PATIENCE.as_secs())]
+    #[error("waited {} s for {what}; last seen: {seen}", patience.as_secs())]
     NeverCame {
+        /// For how long.
+        patience: Duration,
         /// What was waited for.
         what: String,
         /// What was there instead.
@@ -170,14 +175,24 @@ impl<'a, C: Cluster> Play<'a, C> {
     pub async fn eventually<T>(
         &self,
         what: &str,
+        look: impl AsyncFnMut(&Self) -> Result<Result<T, String>, Stop>,
+    ) -> Result<T, Stop> {
+        self.within(PATIENCE, what, look).await
+    }
+
+    async fn within<T>(
+        &self,
+        patience: Duration,
+        what: &str,
         mut look: impl AsyncFnMut(&Self) -> Result<Result<T, String>, Stop>,
     ) -> Result<T, Stop> {
-        let until = Instant::now() + PATIENCE;
+        let until = Instant::now() + patience;
         loop {
             match look(self).await? {
                 Ok(found) => return Ok(found),
                 Err(seen) if Instant::now() > until => {
                     return Err(Stop::NeverCame {
+                        patience,
                         what: what.to_owned(),
                         seen,
                     });
@@ -185,6 +200,23 @@ impl<'a, C: Cluster> Play<'a, C> {
                 Err(_) => tokio::time::sleep(Duration::from_millis(15)).await,
             }
         }
+    }
+
+    /// Waits until Kubernetes itself, without Divvy, runs new pods on this node after its API server was away.
+    pub async fn kubernetes_is_back(&mut self, node: &str) -> Result<(), Stop> {
+        let began = Instant::now();
+        self.create(&pod("ordinary").select(node), "asks for no GPU").await?;
+        self.within(PATIENCE_WITH_CLIENT_GO, "pod ordinary to run", async |play| {
+            let pod = play.get(NAMESPACE, "ordinary").await?;
+            let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
+            Ok(if phase == Some("Running") { Ok(()) } else { Err(state(&pod)) })
+        })
+        .await?;
+        self.measured(&format!(
+            "{} ms until kube-scheduler and kubelet run a pod without a GPU",
+            began.elapsed().as_millis()
+        ))?;
+        self.delete_quietly("ordinary").await
     }
 
     /// Waits until a pod is bound and every app container runs, and tells both, with what the containers report.

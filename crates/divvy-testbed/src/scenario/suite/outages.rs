@@ -23,11 +23,15 @@ pub(super) async fn api_server_away<C: Cluster>(play: &mut Play<'_, C>) -> Resul
         play.check(now.as_ref() == Some(then), "one runs on without it", || format!("{now:?}"))?;
     }
     play.cluster.start(Part::ApiServer).await?;
-    let began = Instant::now();
     play.step("started", "the API server", "", Vec::new())?;
+    play.kubernetes_is_back(&node).await?;
+    let began = Instant::now();
     play.create(&pod("two").gpu_mem(5).select(&node), "asks for 5 GiB").await?;
     play.started("default", "two").await?;
-    play.measured(&format!("{} ms until a new pod runs", began.elapsed().as_millis()))?;
+    play.measured(&format!(
+        "{} ms more until a new pod with a GPU runs",
+        began.elapsed().as_millis()
+    ))?;
     play.unmoved(&before).await?;
     play.used(&node, 8).await?;
     // Who does not follow the pods any more does not know that this memory is free.
