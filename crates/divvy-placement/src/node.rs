@@ -5,6 +5,7 @@ use divvy_model::limits::NODE_GPUS;
 use divvy_model::{Error, Gpu, Health, Inventory, MemoryUnit, MiB, Node, Prefer, legacy};
 
 use crate::Topology;
+use crate::policy::rank;
 use crate::products::Product;
 
 /// What is known of one node: its GPUs, and whether and from what they may be offered.
@@ -53,6 +54,8 @@ pub struct GpuState {
     pub health: Health,
     /// Why not, `XID 79`.
     pub reason: Option<String>,
+    /// Of its UUID, so that a pod that names others need not look at the text.
+    pub(crate) uuid_hash: u64,
     /// Its product among those of the ledger; `None` outside of one, or if the ledger knows too many others.
     pub(crate) product: Option<Product>,
     /// It is well by all else, and only somebody's word keeps work off it ([`crate::Ledger::name_unhealthy`]).
@@ -246,6 +249,7 @@ fn read_division(node: &Node, unit: MemoryUnit) -> (Source, Vec<GpuState>) {
                     held: MiB::ZERO,
                     health: Health::Ok,
                     reason: None,
+                    uuid_hash: 0,
                     product: None,
                     only_named: false,
                 })
@@ -271,6 +275,7 @@ fn read_inventory(node: &Node, inventory: &Inventory, unit: MemoryUnit) -> (Sour
             held: gpu.held,
             health: gpu.health,
             reason: gpu.reason.clone(),
+            uuid_hash: rank(&gpu.uuid),
             product: None,
             only_named: false,
         })

@@ -3,6 +3,7 @@
 use std::cell::Cell;
 use std::collections::BTreeMap;
 
+use crate::policy::rank;
 use crate::{Ask, GpuState};
 
 /// Number of a product while some GPU of it is known.
@@ -76,15 +77,16 @@ pub(crate) struct Taste<'a> {
     ask: &'a Ask,
     /// By number of the product.
     takes: Vec<Cell<Option<bool>>>,
-    /// In order, to be looked up; empty: any.
-    uuids: Vec<&'a str>,
+    /// With their hashes, in order, to be looked up; empty: any.
+    uuids: Vec<(u64, &'a str)>,
 }
 
 impl<'a> Taste<'a> {
     pub(crate) fn of(ask: &'a Ask) -> Taste<'a> {
         let products = if ask.rules.is_some() { Products::MOST } else { 0 };
         let rules = ask.rules();
-        let mut uuids: Vec<&str> = rules.iter().flat_map(|rules| &rules.uuids).map(String::as_str).collect();
+        let uuids = rules.iter().flat_map(|rules| &rules.uuids);
+        let mut uuids: Vec<(u64, &str)> = uuids.map(|uuid| (rank(uuid), uuid.as_str())).collect();
         uuids.sort_unstable();
         Taste {
             ask,
@@ -97,13 +99,18 @@ impl<'a> Taste<'a> {
         self.ask
     }
 
+    fn names(&self, gpu: &GpuState) -> bool {
+        let first = self.uuids.partition_point(|(hash, _)| *hash < gpu.uuid_hash);
+        let alike = self.uuids[first..].iter().take_while(|(hash, _)| *hash == gpu.uuid_hash);
+        alike.map(|(_, uuid)| Some(*uuid)).any(|uuid| uuid == gpu.uuid.as_deref())
+    }
+
     /// As [`Ask::takes`].
     pub(crate) fn takes(&self, gpu: &GpuState) -> bool {
         let Some(rules) = self.ask.rules() else {
             return self.ask.rules.is_none();
         };
-        let is_named = |uuid: &str| self.uuids.binary_search(&uuid).is_ok();
-        if gpu.total < rules.least_memory || !(self.uuids.is_empty() || gpu.uuid.as_deref().is_some_and(is_named)) {
+        if gpu.total < rules.least_memory || !(self.uuids.is_empty() || self.names(gpu)) {
             return false;
         }
         let known = gpu.product.and_then(|product| self.takes.get(usize::from(product.0)));

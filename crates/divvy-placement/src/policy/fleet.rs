@@ -372,9 +372,12 @@ impl Group {
             return None;
         }
         let mut likings = self.positions.iter().filter_map(|position| view.liking(*position, taste));
+        if ask.rules().is_none_or(|rules| rules.prefer.is_none()) {
+            // All are alike.
+            return likings.nth(ask.gpus - 1);
+        }
         if ask.gpus == 1 {
-            let alike = ask.rules().is_none_or(|rules| rules.prefer.is_none());
-            return if alike { likings.next() } else { likings.max() };
+            return likings.max();
         }
         let mut likings: Vec<u64> = likings.collect();
         likings.sort_unstable_by_key(|liking| Reverse(*liking));

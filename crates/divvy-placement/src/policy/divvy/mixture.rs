@@ -1,10 +1,10 @@
 //! What pods ask for, learnt from those that came.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::hash::BuildHasherDefault;
 
 use super::super::hash::Mixer;
-use super::super::{Demand, Mix, Shape};
+use super::super::{Demand, Mix, Model, Shape};
 
 /// What one arrival counts when it is new.
 pub(crate) const ONE: u64 = 1 << 10;
@@ -108,36 +108,177 @@ impl Mixture {
 pub(crate) fn scarcity(classes: &[(Demand, u64)], shapes: &[(Shape, u64)]) -> Vec<i64> {
     let gpu = |shape: &Shape, nodes: u64| u128::from(shape.gpus) * u128::from(nodes);
     let all: u128 = shapes.iter().map(|(shape, nodes)| gpu(shape, *nodes)).sum();
-    let fits = |class: &Demand, shape: &Shape| {
-        class.gpus <= shape.gpus && class.cpu_milli <= shape.cpu_milli && class.amount(shape).is_some()
-    };
+    // There can be as many shapes as nodes, but most of them differ in CPU only: of those, the ones with CPU enough are a range.
+    let mut groups: BTreeMap<(Model, u32, u8), Group> = BTreeMap::new();
+    for (number, (shape, nodes)) in shapes.iter().enumerate() {
+        let group = groups.entry((shape.model, shape.gpu_size, shape.gpus));
+        let group = group.or_insert_with(|| Group::like(shape));
+        group.by_cpu.push((shape.cpu_milli, number, gpu(shape, *nodes)));
+    }
+    groups.values_mut().for_each(Group::add_up);
+    let kinds = kinds(shapes);
     let mut wanted: Vec<(&Demand, u128, u128)> = Vec::new();
     for (class, weight) in classes.iter().filter(|(class, _)| class.gpus > 0) {
-        let room: u128 = shapes
-            .iter()
-            .filter(|(shape, _)| fits(class, shape))
-            .map(|(shape, nodes)| gpu(shape, *nodes))
-            .sum();
+        let room: u128 = groups.values().map(|group| group.room(class)).sum();
         if room > 0 {
-            wanted.push((class, u128::from(*weight) * u128::from(milli(class, shapes)), room));
+            wanted.push((class, u128::from(*weight) * u128::from(milli(class, &kinds)), room));
         }
     }
     let total: u128 = wanted.iter().map(|(_, demand, _)| demand).sum();
-    let price = |shape: &Shape| -> i64 {
-        let here = wanted.iter().filter(|(class, ..)| fits(class, shape));
-        // demand / total * all / room, in millionths.
-        let sum: u128 = here
-            .map(|(_, demand, room)| demand * all * 1_000_000 / (total.max(1) * room))
-            .sum();
-        i64::try_from(sum).unwrap_or(i64::MAX)
-    };
-    shapes.iter().map(|(shape, _)| price(shape)).collect()
+    // demand / total * all / room, in millionths.
+    let wanted: Vec<(&Demand, u128)> = wanted
+        .into_iter()
+        .map(|(class, demand, room)| (class, demand * all * 1_000_000 / (total.max(1) * room)))
+        .collect();
+    let mut prices = vec![0; shapes.len()];
+    for group in groups.values() {
+        let mut here: Vec<(u32, u128)> = wanted
+            .iter()
+            .filter(|(class, _)| group.admits(class))
+            .map(|(class, price)| (class.cpu_milli, *price))
+            .collect();
+        here.sort_unstable();
+        let mut here = here.into_iter().peekable();
+        let mut sum = 0;
+        for (cpu_milli, number, _) in &group.by_cpu {
+            while let Some((_, price)) = here.next_if(|(class_cpu, _)| class_cpu <= cpu_milli) {
+                sum += price;
+            }
+            prices[*number] = i64::try_from(sum).unwrap_or(i64::MAX);
+        }
+    }
+    prices
 }
 
-/// Thousandths of GPUs that a pod of the class takes: the most of all shapes where it may be.
-pub(crate) fn milli(class: &Demand, shapes: &[(Shape, u64)]) -> u64 {
-    let may = shapes
-        .iter()
-        .filter(|(shape, nodes)| *nodes > 0 && class.amount(shape).is_some());
-    may.map(|(shape, _)| class.milli(shape)).max().unwrap_or(0)
+/// Shapes that differ in CPU and main memory only.
+struct Group {
+    example: Shape,
+    /// In ascending order: CPU, the shape's number, and the GPUs of nodes with that much CPU or more.
+    by_cpu: Vec<(u32, usize, u128)>,
+}
+
+impl Group {
+    fn like(shape: &Shape) -> Group {
+        Group {
+            example: *shape,
+            by_cpu: Vec::new(),
+        }
+    }
+
+    fn add_up(&mut self) {
+        self.by_cpu.sort_unstable();
+        let mut sum = 0;
+        for (.., gpus) in self.by_cpu.iter_mut().rev() {
+            sum += *gpus;
+            *gpus = sum;
+        }
+    }
+
+    /// Whether a pod of the class fits an empty node that has CPU enough.
+    fn admits(&self, class: &Demand) -> bool {
+        class.gpus <= self.example.gpus && class.amount(&self.example).is_some()
+    }
+
+    /// GPUs of the nodes that a pod of the class fits when they are empty.
+    fn room(&self, class: &Demand) -> u128 {
+        let first = self.by_cpu.partition_point(|(cpu_milli, ..)| *cpu_milli < class.cpu_milli);
+        let room = self.by_cpu.get(first).filter(|_| self.admits(class));
+        room.map_or(0, |(.., gpus)| *gpus)
+    }
+}
+
+/// A shape of each product and size of GPU that nodes have.
+pub(crate) fn kinds(shapes: &[(Shape, u64)]) -> Vec<Shape> {
+    let there = shapes.iter().filter(|(_, nodes)| *nodes > 0);
+    let kinds: BTreeMap<(Model, u32), Shape> = there.map(|(shape, _)| ((shape.model, shape.gpu_size), *shape)).collect();
+    kinds.into_values().collect()
+}
+
+/// Thousandths of GPUs that a pod of the class takes: the most of all [`kinds`] that it may use.
+pub(crate) fn milli(class: &Demand, kinds: &[Shape]) -> u64 {
+    let may = kinds.iter().filter(|shape| class.amount(shape).is_some());
+    may.map(|shape| class.milli(shape)).max().unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::super::{ModelSet, Models, Share};
+    use super::*;
+    use proptest::prelude::*;
+
+    /// The definition, for each class and shape by itself.
+    fn plain(classes: &[(Demand, u64)], shapes: &[(Shape, u64)]) -> Vec<i64> {
+        let gpus = |shape: &Shape, nodes: u64| u128::from(shape.gpus) * u128::from(nodes);
+        let fits = |class: &Demand, shape: &Shape| {
+            class.gpus <= shape.gpus && class.cpu_milli <= shape.cpu_milli && class.amount(shape).is_some()
+        };
+        let all: u128 = shapes.iter().map(|(shape, nodes)| gpus(shape, *nodes)).sum();
+        let room = |class: &Demand| -> u128 {
+            let fitting = shapes.iter().filter(|(shape, _)| fits(class, shape));
+            fitting.map(|(shape, nodes)| gpus(shape, *nodes)).sum()
+        };
+        let most = |class: &Demand| {
+            let may = shapes
+                .iter()
+                .filter(|(shape, nodes)| *nodes > 0 && class.amount(shape).is_some());
+            may.map(|(shape, _)| class.milli(shape)).max().unwrap_or(0)
+        };
+        let wanted: Vec<(&Demand, u128, u128)> = classes
+            .iter()
+            .filter(|(class, _)| class.gpus > 0 && room(class) > 0)
+            .map(|(class, weight)| (class, u128::from(*weight) * u128::from(most(class)), room(class)))
+            .collect();
+        let total: u128 = wanted.iter().map(|(_, demand, _)| demand).sum();
+        let price = |shape: &Shape| -> u128 {
+            let here = wanted.iter().filter(|(class, ..)| fits(class, shape));
+            here.map(|(_, demand, room)| demand * all * 1_000_000 / (total.max(1) * room))
+                .sum()
+        };
+        shapes.iter().map(|(shape, _)| i64::try_from(price(shape)).unwrap()).collect()
+    }
+
+    fn shapes() -> impl Strategy<Value = Vec<(Shape, u64)>> {
+        let shape = (0_usize..3, 1_u8..5, 1_u32..3, 0_u32..6, 0_u64..4);
+        prop::collection::vec(shape, 0..12).prop_map(|shapes| {
+            let mut models = Models::default();
+            let numbers = ["a", "b", "c"].map(|name| models.number(name).unwrap());
+            let shape = |(model, gpus, size, cpu, nodes): (usize, u8, u32, u32, u64)| {
+                let shape = Shape {
+                    model: numbers[model],
+                    gpus,
+                    gpu_size: size * 1000,
+                    cpu_milli: cpu * 500,
+                    memory_mib: 0,
+                };
+                (shape, nodes)
+            };
+            shapes.into_iter().map(shape).collect()
+        })
+    }
+
+    fn classes() -> impl Strategy<Value = Vec<(Demand, u64)>> {
+        let class = (0_u8..5, 0_u32..6, 1_u32..2_500, any::<bool>(), 1_u64..9);
+        prop::collection::vec(class, 0..10).prop_map(|classes| {
+            let mut models = Models::default();
+            let one = ModelSet::NONE.with(models.number("a").unwrap());
+            let class = |(gpus, cpu, amount, choosy, weight): (u8, u32, u32, bool, u64)| {
+                let demand = Demand {
+                    cpu_milli: cpu * 500,
+                    memory_mib: 0,
+                    gpus,
+                    share: Share::Memory(amount),
+                    models: if choosy { one } else { ModelSet::ANY },
+                };
+                (demand, weight * ONE)
+            };
+            classes.into_iter().map(class).collect()
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn scarcity_is_what_its_definition_says(classes in classes(), shapes in shapes()) {
+            prop_assert_eq!(scarcity(&classes, &shapes), plain(&classes, &shapes));
+        }
+    }
 }

@@ -64,10 +64,11 @@ pub(crate) enum Rise {
 
 impl Pressure {
     pub(crate) fn new<'a>(classes: &[(Demand, u64)], shapes: &'a [(Shape, u64)]) -> Pressure {
+        let with_nodes = super::mixture::kinds(shapes);
         let watch = |(class, weight): &(Demand, u64)| Watched {
             class: *class,
             weight: *weight,
-            milli: super::mixture::milli(class, shapes),
+            milli: super::mixture::milli(class, &with_nodes),
             places: 0,
         };
         let mut classes: Vec<(Demand, u64)> = classes.iter().filter(|(class, _)| class.gpus > 0).copied().collect();
