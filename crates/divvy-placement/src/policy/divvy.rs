@@ -210,9 +210,21 @@ impl Divvy {
             generation: self.generation,
             number,
             idle: self.states.states[number as usize].idle,
+            ..place.noted.get()
         };
         place.noted.set(noted);
         noted
+    }
+
+    /// How much the fragments of a node grow, in millionths of a thousandth of a GPU. A pod of a new class asks this of all nodes.
+    fn growth(&self, place: &Place<'_>, waste: &Waste) -> i64 {
+        let mut noted = place.noted.get();
+        if noted.fragments_generation != self.generation {
+            noted.fragments = waste.fragments(place.state);
+            noted.fragments_generation = self.generation;
+            place.noted.set(noted);
+        }
+        waste.growth(place, noted.fragments)
     }
 
     /// What a state costs: the less stranded and the more places, the better.
@@ -372,7 +384,7 @@ impl Rule for Divvy {
         let guess = match (self.noted(place), own) {
             // At best no GPU is idle in vain any more, and no place of worth is lost.
             (Some(before), _) => -before.idle,
-            (None, Some(own)) => self.waste[own].growth(place),
+            (None, Some(own)) => self.growth(place, &self.waste[own]),
             (None, None) => 0,
         };
         step(guess + self.price(place)) * OPENS

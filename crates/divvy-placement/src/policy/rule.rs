@@ -115,6 +115,9 @@ pub(crate) struct Noted {
     pub(crate) generation: u32,
     pub(crate) number: u32,
     pub(crate) idle: i64,
+    /// FGD's fragments in that state, and what they are of.
+    pub(crate) fragments: i64,
+    pub(crate) fragments_generation: u32,
 }
 
 /// Numbers that a rule keeps with a place.

@@ -184,16 +184,24 @@ impl State {
     pub(crate) fn after(&self, demand: &Demand, amount: u32, level: Option<u32>) -> State {
         let mut after = *self;
         after.cpu_milli = self.cpu_milli.saturating_sub(demand.cpu_milli);
-        let mut taken = GpuSet::default();
-        for _ in 0..demand.gpus {
-            let fitting = self.left.iter().enumerate().filter(|(position, left)| {
-                **left >= amount && level.is_none_or(|level| **left == level) && !taken.has(*position)
-            });
-            let Some((position, left)) = fitting.min_by_key(|(_, left)| **left) else {
-                break;
-            };
-            taken.add(position);
-            after.left[position] = left.saturating_sub(amount);
+        let fitting = |left: u32| left >= amount && level.is_none_or(|level| left == level);
+        if demand.gpus == 1 {
+            let fitting = self.left.iter().enumerate().filter(|(_, left)| fitting(**left));
+            if let Some((position, left)) = fitting.min_by_key(|(_, left)| **left) {
+                after.left[position] = left.saturating_sub(amount);
+            }
+            return after;
+        }
+        // As many as are asked for at once: the least first, of equals the first.
+        let mut gpus = [(u32::MAX, MOST_GPUS); MOST_GPUS];
+        let mut count = 0;
+        for (position, left) in self.left.iter().enumerate().filter(|(_, left)| fitting(**left)) {
+            gpus[count] = (*left, position);
+            count += 1;
+        }
+        gpus[..count].sort_unstable();
+        for (left, position) in &gpus[..count.min(usize::from(demand.gpus))] {
+            after.left[*position] = left.saturating_sub(amount);
         }
         after
     }

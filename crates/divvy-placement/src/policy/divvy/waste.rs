@@ -31,10 +31,16 @@ impl Waste {
         }
     }
 
-    /// How much the fragments grow, in millionths of a thousandth of a GPU: a first guess at what a place costs.
-    pub(crate) fn growth(&self, place: &Place<'_>) -> i64 {
+    /// What is useless in a state, in what [`Waste::growth`] wants to know of the state before.
+    pub(crate) fn fragments(&self, state: &State) -> i64 {
+        self.fragments.amount(state)
+    }
+
+    /// How much the fragments grow, in millionths of a thousandth of a GPU: a first guess at what a place costs. `before`: [`Waste::fragments`] of
+    /// the place's state.
+    pub(crate) fn growth(&self, place: &Place<'_>, before: i64) -> i64 {
         let after = place.state.after(place.demand, place.amount, None);
-        let growth = self.fragments.amount(&after) - self.fragments.amount(place.state);
+        let growth = self.fragments.amount(&after) - before;
         micro(i128::from(growth), self.fragments.pods(), place.shape)
     }
 
