@@ -141,6 +141,9 @@ impl Election {
         if record.holder == self.identity {
             let renewed = Record {
                 acquired_us: record.acquired_us,
+                // The API server takes a write that changes nothing for none, and the others would not see that this replica is there: a wall
+                // clock that was set back can show the same time again.
+                renewed_us: unix_us.saturating_add(i64::from(unix_us == record.renewed_us)),
                 transitions: record.transitions,
                 ..fresh
             };

@@ -101,6 +101,18 @@ fn a_holder_that_says_more_is_believed_up_to_a_minute() {
 }
 
 #[test]
+fn a_renewal_changes_the_lease_even_if_the_wall_clock_shows_the_same_time_again() {
+    let mut election = Election::new("a".to_owned(), Rules::default());
+    let at = held_by("a", 7_000);
+    for unix_us in [7_000, 7_001, 6_000] {
+        let Step::Replace { record, .. } = election.read(found(&at, 1), 0, unix_us) else {
+            panic!("its own Lease is renewed");
+        };
+        assert_ne!(record.renewed_us, at.renewed_us, "at {unix_us}");
+    }
+}
+
+#[test]
 fn who_releases_holds_nothing_and_another_need_not_wait() {
     let mut me = Election::new("me".to_owned(), RULES);
     assert_eq!(me.clone().release(), None, "who holds none has none to give");
