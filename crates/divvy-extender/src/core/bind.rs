@@ -175,6 +175,7 @@ impl Core {
         let (args, known) = (op.args.clone(), op.pod.is_some());
         match outcome {
             Got::Found(pod) if pod.uid == args.pod_uid => {
+                self.is_there(&pod);
                 if let Some(node) = &pod.node {
                     self.found_bound(&pod.uid, node, &pod.held, now);
                 }

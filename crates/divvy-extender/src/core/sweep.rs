@@ -1,3 +1,4 @@
+use divvy_model::Pod;
 use divvy_placement::Standing;
 
 use super::{Action, Core, Got, Now, check_resurfaced};
@@ -88,17 +89,25 @@ impl Core {
         }
     }
 
+    /// The API server, asked directly, shows the pod. If it was called gone before, it counts again: from its next event on, or at once if an event
+    /// has shown it already.
+    pub(super) fn is_there(&mut self, pod: &Pod) {
+        let ledger = self.index.ledger_mut();
+        if ledger.is_buried(&pod.uid) {
+            ledger.unbury_pod(&pod.uid);
+            if self.resurfaced.remove(&pod.uid).is_some() {
+                ledger.apply_pod(pod.clone());
+            }
+        }
+    }
+
     /// The pod was called gone and was seen again.
     fn checked_resurfaced(&mut self, uid: &str, outcome: Got) {
         if !self.resurfaced.contains_key(uid) {
             return;
         }
         match outcome {
-            Got::Found(pod) if pod.uid == uid => {
-                let ledger = self.index.ledger_mut();
-                ledger.unbury_pod(uid);
-                ledger.apply_pod(*pod);
-            }
+            Got::Found(pod) if pod.uid == uid => self.is_there(&pod),
             Got::Found(_) | Got::NotFound => {}
             // Asked again by the next sweep.
             Got::Unreadable(_) | Got::Failed(_) => return,

@@ -321,6 +321,26 @@ fn a_pod_that_was_called_gone_and_is_seen_again_counts_as_soon_as_the_api_server
 }
 
 #[test]
+fn a_pod_that_was_called_gone_and_is_bound_again_is_looked_after_like_any_other() {
+    let q = pod("q", 8);
+    let unbound = || Got::Found(Box::new(q.clone()));
+    let mut core = synced(&[node("n1", &[16])], std::slice::from_ref(&q));
+    let (op, _) = one_post(core.begin_bind(args(&q, "n1"), at(0)).1);
+    core.posted(op, Posted::NotFound("pods \"q\" not found".to_owned()), at(1));
+    // The second bind reads the pod, and its Binding gets no answer.
+    let (op, ..) = one_get(core.begin_bind(args(&q, "n1"), at(2)).1);
+    let (op, _) = one_post(core.got(op, unbound(), at(3)));
+    let (op, ..) = one_get(core.posted(op, Posted::Unknown("no answer".to_owned()), at(4)));
+    one_answer(core.got(op, unbound(), at(5))).expect_err("not bound so far");
+    assert_eq!(free(&core, "n1"), [8]);
+    let late = at(3_600_000);
+    let actions = core.sweep(late);
+    assert!(matches!(&actions[..], [Action::Check { uid, node, .. }] if *uid == q.uid && node == "n1"));
+    core.checked(&q.uid, "n1", unbound(), late);
+    assert_eq!(free(&core, "n1"), [16], "the reservation is given up");
+}
+
+#[test]
 fn a_bind_that_waited_too_long_for_its_node_is_not_begun() {
     let (q, r) = (pod("q", 1), pod("r", 1));
     let mut core = synced(&[node("n1", &[16])], &[q.clone(), r.clone()]);
