@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use divvy_agent::decide::{
-    Action, Core, Facts, Handout, Key, NodeFiles, NodeKey, PreStart, Reconciled, Resource, Settings, owner_of_spec,
+    Action, Core, Facts, Handout, Key, NodeFiles, NodeKey, PreStart, Reason, Reconciled, Resource, Settings, owner_of_spec,
 };
 use divvy_container::cdi;
 use divvy_model::{Gpu, GrantRecord, Health, Held, MemoryUnit, MiB, Pod, names};
@@ -92,8 +92,8 @@ pub type Begun = divvy_agent::decide::Listing;
 pub enum Start {
     /// For this container.
     Granted(Key),
-    /// Not now.
-    Refused,
+    /// Not now, and why.
+    Refused(Reason),
     /// Something is not known: the agent lists the pods.
     Lists(Begun),
 }
@@ -273,7 +273,7 @@ impl Agent {
         });
         let Some(actions) = self.core.listed(begun, listing.pods) else {
             story.tell(|| "  the watch began again meanwhile: the list counts for nothing".to_owned());
-            return Ok(Start::Refused);
+            return Ok(Start::Refused(Reason::UnknownPod));
         };
         self.perform(&actions, disk)?;
         self.muddled = true;
@@ -293,11 +293,11 @@ impl Agent {
             PreStart::Refused { reason, text, actions } => {
                 story.tell(|| format!("  refused ({}): {text}", reason.label()));
                 self.perform(&actions, disk)?;
-                Ok(Start::Refused)
+                Ok(Start::Refused(reason))
             }
             PreStart::Wait(reason, text) => {
                 story.tell(|| format!("  not known yet ({}): {text}", reason.label()));
-                Ok(Start::Refused)
+                Ok(Start::Refused(reason))
             }
         }
     }

@@ -59,6 +59,8 @@ pub struct Api {
     /// A Binding of an earlier writer was carried out after the list of the present one: for the rest of the story the ledger may
     /// promise too much.
     pub two_writers: bool,
+    /// An extender was told that a pod is gone which is there. Until it has looked again it does not count the pod, and may promise too much.
+    pub misled: bool,
     lives: u32,
     pub pods: BTreeMap<PodKey, Pod>,
     pub nodes: BTreeMap<String, Node>,

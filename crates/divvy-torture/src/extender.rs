@@ -327,7 +327,7 @@ impl Extender {
                         let gpus = binding.annotations.get(divvy_model::names::ALLOCATION);
                         format!("  Binding of {} to {} sent: {gpus:?}", binding.uid, binding.node)
                     });
-                    self.check_choice(&binding)?;
+                    self.check_choice(api, &binding)?;
                     What::Post(op, binding)
                 }
                 Action::Warn { pod, reason, .. } => {
@@ -351,7 +351,7 @@ impl Extender {
     }
 
     /// A fresh choice lies on a GPU that is good as far as the extender knows; one that is sent again may not.
-    fn check_choice(&self, binding: &BindingRequest) -> Result<(), String> {
+    fn check_choice(&self, api: &Api, binding: &BindingRequest) -> Result<(), String> {
         let reservation = self.core.index().ledger().reservation(&binding.uid, &binding.node);
         let Some(reservation) = reservation else {
             return Err(format!("a Binding of {} is sent and nothing is reserved", binding.uid));
@@ -372,7 +372,7 @@ impl Extender {
                 gpu.uuid
             );
         }
-        self.check_kept(binding)
+        if api.misled { Ok(()) } else { self.check_kept(binding) }
     }
 
     /// Whoever was nominated to the node and is no less important still finds room there, if it did before and the extender has seen all that
@@ -464,8 +464,17 @@ impl Extender {
             }
             (Fate::Lost, _) => Reply::Got(Got::Failed("no answer".to_owned())),
             (Fate::Page(number), what) => {
-                let page = Page::number(number);
-                story.tell(|| format!("  a proxy answers: {} {:?}", page.code, page.body));
+                let pod = match what {
+                    What::Post(_, binding) => key_of(binding),
+                    What::Get(_, pod) | What::Check { pod, .. } => pod.clone(),
+                };
+                // Nobody could recover from a wrong answer about a Binding that was carried out, or to the look that is to find out.
+                let unsent = matches!(what, What::Post(..)) && call.answer.is_none();
+                let page = Some(Page::number(number)).filter(|page| unsent || !page.misleads);
+                let page = page.unwrap_or(Page::number(0));
+                api.misled |= page.misleads;
+                let body = page.body(&pod);
+                story.tell(|| format!("  a proxy answers: {} {body:?}", page.code));
                 match what {
                     What::Post(_, binding) => {
                         match page.passed {
@@ -473,9 +482,9 @@ impl Extender {
                             Passed::Late if call.answer.is_none() => api.late.push(self.late(binding, call.since_ns)),
                             _ => {}
                         }
-                        Reply::Posted(answer::posted(page.code, page.body.as_bytes(), &key_of(binding)))
+                        Reply::Posted(answer::posted(page.code, body.as_bytes(), &pod))
                     }
-                    What::Get(_, pod) | What::Check { pod, .. } => Reply::Got(answer::got(page.code, page.body.as_bytes(), pod)),
+                    What::Get(..) | What::Check { .. } => Reply::Got(answer::got(page.code, body.as_bytes(), &pod)),
                 }
             }
             (Fate::Repeated, _) => carry_out(&call.what, life, api, story)?,

@@ -2,11 +2,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use divvy_agent::decide::Reason;
 use divvy_container::cdi;
-use divvy_model::{ContainerKind, ContainerRequest, Gpu, Health, Held, MiB, Phase, names};
+use divvy_model::{ContainerKind, ContainerRequest, Gpu, Health, Held, MiB, Phase, Pod, names};
 
 use crate::agent::{Agent, Begun, Disk, Sight, Start, Stop};
-use crate::api::{Api, Listing, Seen};
+use crate::api::{Api, Bound, Listing, Seen, booked};
 use crate::chance::Chance;
 use crate::kubelet::{Kubelet, Local, State};
 use crate::ops::Ending;
@@ -463,9 +464,40 @@ impl SimNode {
         let answer = self.with_agent(story, |agent, disk, sight, story| {
             agent.pre_start(&ids, events, api, disk, sight, story)
         })?;
+        if let Some(Start::Refused(Reason::MemoryHeld)) = answer {
+            self.check_refusal(api, uid)?;
+        }
         // Some requests take their time on the way to the API server, all of them on the way back.
         let at_once = chance.below(4) > 0;
         self.answered(api, uid, container, ids, at_once, answer, story)
+    }
+
+    /// Without a look at the API server no start is refused for the memory of pods that have ended.
+    fn check_refusal(&self, api: &Api, uid: &str) -> Result<(), String> {
+        // Where it is not known what runs, every pod with a grant counts as running.
+        if self.no_pod_cgroups {
+            return Ok(());
+        }
+        let allocation = api.bound.get(uid).and_then(Bound::allocation);
+        for wanted in allocation.iter().flat_map(|allocation| &allocation.gpus) {
+            let others = api
+                .pods
+                .values()
+                .filter(|pod| pod.uid != uid && pod.node.as_deref() == Some(&self.name));
+            let promised = others.map(|pod| booked(pod, &wanted.uuid, api.gpus(&self.name)));
+            let ended = self.populated.iter().filter(|other| api.pod(other).is_none_or(Pod::ended));
+            let running = ended.filter_map(|other| self.holds.get(&(other.clone(), wanted.uuid.clone())).copied());
+            let taken = promised.chain(running).fold(wanted.memory, MiB::saturating_add);
+            let offered = self.agent.as_ref().map_or(MiB::ZERO, |agent| agent.capacity(&wanted.uuid));
+            if taken > offered {
+                return Ok(());
+            }
+        }
+        ensure!(
+            allocation.is_none(),
+            "{uid} was refused for memory that others hold, but they have ended, and the API server was not asked"
+        );
+        Ok(())
     }
 
     /// What PreStartContainer came to.
@@ -494,7 +526,7 @@ impl SimNode {
                 self.waiting.insert(uid.to_owned(), waiting);
                 return Ok(());
             }
-            Some(Start::Refused) | None => return Ok(()),
+            Some(Start::Refused(_)) | None => return Ok(()),
         };
         story.tell(|| format!("  {uid}/{} is granted", container.name));
         ensure!(

@@ -5,6 +5,7 @@
 //! what happened before, so that taking a step out does not change all later chances.
 
 use crate::chance::Chance;
+use crate::proxy::Page;
 
 /// How an API call ends for the extender.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -244,7 +245,7 @@ impl Mix {
         match self {
             Mix::Everything => &[],
             Mix::Binds => &[(46, 112)],
-            Mix::Starts => &[(0, 36), (113, 130), (135, 180), (229, 254)],
+            Mix::Starts => &[(0, 36), (113, 130), (133, 180), (229, 254), (258, 261)],
             Mix::Preemption => &[(0, 24), (46, 63), (101, 112), (161, 180), (229, 254)],
             Mix::Replicas => &[(46, 112), (200, 203), (229, 240), (262, 313)],
             Mix::Cards => &[(0, 10), (121, 130), (135, 180), (188, 199), (221, 254), (314, 327)],
@@ -281,11 +282,13 @@ impl Op {
             Mix::Preemption => flags / 2 % 4,
             _ => u8::from(flags.is_multiple_of(16)),
         };
-        let fate = match b % 14 {
+        let fate = match b % 15 {
             0 | 1 => Fate::Taken,
             2..=7 => Fate::Answered,
             8..=10 => Fate::Lost,
             11 => Fate::Repeated,
+            // What is believed of a wrong answer shows when another replica binds the pod.
+            _ if mix == Mix::Replicas && flags % 3 == 0 => Fate::Page(Page::MISLEADING),
             _ => Fate::Page(c),
         };
         let how = if c.is_multiple_of(4) { Ending::Crash } else { Ending::Well };

@@ -19,15 +19,24 @@ pub enum Passed {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Page {
     pub code: u16,
-    pub body: &'static str,
+    /// `{pod}` stands for the name of the pod.
+    body: &'static str,
     pub passed: Passed,
+    /// An API server answers, but not the one of this cluster: a load balancer has backends of two clusters, or one was restored from an old
+    /// backup. Its answer cannot be told from a right one.
+    pub misleads: bool,
 }
 
 const fn page(code: u16, body: &'static str, passed: Passed) -> Page {
-    Page { code, body, passed }
+    Page {
+        code,
+        body,
+        passed,
+        misleads: false,
+    }
 }
 
-const PAGES: [Page; 11] = [
+const PAGES: [Page; 12] = [
     page(404, "404 page not found\n", Passed::Never),
     page(404, "<html><title>404 Not Found</title></html>", Passed::Never),
     page(
@@ -51,11 +60,26 @@ const PAGES: [Page; 11] = [
         Passed::Done,
     ),
     page(503, "upstream connect error", Passed::Late),
+    Page {
+        misleads: true,
+        ..page(
+            404,
+            r#"{"kind":"Status","apiVersion":"v1","status":"Failure","message":"pods \"{pod}\" not found","reason":"NotFound","details":{"name":"{pod}","kind":"pods"},"code":404}"#,
+            Passed::Never,
+        )
+    },
 ];
 
 impl Page {
+    /// The number of the page that misleads.
+    pub const MISLEADING: u8 = 11;
+
     pub fn number(n: u8) -> Page {
         PAGES[usize::from(n) % PAGES.len()]
+    }
+
+    pub fn body(&self, pod: &PodKey) -> String {
+        self.body.replace("{pod}", &pod.name)
     }
 }
 

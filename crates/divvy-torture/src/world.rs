@@ -764,7 +764,7 @@ impl World {
     /// Invariant 1 for what is promised: at every change of the pods, no GPU is promised beyond what it was ever said to have. It
     /// needs a single extender; with two the agents' arbiters alone keep the memory.
     fn check_ledger(&mut self) -> Result<(), String> {
-        if self.checked == self.api.pod_log.len() || self.api.two_writers {
+        if self.checked == self.api.pod_log.len() || self.api.two_writers || self.api.misled {
             return Ok(());
         }
         self.checked = self.api.pod_log.len();
@@ -790,8 +790,10 @@ impl World {
                     .view
                     .values()
                     .filter(|pod| pod.node.as_deref() == Some(view.name()));
-                // A pod that the API server said is gone counts for nothing, even while its last event is on its way.
-                let gone = |pod: &&Pod| ledger.pod(&pod.uid).is_none() && self.api.pod(&pod.uid).is_none();
+                // A pod that the API server said is gone counts for nothing, even while its last event is on its way; and one of which that was
+                // said wrongly, until it was looked at.
+                let is_gone = |pod: &Pod| self.api.pod(&pod.uid).is_none() || self.api.misled && ledger.is_buried(&pod.uid);
+                let gone = |pod: &&Pod| ledger.pod(&pod.uid).is_none() && is_gone(pod);
                 let seen: Vec<&Pod> = seen.filter(|pod| !gone(pod)).collect();
                 for (position, gpu) in state.gpus.iter().enumerate() {
                     let uuid = gpu.uuid.as_deref().unwrap_or_default();

@@ -6,6 +6,7 @@ use divvy_model::{Health, MiB, Pod};
 use divvy_torture::extender::late_write;
 use divvy_torture::holds;
 use divvy_torture::ops::{Ending, Fate, Forgery, History, Mix, Op};
+use divvy_torture::proxy::Page;
 use divvy_torture::world::{World, request};
 
 /// The node with two GPUs.
@@ -243,6 +244,69 @@ fn a_list_that_the_watch_overtook_removes_no_pod() {
     );
 }
 
+/// A start lists the pods; before the list arrives the pod's object goes, and the watch, which had not shown the pod yet, begins again without it. No
+/// event will ever remove the pod.
+#[test]
+fn a_list_from_before_the_watch_began_again_brings_no_pod_back() {
+    for luck in [1, 2, 3, 5] {
+        hold(
+            Mix::Starts,
+            &[
+                Op::Create {
+                    name: 0,
+                    shape: 0,
+                    priority: 0,
+                },
+                Op::Hurry { pod: 0, steps: 2, luck },
+                Op::ForceDelete { pod: 0 },
+                Op::RelistAgent { node: 0 },
+                Op::RelistAgent { node: 1 },
+                Op::AgentListArrives { node: 0 },
+                Op::AgentListArrives { node: 1 },
+                Op::Work { pod: 0, luck: 1 },
+                Op::Work { pod: 0, luck: 1 },
+            ],
+        );
+    }
+}
+
+/// A start lists the pods and is granted; then the watch, which is behind, shows the pod that ended before as it was while it ran. The next start looks
+/// again.
+#[test]
+fn no_start_is_refused_for_memory_of_a_pod_that_has_ended() {
+    let create = |name, shape| Op::Create {
+        name,
+        shape,
+        priority: 1,
+    };
+    let end = |pod, container, how| Op::End { pod, container, how };
+    let hurry = |pod, steps, luck| Op::Hurry { pod, steps, luck };
+    let schedule = |pod, node, replica| Op::Schedule {
+        pod,
+        node,
+        lost: false,
+        replica,
+    };
+    hold(
+        Mix::Preemption,
+        &[
+            schedule(148, 208, 10),
+            create(205, 217),
+            hurry(234, 9, 216),
+            end(127, 72, Ending::Well),
+            end(24, 137, Ending::Well),
+            create(221, 193),
+            Op::Recreate { pod: 133 },
+            hurry(56, 9, 7),
+            create(120, 154),
+            schedule(208, 10, 15),
+            hurry(220, 9, 177),
+            end(74, 86, Ending::Crash),
+            hurry(96, 2, 245),
+        ],
+    );
+}
+
 #[test]
 fn an_allocation_that_its_owner_wrote_buys_no_gpu() {
     for how in Forgery::ALL {
@@ -312,7 +376,7 @@ fn a_gpu_that_was_freed_for_a_pod_is_kept_for_it() {
 
 #[test]
 fn a_proxy_that_finds_no_page_does_not_make_a_pod_forgotten() {
-    for page in 0..11 {
+    for page in 0..12 {
         hold(
             Mix::Binds,
             &[
@@ -337,13 +401,97 @@ fn a_proxy_that_finds_no_page_does_not_make_a_pod_forgotten() {
     }
 }
 
+/// The Binding is carried out, and a proxy answers in the API server's place that it finds no page.
+#[test]
+fn a_pod_that_is_bound_counts_whatever_a_proxy_answered() {
+    for page in 0..12 {
+        hold(
+            Mix::Binds,
+            &[
+                Op::Create {
+                    name: 0,
+                    shape: 0,
+                    priority: 0,
+                },
+                Op::ToExtender {
+                    replica: 0,
+                    pods: 5,
+                    nodes: 0,
+                },
+                Op::Schedule {
+                    pod: 0,
+                    node: 0,
+                    lost: false,
+                    replica: 0,
+                },
+                Op::Call {
+                    call: 0,
+                    fate: Fate::Taken,
+                },
+                Op::Call {
+                    call: 0,
+                    fate: Fate::Page(page),
+                },
+                Op::ToExtender {
+                    replica: 0,
+                    pods: 5,
+                    nodes: 0,
+                },
+            ],
+        );
+    }
+}
+
+/// The API server of another cluster answers that it does not have the pod; then another replica leads, and binds it.
+#[test]
+fn a_pod_that_was_called_gone_by_mistake_counts_when_another_replica_has_bound_it() {
+    let to_extender = |replica| Op::ToExtender {
+        replica,
+        pods: 5,
+        nodes: 0,
+    };
+    // One of the two is the leader.
+    for replica in [0, 1] {
+        hold(
+            Mix::Replicas,
+            &[
+                Op::Create {
+                    name: 0,
+                    shape: 0,
+                    priority: 0,
+                },
+                to_extender(0),
+                to_extender(1),
+                Op::Schedule {
+                    pod: 0,
+                    node: 0,
+                    lost: false,
+                    replica,
+                },
+                // The look at the pod, then the Binding.
+                Op::Call {
+                    call: 0,
+                    fate: Fate::Answered,
+                },
+                Op::Call {
+                    call: 0,
+                    fate: Fate::Page(Page::MISLEADING),
+                },
+                Op::Freeze { replica },
+                Op::Tick { seconds: 16 },
+                Op::Tick { seconds: 16 },
+            ],
+        );
+    }
+}
+
+/// Of the UUIDs of two cards with one index either may be the first: here that of the second card that is put in is the last.
 #[test]
 fn gpushares_index_means_the_card_that_is_there() {
     for gpu in 0..3 {
-        hold(
-            Mix::Cards,
-            &[
-                Op::ReplaceCard { gpu },
+        for times in [1, 2] {
+            let mut steps = vec![Op::ReplaceCard { gpu }; times];
+            steps.extend([
                 Op::Publish { node: 0 },
                 Op::Publish { node: 1 },
                 Op::Forge {
@@ -358,8 +506,9 @@ fn gpushares_index_means_the_card_that_is_there() {
                     steps: 9,
                     luck: 1,
                 },
-            ],
-        );
+            ]);
+            hold(Mix::Cards, &steps);
+        }
     }
 }
 
