@@ -1,6 +1,6 @@
 //! Slim Kubernetes objects to values of the model.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
 use divvy_model::limits::{QUOTED_BYTES, shortened};
 use divvy_model::{
@@ -9,27 +9,26 @@ use divvy_model::{
 };
 use k8s_openapi::api::core::v1::ConfigMap;
 
-use crate::objects::{Amount, Container, NodeObject, PodObject, Resources};
+use crate::objects::{Amount, Amounts, Container, NodeObject, NodeStatus, PodObject, Resources};
 
 /// A pod. The error names the container and resource whose quantity cannot be read: such a pod must be refused in words,
 /// not taken for one that asks for nothing.
 pub fn pod(object: &PodObject) -> Result<Pod, divvy_model::Error> {
     let meta = &object.metadata;
-    let status = object.status.clone().unwrap_or_default();
+    let status = object.status.as_ref();
     let request = request(object)?;
     let cpu = effective(object, "cpu", quantity_milli)?;
     let memory = effective(object, "memory", quantity_value)?;
-    let running = status
-        .init_container_statuses
-        .iter()
-        .chain(&status.container_statuses)
-        .any(|c| c.state.running.is_some());
+    let running = status.is_some_and(|status| {
+        let mut containers = status.init_container_statuses.iter().chain(&status.container_statuses);
+        containers.any(|container| container.state.running.is_some())
+    });
     Ok(Pod {
         uid: meta.uid.clone().unwrap_or_default(),
         namespace: meta.namespace.clone().unwrap_or_default(),
         name: meta.name.clone().unwrap_or_default(),
         node: object.spec.node_name.clone().filter(|name| !name.is_empty()),
-        phase: phase(status.phase.as_deref()),
+        phase: phase(status.and_then(|status| status.phase.as_deref())),
         deleting: meta.deletion_timestamp.is_some(),
         container_running: running,
         cpu_milli: cpu.saturating_add(overhead(object, "cpu", quantity_milli)?),
@@ -66,9 +65,9 @@ pub fn unreadable_quantity(object: &NodeObject) -> Option<String> {
 /// A node. Quantities that cannot be read count as zero; lists and watches leave such a node out ([`unreadable_quantity`]).
 pub fn node(object: &NodeObject) -> Node {
     let meta = &object.metadata;
-    let status = object.status.clone().unwrap_or_default();
-    let value =
-        |map: &BTreeMap<String, Amount>, key: &str| map.get(key).and_then(|amount| quantity_value(&amount.0).ok()).unwrap_or(0);
+    let none = NodeStatus::default();
+    let status = object.status.as_ref().unwrap_or(&none);
+    let value = |map: &Amounts, key: &str| map.get(key).and_then(|amount| quantity_value(&amount.0).ok()).unwrap_or(0);
     let inventory = meta
         .annotations
         .as_ref()
@@ -86,7 +85,8 @@ pub fn node(object: &NodeObject) -> Node {
         whole_gpus: value(&status.capacity, names::WHOLE_GPU),
         runtime: status
             .node_info
-            .map(|info| info.container_runtime_version)
+            .as_ref()
+            .map(|info| info.container_runtime_version.clone())
             .filter(|version| !version.is_empty()),
         allocatable_units: value(&status.allocatable, names::GPU_MEM),
         allocatable_gpus: value(&status.allocatable, names::GPU_COUNT),
@@ -108,7 +108,7 @@ pub fn node(object: &NodeObject) -> Node {
 pub fn request(object: &PodObject) -> Result<PodRequest, divvy_model::Error> {
     let units: Vec<u64> = amounts(object, names::GPU_MEM, quantity_value)?;
     let counts: Vec<u64> = amounts(object, names::GPU_COUNT, quantity_value)?;
-    let containers: Vec<ContainerRequest> = in_order(object)
+    let mut containers: Vec<ContainerRequest> = in_order(object)
         .zip(units.into_iter().zip(counts))
         .filter(|(_, asked)| *asked != (0, 0))
         .map(|((kind, container), (units, gpu_count))| ContainerRequest {
@@ -118,6 +118,8 @@ pub fn request(object: &PodObject) -> Result<PodRequest, divvy_model::Error> {
             gpu_count,
         })
         .collect();
+    // Room for four is taken for the first, and there are tens of thousands of pods.
+    containers.shrink_to_fit();
     if containers.iter().all(|container| container.units == 0) {
         return Ok(PodRequest::new(containers, None));
     }

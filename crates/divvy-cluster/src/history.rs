@@ -33,7 +33,8 @@ use serde::{Deserialize, Deserializer, Serialize};
 use crate::convert;
 use crate::index::ReadPod;
 use crate::objects::{
-    Address, Amount, Container, ContainerStatus, NodeObject, NodeSpec, NodeStatus, PodObject, PodSpec, PodStatus, null_is_default,
+    Address, Amounts, Container, ContainerStatus, NodeObject, NodeSpec, NodeStatus, PodObject, PodSpec, PodStatus,
+    null_is_default,
 };
 use crate::watch::Seen;
 use crate::watch::slim::{Meta, is_read};
@@ -88,9 +89,9 @@ struct StatusFields {
     #[serde(deserialize_with = "null_is_default")]
     container_statuses: Vec<ContainerStatus>,
     #[serde(deserialize_with = "null_is_default")]
-    capacity: BTreeMap<String, Amount>,
+    capacity: Amounts,
     #[serde(deserialize_with = "null_is_default")]
-    allocatable: BTreeMap<String, Amount>,
+    allocatable: Amounts,
     #[serde(deserialize_with = "null_is_default")]
     addresses: Vec<Address>,
 }
@@ -444,15 +445,15 @@ impl Recorder {
             let containers = || pod.spec.init_containers.iter().chain(&pod.spec.containers);
             let asks = |container: &Container| {
                 let amounts = container.resources.limits.keys().chain(container.resources.requests.keys());
-                amounts.into_iter().any(|name| is_ours(name))
+                amounts.into_iter().any(is_ours)
             };
             let says = pod.metadata.annotations.iter().flatten().any(|(key, _)| is_read(key));
             if !known && !says && !containers().any(asks) {
                 return None;
             }
             for container in pod.spec.init_containers.iter_mut().chain(&mut pod.spec.containers) {
-                container.resources.limits.retain(|name, _| is_ours(name));
-                container.resources.requests.retain(|name, _| is_ours(name));
+                container.resources.limits.retain(is_ours);
+                container.resources.requests.retain(is_ours);
             }
             pod.spec.overhead.clear();
             pod.spec.node_selector.clear();
@@ -475,8 +476,8 @@ impl Recorder {
     pub fn node(&mut self, at_ms: i64, seen: Seen<NodeObject>) -> Option<String> {
         self.nodes.line(at_ms, "Node", seen, |node, _| {
             if let Some(status) = &mut node.status {
-                status.capacity.retain(|name, _| is_ours(name));
-                status.allocatable.retain(|name, _| is_ours(name));
+                status.capacity.retain(is_ours);
+                status.allocatable.retain(is_ours);
                 status.addresses.clear();
                 status.node_info = None;
             }

@@ -3,8 +3,11 @@
 
 use std::collections::BTreeMap;
 
+use divvy_model::names;
 use kube::core::{ApiResource, Object};
-use serde::{Deserialize, Deserializer, Serialize};
+use serde::de::{IgnoredAny, MapAccess, SeqAccess, Visitor};
+use serde::ser::SerializeMap as _;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 /// A pod.
 pub type PodObject = Object<PodSpec, PodStatus>;
@@ -36,7 +39,7 @@ pub struct PodSpec {
     pub containers: Vec<Container>,
     /// `spec.overhead` of a RuntimeClass.
     #[serde(deserialize_with = "null_is_default")]
-    pub overhead: BTreeMap<String, Amount>,
+    pub overhead: Amounts,
     /// Which scheduler is to bind it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub scheduler_name: Option<String>,
@@ -71,10 +74,118 @@ pub struct Container {
 pub struct Resources {
     /// Limits by resource name.
     #[serde(deserialize_with = "null_is_default")]
-    pub limits: BTreeMap<String, Amount>,
+    pub limits: Amounts,
     /// Requests by resource name.
     #[serde(deserialize_with = "null_is_default")]
-    pub requests: BTreeMap<String, Amount>,
+    pub requests: Amounts,
+}
+
+/// Amounts of the resources that Divvy reads, by name. Of others nothing is kept.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Amounts(Vec<(&'static str, Amount)>);
+
+impl Amounts {
+    /// The resources that are read, in order.
+    const READ: [&str; 6] = [names::GPU_COUNT, names::GPU_MEM, "cpu", "memory", names::WHOLE_GPU, "pods"];
+
+    /// The amount of a resource.
+    pub fn get(&self, resource: &str) -> Option<&Amount> {
+        let found = self.0.iter().find(|(name, _)| *name == resource);
+        found.map(|(_, amount)| amount)
+    }
+
+    /// Whether there is an amount of a resource, whatever it is.
+    pub fn contains_key(&self, resource: &str) -> bool {
+        self.get(resource).is_some()
+    }
+
+    /// The resources.
+    pub fn keys(&self) -> impl Iterator<Item = &'static str> {
+        self.0.iter().map(|(name, _)| *name)
+    }
+
+    /// Sets the amount of a resource; of one that is not read nothing is kept.
+    pub fn insert(&mut self, resource: &str, amount: Amount) {
+        if let Some(name) = Amounts::read(resource) {
+            self.set(name, amount);
+        }
+    }
+
+    /// Keeps the amounts of these resources alone.
+    pub fn retain(&mut self, wanted: impl Fn(&str) -> bool) {
+        self.0.retain(|(name, _)| wanted(name));
+    }
+
+    /// Drops all.
+    pub fn clear(&mut self) {
+        self.0.clear();
+    }
+
+    fn read(resource: &str) -> Option<&'static str> {
+        Amounts::READ.into_iter().find(|name| *name == resource)
+    }
+
+    fn set(&mut self, name: &'static str, amount: Amount) {
+        match self.0.binary_search_by(|(known, _)| (*known).cmp(name)) {
+            Ok(position) => self.0[position].1 = amount,
+            Err(position) => self.0.insert(position, (name, amount)),
+        }
+    }
+}
+
+impl Serialize for Amounts {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut map = serializer.serialize_map(Some(self.0.len()))?;
+        for (name, amount) in &self.0 {
+            map.serialize_entry(name, amount)?;
+        }
+        map.end()
+    }
+}
+
+impl<'de> Deserialize<'de> for Amounts {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Amounts, D::Error> {
+        struct Name(Option<&'static str>);
+        impl<'de> Deserialize<'de> for Name {
+            fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Name, D::Error> {
+                struct Compare;
+                impl Visitor<'_> for Compare {
+                    type Value = Name;
+
+                    fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                        f.write_str("the name of a resource")
+                    }
+
+                    fn visit_str<E>(self, name: &str) -> Result<Name, E> {
+                        Ok(Name(Amounts::read(name)))
+                    }
+                }
+                deserializer.deserialize_str(Compare)
+            }
+        }
+        struct Read;
+        impl<'de> Visitor<'de> for Read {
+            type Value = Amounts;
+
+            fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.write_str("a map of quantities")
+            }
+
+            fn visit_map<M: MapAccess<'de>>(self, mut map: M) -> Result<Amounts, M::Error> {
+                let mut amounts = Amounts::default();
+                while let Some(Name(name)) = map.next_key()? {
+                    match name {
+                        Some(name) => amounts.set(name, map.next_value()?),
+                        None => {
+                            map.next_value::<IgnoredAny>()?;
+                        }
+                    }
+                }
+                Ok(amounts)
+            }
+        }
+        deserializer.deserialize_map(Read)
+    }
 }
 
 /// A Quantity as it was written: a string, or a number as hand-written JSON has it.
@@ -213,10 +324,10 @@ pub struct NodeSpec {
 pub struct NodeStatus {
     /// In all.
     #[serde(deserialize_with = "null_is_default")]
-    pub capacity: BTreeMap<String, Amount>,
+    pub capacity: Amounts,
     /// For pods.
     #[serde(deserialize_with = "null_is_default")]
-    pub allocatable: BTreeMap<String, Amount>,
+    pub allocatable: Amounts,
     /// How to reach it.
     #[serde(deserialize_with = "null_is_default")]
     pub addresses: Vec<Address>,
@@ -244,20 +355,69 @@ pub struct Address {
     pub address: String,
 }
 
-/// One variable out of a container's `env`.
+/// One variable out of a container's `env`. The others are skipped: a pod may have hundreds.
 fn visible_devices<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<String>, D::Error> {
     #[derive(Deserialize)]
     struct Variable {
         #[serde(default)]
-        name: String,
+        name: IsVisibleDevices,
+        #[serde(default)]
         value: Option<String>,
     }
-    let variables: Option<Vec<Variable>> = Option::deserialize(deserializer)?;
-    let mut named = variables
-        .into_iter()
-        .flatten()
-        .filter(|variable| variable.name == divvy_model::names::VISIBLE_DEVICES);
-    Ok(named.next_back().and_then(|variable| variable.value))
+
+    /// Whether a text is [`names::VISIBLE_DEVICES`].
+    #[derive(Default)]
+    struct IsVisibleDevices(bool);
+
+    impl<'de> Deserialize<'de> for IsVisibleDevices {
+        fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<IsVisibleDevices, D::Error> {
+            struct Compare;
+            impl Visitor<'_> for Compare {
+                type Value = IsVisibleDevices;
+
+                fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                    f.write_str("the name of a variable")
+                }
+
+                fn visit_str<E>(self, name: &str) -> Result<IsVisibleDevices, E> {
+                    Ok(IsVisibleDevices(name == names::VISIBLE_DEVICES))
+                }
+            }
+            deserializer.deserialize_str(Compare)
+        }
+    }
+
+    struct Variables;
+    impl<'de> Visitor<'de> for Variables {
+        type Value = Option<String>;
+
+        fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+            f.write_str("a list of variables")
+        }
+
+        fn visit_unit<E>(self) -> Result<Option<String>, E> {
+            Ok(None)
+        }
+
+        fn visit_none<E>(self) -> Result<Option<String>, E> {
+            Ok(None)
+        }
+
+        fn visit_some<D: Deserializer<'de>>(self, deserializer: D) -> Result<Option<String>, D::Error> {
+            deserializer.deserialize_seq(self)
+        }
+
+        fn visit_seq<A: SeqAccess<'de>>(self, mut variables: A) -> Result<Option<String>, A::Error> {
+            let mut last = None;
+            while let Some(variable) = variables.next_element::<Variable>()? {
+                if variable.name.0 {
+                    last = variable.value;
+                }
+            }
+            Ok(last)
+        }
+    }
+    deserializer.deserialize_option(Variables)
 }
 
 /// Go writes nil slices and maps as `null`.

@@ -50,7 +50,10 @@ impl Allocation {
     /// pod's share there, since the pod's share is what was booked.
     pub fn parse(text: &str) -> Result<Allocation, Error> {
         const WHAT: &str = "allocation (pod annotation divvy.dev/allocation)";
-        let allocation: Allocation = crate::parse_versioned(WHAT, text, ALLOCATION_BYTES)?;
+        let mut allocation: Allocation = crate::parse_versioned(WHAT, text, ALLOCATION_BYTES)?;
+        // There is one for each pod of a cluster, and room for four is taken for the first of each list.
+        allocation.gpus.shrink_to_fit();
+        allocation.containers.values_mut().for_each(Vec::shrink_to_fit);
         let shares = allocation.containers.values().map(Vec::len).sum::<usize>();
         if shares > ALLOCATION_SHARES || allocation.gpus.len() > NODE_GPUS {
             return Err(Error::invalid(

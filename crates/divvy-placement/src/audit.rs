@@ -16,8 +16,10 @@ mod site;
 mod words;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
+use std::sync::Arc;
 
-use divvy_model::{Held, MemoryUnit, MiB, Node, Pod};
+use divvy_model::{ContainerShare, Held, MemoryUnit, MiB, Node, Pod};
 
 pub use finding::{Card, Finding, Level, Moment, Share, What, Who};
 use gpu::Booking;
@@ -37,6 +39,8 @@ pub struct Limits {
     pub failed_ms: i64,
     /// For how long pods that are gone are remembered, for containers that report after that.
     pub remember_ms: i64,
+    /// Containers report as well. If not, what each container was given is kept only until it has been checked.
+    pub reports: bool,
     /// One unit of gpu-mem on nodes whose agent publishes none.
     pub unit: MemoryUnit,
 }
@@ -48,6 +52,7 @@ impl Default for Limits {
             departed_ms: 10_000,
             failed_ms: 5_000,
             remember_ms: 60_000,
+            reports: true,
             unit: MemoryUnit::GIB,
         }
     }
@@ -152,8 +157,10 @@ pub struct Summary {
 #[derive(Debug)]
 struct Tracked {
     pod: Pod,
-    /// What it was bound with: that stays booked, whatever is written on it later.
-    bound_with: Held,
+    /// What it was bound with, if that is not what it holds now: it stays booked, whatever is written on it later.
+    bound_with: Option<Held>,
+    /// Of what each container was given: the rest of what it holds is compared as it is.
+    containers: u64,
     revision: Option<u64>,
     generation: u64,
     delete_by_ms: Option<i64>,
@@ -163,11 +170,42 @@ struct Tracked {
     checked: bool,
 }
 
+impl Tracked {
+    fn bound_with(&self) -> &Held {
+        self.bound_with.as_ref().unwrap_or(&self.pod.held)
+    }
+
+    /// Whether two states of a pod hold the same.
+    fn holds_as(&self, other: &Tracked) -> bool {
+        match (&self.pod.held, &other.pod.held) {
+            (Held::Allocation(one), Held::Allocation(two)) => {
+                (one.v, &one.gpus, self.containers) == (two.v, &two.gpus, other.containers)
+            }
+            (one, two) => one == two,
+        }
+    }
+}
+
+/// A number that is another one when containers were given something else.
+fn digest(held: &Held) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    if let Held::Allocation(allocation) = held {
+        for (container, shares) in &allocation.containers {
+            container.hash(&mut hasher);
+            for ContainerShare { uuid, memory, cores } in shares {
+                (uuid, memory.0, cores).hash(&mut hasher);
+            }
+            shares.len().hash(&mut hasher);
+        }
+    }
+    hasher.finish()
+}
+
 /// The state machine.
 #[derive(Debug)]
 pub struct Audit {
     limits: Limits,
-    pods: HashMap<String, Tracked>,
+    pods: HashMap<Arc<str>, Box<Tracked>>,
     sites: BTreeMap<String, Site>,
     findings: Vec<Finding>,
     omitted: BTreeMap<&'static str, u64>,
@@ -311,7 +349,7 @@ impl Audit {
         match kind {
             Kind::Pods => {
                 let pods = self.pods.iter().filter(|(_, pod)| pod.generation < generation);
-                let absent: Vec<String> = pods.map(|(uid, _)| uid.clone()).collect();
+                let absent: Vec<Arc<str>> = pods.map(|(uid, _)| uid.clone()).collect();
                 for uid in absent {
                     // When its containers ended is not known, so nothing is said of that.
                     self.forget(at, &uid);
@@ -342,18 +380,19 @@ impl Audit {
             return;
         }
         let generation = self.generation;
-        let before = match self.pods.get_mut(&pod.uid) {
+        let before = match self.pods.get_mut(pod.uid.as_str()) {
             Some(known) if known.revision.is_some() && at.revision.is_some() && at.revision <= known.revision => {
                 known.generation = generation;
                 return;
             }
-            _ => self.pods.remove(&pod.uid),
+            _ => self.pods.remove(pod.uid.as_str()),
         };
         if before.is_none() {
             self.summary.pods += 1;
         }
         let mut tracked = Tracked {
-            bound_with: Held::Nothing,
+            bound_with: None,
+            containers: digest(&pod.held),
             revision: at.revision,
             generation,
             delete_by_ms,
@@ -372,8 +411,10 @@ impl Audit {
                 }
             }
             (Some(_), Some(before)) if was_bound => {
+                let same = before.holds_as(&tracked);
                 tracked.bound_with = before.bound_with.clone();
-                if before.pod.held != tracked.pod.held {
+                if !same {
+                    tracked.bound_with.get_or_insert_with(|| before.pod.held.clone());
                     let what = What::AllocationChanged {
                         who: who(&tracked.pod),
                         before: in_words(&before.pod.held),
@@ -383,7 +424,6 @@ impl Audit {
                 }
             }
             (Some(node), _) => {
-                tracked.bound_with = tracked.pod.held.clone();
                 let node = node.clone();
                 self.bound(at, &tracked.pod, &node);
             }
@@ -391,7 +431,7 @@ impl Audit {
         let newly = watched && !was_bound && tracked.pod.node.is_some();
         let had = before.map(|before| self.unbook(&before)).unwrap_or_default();
         let node = tracked.pod.node.clone().unwrap_or_default();
-        self.book(at, tracked, newly);
+        self.book(at, Box::new(tracked), newly);
         for position in had {
             self.settle(at, &node, position, false);
         }
@@ -421,8 +461,8 @@ impl Audit {
     }
 
     /// Puts a pod back among those that are there, and what it has on its GPUs.
-    fn book(&mut self, at: Moment, mut tracked: Tracked, newly: bool) {
-        let uid = tracked.pod.uid.clone();
+    fn book(&mut self, at: Moment, mut tracked: Box<Tracked>, newly: bool) {
+        let uid: Arc<str> = Arc::from(tracked.pod.uid.as_str());
         let Some(node) = tracked.pod.node.clone() else {
             self.pods.insert(uid, tracked);
             return;
@@ -442,14 +482,25 @@ impl Audit {
         let Some(site) = self.sites.get_mut(&node) else {
             return;
         };
+        if tracked.checked && !self.limits.reports {
+            for held in [Some(&mut tracked.pod.held), tracked.bound_with.as_mut()]
+                .into_iter()
+                .flatten()
+            {
+                if let Held::Allocation(allocation) = held {
+                    allocation.containers.clear();
+                }
+            }
+        }
         if !tracked.pod.ended() {
-            tracked.parts = site.parts(&tracked.bound_with);
+            tracked.parts = site.parts(tracked.bound_with());
             for (position, memory) in site.parts(&tracked.pod.held) {
                 match tracked.parts.iter_mut().find(|(known, _)| *known == position) {
                     Some((_, known)) => *known = memory.max(*known),
                     None => tracked.parts.push((position, memory)),
                 }
             }
+            tracked.parts.shrink_to_fit();
         }
         let parts = tracked.parts.clone();
         for (position, memory) in &parts {
@@ -460,8 +511,8 @@ impl Audit {
                     running: tracked.pod.container_running,
                 };
                 gpu.age(at, self.limits.departed_ms);
-                gpu.departed.remove(&uid);
-                gpu.booked.insert(uid.clone(), booking);
+                gpu.departed.remove(&*uid);
+                gpu.booked.insert(&uid, booking);
                 let (sum, held) = (gpu.sum(), gpu.held.max(gpu.sum_departed()));
                 if newly && sum <= gpu.capacity && sum.saturating_add(held) > gpu.capacity {
                     let what = What::GivenEarly {
@@ -492,7 +543,7 @@ impl Audit {
         let Some(site) = site else {
             return Vec::new();
         };
-        site.pods.remove(&tracked.pod.uid);
+        site.pods.remove(tracked.pod.uid.as_str());
         for (position, memory) in &tracked.parts {
             self.booked = self.booked.saturating_sub(*memory);
             if let Some(gpu) = site.gpus.get_mut(*position) {
@@ -505,7 +556,7 @@ impl Audit {
     fn pod_gone(&mut self, at: Moment, last: &Pod) {
         let parts = self
             .pods
-            .get(&last.uid)
+            .get(last.uid.as_str())
             .map(|tracked| tracked.parts.clone())
             .unwrap_or_default();
         self.forget(at, &last.uid);
@@ -526,7 +577,7 @@ impl Audit {
         };
         let node = tracked.pod.node.clone().unwrap_or_default();
         if let Some(site) = self.sites.get_mut(&node).filter(|site| !site.known) {
-            site.missed += u64::from(matches!(tracked.bound_with, Held::Allocation(_) | Held::Legacy(_)));
+            site.missed += u64::from(matches!(tracked.bound_with(), Held::Allocation(_) | Held::Legacy(_)));
         }
         for position in self.unbook(&tracked) {
             self.settle(at, &node, position, false);

@@ -6,7 +6,7 @@ mod preemption;
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
-use divvy_cluster::objects::{NodeObject, PodObject, PodStatus};
+use divvy_cluster::objects::{PodObject, PodStatus};
 use divvy_container::{plain, plain_line};
 use divvy_model::{Health, Held, MiB, Node, Pod, runtime};
 use divvy_placement::{Ask, GpuReport, HolderKind, Ledger, NodeReport, Refusal, gpu_list};
@@ -101,7 +101,7 @@ pub struct GpuAnswer {
 /// What else than its GPUs kube-scheduler looks at on a node: the part of it that keeps pods off GPU nodes most often.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Site {
-    labels: BTreeMap<String, String>,
+    labels: Labels,
     cordoned: bool,
     sum: Sum,
     /// Whole GPUs that another device plugin offers there.
@@ -109,17 +109,20 @@ pub struct Site {
     runtime: Option<String>,
 }
 
-/// The sites of these nodes (the same ones in both forms) with these pods.
-pub fn sites(objects: &[NodeObject], nodes: &[Node], pods: &[Pod]) -> BTreeMap<String, Site> {
+/// Labels by name.
+pub type Labels = BTreeMap<String, String>;
+
+/// The sites of these nodes, whose labels stand in the same order, with these pods.
+pub fn sites(labels: Vec<Labels>, nodes: &[Node], pods: &[Pod]) -> BTreeMap<String, Site> {
     let sums = sums(nodes, pods);
-    let site = |(object, node): (&NodeObject, &Node)| Site {
-        labels: object.metadata.labels.clone().unwrap_or_default(),
+    let site = |(labels, node): (Labels, &Node)| Site {
+        labels,
         cordoned: node.unschedulable,
         sum: sums.get(&node.name).copied().unwrap_or_default(),
         whole_gpus: node.whole_gpus,
         runtime: node.runtime.clone(),
     };
-    let both = objects.iter().zip(nodes);
+    let both = labels.into_iter().zip(nodes);
     both.map(|both| (both.1.name.clone(), site(both))).collect()
 }
 
@@ -615,6 +618,7 @@ fn in_words(answer: &Answer) -> String {
 #[cfg(test)]
 mod tests {
     use divvy_cluster::convert;
+    use divvy_cluster::objects::NodeObject;
     use divvy_model::MemoryUnit;
     use divvy_placement::policy::Policy;
     use serde_json::{Value, json};
@@ -646,7 +650,8 @@ mod tests {
         let mut ledger = Ledger::new(MemoryUnit::GIB);
         ledger.replace_nodes(&nodes);
         ledger.replace_pods(others.iter().cloned().chain([asked.clone()]));
-        answer(&ledger, &asked, object, &sites(std::slice::from_ref(node), &nodes, others))
+        let labels = node.metadata.labels.clone().unwrap_or_default();
+        answer(&ledger, &asked, object, &sites(vec![labels], &nodes, others))
     }
 
     #[test]

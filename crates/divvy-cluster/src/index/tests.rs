@@ -155,7 +155,7 @@ fn a_pod_whose_requests_cannot_be_read_still_holds_its_memory() {
     object.spec.containers[0]
         .resources
         .limits
-        .insert("cpu".to_owned(), crate::objects::Amount("much".to_owned()));
+        .insert("cpu", crate::objects::Amount("much".to_owned()));
     index.pod_change(Change::Apply(object.clone()));
     let view = index.ledger().node("n0").expect("known");
     assert_eq!(view.free(0), MiB(6 * 1024));
@@ -174,7 +174,7 @@ fn of_pods_whose_requests_cannot_be_read_a_bounded_number_is_remembered() {
         object.metadata.uid = Some(format!("u{number}"));
         object.metadata.name = Some(format!("p{number}"));
         let limits = &mut object.spec.containers[0].resources.limits;
-        limits.insert("cpu".to_owned(), crate::objects::Amount("much".to_owned()));
+        limits.insert("cpu", crate::objects::Amount("much".to_owned()));
         object
     };
     index.pod_change(Change::Reset((0..MOST_UNREADABLE + 500).map(unreadable).collect()));

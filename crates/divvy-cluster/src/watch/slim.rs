@@ -11,7 +11,7 @@ use serde::de::{DeserializeOwned, IgnoredAny, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 
 use crate::convert;
-use crate::objects::{NodeObject, NodeSpec, NodeStatus, PodObject, PodSpec, PodStatus};
+use crate::objects::{ContainerStatus, NodeObject, NodeSpec, NodeStatus, PodObject, PodSpec, PodStatus, null_is_default};
 
 /// An object as a list or a watch reads it. [`Object`] itself is parsed by way of a tree of the whole text (its `flatten`),
 /// `managedFields` and all: in a list of 50,000 pods that is most of the time that a start takes.
@@ -43,11 +43,52 @@ impl From<Unread> for Labels {
 }
 
 #[derive(Deserialize)]
-#[serde(bound(deserialize = "P: Deserialize<'de>, U: Deserialize<'de>, L: Default + Deserialize<'de>"))]
-struct Wire<P, U, L> {
+#[serde(bound(deserialize = "P: Deserialize<'de>, U: ReadStatus, L: Default + Deserialize<'de>"))]
+struct Wire<P, U: ReadStatus, L> {
     metadata: Meta<L>,
     spec: P,
-    status: Option<U>,
+    status: Option<U::Read>,
+}
+
+/// A status, and what of it is read in a list.
+pub(crate) trait ReadStatus: Clone {
+    type Read: DeserializeOwned + Into<Self>;
+}
+
+impl ReadStatus for NodeStatus {
+    type Read = NodeStatus;
+}
+
+impl ReadStatus for PodStatus {
+    type Read = ListedStatus;
+}
+
+/// A pod's status without its conditions, which are looked at in single pods only: half of what a status has.
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(crate) struct ListedStatus {
+    phase: Option<String>,
+    #[serde(deserialize_with = "null_is_default")]
+    init_container_statuses: Vec<ContainerStatus>,
+    #[serde(deserialize_with = "null_is_default")]
+    container_statuses: Vec<ContainerStatus>,
+    nominated_node_name: Option<String>,
+    reason: Option<String>,
+    message: Option<String>,
+}
+
+impl From<ListedStatus> for PodStatus {
+    fn from(listed: ListedStatus) -> PodStatus {
+        PodStatus {
+            phase: listed.phase,
+            conditions: Vec::new(),
+            init_container_statuses: listed.init_container_statuses,
+            container_statuses: listed.container_statuses,
+            nominated_node_name: listed.nominated_node_name,
+            reason: listed.reason,
+            message: listed.message,
+        }
+    }
 }
 
 /// What `convert` reads, and what a watch goes on from.
@@ -150,7 +191,7 @@ fn read_annotations<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option
 impl<'de, P, U, L> Deserialize<'de> for Slim<P, U, L>
 where
     P: Clone + Deserialize<'de>,
-    U: Clone + Deserialize<'de>,
+    U: ReadStatus,
     L: Default + Into<Labels> + Deserialize<'de>,
 {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
@@ -159,7 +200,7 @@ where
             types: None,
             metadata: metadata.into(),
             spec,
-            status,
+            status: status.map(Into::into),
         };
         Ok(Slim(object, std::marker::PhantomData))
     }

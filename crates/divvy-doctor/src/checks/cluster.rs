@@ -1,13 +1,11 @@
 //! Nodes and DaemonSets.
 
-use std::collections::BTreeMap;
-
 use divvy_model::names::{GPU_MEM, WHOLE_GPU};
 use divvy_model::parse_quantity;
 
 use super::kubelet::is_gpu;
 use crate::check::{Severity, Stop, Verdict, milder, problem, skip};
-use crate::facts::cluster::{Cluster, DaemonSet, Node, PodSpec, Taint, Toleration};
+use crate::facts::cluster::{Cluster, DaemonSet, Node, PodSpec, Taint, Texts, Toleration};
 use crate::facts::{Asked, Facts, version_at_least};
 
 /// Images of device plugins, by a part of their names.
@@ -45,8 +43,8 @@ pub(super) fn some<S: AsRef<str>>(names: &[S]) -> String {
     }
 }
 
-fn amount(resources: &BTreeMap<String, String>, name: &str) -> u64 {
-    resources.get(name).and_then(|text| parse_quantity(text)).unwrap_or(0)
+fn amount(resources: &Texts, name: &str) -> u64 {
+    resources.get(name).and_then(parse_quantity).unwrap_or(0)
 }
 
 /// K01
@@ -218,13 +216,13 @@ pub(super) fn leftovers(facts: &Facts<'_>) -> Verdict {
     }
 }
 
-fn has_labels(node: &Node, selector: &BTreeMap<String, String>) -> bool {
+fn has_labels(node: &Node, selector: &Texts) -> bool {
     selector
         .iter()
         .all(|(key, value)| node.metadata.labels.get(key) == Some(value))
 }
 
-fn written(selector: &BTreeMap<String, String>) -> String {
+fn written(selector: &Texts) -> String {
     let labels: Vec<String> = selector.iter().map(|(key, value)| format!("{key}={value}")).collect();
     labels.join(",")
 }
@@ -360,7 +358,7 @@ pub(super) fn taints(facts: &Facts<'_>) -> Verdict {
         .iter()
         .filter(|pod| pod.status.phase == "Pending" && pod.spec.node_name.is_none())
     {
-        if !super::pods::wants_gpu(&pod.spec) || offering.is_empty() {
+        if !pod.spec.wants_gpu() || offering.is_empty() {
             continue;
         }
         let ways: Vec<&Taint> = offering.iter().filter_map(|node| in_the_way(node, &pod.spec)).collect();

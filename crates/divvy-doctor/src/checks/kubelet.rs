@@ -137,7 +137,7 @@ fn offered(cluster: &Cluster) -> Verdict {
     let (mut none, mut ill) = (Vec::new(), Vec::new());
     for node in &cluster.nodes {
         for (resource, capacity) in node.status.capacity.iter().filter(|(name, _)| is_gpu(name)) {
-            let amount = |text: Option<&String>| text.and_then(|text| parse_quantity(text)).unwrap_or(0);
+            let amount = |text: Option<&str>| text.and_then(parse_quantity).unwrap_or(0);
             let (capacity, allocatable) = (amount(Some(capacity)), amount(node.status.allocatable.get(resource)));
             let name = &node.metadata.name;
             if capacity == 0 {
@@ -187,7 +187,7 @@ pub(super) fn message(facts: &Facts<'_>) -> Verdict {
             }
             // What the agent would offer, even if the kubelet refused it.
             let inventory = node.metadata.annotations.get(divvy_model::names::INVENTORY);
-            if let Some(Ok(inventory)) = inventory.map(|text| divvy_model::Inventory::parse(text)) {
+            if let Some(Ok(inventory)) = inventory.map(divvy_model::Inventory::parse) {
                 counts.push((format!("the inventory of {}", node.metadata.name), inventory.total_units()));
             }
         }

@@ -8,7 +8,7 @@ use super::cluster::{objects, some};
 use super::kubelet::is_gpu;
 use crate::check::{Verdict, problem};
 use crate::facts::Facts;
-use crate::facts::cluster::{Pod, PodSpec};
+use crate::facts::cluster::Pod;
 
 /// Images whose name says that they compute on GPUs.
 const IMAGES: [&str; 8] = [
@@ -29,19 +29,6 @@ const CARETAKERS: [&str; 5] = [
     "nvidia-device-plugin",
     "nvidia-gpu-operator",
 ];
-
-/// Whether any container asks for a GPU, or a share of one.
-pub(super) fn wants_gpu(spec: &PodSpec) -> bool {
-    let mut containers = spec.containers.iter();
-    containers.any(|container| {
-        container
-            .resources
-            .limits
-            .keys()
-            .chain(container.resources.requests.keys())
-            .any(|name| is_gpu(name))
-    })
-}
 
 /// Whether a pod wants a GPU of Divvy's, and no extender has said which.
 pub(super) fn is_unplaced(pod: &Pod) -> bool {
@@ -67,7 +54,7 @@ pub(super) fn requests(facts: &Facts<'_>) -> Verdict {
     let cluster = objects(facts)?;
     let mut wrong = Vec::new();
     let mut looked = 0;
-    for pod in cluster.pods.iter().filter(lives).filter(|pod| wants_gpu(&pod.spec)) {
+    for pod in cluster.pods.iter().filter(lives).filter(|pod| pod.spec.wants_gpu()) {
         looked += 1;
         let has = |resource: &str| {
             pod.spec
@@ -148,7 +135,7 @@ pub(super) fn silent(facts: &Facts<'_>) -> Verdict {
         .iter()
         .filter(lives)
         .filter(|pod| pod.spec.node_name.as_deref().is_some_and(|node| with_gpus.contains(node)))
-        .filter(|pod| !CARETAKERS.contains(&pod.metadata.namespace.as_str()) && !wants_gpu(&pod.spec))
+        .filter(|pod| !CARETAKERS.contains(&pod.metadata.namespace.as_str()) && !pod.spec.wants_gpu())
         .filter(|pod| {
             let mut images = pod.spec.containers.iter().map(|container| &container.image);
             images.any(|image| IMAGES.iter().any(|part| image.contains(part)))

@@ -1,8 +1,10 @@
 //! Objects of the API server: only the fields that checks look at. All of it is outside input: what is missing or null is empty.
 
 use std::collections::BTreeMap;
+use std::fmt;
 
 use divvy_model::names;
+use serde::de::{MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 
 use crate::check::Stop;
@@ -30,6 +32,90 @@ impl Cluster {
             None => Ok(()),
             Some(reason) => Err(Stop::Skip(format!("could not be looked at: {reason}"))),
         }
+    }
+}
+
+/// Labels, annotations or resources, by name. A `BTreeMap` takes half a kilobyte for a single entry, and a cluster has hundreds of thousands of
+/// these maps with one or two.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Texts(Vec<(Box<str>, Box<str>)>);
+
+impl Texts {
+    /// The text of this name.
+    pub fn get(&self, name: &str) -> Option<&str> {
+        let position = self.position(name).ok()?;
+        Some(&*self.0[position].1)
+    }
+
+    /// Whether there is a text of this name.
+    pub fn contains_key(&self, name: &str) -> bool {
+        self.position(name).is_ok()
+    }
+
+    /// Adds a text, in place of the one of this name.
+    pub fn insert(&mut self, name: impl Into<Box<str>>, text: impl Into<Box<str>>) {
+        let name = name.into();
+        match self.position(&name) {
+            Ok(position) => self.0[position].1 = text.into(),
+            Err(position) => self.0.insert(position, (name, text.into())),
+        }
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Names and texts, by name.
+    pub fn iter(&self) -> impl Iterator<Item = (&str, &str)> {
+        self.0.iter().map(|(name, text)| (&**name, &**text))
+    }
+
+    /// The names, in order.
+    pub fn keys(&self) -> impl Iterator<Item = &str> {
+        self.0.iter().map(|(name, _)| &**name)
+    }
+
+    /// Drops the others, and the room that they took.
+    fn keep(&mut self, wanted: impl Fn(&str) -> bool) {
+        self.0.retain(|(name, _)| wanted(name));
+        self.0.shrink_to_fit();
+    }
+
+    fn position(&self, name: &str) -> Result<usize, usize> {
+        self.0.binary_search_by(|(known, _)| (**known).cmp(name))
+    }
+}
+
+impl<N: Into<Box<str>>, T: Into<Box<str>>> FromIterator<(N, T)> for Texts {
+    fn from_iter<I: IntoIterator<Item = (N, T)>>(all: I) -> Texts {
+        let mut texts = Texts::default();
+        for (name, text) in all {
+            texts.insert(name, text);
+        }
+        texts
+    }
+}
+
+impl<'de> Deserialize<'de> for Texts {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Texts, D::Error> {
+        struct Read;
+        impl<'de> Visitor<'de> for Read {
+            type Value = Texts;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a map of texts")
+            }
+
+            fn visit_map<M: MapAccess<'de>>(self, mut map: M) -> Result<Texts, M::Error> {
+                let mut texts = Texts::default();
+                while let Some((name, text)) = map.next_entry::<Box<str>, Box<str>>()? {
+                    texts.insert(name, text);
+                }
+                Ok(texts)
+            }
+        }
+        deserializer.deserialize_map(Read)
     }
 }
 
@@ -63,10 +149,10 @@ pub struct Meta {
     pub namespace: String,
     /// `metadata.labels`
     #[serde(deserialize_with = "or_default")]
-    pub labels: BTreeMap<String, String>,
+    pub labels: Texts,
     /// `metadata.annotations`
     #[serde(deserialize_with = "or_default")]
-    pub annotations: BTreeMap<String, String>,
+    pub annotations: Texts,
 }
 
 /// A node.
@@ -108,10 +194,10 @@ pub struct Taint {
 pub struct NodeStatus {
     /// In all.
     #[serde(deserialize_with = "or_default")]
-    pub capacity: BTreeMap<String, String>,
+    pub capacity: Texts,
     /// For pods.
     #[serde(deserialize_with = "or_default")]
-    pub allocatable: BTreeMap<String, String>,
+    pub allocatable: Texts,
     /// What runs on it.
     pub node_info: NodeInfo,
 }
@@ -139,28 +225,49 @@ pub struct Pod {
 impl Pod {
     /// The pod without what no check looks at: a cluster may have tens of thousands of them.
     pub fn slim(mut self) -> Pod {
+        let wants_gpu = self.spec.wants_gpu();
         let meta = &mut self.metadata;
-        meta.labels.retain(|key, _| key.starts_with("app.kubernetes.io/"));
-        meta.annotations.retain(|key, _| key == names::ALLOCATION);
+        // Divvy's own pods are found by their labels.
+        let is_divvys = meta.labels.get(NAME_LABEL) == Some("divvy");
+        meta.labels.keep(|name| is_divvys && name.starts_with("app.kubernetes.io/"));
+        meta.annotations.keep(|name| name == names::ALLOCATION);
+        if meta.annotations.contains_key(names::ALLOCATION) {
+            // Checks ask whether there is one, not what it says.
+            meta.annotations.insert(names::ALLOCATION, "");
+        }
         let spec = &mut self.spec;
         // Where a pod that is bound might have run is nobody's question.
         if spec.node_name.is_some() {
-            (spec.tolerations, spec.node_selector) = (Vec::new(), BTreeMap::new());
+            (spec.tolerations, spec.node_selector) = (Vec::new(), Texts::default());
         }
+        spec.containers.shrink_to_fit();
         for container in &mut spec.containers {
+            container.name = String::new();
+            // Only of a pod that asks for no GPU does anybody ask whether its image wants one.
+            if wants_gpu {
+                container.image = String::new();
+            }
             container.env.retain(|variable| variable.name == names::VISIBLE_DEVICES);
             container.env.shrink_to_fit();
-            container.resources.limits.retain(|name, _| is_gpu(name));
-            container.resources.requests.retain(|name, _| is_gpu(name));
+            container.ports.shrink_to_fit();
+            container.resources.limits.keep(is_gpu);
+            container.resources.requests.keep(is_gpu);
         }
         self
     }
 }
 
+/// The label that says of which application an object is part.
+const NAME_LABEL: &str = "app.kubernetes.io/name";
+
 impl Node {
     /// The node without what no check looks at.
     pub fn slim(mut self) -> Node {
-        self.metadata.annotations.retain(|key, _| key == names::INVENTORY);
+        self.metadata.annotations.keep(|name| name == names::INVENTORY);
+        for resources in [&mut self.status.capacity, &mut self.status.allocatable] {
+            resources.keep(is_gpu);
+        }
+        self.spec.taints.shrink_to_fit();
         self
     }
 }
@@ -181,7 +288,17 @@ pub struct PodSpec {
     pub tolerations: Vec<Toleration>,
     /// Labels that its node must have.
     #[serde(deserialize_with = "or_default")]
-    pub node_selector: BTreeMap<String, String>,
+    pub node_selector: Texts,
+}
+
+impl PodSpec {
+    /// Whether any container asks for a GPU, or a share of one.
+    pub(crate) fn wants_gpu(&self) -> bool {
+        let resources = self.containers.iter().map(|container| &container.resources);
+        resources
+            .flat_map(|resources| resources.limits.keys().chain(resources.requests.keys()))
+            .any(is_gpu)
+    }
 }
 
 /// A container.
@@ -226,10 +343,10 @@ pub struct Variable {
 pub struct Resources {
     /// By resource.
     #[serde(deserialize_with = "or_default")]
-    pub limits: BTreeMap<String, String>,
+    pub limits: Texts,
     /// By resource.
     #[serde(deserialize_with = "or_default")]
-    pub requests: BTreeMap<String, String>,
+    pub requests: Texts,
 }
 
 /// A toleration.

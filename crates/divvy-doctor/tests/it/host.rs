@@ -366,11 +366,8 @@ pub(crate) fn named(name: &str) -> Meta {
     }
 }
 
-pub(crate) fn map(entries: &[(&str, &str)]) -> BTreeMap<String, String> {
-    entries
-        .iter()
-        .map(|(key, value)| ((*key).to_owned(), (*value).to_owned()))
-        .collect()
+pub(crate) fn map(entries: &[(&str, &str)]) -> Texts {
+    entries.iter().copied().collect()
 }
 
 const MANIFEST: &str = r#"apiVersion: v1

@@ -101,15 +101,14 @@ fn an_extender_that_was_just_started_was_called_if_it_has_placed_the_pods() {
         let mut pod = Pod::default();
         let container = Container {
             resources: Resources {
-                limits: BTreeMap::from([("aliyun.com/gpu-mem".to_owned(), "3".to_owned())]),
+                limits: Texts::from_iter([("aliyun.com/gpu-mem", "3")]),
                 ..Resources::default()
             },
             ..Container::default()
         };
         pod.spec.containers.push(container);
         if placed {
-            let allocation = ("divvy.dev/allocation".to_owned(), "{}".to_owned());
-            pod.metadata.annotations.extend([allocation]);
+            pod.metadata.annotations.insert("divvy.dev/allocation", "{}");
         }
         facts.cluster = Asked::Answer(Cluster {
             pods: vec![pod],

@@ -1,4 +1,5 @@
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use divvy_model::{Health, MemoryUnit, MiB, Node};
 
@@ -12,6 +13,40 @@ pub(super) struct Booking {
     pub(super) running: bool,
 }
 
+/// Who has what of a GPU, by pod UID. A large cluster has tens of thousands of GPUs with a pod or two each.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Bookings(Vec<(Arc<str>, Booking)>);
+
+impl Bookings {
+    pub(super) fn insert(&mut self, uid: &Arc<str>, booking: Booking) {
+        match self.position(uid) {
+            Ok(position) => self.0[position].1 = booking,
+            Err(position) => {
+                self.0.reserve_exact(1);
+                self.0.insert(position, (uid.clone(), booking));
+            }
+        }
+    }
+
+    pub(super) fn remove(&mut self, uid: &str) {
+        if let Ok(position) = self.position(uid) {
+            self.0.remove(position);
+        }
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = (&Arc<str>, &Booking)> {
+        self.0.iter().map(|(uid, booking)| (uid, booking))
+    }
+
+    fn values(&self) -> impl Iterator<Item = &Booking> {
+        self.0.iter().map(|(_, booking)| booking)
+    }
+
+    fn position(&self, uid: &str) -> Result<usize, usize> {
+        self.0.binary_search_by(|(known, _)| (**known).cmp(uid))
+    }
+}
+
 /// A GPU that a node lists or listed, and what is on it.
 #[derive(Debug, Clone)]
 pub(super) struct Gpu {
@@ -23,8 +58,7 @@ pub(super) struct Gpu {
     pub(super) levels: Levels,
     /// Since when its node calls it failed, and why.
     pub(super) failed: Option<(Moment, String)>,
-    /// By pod UID.
-    pub(super) booked: BTreeMap<String, Booking>,
+    pub(super) booked: Bookings,
     /// Pods that vanished while a container ran, by UID: what they had, and since when they are gone.
     pub(super) departed: BTreeMap<String, (MiB, Moment)>,
     /// By container id: pod UID and what the container has, by its own report.

@@ -69,7 +69,7 @@ impl Audit {
             return;
         }
         self.summary.containers += 1;
-        let known = self.pods.get(&report.pod_uid).map(|tracked| &tracked.pod);
+        let known = self.pods.get(report.pod_uid.as_str()).map(|tracked| &tracked.pod);
         let known = known.or_else(|| self.gone.get(&report.pod_uid)).cloned();
         // Its binding was before its start; who saw the process may only have been quicker to write it down.
         match known.filter(|pod| pod.node.is_some()) {
@@ -92,9 +92,12 @@ impl Audit {
         else {
             return;
         };
-        let (pod, ended) = (pod.clone(), pod.ended());
-        for early in self.early.remove(uid).unwrap_or_default() {
-            self.run_began(early.at, pod.clone(), early.report, early.ended);
+        let ended = pod.ended();
+        if self.early.contains_key(uid) {
+            let pod = pod.clone();
+            for early in self.early.remove(uid).unwrap_or_default() {
+                self.run_began(early.at, pod.clone(), early.report, early.ended);
+            }
         }
         if ended {
             self.runs_alone(at, uid);
@@ -114,7 +117,7 @@ impl Audit {
             }
         }
         self.runs_of.entry(pod.uid.clone()).or_default().insert(key.clone());
-        let there = self.pods.get(&pod.uid).is_some_and(|tracked| !tracked.pod.ended());
+        let there = self.pods.get(pod.uid.as_str()).is_some_and(|tracked| !tracked.pod.ended());
         let run = Run {
             pod,
             container: report.container,

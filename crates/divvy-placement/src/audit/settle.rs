@@ -32,7 +32,7 @@ impl Audit {
                 let pod = self.pods.get(uid)?.pod.key();
                 Some(Share {
                     pod,
-                    uid: uid.clone(),
+                    uid: uid.to_string(),
                     memory: booking.memory,
                 })
             })

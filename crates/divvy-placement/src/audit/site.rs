@@ -1,4 +1,5 @@
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use divvy_model::{Health, Held, MemoryUnit, MiB, Node, Pod};
 
@@ -27,7 +28,7 @@ pub(super) struct Site {
     /// GPUs that it lists or ever listed, in the order in which they were first seen.
     pub(super) gpus: Vec<Gpu>,
     by_uuid: BTreeMap<String, usize>,
-    pub(super) pods: BTreeSet<String>,
+    pub(super) pods: BTreeSet<Arc<str>>,
     /// Pods that were allocated something here before its object was seen.
     pub(super) allocated: u64,
     /// Those of them that were gone before that.
@@ -114,7 +115,7 @@ impl Site {
                     held: MiB::ZERO,
                     levels: gpu::Levels::default(),
                     failed: None,
-                    booked: BTreeMap::new(),
+                    booked: gpu::Bookings::default(),
                     departed: BTreeMap::new(),
                     used: BTreeMap::new(),
                     over: None,

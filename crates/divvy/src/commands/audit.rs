@@ -35,6 +35,7 @@ pub async fn run(args: AuditArgs) -> anyhow::Result<bool> {
         } else {
             Limits::default().remember_ms
         },
+        reports: !args.reports.is_empty(),
         unit: args.memory_unit,
         ..Limits::default()
     });
@@ -84,33 +85,26 @@ async fn look(args: &AuditArgs, audit: &mut Audit) -> anyhow::Result<i64> {
     let client = &connection.client;
     let arrived = Arrived::default();
     let revision = |meta: Option<&String>| meta.and_then(|text| text.parse().ok());
-    let mut nodes = Vec::new();
+    let now_ms = || Some(Timestamp::now().as_millisecond());
+    let begins = |kind| Fact::ListBegins { kind, why: None };
+    let at_ms = now_ms();
+    let when = Moment { revision: None, at_ms };
+    audit.take(when, begins(Kind::Nodes));
     let all = list::each_node(client, |object| {
         arrived.node();
-        nodes.push((revision(object.metadata.resource_version.as_ref()), convert::node(&object)));
+        let revision = revision(object.metadata.resource_version.as_ref());
+        let at = Moment {
+            revision,
+            at_ms: now_ms(),
+        };
+        audit.take(at, Fact::Node(convert::node(&object)));
     });
     let left_out = arrived.shown(all).await?;
     say_left_out("node", &left_out);
-    let at_ms = Some(Timestamp::now().as_millisecond());
+    let at_ms = now_ms();
     let when = Moment { revision: None, at_ms };
-    audit.take(
-        when,
-        Fact::ListBegins {
-            kind: Kind::Nodes,
-            why: None,
-        },
-    );
-    for (revision, node) in nodes {
-        audit.take(Moment { revision, at_ms }, Fact::Node(node));
-    }
     audit.take(when, Fact::ListEnds { kind: Kind::Nodes });
-    audit.take(
-        when,
-        Fact::ListBegins {
-            kind: Kind::Pods,
-            why: None,
-        },
-    );
+    audit.take(when, begins(Kind::Pods));
     let all = list::each_pod(client, None, |object| {
         arrived.pod();
         let revision = revision(object.metadata.resource_version.as_ref());

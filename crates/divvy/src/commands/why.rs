@@ -3,8 +3,8 @@
 use divvy_cluster::list::{LeftOut, NotMade};
 use divvy_cluster::objects::PodObject;
 use divvy_cluster::{client, convert, list};
-use divvy_model::{Node, Pod, PodKey};
-use divvy_placement::Ledger;
+use divvy_model::{Pod, PodKey};
+use divvy_placement::{Ledger, kept};
 
 use super::inspect::{choice, say_left_out};
 use super::progress::Arrived;
@@ -15,15 +15,18 @@ use crate::{printer, why};
 pub async fn run(args: WhyArgs) -> anyhow::Result<()> {
     let connection = client::connect(&choice(&args.cluster)).await?;
     let client = &connection.client;
-    let (arrived, mut objects, mut pods, mut unreadable) = (Arrived::default(), Vec::new(), Vec::new(), LeftOut::default());
+    let (arrived, mut unreadable) = (Arrived::default(), LeftOut::default());
+    let (mut labels, mut nodes, mut pods) = (Vec::new(), Vec::new(), Vec::new());
     let all_nodes = list::each_node(client, |object| {
         arrived.node();
-        objects.push(object);
+        nodes.push(convert::node(&object));
+        labels.push(object.metadata.labels.unwrap_or_default());
     });
     let all_pods = list::each_pod(client, None, |object| {
         arrived.pod();
         match convert::pod(&object) {
-            Ok(pod) => pods.push(pod),
+            // As the ledger keeps it: the rest is several times as much.
+            Ok(pod) => pods.push(kept(pod)),
             Err(error) => unreadable.add(list::name(&object), error.to_string()),
         }
     });
@@ -31,7 +34,6 @@ pub async fn run(args: WhyArgs) -> anyhow::Result<()> {
     say_left_out("node", &no_nodes);
     say_left_out("pod", &no_pods);
     say_left_out("pod", &unreadable);
-    let nodes: Vec<Node> = objects.iter().map(convert::node).collect();
     // The cluster's unit is what the agents publish; the flag is for clusters where none does.
     let published = nodes.iter().find_map(|node| match &node.inventory {
         Some(Ok(inventory)) => Some(inventory.unit),
@@ -45,8 +47,7 @@ pub async fn run(args: WhyArgs) -> anyhow::Result<()> {
         .filter(|pod| args.all_namespaces || pod.namespace == namespace)
         .map(Pod::key)
         .collect();
-    let sites = why::sites(&objects, &nodes, &pods);
-    drop(objects);
+    let sites = why::sites(labels, &nodes, &pods);
     let mut ledger = Ledger::new(published.unwrap_or(args.memory_unit));
     ledger.replace_nodes(&nodes);
     drop(nodes);

@@ -1,12 +1,11 @@
 //! What the API server and the extender say.
 
-use std::collections::BTreeMap;
 use std::pin::pin;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use divvy_cluster::{client, list};
-use divvy_doctor::facts::cluster::{Cluster, DaemonSet, Node, Pod, RuntimeClass};
+use divvy_doctor::facts::cluster::{Cluster, DaemonSet, Node, Pod, RuntimeClass, Texts};
 use divvy_doctor::facts::programs::{Extender, filter_calls};
 use divvy_doctor::{Asked, Facts};
 use http::StatusCode;
@@ -159,9 +158,7 @@ pub(super) async fn extender(
 
 /// The running replicas of the extender of Divvy's chart, or what it means that there is none.
 fn replicas(cluster: &Cluster) -> Result<Vec<&Pod>, Asked<Extender>> {
-    let is = |labels: &BTreeMap<String, String>, key: &str, value: &str| {
-        labels.get(&format!("app.kubernetes.io/{key}")).is_some_and(|is| is == value)
-    };
+    let is = |labels: &Texts, key: &str, value: &str| labels.get(&format!("app.kubernetes.io/{key}")) == Some(value);
     let all: Vec<&Pod> = cluster
         .pods
         .iter()
@@ -294,9 +291,7 @@ mod tests {
         let mut pod = Pod::default();
         (pod.metadata.namespace, pod.metadata.name) = ("d".to_owned(), "x".to_owned());
         for (key, value) in [("name", "divvy"), ("component", component)] {
-            pod.metadata
-                .labels
-                .insert(format!("app.kubernetes.io/{key}"), value.to_owned());
+            pod.metadata.labels.insert(format!("app.kubernetes.io/{key}"), value);
         }
         pod.status.phase = phase.to_owned();
         pod
@@ -309,9 +304,7 @@ mod tests {
         cluster.daemon_sets.push(DaemonSet::default());
         assert!(matches!(replicas(&cluster), Err(Asked::Absent(_))), "of somebody else");
         let set = &mut cluster.daemon_sets[0];
-        set.metadata
-            .labels
-            .insert("app.kubernetes.io/name".to_owned(), "divvy".to_owned());
+        set.metadata.labels.insert("app.kubernetes.io/name", "divvy");
         set.status.desired_number_scheduled = 2;
         let Err(Asked::Failed(reason)) = replicas(&cluster) else {
             panic!("agents without an extender")

@@ -8,7 +8,7 @@ use divvy_cluster::dump::{self, Dump};
 use divvy_cluster::list::LeftOut;
 use divvy_cluster::objects::{NodeObject, PodObject};
 use divvy_cluster::{client, convert, list};
-use divvy_model::MemoryUnit;
+use divvy_model::{Held, MemoryUnit};
 use divvy_simulator::decompress;
 use divvy_simulator::what_if::{Change, Cluster, ClusterNode, ClusterPod, what_if};
 
@@ -102,11 +102,17 @@ fn node(object: NodeObject) -> ClusterNode {
 
 fn pod(object: PodObject, left_out: &mut LeftOut) -> Option<ClusterPod> {
     match convert::pod(&object) {
-        Ok(pod) => Some(ClusterPod {
-            pod,
-            created: object.metadata.creation_timestamp.map_or(0, |time| time.0.as_second()),
-            selector: object.spec.node_selector,
-        }),
+        Ok(mut pod) => {
+            // The ledger does not look at what each container was given, and that is more than the rest of the pod.
+            if let Held::Allocation(allocation) = &mut pod.held {
+                allocation.containers.clear();
+            }
+            Some(ClusterPod {
+                pod,
+                created: object.metadata.creation_timestamp.map_or(0, |time| time.0.as_second()),
+                selector: object.spec.node_selector,
+            })
+        }
         Err(error) => {
             left_out.add(list::name(&object), error.to_string());
             None
