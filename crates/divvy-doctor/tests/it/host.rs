@@ -6,7 +6,7 @@ use divvy_container::cdi::Format;
 use divvy_container::cdi::generate::{Entry, Options, Tree, nvidia, proc};
 use divvy_doctor::Facts;
 use divvy_doctor::facts::cluster::{
-    Cluster, Container, DaemonSet, Meta, Node, NodeInfo, NodeStatus, Pod, PodSpec, PodStatus, RuntimeClass,
+    Cluster, Container, DaemonSet, Meta, Node, NodeInfo, NodeStatus, Pod, PodSpec, PodStatus, RuntimeClass, Texts,
 };
 use divvy_doctor::facts::programs::{Docker, Extender, Probed, ProbedGpu, RuntimeTest, Socket};
 use divvy_doctor::{Asked, Line, checks};

@@ -1,8 +1,6 @@
 //! The report.
 
-use std::collections::BTreeMap;
-
-use divvy_doctor::facts::cluster::{Cluster, Container, Pod, Resources};
+use divvy_doctor::facts::cluster::{Cluster, Container, Pod, Resources, Texts};
 use divvy_doctor::facts::programs::Extender;
 use divvy_doctor::{Asked, Line, Report, Status, checks};
 
