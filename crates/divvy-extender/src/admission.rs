@@ -54,7 +54,7 @@ fn is_to_be_given(spec: &PodSpec) -> bool {
     // The names are enough, whatever the amounts: so does kube-scheduler decide whether it asks the extender.
     let asks = spec.containers.iter().chain(&spec.init_containers).any(|container| {
         let resources = &container.resources;
-        let asked = |name: &&str| resources.limits.contains_key(*name) || resources.requests.contains_key(*name);
+        let asked = |name: &&str| resources.limits.contains_key(name) || resources.requests.contains_key(name);
         MANAGED.iter().any(asked)
     });
     names_none && !bound && asks
