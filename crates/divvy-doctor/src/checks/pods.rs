@@ -36,7 +36,7 @@ pub(super) fn is_unplaced(pod: &Pod) -> bool {
         pod.spec
             .containers
             .iter()
-            .any(|container| container.resources.limits.contains_key(*name))
+            .any(|container| container.resources.limits.contains_key(name))
     };
     lives(&pod) && [GPU_MEM, GPU_COUNT].iter().any(of_divvy) && !pod.metadata.annotations.contains_key(ALLOCATION)
 }
@@ -127,7 +127,7 @@ pub(super) fn silent(facts: &Facts<'_>) -> Verdict {
     let with_gpus: BTreeSet<&str> = cluster
         .nodes
         .iter()
-        .filter(|node| node.status.capacity.keys().any(|name| is_gpu(name)))
+        .filter(|node| node.status.capacity.keys().any(is_gpu))
         .map(|node| node.metadata.name.as_str())
         .collect();
     let silent: Vec<String> = cluster

@@ -331,7 +331,8 @@ fn printed(bytes: &[u8]) -> bool {
     let mut ledger = Ledger::new(MemoryUnit::GIB);
     ledger.replace_nodes(&nodes);
     ledger.replace_pods(all.iter().cloned());
-    let sites = why::sites(&read.nodes, &nodes, &all);
+    let labels = read.nodes.iter().map(|node| node.metadata.labels.clone().unwrap_or_default());
+    let sites = why::sites(labels.collect(), &nodes, &all);
     for (object, pod) in pods.iter().take(10) {
         calm(&why::text(&why::answer(&ledger, pod, object, &sites)));
     }
