@@ -47,8 +47,9 @@ enum Command {
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Budgets:
-  inspect, why, audit, doctor, simulate   peak memory 150 MiB, 3 times as long as curl
-  extender                                ready within 3 s; 200 MiB at its peak, before and after 1000 filter, 1000 prioritize and 500 bind calls
+  inspect, why, audit, doctor, simulate-k   peak memory 150 MiB, 3 times as long as curl
+  simulate                                  peak memory 150 MiB
+  extender                                  ready within 3 s; 200 MiB at its peak, before and after 1000 filter, 1000 prioritize and 500 bind calls
 
 Examples:
   cargo xtask bench cluster                                   both forms, all programs; takes some minutes
@@ -70,7 +71,9 @@ struct ClusterArgs {
     /// What Divvy has written on nodes and pods [default: both, one after the other]
     #[arg(long, value_name = "FORM")]
     form: Option<Form>,
-    /// Only these: extender, inspect, inspect-d, why, audit, doctor, simulate, or a name of --other
+    /// Only these: extender, inspect, inspect-d, why, audit, doctor, simulate, simulate-k, or a name of --other
+    ///
+    /// simulate-k is simulate with --keep-bound: it reads the lists and leaves the bound pods where they are.
     #[arg(long, value_name = "NAME", value_delimiter = ',')]
     only: Vec<String>,
     /// Measure another extender or tool as well

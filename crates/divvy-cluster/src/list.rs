@@ -3,6 +3,8 @@
 pub(crate) mod items;
 pub(crate) mod pages;
 
+use std::pin::Pin;
+
 use divvy_model::{Node, Pod, legacy};
 use k8s_openapi::api::core::v1::{ConfigMap, Event};
 use kube::api::{Api, ListParams, ObjectMeta};
@@ -81,14 +83,14 @@ pub async fn each_pod(
     field_selector: Option<&str>,
     mut take: impl FnMut(PodObject) + Send,
 ) -> Result<LeftOut, Error> {
-    each::<SlimPod>(client, PODS, field_selector, &mut |slim| take(slim.into()))
+    all_pods(client, field_selector, &mut take)
         .await
         .map_err(|failure| Error::list("the pods could not be listed", failure))
 }
 
 /// Hands over every node, as [`each_pod`] does; with its labels.
 pub async fn each_node(client: &kube::Client, mut take: impl FnMut(NodeObject) + Send) -> Result<LeftOut, Error> {
-    each::<SlimNode>(client, NODES, None, &mut |slim| take(slim.into()))
+    all_nodes(client, &mut take)
         .await
         .map_err(|failure| Error::list("the nodes could not be listed", failure))
 }
@@ -128,6 +130,23 @@ pub(crate) fn full_name(meta: &ObjectMeta) -> String {
         Some(namespace) => short(&format!("{namespace}/{name}")),
         None => short(name),
     }
+}
+
+type Listing<'a> = Pin<Box<dyn Future<Output = Result<LeftOut, pages::Failure>> + Send + 'a>>;
+
+// A generic function, and the future of any async one, is compiled with the program that uses it, and programs are compiled for size. These two
+// are neither, so that the lists are read by code that is compiled for speed, as the whole of this crate is.
+
+fn all_pods<'a>(
+    client: &'a kube::Client,
+    field_selector: Option<&'a str>,
+    take: &'a mut (dyn FnMut(PodObject) + Send),
+) -> Listing<'a> {
+    Box::pin(async move { each::<SlimPod>(client, PODS, field_selector, &mut |slim| take(slim.into())).await })
+}
+
+fn all_nodes<'a>(client: &'a kube::Client, take: &'a mut (dyn FnMut(NodeObject) + Send)) -> Listing<'a> {
+    Box::pin(async move { each::<SlimNode>(client, NODES, None, &mut |slim| take(slim.into())).await })
 }
 
 async fn each<T: Kind>(
