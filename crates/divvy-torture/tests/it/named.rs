@@ -401,6 +401,52 @@ fn a_proxy_that_finds_no_page_does_not_make_a_pod_forgotten() {
     }
 }
 
+/// The ids of a lost GPU go with the pod that has it, so its eviction makes no room; then another pod is evicted.
+#[test]
+fn a_pod_on_a_lost_gpu_is_evicted_in_vain() {
+    hold(
+        Mix::Everything,
+        &[
+            Op::Call {
+                call: 100,
+                fate: Fate::Answered,
+            },
+            Op::Create {
+                name: 28,
+                shape: 139,
+                priority: 1,
+            },
+            Op::Forge {
+                name: 17,
+                shape: 244,
+                node: 225,
+                gpu: 43,
+                how: Forgery::Nothing,
+            },
+            Op::ReplaceCard { gpu: 187 },
+            Op::Hurry {
+                pod: 177,
+                steps: 9,
+                luck: 241,
+            },
+            Op::StartAgent {
+                node: 61,
+                reserve: 1,
+                listed: true,
+            },
+            Op::ReplaceCard { gpu: 120 },
+            Op::ReplaceCard { gpu: 14 },
+            Op::Forge {
+                name: 99,
+                shape: 121,
+                node: 119,
+                gpu: 140,
+                how: Forgery::LegacyZero,
+            },
+        ],
+    );
+}
+
 /// The Binding is carried out, and a proxy answers in the API server's place that it finds no page.
 #[test]
 fn a_pod_that_is_bound_counts_whatever_a_proxy_answered() {
