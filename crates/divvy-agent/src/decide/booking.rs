@@ -25,19 +25,12 @@ impl Core {
             return (pod.held.clone(), false);
         };
         let gpus = first.gpus.clone();
-        let legacy_agrees = match &pod.held {
-            // The GPU, and not the amount: a grant books what the pod asks for where gpushare's sum, which leaves init containers out, is less.
-            Held::Legacy(_) => {
-                let shares = self.shares(&pod.held);
-                shares
-                    .iter()
-                    .map(|share| &share.uuid)
-                    .eq(gpus.iter().map(|share| &share.uuid))
-            }
-            _ => false,
-        };
-        if legacy_agrees {
-            return (pod.held.clone(), false);
+        // The same as for an agent that never ended: the amount is gpushare's, and the card that of the first grant (`booking`). Where another card
+        // has that card's index by now, nobody changed the annotation.
+        if let (Held::Legacy(legacy), [_]) = (&pod.held, gpus.as_slice()) {
+            let mut cards = gpus.iter().filter_map(|share| self.gpu(&share.uuid));
+            let differs = cards.any(|card| !legacy.gpus.contains_key(&card.index));
+            return (pod.held.clone(), differs);
         }
         let mut containers: BTreeMap<String, Vec<ContainerShare>> = BTreeMap::new();
         let mut differs = true;
@@ -156,6 +149,12 @@ impl Core {
                             legacy.gpus.keys().collect::<Vec<_>>()
                         ),
                     ));
+                };
+                // gpushare names a card by its index, which another card may have by now; a pod stays on that of its first grant.
+                let granted = self.records_of(&key.uid).next().and_then(|record| record.gpus.first());
+                let share = &GpuShare {
+                    uuid: granted.unwrap_or(share).uuid.clone(),
+                    ..share.clone()
                 };
                 let unit = self.unit_of(&key.uid);
                 // gpushare's own sum, without init containers; Kubernetes' formula may give more, and that is booked.

@@ -159,3 +159,26 @@ fn a_running_pods_amounts_are_counted_in_the_unit_of_its_first_grant() {
     node.start("p", "a").expect("it restarts");
     node.start("p", "b").expect("its second container starts");
 }
+
+#[test]
+fn a_gpushare_pod_stays_on_the_card_of_its_first_grant_whatever_has_that_index_now() {
+    for restarted in [false, true] {
+        let mut node = Node::new(&[16384]);
+        node.see(legacy(5, pod("p", 0, &[("a", App, 3), ("b", App, 2)])));
+        node.admit("p").expect("admitted");
+        node.start("p", "a").expect("started");
+        node.replace_card(0, "GPU-new");
+        if restarted {
+            node.restart_agent();
+        }
+        // The container that was there before and the one that comes first now have the same answer.
+        for container in ["a", "b"] {
+            let (reason, text) = node.start("p", container).expect_err("its card is gone");
+            assert_eq!(reason, Reason::GpuUnavailable, "{restarted}: {text}");
+            assert!(text.contains("GPU-0, which this node does not have now"), "{text}");
+        }
+        assert!(node.events.iter().all(|(_, reason, _)| *reason != "AllocationChanged"));
+        node.replace_card(0, "GPU-0");
+        node.start("p", "b").expect("its card is back");
+    }
+}
