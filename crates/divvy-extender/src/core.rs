@@ -253,7 +253,7 @@ pub struct Core {
     nodes_taken: BTreeMap<String, OpId>,
     /// When a reservation was last looked up, by (UID, node).
     looked: BTreeMap<(String, String), u64>,
-    /// Pods that were buried and were seen again, by UID. Each is looked up until it is known which of the two is true.
+    /// Pods that were buried and that the watch has shown, before or after, by UID. Each is looked up until it is known which of the two is true.
     resurfaced: BTreeMap<String, PodKey>,
     /// When a watch last broke.
     interrupted_ns: Option<u64>,

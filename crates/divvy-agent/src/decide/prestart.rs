@@ -178,25 +178,33 @@ impl Core {
         }
     }
 
-    /// Names return with ids. While a container of the old owner may still be on its way (its runtime has not looked at the spec
-    /// yet, its pod was force-deleted meanwhile), the spec must not become another GPU's.
-    fn name_is_free(&self, handout: &Handout, booking: &Booking, facts: &Facts) -> Result<(), (Reason, String)> {
-        let uid = &handout.key.uid;
-        let other = self.records.values().find(|record| {
-            record.uid != *uid
+    /// A record of another pod that has the name of this handout's grant for other GPUs. Names return with ids. While a container of the old owner may
+    /// still be on its way (its runtime has not looked at the spec yet, its pod was force-deleted meanwhile), the spec must not become another GPU's.
+    pub(super) fn has_the_name<'a>(
+        &self,
+        mut records: impl Iterator<Item = &'a GrantRecord>,
+        handout: &Handout,
+        booking: &Booking,
+        facts: &Facts,
+    ) -> Option<&'a GrantRecord> {
+        records.find(|record| {
+            record.uid != handout.key.uid
                 && handout.grant.is_some()
                 && record.cdi == handout.grant
                 && record.container_gpus != booking.container
                 && self.may_run(&record.uid, facts)
-        });
-        match other {
+        })
+    }
+
+    fn name_is_free(&self, handout: &Handout, booking: &Booking, facts: &Facts) -> Result<(), (Reason, String)> {
+        match self.has_the_name(self.records.values(), handout, booking, facts) {
             None => Ok(()),
             Some(other) => Err((
                 Reason::DoubleHandout,
                 format!(
                     "the kubelet gave pod {} the device ids of {}, whose containers have not ended and which is on another GPU. It starts by \
                      itself once they have ended",
-                    self.pod_name(uid),
+                    self.pod_name(&handout.key.uid),
                     other.pod()
                 ),
             )),

@@ -177,6 +177,11 @@ impl Core {
                 continue;
             }
             if let (Ok(booking), Some(known)) = (self.booking(handout), self.pods.get(&key.uid)) {
+                // Some container of the pod runs, which need not be this one: if its start would be refused, it has no grant.
+                let other = self.has_the_name(records.values().chain(&found), handout, &booking, facts);
+                if other.is_some() {
+                    continue;
+                }
                 found.push(GrantRecord {
                     v: 1,
                     namespace: known.pod.namespace.clone(),

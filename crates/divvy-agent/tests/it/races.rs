@@ -320,3 +320,31 @@ fn a_pod_that_has_not_started_does_not_stand_in_anothers_way() {
     node.admit("b").expect("admitted");
     node.start("b", "main").expect("only live grants count");
 }
+
+#[test]
+fn no_record_is_made_for_a_container_whose_start_is_refused() {
+    let mut node = Node::new(&[4096, 4096]);
+    node.see(simple("a", 0, 3));
+    node.admit("a").expect("admitted");
+    let ids = node.ids_of("a", "main");
+    node.start("a", "main").expect("started");
+    // It starts once more, and its runtime has not looked at the spec yet when its object goes.
+    let before = node.resolve("a", "main");
+    node.object_gone("a");
+    node.kubelet_forgets("a");
+    // The kubelet gives its ids to a pod on the other GPU, one container of which runs without them.
+    node.see(pod("b", 1, &[("x", App, 1), ("y", App, 3)]));
+    let free: Vec<String> = node.free_ids().into_iter().filter(|id| !ids.contains(id)).take(1).collect();
+    node.allocate_as("b", "x", &free).expect("allocated");
+    node.allocate_as("b", "y", &ids).expect("allocated");
+    node.start("b", "x").expect("started");
+    let (reason, text) = node.start("b", "y").expect_err("a is on its way");
+    assert_eq!(reason, Reason::DoubleHandout, "{text}");
+    node.reconcile();
+    // Both have the same grant name.
+    assert_eq!(node.resolve("b", "y"), before, "the spec is still that of a");
+    // It ends: b's grant is made when b starts.
+    node.processes_end("a");
+    node.reconcile();
+    assert!(has(&node.start("b", "y").expect("alone now"), "/dev/nvidia1"));
+}

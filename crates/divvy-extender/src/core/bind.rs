@@ -74,7 +74,7 @@ impl Core {
                 self.resolve(id, false, text, 0)
             }
             Posted::NotFound(text) => {
-                self.index.ledger_mut().bury_pod(&args.pod_uid);
+                self.bury(&args.pod_uid, args.key());
                 self.refuse(id, format!("pod {} is gone: {text}", args.key()))
             }
             Posted::NotSent(text) => {
@@ -182,11 +182,11 @@ impl Core {
                 self.decide(id, *pod)
             }
             Got::Found(pod) => {
-                self.index.ledger_mut().bury_pod(&args.pod_uid);
+                self.bury(&args.pod_uid, args.key());
                 self.refuse(id, other_uid(&args, &pod.uid))
             }
             Got::NotFound => {
-                self.index.ledger_mut().bury_pod(&args.pod_uid);
+                self.bury(&args.pod_uid, args.key());
                 self.refuse(id, format!("pod {} is gone: it was deleted before it was bound", args.key()))
             }
             Got::Unreadable(text) => self.refuse(id, format!("pod {} cannot be placed: {text}", args.key())),
@@ -354,7 +354,7 @@ impl Core {
         };
         match outcome {
             Got::Found(pod) if pod.uid != args.pod_uid => {
-                self.index.ledger_mut().bury_pod(&args.pod_uid);
+                self.bury(&args.pod_uid, args.key());
                 self.refuse(id, other_uid(&args, &pod.uid))
             }
             Got::Found(pod) => match pod.node.as_deref() {
@@ -395,7 +395,7 @@ impl Core {
                 ),
             },
             Got::NotFound => {
-                self.index.ledger_mut().bury_pod(&args.pod_uid);
+                self.bury(&args.pod_uid, args.key());
                 self.refuse(id, format!("pod {} was deleted while it was bound", args.key()))
             }
             Got::Unreadable(_) | Got::Failed(_) => {

@@ -1,4 +1,4 @@
-use divvy_model::Pod;
+use divvy_model::{Pod, PodKey};
 use divvy_placement::Standing;
 
 use super::{Action, Core, Got, Now, check_resurfaced};
@@ -67,10 +67,10 @@ impl Core {
         let Some(reservation) = self.index.ledger().reservation(uid, node) else {
             return;
         };
-        let (standing, since_ns) = (reservation.standing, reservation.since_ns);
+        let (standing, since_ns, key) = (reservation.standing, reservation.since_ns, reservation.pod.clone());
         match outcome {
-            Got::NotFound => self.index.ledger_mut().bury_pod(uid),
-            Got::Found(pod) if pod.uid != uid => self.index.ledger_mut().bury_pod(uid),
+            Got::NotFound => self.bury(uid, key),
+            Got::Found(pod) if pod.uid != uid => self.bury(uid, key),
             Got::Found(pod) => match pod.node.as_deref() {
                 Some(bound) => {
                     let ours = bound == node && reservation.possible().any(|held| *held == pod.held);
@@ -87,6 +87,16 @@ impl Core {
             },
             Got::Unreadable(_) | Got::Failed(_) => {}
         }
+    }
+
+    /// The API server, asked directly, said that the pod with this UID is gone. If the watch has shown it bound, either its deletion is still to come or
+    /// the answer was wrong, and no later event of the pod would say so: the next sweep looks it up.
+    pub(super) fn bury(&mut self, uid: &str, key: PodKey) {
+        let ledger = self.index.ledger_mut();
+        if ledger.pod(uid).is_some_and(|pod| pod.node.is_some()) {
+            self.resurfaced.insert(uid.to_owned(), key);
+        }
+        ledger.bury_pod(uid);
     }
 
     /// The API server, asked directly, shows the pod. If it was called gone before, it counts again: from its next event on, or at once if an event

@@ -321,6 +321,28 @@ fn a_pod_that_was_called_gone_and_is_seen_again_counts_as_soon_as_the_api_server
 }
 
 #[test]
+fn a_pod_that_the_watch_has_shown_bound_is_looked_up_when_it_is_called_gone() {
+    let q = pod("q", 8);
+    let shown = || seen(&q.uid).pod().clone();
+    let called_gone = || {
+        let mut core = synced(&[node("n1", &[16])], std::slice::from_ref(&q));
+        let (op, _) = one_post(core.begin_bind(args(&q, "n1"), at(0)).1);
+        // The bind was carried out, and its event overtakes an answer that is not the API server's.
+        core.pod_change(Change::Apply(seen(&q.uid)), at(1));
+        core.posted(op, Posted::NotFound("pods \"q\" not found".to_owned()), at(2));
+        assert!(matches!(&core.sweep(at(3))[..], [Action::Check { uid, .. }] if *uid == q.uid));
+        core
+    };
+    let mut core = called_gone();
+    core.checked(&q.uid, "", Got::Found(Box::new(shown())), at(4));
+    assert_eq!((free(&core, "n1"), core.sweep(at(5))), (vec![8], Vec::new()));
+    // It was the API server's.
+    let mut core = called_gone();
+    core.checked(&q.uid, "", Got::NotFound, at(4));
+    assert_eq!((free(&core, "n1"), core.sweep(at(5))), (vec![16], Vec::new()));
+}
+
+#[test]
 fn a_pod_that_was_called_gone_and_is_bound_again_is_looked_after_like_any_other() {
     let q = pod("q", 8);
     let unbound = || Got::Found(Box::new(q.clone()));
