@@ -2,7 +2,7 @@
 
 use divvy_model::{Health, Pod};
 use divvy_placement::policy::{Fleet, Limits, Policy};
-use divvy_placement::{Ask, Ledger};
+use divvy_placement::{Ask, Ledger, Reservation, Standing};
 use proptest::prelude::*;
 
 use crate::fixture::*;
@@ -102,6 +102,28 @@ fn the_replacement_of_a_victim_does_not_get_the_gpu_that_its_end_made_free() {
     ledger.apply_pod(with_priority("high", 12, 1000));
     assert_eq!(gpu_for(&ledger, &with_priority("tiny", 1, 0)), Some(0));
     assert_eq!(gpu_for(&ledger, &with_priority("six", 6, 0)), Some(0));
+}
+
+#[test]
+fn a_bind_to_another_node_whose_outcome_is_not_known_ends_no_nomination() {
+    let mut ledger = ledger(&[divvy_pod("rest", "n1", 0, 10), nominated("high", 12, 1000)]);
+    ledger.apply_node(&divvy_node("n2", &[16]));
+    let reservation = |node: &str| Reservation {
+        pod: nominated("high", 12, 1000).key(),
+        held: divvy_pod("high", node, 0, 12).held,
+        earlier: Vec::new(),
+        standing: Standing::Doubt,
+        since_ns: 0,
+    };
+    ledger.reserve("u-high", "n2", reservation("n2"));
+    // Something of n1 changes, so that what is kept there is found anew.
+    ledger.apply_pod(divvy_pod("more", "n1", 0, 1));
+    assert_eq!(gpu_for(&ledger, &with_priority("replacement", 10, 0)), None, "kept");
+    // On the node itself it is booked, and not kept a second time.
+    ledger.delete_pod("u-rest");
+    ledger.delete_pod("u-more");
+    ledger.reserve("u-high", "n1", reservation("n1"));
+    assert_eq!(gpu_for(&ledger, &with_priority("replacement", 16, 0)), Some(1));
 }
 
 #[test]
