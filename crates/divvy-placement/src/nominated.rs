@@ -92,7 +92,8 @@ impl Ledger {
         };
         let pods = entry.nominated.iter().filter_map(|uid| self.pods.get(uid));
         // What is reserved for a pod here is booked already. A reservation on another node is of a bind whose outcome is not known yet.
-        let waiting = pods.filter(|pod| !pod.deleting && pod.request.wants_memory() && self.reservation(&pod.uid, node).is_none());
+        let waiting =
+            pods.filter(|pod| !pod.deleting && pod.request.wants_memory() && self.reservation(&pod.uid, node).is_none());
         let mut waiting: Vec<Pod> = waiting.cloned().collect();
         waiting.sort_by(|a, b| (Reverse(a.priority), &a.uid).cmp(&(Reverse(b.priority), &b.uid)));
         for pod in waiting.into_iter().take(MOST) {
