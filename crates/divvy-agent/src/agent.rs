@@ -1,7 +1,7 @@
 //! The agent's shared state, and the one place where decisions meet files: facts are read, the core decides, its actions are
 //! performed and committed, all under one lock.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -286,26 +286,19 @@ impl Agent {
                 None
             }
         };
-        let populated = cgroups::populated_pods(&self.sys_root).and_then(|populated| match populated {
-            Some(populated) => Ok(populated),
-            None if self.core().expects_cgroups() => Err(NO_POD_CGROUPS.to_owned()),
-            None => Ok(BTreeSet::new()),
-        });
-        let populated = match populated {
-            Ok(populated) => {
-                self.ready.clear("cgroups");
-                populated
-            }
-            Err(text) => {
+        let (populated, trouble) = match cgroups::populated_pods(&self.sys_root) {
+            Ok(Some(populated)) => (Some(populated), None),
+            Ok(None) => (None, self.core().expects_cgroups().then(|| NO_POD_CGROUPS.to_owned())),
+            Err(text) => (None, Some(text)),
+        };
+        match trouble {
+            Some(text) => {
                 warn!("{text}");
                 self.ready.set("cgroups", text);
-                // Nothing is known: every pod with a grant counts as running.
-                self.core()
-                    .records()
-                    .map(|record| record.uid.clone())
-                    .collect::<BTreeSet<_>>()
             }
-        };
+            None => self.ready.clear("cgroups"),
+        }
+        let populated = populated.unwrap_or_else(|| self.core().all_that_may_run(handouts.as_deref()));
         Facts {
             handouts,
             populated,

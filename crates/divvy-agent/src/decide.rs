@@ -358,6 +358,14 @@ impl Core {
         !self.records.is_empty() || self.pods.values().any(|known| known.pod.container_running)
     }
 
+    /// UIDs of the pods that count as running where the node does not show what runs: those with a grant, and those that the kubelet gave device ids,
+    /// whose containers it may be about to start.
+    pub fn all_that_may_run(&self, handouts: Option<&[Handout]>) -> BTreeSet<String> {
+        let granted = self.records.keys().map(|key| &key.uid);
+        let handed_out = handouts.unwrap_or_default().iter().map(|handout| &handout.key.uid);
+        granted.chain(handed_out).cloned().collect()
+    }
+
     /// Takes over the checkpoint's entries. Ids that Allocate gave out stay counted as handed out until two checkpoints in
     /// a row do not have them: the first may have been read while the kubelet was still writing.
     pub fn set_handouts(&mut self, handouts: Vec<Handout>) {

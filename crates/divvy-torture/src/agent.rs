@@ -192,12 +192,10 @@ impl Agent {
     pub fn facts(&self, disk: &Disk, sight: Sight<'_>, fresh: bool) -> Facts {
         Facts {
             handouts: Some(sight.handouts.to_vec()),
-            // As `agent.rs`: where nothing is known every pod with a grant counts as running.
-            populated: match sight.populated {
-                Some(populated) => populated.clone(),
-                None if self.core.expects_cgroups() => disk.records.keys().map(|key| key.uid.clone()).collect(),
-                None => BTreeSet::new(),
-            },
+            populated: sight
+                .populated
+                .cloned()
+                .unwrap_or_else(|| self.core.all_that_may_run(Some(sight.handouts))),
             synced: self.synced,
             fresh,
             node: NodeFiles::default(),

@@ -607,3 +607,35 @@ fn without_cgroups_of_pods_no_grant_ends_while_its_container_runs() {
         ],
     );
 }
+
+/// As above, where no container has been granted anything. A pod is force-deleted while the kubelet asks for its container, and shares its ids with
+/// another (kubernetes#137534).
+#[test]
+fn without_cgroups_of_pods_a_pod_with_device_ids_counts_as_starting() {
+    let create = |name, shape| Op::Create {
+        name,
+        shape,
+        priority: 0,
+    };
+    let hurry = |pod, steps, luck| Op::Hurry { pod, steps, luck };
+    hold(
+        Mix::NoPodCgroups,
+        &[
+            Op::LateWrite { call: 139 },
+            hurry(145, 9, 71),
+            Op::Schedule {
+                pod: 58,
+                node: 216,
+                lost: false,
+                replica: 3,
+            },
+            create(105, 213),
+            create(192, 93),
+            create(223, 56),
+            hurry(153, 1, 208),
+            hurry(112, 2, 76),
+            Op::ForceDelete { pod: 243 },
+            Op::Work { pod: 229, luck: 215 },
+        ],
+    );
+}
