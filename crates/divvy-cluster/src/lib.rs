@@ -23,6 +23,8 @@ pub mod history;
 pub mod index;
 pub mod list;
 pub mod objects;
+#[cfg(test)]
+mod script;
 pub mod watch;
 
 pub use error::{Error, in_words};

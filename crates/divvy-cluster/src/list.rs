@@ -2,19 +2,20 @@
 
 pub(crate) mod items;
 pub(crate) mod pages;
-
-use std::pin::Pin;
+#[cfg(test)]
+mod tests;
 
 use divvy_model::{Node, Pod, legacy};
 use k8s_openapi::api::core::v1::{ConfigMap, Event};
 use kube::api::{Api, ListParams, ObjectMeta};
 use serde::de::DeserializeOwned;
+use tokio::sync::mpsc;
 
 use crate::convert::UnhealthyGpus;
 use crate::objects::{NodeObject, PodObject};
 use crate::watch::slim::{Kind, SlimNode, SlimPod};
 use crate::{Error, convert, objects};
-use items::{Take, Unreadable, short};
+use items::{Items, ListMeta, Part, Read, Unreadable, Wrong, short};
 use pages::{Pages, Progress};
 
 pub(crate) const PODS: &str = "/api/v1/pods";
@@ -58,16 +59,16 @@ impl LeftOut {
 /// All pods, or those that a field selector names.
 pub async fn pods(client: &kube::Client, field_selector: Option<&str>) -> Result<Pods, Error> {
     let mut found = Pods::default();
-    let mut unreadable = LeftOut::default();
-    found.left_out = each_pod(client, field_selector, |object| match convert::pod(&object) {
-        Ok(pod) => found.pods.push(pod),
-        Err(error) => unreadable.add(name(&object), error.to_string()),
-    })
-    .await?;
-    for (name, why) in unreadable.named {
-        found.left_out.add(name, why);
-    }
-    found.left_out.more += unreadable.more;
+    let mut take = |pod: SlimPod| {
+        let object = pod.into();
+        let name = name(&object);
+        pod_of(object)
+            .map(|pod| found.pods.push(pod))
+            .map_err(|why| Unreadable { name, why })
+    };
+    found.left_out = few(client, PODS, field_selector, &mut take)
+        .await
+        .map_err(|failure| Error::list("the pods could not be listed", failure))?;
     Ok(found)
 }
 
@@ -76,39 +77,60 @@ pub fn name(pod: &PodObject) -> String {
     full_name(&pod.metadata)
 }
 
+/// The pod that an object describes; why not, if it cannot be read.
+pub fn pod_of(object: PodObject) -> Result<Pod, String> {
+    convert::pod(&object).map_err(|error| error.to_string())
+}
+
 /// Hands over every pod, or those that a field selector names, in the API server's order and as they arrive: the list is never held in memory.
-/// What is handed over has the fields of [`objects`], no labels, and the annotations that Divvy reads.
-pub async fn each_pod(
+///
+/// `read` makes of each object what is to be handed over, or says why it cannot be read. It runs on another thread. The object has the fields of
+/// [`objects`], no labels, and the annotations that Divvy reads.
+pub async fn each_pod<R: Send + 'static>(
     client: &kube::Client,
     field_selector: Option<&str>,
-    mut take: impl FnMut(PodObject) + Send,
+    read: fn(PodObject) -> Result<R, String>,
+    mut take: impl FnMut(R) + Send,
 ) -> Result<LeftOut, Error> {
-    all_pods(client, field_selector, &mut take)
+    let read = move |items: &mut Items, part: Part<'_>, take: Take<'_, R>| {
+        read_pods(items, part, &mut |item| {
+            take(item.and_then(|object| {
+                let name = name(&object);
+                read(object).map_err(|why| Unreadable { name, why })
+            }));
+        })
+    };
+    many(client, PODS, field_selector, read, &mut take)
         .await
         .map_err(|failure| Error::list("the pods could not be listed", failure))
 }
 
-/// Hands over every node, as [`each_pod`] does; with its labels.
-pub async fn each_node(client: &kube::Client, mut take: impl FnMut(NodeObject) + Send) -> Result<LeftOut, Error> {
-    all_nodes(client, &mut take)
+/// Hands over every node, as [`each_pod`] does; the object has its labels.
+pub async fn each_node<R: Send + 'static>(
+    client: &kube::Client,
+    read: fn(NodeObject) -> R,
+    mut take: impl FnMut(R) + Send,
+) -> Result<LeftOut, Error> {
+    let read =
+        move |items: &mut Items, part: Part<'_>, take: Take<'_, R>| read_nodes(items, part, &mut |item| take(item.map(read)));
+    many(client, NODES, None, read, &mut take)
         .await
         .map_err(|failure| Error::list("the nodes could not be listed", failure))
 }
 
 /// Hands over every object of the list at a path, as [`each_pod`] does, read into a type of the caller's.
-pub async fn each_at<T: DeserializeOwned>(
+pub async fn each_at<T: DeserializeOwned + 'static, R: Send + 'static>(
     client: &kube::Client,
     path: &str,
-    take: &mut (dyn FnMut(T) + Send),
+    read: fn(T) -> R,
+    take: &mut (dyn FnMut(R) + Send),
 ) -> Result<LeftOut, Error> {
-    let mut left_out = LeftOut::default();
-    all(client, path, None, &mut |item| match item {
-        Ok(item) => take(item),
-        Err(Unreadable { name, why }) => left_out.add(name, why),
-    })
-    .await
-    .map_err(|failure| Error::list(format!("{path} could not be listed"), failure))?;
-    Ok(left_out)
+    let read = move |items: &mut Items, part: Part<'_>, take: Take<'_, R>| {
+        items.take_in(part, &mut Read(&mut |item: Result<T, _>| take(item.map(read))))
+    };
+    many(client, path, None, read, take)
+        .await
+        .map_err(|failure| Error::list(format!("{path} could not be listed"), failure))
 }
 
 /// What was read, if it is of use.
@@ -132,52 +154,117 @@ pub(crate) fn full_name(meta: &ObjectMeta) -> String {
     }
 }
 
-type Listing<'a> = Pin<Box<dyn Future<Output = Result<LeftOut, pages::Failure>> + Send + 'a>>;
+// A generic function is compiled with the program that uses it, and programs are compiled for size. These two are not generic, so that lists are read
+// by code that is compiled for speed, as the whole of this crate is.
 
-// A generic function, and the future of any async one, is compiled with the program that uses it, and programs are compiled for size. These two
-// are neither, so that the lists are read by code that is compiled for speed, as the whole of this crate is.
-
-fn all_pods<'a>(
-    client: &'a kube::Client,
-    field_selector: Option<&'a str>,
-    take: &'a mut (dyn FnMut(PodObject) + Send),
-) -> Listing<'a> {
-    Box::pin(async move { each::<SlimPod>(client, PODS, field_selector, &mut |slim| take(slim.into())).await })
+fn read_pods(items: &mut Items, part: Part<'_>, take: Take<'_, PodObject>) -> Result<ListMeta, Wrong> {
+    items.take_in(
+        part,
+        &mut Read(&mut |item: Result<SlimPod, _>| take(usable(item).map(PodObject::from))),
+    )
 }
 
-fn all_nodes<'a>(client: &'a kube::Client, take: &'a mut (dyn FnMut(NodeObject) + Send)) -> Listing<'a> {
-    Box::pin(async move { each::<SlimNode>(client, NODES, None, &mut |slim| take(slim.into())).await })
+fn read_nodes(items: &mut Items, part: Part<'_>, take: Take<'_, NodeObject>) -> Result<ListMeta, Wrong> {
+    items.take_in(
+        part,
+        &mut Read(&mut |item: Result<SlimNode, _>| take(usable(item).map(NodeObject::from))),
+    )
 }
 
-async fn each<T: Kind>(
+/// Takes each item in the order of the list.
+type Take<'a, R> = &'a mut (dyn FnMut(Result<R, Unreadable>) + Send);
+
+/// What arrives of a list, and what was read of it, wait in queues of so many parts for the other thread.
+const PARTS: usize = 4;
+/// So many items are handed over at once.
+const ITEMS: usize = 256;
+
+/// Reads a list that may be long: what arrives is read on a thread of its own, so that two cores share the work.
+async fn many<R: Send + 'static>(
     client: &kube::Client,
     path: &str,
     field_selector: Option<&str>,
-    take: &mut (dyn FnMut(T) + Send),
+    read: impl Fn(&mut Items, Part<'_>, Take<'_, R>) -> Result<ListMeta, Wrong> + Copy + Send + 'static,
+    take: &mut (dyn FnMut(R) + Send),
 ) -> Result<LeftOut, pages::Failure> {
     let mut left_out = LeftOut::default();
-    all::<T>(client, path, field_selector, &mut |item| match usable(item) {
-        Ok(item) => take(item),
-        Err(Unreadable { name, why }) => left_out.add(name, why),
-    })
-    .await?;
+    let mut pages = pages(client, path, field_selector);
+    loop {
+        let (parts, mut arrived) = mpsc::channel::<Vec<u8>>(PARTS);
+        let (done, mut ready) = mpsc::channel::<Vec<Result<R, Unreadable>>>(PARTS);
+        let reader = tokio::task::spawn_blocking(move || {
+            let (mut items, mut found) = (Items::new(), Vec::new());
+            while let Some(part) = arrived.blocking_recv() {
+                read(&mut items, Part::Next(&part), &mut |item| found.push(item))?;
+                // Nobody takes them if the list is given up.
+                if found.len() >= ITEMS && done.blocking_send(std::mem::take(&mut found)).is_err() {
+                    return Ok(ListMeta::default());
+                }
+            }
+            let ended = read(&mut items, Part::End, &mut |item| found.push(item));
+            drop(done.blocking_send(found));
+            ended
+        });
+        let feed = async {
+            // A reader that has ended says why, whatever is still to arrive.
+            while let Some(part) = tokio::select! { part = pages.part() => part?, () = parts.closed() => None } {
+                if parts.send(part).await.is_err() {
+                    break;
+                }
+            }
+            drop(parts);
+            Ok::<(), pages::Failure>(())
+        };
+        let hand_over = async {
+            while let Some(items) = ready.recv().await {
+                for item in items {
+                    match item {
+                        Ok(item) => take(item),
+                        Err(Unreadable { name, why }) => left_out.add(name, why),
+                    }
+                }
+            }
+        };
+        let (fed, ()) = tokio::join!(feed, hand_over);
+        fed?;
+        let ended = match reader.await {
+            Ok(ended) => ended?,
+            Err(error) => match error.try_into_panic() {
+                Ok(panic) => std::panic::resume_unwind(panic),
+                Err(error) => return Err(pages::Failure::Cut(std::io::Error::other(error))),
+            },
+        };
+        if pages.turn(ended) != Progress::More {
+            return Ok(left_out);
+        }
+    }
+}
+
+/// Reads a list that is short, on this thread.
+async fn few<T: Kind>(
+    client: &kube::Client,
+    path: &str,
+    field_selector: Option<&str>,
+    take: &mut (dyn FnMut(T) -> Result<(), Unreadable> + Send),
+) -> Result<LeftOut, pages::Failure> {
+    let mut left_out = LeftOut::default();
+    let mut pages = pages(client, path, field_selector);
+    let mut sort = |item| {
+        if let Err(Unreadable { name, why }) = usable(item).and_then(&mut *take) {
+            left_out.add(name, why);
+        }
+    };
+    while pages.read(&mut Read(&mut sort)).await? == Progress::More {}
     Ok(left_out)
 }
 
-async fn all<T: DeserializeOwned>(
-    client: &kube::Client,
-    path: &str,
-    field_selector: Option<&str>,
-    take: Take<'_, T>,
-) -> Result<(), pages::Failure> {
+fn pages(client: &kube::Client, path: &str, field_selector: Option<&str>) -> Pages {
     let params = ListParams {
         field_selector: field_selector.map(str::to_owned),
         limit: Some(PAGE),
         ..ListParams::default()
     };
-    let mut pages = Pages::new(client.clone(), path, params);
-    while pages.read(take).await? == Progress::More {}
-    Ok(())
+    Pages::new(client.clone(), path, params)
 }
 
 /// Whether nodes and pods can be listed at all: asks for one of each.
@@ -198,7 +285,13 @@ pub async fn can_list(client: &kube::Client) -> Result<(), Error> {
 /// All nodes that can be read.
 pub async fn nodes(client: &kube::Client) -> Result<Vec<Node>, Error> {
     let mut nodes = Vec::new();
-    let left_out = each_node(client, |object| nodes.push(convert::node(&object))).await?;
+    let mut take = |node: SlimNode| {
+        nodes.push(convert::node(&node.into()));
+        Ok(())
+    };
+    let left_out = few(client, NODES, None, &mut take)
+        .await
+        .map_err(|failure| Error::list("the nodes could not be listed", failure))?;
     for (name, why) in left_out.named {
         tracing::warn!("node {name} is left out: {why}");
     }
@@ -209,8 +302,9 @@ pub async fn nodes(client: &kube::Client) -> Result<Vec<Node>, Error> {
 pub async fn unhealthy_gpus(client: &kube::Client) -> Result<Vec<UnhealthyGpus>, Error> {
     let path = format!("/api/v1/namespaces/{}/configmaps", legacy::UNHEALTHY_NAMESPACE);
     let mut found = Vec::new();
-    each::<ConfigMap>(client, &path, None, &mut |object| {
-        found.extend(convert::unhealthy_gpus(&object))
+    few::<ConfigMap>(client, &path, None, &mut |object| {
+        found.extend(convert::unhealthy_gpus(&object));
+        Ok(())
     })
     .await
     .map_err(|failure| Error::list("the ConfigMaps of unhealthy GPUs could not be listed", failure))?;

@@ -141,7 +141,7 @@ pub fn what_if(cluster: &Cluster, change: &Change) -> Result<Outcome, Error> {
         would_wait: Vec::new(),
         would_not_fit: Vec::new(),
     };
-    let mut anew: Vec<&ClusterPod> = Vec::new();
+    let (mut anew, mut stay): (Vec<&ClusterPod>, Vec<&ClusterPod>) = (Vec::new(), Vec::new());
     for pod in changed.pods.iter().filter(|pod| !pod.pod.ended()) {
         let asks = pod.pod.request.wants_memory();
         let stays = pod
@@ -155,9 +155,10 @@ pub fn what_if(cluster: &Cluster, change: &Change) -> Result<Outcome, Error> {
         }
         outcome.stayed += u64::from(asks && stays);
         if pod.pod.node.is_some() {
-            ledger.apply_pod(pod.pod.clone());
+            stay.push(pod);
         }
     }
+    ledger.replace_pods(stay.into_iter().map(|pod| pod.pod.clone()));
     anew.sort_by(|a, b| (a.created, &a.pod.namespace, &a.pod.name).cmp(&(b.created, &b.pod.namespace, &b.pod.name)));
     let mut placing = Placing::new(change.policy, ledger, &changed.nodes);
     for pod in anew {

@@ -49,8 +49,34 @@ pub(crate) struct Unreadable {
     pub(crate) why: String,
 }
 
-/// Takes each item in the order of the list.
-pub(crate) type Take<'a, T> = &'a mut (dyn FnMut(Result<T, Unreadable>) + Send);
+/// What arrives of a list.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Part<'a> {
+    Next(&'a [u8]),
+    End,
+}
+
+/// Where the items of a list go, in their order.
+pub(crate) trait Sink {
+    /// Takes the item at the beginning of a text that goes on after it, or is the last of it; gives its length.
+    fn item(&mut self, text: &[u8], last: bool, number: u64) -> Found<()>;
+}
+
+/// Reads each item as soon as it is there.
+pub(crate) struct Read<'a, T>(pub(crate) &'a mut (dyn FnMut(Result<T, Unreadable>) + Send));
+
+impl<T: DeserializeOwned> Sink for Read<'_, T> {
+    fn item(&mut self, text: &[u8], last: bool, number: u64) -> Found<()> {
+        match object(text, last, number) {
+            Found::Value(item, length) => {
+                (self.0)(item);
+                Found::Value((), length)
+            }
+            Found::Incomplete => Found::Incomplete,
+            Found::Wrong(error) => Found::Wrong(error),
+        }
+    }
+}
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Member {
@@ -105,7 +131,7 @@ enum Step {
 }
 
 /// A value at the beginning of a text.
-enum Found<T> {
+pub(crate) enum Found<T> {
     Value(T, usize),
     /// More text is needed to tell.
     Incomplete,
@@ -128,7 +154,7 @@ impl Items {
     }
 
     /// Takes in the next part of the text and hands over the items that are complete.
-    pub(crate) fn read<T: DeserializeOwned>(&mut self, chunk: &[u8], take: Take<'_, T>) -> Result<(), Wrong> {
+    pub(crate) fn read(&mut self, chunk: &[u8], take: &mut dyn Sink) -> Result<(), Wrong> {
         self.buffer.extend_from_slice(chunk);
         if self.buffer.len() < self.wait_for {
             return Ok(());
@@ -146,8 +172,16 @@ impl Items {
         Ok(())
     }
 
+    /// Takes in a part of the text, or its end. What the list says of itself is known at its end.
+    pub(crate) fn take_in(&mut self, part: Part<'_>, take: &mut dyn Sink) -> Result<ListMeta, Wrong> {
+        match part {
+            Part::Next(chunk) => self.read(chunk, take).map(|()| ListMeta::default()),
+            Part::End => std::mem::replace(self, Items::new()).end(take),
+        }
+    }
+
     /// The text has ended. What the list says of itself, if it is complete.
-    pub(crate) fn end<T: DeserializeOwned>(mut self, take: Take<'_, T>) -> Result<ListMeta, Wrong> {
+    pub(crate) fn end(mut self, take: &mut dyn Sink) -> Result<ListMeta, Wrong> {
         self.advance(take, true)?;
         if self.state != State::End {
             let at = self.before + self.buffer.len() as u64;
@@ -166,7 +200,7 @@ impl Items {
         Ok(self.metadata.unwrap_or_default())
     }
 
-    fn advance<T: DeserializeOwned>(&mut self, take: Take<'_, T>, last: bool) -> Result<(), Wrong> {
+    fn advance(&mut self, take: &mut dyn Sink, last: bool) -> Result<(), Wrong> {
         loop {
             let blank = self.buffer[self.at..]
                 .iter()
@@ -184,7 +218,7 @@ impl Items {
     }
 
     /// One step; there is a byte, and it is not blank.
-    fn step<T: DeserializeOwned>(&mut self, take: Take<'_, T>, last: bool) -> Result<Step, Wrong> {
+    fn step(&mut self, take: &mut dyn Sink, last: bool) -> Result<Step, Wrong> {
         let byte = self.buffer[self.at];
         self.state = match (self.state, byte) {
             (State::Start, b'{') => self.skip(State::Name { first: true }),
@@ -263,34 +297,18 @@ impl Items {
         }
     }
 
-    fn item<T: DeserializeOwned>(&mut self, take: Take<'_, T>, last: bool) -> Result<Step, Wrong> {
-        let text = &self.buffer[self.at..];
-        let item = match first::<T>(text, last) {
+    fn item(&mut self, take: &mut dyn Sink, last: bool) -> Result<Step, Wrong> {
+        let number = self.number + 1;
+        let length = match take.item(&self.buffer[self.at..], last, number) {
             Found::Incomplete => return Ok(Step::Incomplete),
-            Found::Value(item, length) => Ok((item, length)),
-            // It may be another object than T, no JSON at all, or a type error in the part that has arrived.
-            Found::Wrong(error) => match first::<IgnoredAny>(text, last) {
-                Found::Incomplete => return Ok(Step::Incomplete),
-                Found::Value(IgnoredAny, length) => Err((error, length)),
-                Found::Wrong(error) => return Err(self.json(&error)),
-            },
-        };
-        self.number += 1;
-        let (item, length) = match item {
-            Ok((item, length)) => (Ok(item), length),
-            Err((error, length)) => (
-                Err(Unreadable {
-                    name: name(&text[..length]).unwrap_or_else(|| format!("item {}", self.number)),
-                    why: short(&without_place(&error)),
-                }),
-                length,
-            ),
+            Found::Value((), length) => length,
+            Found::Wrong(error) => return Err(self.json(&error)),
         };
         if length > LARGEST {
-            return Err(Wrong::TooLarge { number: self.number });
+            return Err(Wrong::TooLarge { number });
         }
+        self.number = number;
         self.at += length;
-        take(item);
         Ok(Step::Done)
     }
 
@@ -320,6 +338,30 @@ impl Items {
 
 fn twice(member: &str) -> Wrong {
     Wrong::NoList(format!("it has two members {member:?}"))
+}
+
+/// Reads the object at the beginning of a text that goes on after it, or is the last of it.
+fn object<T: DeserializeOwned>(text: &[u8], last: bool, number: u64) -> Found<Result<T, Unreadable>> {
+    match first::<T>(text, last) {
+        Found::Incomplete => Found::Incomplete,
+        Found::Value(item, length) => Found::Value(Ok(item), length),
+        // It may be another object than T, no JSON at all, or a type error in the part that has arrived.
+        Found::Wrong(error) => match first::<IgnoredAny>(text, last) {
+            Found::Incomplete => Found::Incomplete,
+            Found::Value(IgnoredAny, length) => {
+                let why = without_place(&error);
+                Found::Value(Err(unreadable(&text[..length], number, &why)), length)
+            }
+            Found::Wrong(error) => Found::Wrong(error),
+        },
+    }
+}
+
+fn unreadable(text: &[u8], number: u64, why: &str) -> Unreadable {
+    Unreadable {
+        name: name(text).unwrap_or_else(|| format!("item {number}")),
+        why: short(why),
+    }
 }
 
 /// Reads the value at the beginning of a text that goes on after it, or is the last of it.

@@ -17,7 +17,7 @@ use serde::de::{DeserializeOwned, IgnoredAny};
 use super::Seen;
 use super::slim::{Kind, Meta, Unread};
 use crate::in_words;
-use crate::list::items::{LARGEST, Unreadable, name, short, without_place};
+use crate::list::items::{LARGEST, Read, Unreadable, name, short, without_place};
 use crate::list::pages::{Failure, Pages, Progress};
 use crate::list::{full_name, usable};
 
@@ -60,7 +60,7 @@ struct Follow<T> {
 enum State<T> {
     Begin,
     Listing {
-        pages: Pages<T>,
+        pages: Pages,
         ready: VecDeque<Result<T, Unreadable>>,
         complete: Option<Option<String>>,
     },
@@ -133,7 +133,7 @@ impl<T: Kind> Follow<T> {
                     self.state = State::Listed(version);
                     return Some(Ok(Seen::ListEnds));
                 }
-                match pages.read(&mut |item| ready.push_back(item)).await {
+                match pages.read(&mut Read(&mut |item| ready.push_back(item))).await {
                     Ok(Progress::More) => {}
                     Ok(Progress::Complete(version)) => complete = Some(version),
                     Err(failure) => return Some(Err(failure.into())),

@@ -8,11 +8,13 @@ use std::time::{Duration, Instant};
 use anyhow::Context as _;
 use divvy_cluster::history::{self, Recorder};
 use divvy_cluster::index::ReadPod;
+use divvy_cluster::objects::{NodeObject, PodObject};
 use divvy_cluster::watch::{self, Seen};
 use divvy_cluster::{client, convert, list};
 use divvy_placement::audit::{Audit, Fact, Kind, Limits, Moment};
 use futures::StreamExt as _;
 use jiff::Timestamp;
+use kube::api::ObjectMeta;
 
 use super::inspect::{choice, say_left_out};
 use super::progress::{Arrived, Bar};
@@ -84,20 +86,16 @@ async fn look(args: &AuditArgs, audit: &mut Audit) -> anyhow::Result<i64> {
     let connection = client::connect(&choice(&args.cluster)).await?;
     let client = &connection.client;
     let arrived = Arrived::default();
-    let revision = |meta: Option<&String>| meta.and_then(|text| text.parse().ok());
     let now_ms = || Some(Timestamp::now().as_millisecond());
     let begins = |kind| Fact::ListBegins { kind, why: None };
     let at_ms = now_ms();
     let when = Moment { revision: None, at_ms };
     audit.take(when, begins(Kind::Nodes));
-    let all = list::each_node(client, |object| {
+    let node = |object: NodeObject| (revision(&object.metadata), convert::node(&object));
+    let all = list::each_node(client, node, |(revision, node)| {
         arrived.node();
-        let revision = revision(object.metadata.resource_version.as_ref());
-        let at = Moment {
-            revision,
-            at_ms: now_ms(),
-        };
-        audit.take(at, Fact::Node(convert::node(&object)));
+        let at_ms = now_ms();
+        audit.take(Moment { revision, at_ms }, Fact::Node(node));
     });
     let left_out = arrived.shown(all).await?;
     say_left_out("node", &left_out);
@@ -105,15 +103,13 @@ async fn look(args: &AuditArgs, audit: &mut Audit) -> anyhow::Result<i64> {
     let when = Moment { revision: None, at_ms };
     audit.take(when, Fact::ListEnds { kind: Kind::Nodes });
     audit.take(when, begins(Kind::Pods));
-    let all = list::each_pod(client, None, |object| {
+    let pod = |object: PodObject| {
+        let delete_by = object.metadata.deletion_timestamp.as_ref();
+        let delete_by_ms = delete_by.map(|time| time.0.as_millisecond());
+        Ok((revision(&object.metadata), delete_by_ms, ReadPod::from(object).into_parts()))
+    };
+    let all = list::each_pod(client, None, pod, |(revision, delete_by_ms, (pod, trouble))| {
         arrived.pod();
-        let revision = revision(object.metadata.resource_version.as_ref());
-        let delete_by_ms = object
-            .metadata
-            .deletion_timestamp
-            .as_ref()
-            .map(|time| time.0.as_millisecond());
-        let (pod, trouble) = ReadPod::from(object).into_parts();
         if let Some(error) = trouble {
             tracing::warn!("what pod {} asks for is left out: {error}", pod.key());
         }
@@ -123,6 +119,10 @@ async fn look(args: &AuditArgs, audit: &mut Audit) -> anyhow::Result<i64> {
     say_left_out("pod", &left_out);
     audit.take(when, Fact::ListEnds { kind: Kind::Pods });
     Ok(Timestamp::now().as_millisecond())
+}
+
+fn revision(meta: &ObjectMeta) -> Option<u64> {
+    meta.resource_version.as_ref()?.parse().ok()
 }
 
 /// Writes what happens in the cluster until it is told to stop.

@@ -1,8 +1,9 @@
 //! `divvy inspect gpushare`.
 
 use divvy_cluster::list::LeftOut;
-use divvy_cluster::objects::PodObject;
+use divvy_cluster::objects::{NodeObject, PodObject};
 use divvy_cluster::{client, convert, list};
+use divvy_model::Pod;
 
 use super::progress::Arrived;
 use crate::cli::{ClusterArgs, InspectArgs, InspectOutput};
@@ -13,35 +14,33 @@ use crate::printer;
 pub async fn run(args: InspectArgs) -> anyhow::Result<()> {
     let connection = client::connect(&choice(&args.cluster)).await?;
     let client = &connection.client;
-    let (arrived, mut pods, mut unreadable) = (Arrived::default(), Vec::new(), LeftOut::default());
-    let take = |object: PodObject| {
+    let (arrived, mut pods) = (Arrived::default(), Vec::new());
+    let pod = |object: PodObject| list::pod_of(object).map(view::shown);
+    let take = |pod: Option<Pod>| {
         arrived.pod();
-        match convert::pod(&object) {
-            Ok(pod) => pods.extend(view::shown(pod)),
-            Err(error) => unreadable.add(list::name(&object), error.to_string()),
-        }
+        pods.extend(pod);
     };
     let mut nodes = Vec::new();
     match &args.node {
         Some(name) => {
             let selector = format!("spec.nodeName={name}");
-            let lists = async { tokio::try_join!(list::node(client, name), list::each_pod(client, Some(&selector), take)) };
+            let lists = async { tokio::try_join!(list::node(client, name), list::each_pod(client, Some(&selector), pod, take)) };
             let (node, no_pods) = arrived.shown(lists).await?;
             say_left_out("pod", &no_pods);
             nodes.push(node);
         }
         None => {
-            let all = list::each_node(client, |object| {
+            let node = |object: NodeObject| convert::node(&object);
+            let all = list::each_node(client, node, |node| {
                 arrived.node();
-                nodes.push(convert::node(&object));
+                nodes.push(node);
             });
-            let lists = async { tokio::try_join!(all, list::each_pod(client, None, take)) };
+            let lists = async { tokio::try_join!(all, list::each_pod(client, None, pod, take)) };
             let (no_nodes, no_pods) = arrived.shown(lists).await?;
             say_left_out("node", &no_nodes);
             say_left_out("pod", &no_pods);
         }
     }
-    say_left_out("pod", &unreadable);
     let view = view::view(&nodes, &pods);
     drop((nodes, pods));
     match args.output {

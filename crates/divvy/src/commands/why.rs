@@ -1,7 +1,9 @@
 //! `divvy why`.
 
-use divvy_cluster::list::{LeftOut, NotMade};
-use divvy_cluster::objects::PodObject;
+use std::mem::ManuallyDrop;
+
+use divvy_cluster::list::NotMade;
+use divvy_cluster::objects::{NodeObject, PodObject};
 use divvy_cluster::{client, convert, list};
 use divvy_model::{Pod, PodKey};
 use divvy_placement::{Ledger, kept};
@@ -15,25 +17,23 @@ use crate::{printer, why};
 pub async fn run(args: WhyArgs) -> anyhow::Result<()> {
     let connection = client::connect(&choice(&args.cluster)).await?;
     let client = &connection.client;
-    let (arrived, mut unreadable) = (Arrived::default(), LeftOut::default());
+    let arrived = Arrived::default();
     let (mut labels, mut nodes, mut pods) = (Vec::new(), Vec::new(), Vec::new());
-    let all_nodes = list::each_node(client, |object| {
+    let node = |object: NodeObject| (convert::node(&object), object.metadata.labels.unwrap_or_default());
+    let all_nodes = list::each_node(client, node, |(node, its_labels)| {
         arrived.node();
-        nodes.push(convert::node(&object));
-        labels.push(object.metadata.labels.unwrap_or_default());
+        nodes.push(node);
+        labels.push(its_labels);
     });
-    let all_pods = list::each_pod(client, None, |object| {
+    // As the ledger keeps it: the rest is several times as much.
+    let pod = |object| list::pod_of(object).map(kept);
+    let all_pods = list::each_pod(client, None, pod, |pod| {
         arrived.pod();
-        match convert::pod(&object) {
-            // As the ledger keeps it: the rest is several times as much.
-            Ok(pod) => pods.push(kept(pod)),
-            Err(error) => unreadable.add(list::name(&object), error.to_string()),
-        }
+        pods.push(pod);
     });
     let (no_nodes, no_pods) = arrived.shown(async { tokio::try_join!(all_nodes, all_pods) }).await?;
     say_left_out("node", &no_nodes);
     say_left_out("pod", &no_pods);
-    say_left_out("pod", &unreadable);
     // The cluster's unit is what the agents publish; the flag is for clusters where none does.
     let published = nodes.iter().find_map(|node| match &node.inventory {
         Some(Ok(inventory)) => Some(inventory.unit),
@@ -52,6 +52,8 @@ pub async fn run(args: WhyArgs) -> anyhow::Result<()> {
     ledger.replace_nodes(&nodes);
     drop(nodes);
     ledger.replace_pods(pods);
+    // The program ends when it has answered: to free 50,000 pods one by one takes 0.1 s of its 1.3.
+    let mut ledger = ManuallyDrop::new(ledger);
     match list::unhealthy_gpus(&connection.client).await {
         Ok(named) => ledger.replace_unhealthy(named.into_iter().map(|named| (named.node, named.gpus))),
         // Who may read pods may often not read kube-system; few clusters have these ConfigMaps.

@@ -24,19 +24,22 @@ type Outcome<T> = Result<(ListMeta, Vec<Result<T, Unreadable>>), Wrong>;
 /// The list, read in parts that end at these bytes.
 fn read<T: DeserializeOwned + Send>(text: &[u8], cuts: &[usize]) -> Outcome<T> {
     let mut found = Vec::new();
-    let mut take = |item| found.push(item);
+    let meta = fed(text, cuts, &mut Read(&mut |item| found.push(item)))?;
+    Ok((meta, found))
+}
+
+fn fed(text: &[u8], cuts: &[usize], sink: &mut dyn Sink) -> Result<ListMeta, Wrong> {
     let mut items = Items::new();
     let mut from = 0;
     for cut in cuts {
         let to = (*cut).clamp(from, text.len());
         // The stride is for speed: here every part is looked at.
         items.wait_for = 0;
-        items.read(&text[from..to], &mut take)?;
+        items.read(&text[from..to], sink)?;
         from = to;
     }
-    items.read(&text[from..], &mut take)?;
-    let meta = items.end(&mut take)?;
-    Ok((meta, found))
+    items.read(&text[from..], sink)?;
+    items.end(sink)
 }
 
 fn values() -> impl Strategy<Value = Value> {
@@ -256,6 +259,7 @@ fn an_item_of_any_size_below_the_limit_is_read_and_a_larger_one_is_refused() {
         let mut items = Items::new();
         let mut found = Vec::new();
         let mut take = |item: Result<SlimNode, Unreadable>| found.push(item.is_ok());
+        let mut take = Read(&mut take);
         for part in text.as_bytes().chunks(100_000) {
             items.read(part, &mut take)?;
             assert!(
@@ -286,6 +290,7 @@ fn of_a_list_in_parts_no_more_is_held_than_an_item_and_a_part() {
     let mut items = Items::new();
     let mut count = 0;
     let mut take = |item: Result<SlimPod, Unreadable>| count += usize::from(item.is_ok());
+    let mut take = Read(&mut take);
     for part in text.as_bytes().chunks(8192) {
         items.read(part, &mut take).expect("a part");
         assert!(items.buffer.len() <= STRIDE + 8192 + item.len(), "{}", items.buffer.len());

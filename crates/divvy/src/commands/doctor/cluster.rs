@@ -45,20 +45,15 @@ pub(super) async fn objects(args: &ClusterArgs, limit: Duration) -> (Asked<Clust
     let (nodes, pods, sets, classes) = arrived
         .shown(async {
             tokio::join!(
-                list(&client, "/api/v1/nodes", limit, |node: Node| {
-                    arrived.node();
-                    node.slim()
-                }),
-                list(&client, "/api/v1/pods", limit, |pod: Pod| {
-                    arrived.pod();
-                    pod.slim()
-                }),
-                list(&client, "/apis/apps/v1/daemonsets", limit, |set: DaemonSet| set),
+                list(&client, "/api/v1/nodes", limit, Node::slim, || arrived.node()),
+                list(&client, "/api/v1/pods", limit, Pod::slim, || arrived.pod()),
+                list(&client, "/apis/apps/v1/daemonsets", limit, |set: DaemonSet| set, || ()),
                 list(
                     &client,
                     "/apis/node.k8s.io/v1/runtimeclasses",
                     limit,
-                    |class: RuntimeClass| class
+                    |class: RuntimeClass| class,
+                    || ()
                 ),
             )
         })
@@ -79,22 +74,24 @@ pub(super) async fn objects(args: &ClusterArgs, limit: Duration) -> (Asked<Clust
     (Asked::Answer(cluster), Some(client))
 }
 
-/// The objects of a list, each made smaller as it arrives.
-async fn list<T: DeserializeOwned + Send>(
+/// The objects of a list, each made smaller as it arrives, and counted.
+async fn list<T: DeserializeOwned + Send + 'static>(
     client: &kube::Client,
     path: &str,
     limit: Duration,
-    slim: impl Fn(T) -> T + Sync,
+    slim: fn(T) -> T,
+    arrived: impl Fn() + Sync,
 ) -> Result<Vec<T>, String> {
     let mut items = Vec::new();
     let count = AtomicU64::new(0);
     let mut take = |item| {
         count.fetch_add(1, Ordering::Relaxed);
-        items.push(slim(item));
+        arrived();
+        items.push(item);
     };
     let end = Instant::now() + limit.saturating_mul(PATIENCE);
     let left_out = {
-        let mut all = pin!(list::each_at(client, path, &mut take));
+        let mut all = pin!(list::each_at(client, path, slim, &mut take));
         loop {
             let before = count.load(Ordering::Relaxed);
             match tokio::time::timeout(limit, &mut all).await {

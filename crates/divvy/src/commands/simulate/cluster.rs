@@ -29,25 +29,31 @@ pub(super) async fn run(args: &SimulateArgs) -> anyhow::Result<()> {
         Some(path) => {
             let dump = read(path).with_context(|| format!("{} cannot be used", path.display()))?;
             let mut found = Found::default();
+            let mut unreadable = LeftOut::default();
             found.nodes.extend(dump.nodes.into_iter().map(node));
             for object in dump.pods {
-                found.pods.extend(pod(object, &mut found.left_out));
+                let name = list::name(&object);
+                match pod(object) {
+                    Ok(pod) => found.pods.push(pod),
+                    Err(why) => unreadable.add(name, why),
+                }
             }
             say_left_out("object", &dump.left_out);
+            say_left_out("pod", &unreadable);
             found.cluster(args.memory_unit)
         }
         None => {
             let connection = client::connect(&choice(&args.access)).await?;
             let client = &connection.client;
             let (arrived, mut found) = (Arrived::default(), Found::default());
-            let Found { nodes, pods, left_out } = &mut found;
-            let all_nodes = list::each_node(client, |object| {
+            let Found { nodes, pods } = &mut found;
+            let all_nodes = list::each_node(client, node, |node| {
                 arrived.node();
-                nodes.push(node(object));
+                nodes.push(node);
             });
-            let all_pods = list::each_pod(client, None, |object| {
+            let all_pods = list::each_pod(client, None, pod, |pod| {
                 arrived.pod();
-                pods.extend(pod(object, left_out));
+                pods.push(pod);
             });
             let (no_nodes, no_pods) = arrived.shown(async { tokio::try_join!(all_nodes, all_pods) }).await?;
             say_left_out("node", &no_nodes);
@@ -85,12 +91,11 @@ fn read(path: &Path) -> anyhow::Result<Dump> {
     Ok(dump::read(&decompress("the dump", &packed)?)?)
 }
 
-/// A cluster in the simulator's terms, and the pods of which it cannot be read what they ask for.
+/// Nodes and pods in the simulator's terms.
 #[derive(Default)]
 struct Found {
     nodes: Vec<ClusterNode>,
     pods: Vec<ClusterPod>,
-    left_out: LeftOut,
 }
 
 fn node(object: NodeObject) -> ClusterNode {
@@ -100,29 +105,21 @@ fn node(object: NodeObject) -> ClusterNode {
     }
 }
 
-fn pod(object: PodObject, left_out: &mut LeftOut) -> Option<ClusterPod> {
-    match convert::pod(&object) {
-        Ok(mut pod) => {
-            // The ledger does not look at what each container was given, and that is more than the rest of the pod.
-            if let Held::Allocation(allocation) = &mut pod.held {
-                allocation.containers.clear();
-            }
-            Some(ClusterPod {
-                pod,
-                created: object.metadata.creation_timestamp.map_or(0, |time| time.0.as_second()),
-                selector: object.spec.node_selector,
-            })
-        }
-        Err(error) => {
-            left_out.add(list::name(&object), error.to_string());
-            None
-        }
+fn pod(object: PodObject) -> Result<ClusterPod, String> {
+    let mut pod = convert::pod(&object).map_err(|error| error.to_string())?;
+    // The ledger does not look at what each container was given, and that is more than the rest of the pod.
+    if let Held::Allocation(allocation) = &mut pod.held {
+        allocation.containers.clear();
     }
+    Ok(ClusterPod {
+        pod,
+        created: object.metadata.creation_timestamp.map_or(0, |time| time.0.as_second()),
+        selector: object.spec.node_selector,
+    })
 }
 
 impl Found {
     fn cluster(self, unit: MemoryUnit) -> Cluster {
-        say_left_out("pod", &self.left_out);
         // The cluster's unit is what the agents publish; the flag is for clusters where none does.
         let published = self.nodes.iter().find_map(|node| match &node.node.inventory {
             Some(Ok(inventory)) => Some(inventory.unit),

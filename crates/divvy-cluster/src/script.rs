@@ -1,0 +1,80 @@
+//! An API server for tests.
+
+use std::sync::{Arc, Mutex};
+
+use axum::body::Body;
+use axum::extract::{Query, State};
+use axum::http::StatusCode;
+use axum::response::Response;
+use futures::StreamExt as _;
+use serde_json::Value;
+
+/// Status, text, and the size of the parts in which it is sent.
+type Answer = (StatusCode, String, Option<usize>);
+
+/// An API server that answers with the texts of a script, one after the other, and keeps the questions.
+#[derive(Clone, Default)]
+pub(crate) struct Script {
+    answers: Arc<Mutex<Vec<Answer>>>,
+    asked: Arc<Mutex<Vec<Value>>>,
+}
+
+impl Script {
+    /// An answer in parts of so many bytes.
+    pub(crate) fn then_in_parts(self, text: impl Into<String>, part: usize) -> Script {
+        let answer = (StatusCode::OK, text.into(), Some(part));
+        self.answers.lock().expect("sound").insert(0, answer);
+        self
+    }
+
+    pub(crate) fn then(self, text: impl Into<String>) -> Script {
+        self.then_in_parts(text, usize::MAX)
+    }
+
+    pub(crate) fn then_status(self, code: u16, text: impl Into<String>) -> Script {
+        let code = StatusCode::from_u16(code).expect("a status");
+        self.answers
+            .lock()
+            .expect("sound")
+            .insert(0, (code, text.into(), Some(usize::MAX)));
+        self
+    }
+
+    /// A watch that says this and then nothing more.
+    pub(crate) fn then_stays_open(self, text: impl Into<String>) -> Script {
+        self.answers
+            .lock()
+            .expect("sound")
+            .insert(0, (StatusCode::OK, text.into(), None));
+        self
+    }
+
+    pub(crate) fn client(&self) -> kube::Client {
+        let router = axum::Router::new().fallback(answer).with_state(self.clone());
+        kube::Client::new(router, "default")
+    }
+
+    pub(crate) fn asked(&self) -> Vec<Value> {
+        self.asked.lock().expect("sound").clone()
+    }
+}
+
+async fn answer(State(script): State<Script>, Query(query): Query<Value>) -> Response {
+    script.asked.lock().expect("sound").push(query);
+    let next = script.answers.lock().expect("sound").pop();
+    let (code, text, part) = next.unwrap_or((StatusCode::OK, String::new(), None));
+    let size = part.unwrap_or(usize::MAX).min(text.len().max(1));
+    let parts: Vec<_> = text
+        .into_bytes()
+        .chunks(size)
+        .map(|part| Ok::<_, std::io::Error>(part.to_vec()))
+        .collect();
+    let parts = futures::stream::iter(parts);
+    let body = match part {
+        Some(_) => Body::from_stream(parts),
+        None => Body::from_stream(parts.chain(futures::stream::pending())),
+    };
+    let mut response = Response::new(body);
+    *response.status_mut() = code;
+    response
+}
