@@ -222,6 +222,12 @@ fn names_of(nodes: &[Value]) -> Vec<&str> {
     nodes.iter().filter_map(|node| node["metadata"]["name"].as_str()).collect()
 }
 
+/// As many patterns as a pod may have, of nearly as many bytes, which no product matches.
+fn long_rule(sign: &str) -> Value {
+    let patterns = vec![format!("{sign}NVIDIA A100-SXM4-80GB-custom"); 32];
+    json!({names::GPU_MODEL: patterns.join(",")})
+}
+
 /// Some node has room.
 fn fitting() -> Vec<Value> {
     let (nodes, no_rule) = (nodes(), json!({}));
@@ -233,6 +239,7 @@ fn fitting() -> Vec<Value> {
         json!({"Pod": pod("p", 8, &rules()), "NodeNames": all}),
         json!({"Pod": pod("p", 8, &named), "NodeNames": ["a1", "m1", "t1"]}),
         json!({"Pod": pod("p", 4, &of_mig), "NodeNames": ["m1", "g1", "nobody"]}),
+        json!({"Pod": pod("p", 4, &long_rule("!")), "NodeNames": all}),
         // nodeCacheCapable: false
         json!({"Pod": pod("p", 8, &rules()), "Nodes": {"metadata": {}, "items": &nodes[..4]}, "NodeNames": null}),
     ]
@@ -240,12 +247,14 @@ fn fitting() -> Vec<Value> {
 
 /// It cannot be read, or no node has room.
 fn unfitting() -> Vec<Value> {
+    let nodes = nodes();
     let unreadable = json!({names::GPU_PREFER: "large"});
     vec![
         json!({"Pod": pod("p", 8, &json!({})), "Nodes": null}),
         json!({"Pod": pod("p", 8, &unreadable), "NodeNames": ["a1"]}),
         json!({"Pod": pod("p", 80, &json!({names::GPU_MODEL: "A100*"})), "NodeNames": ["t1", "m1", "g1", "x1", "c1", "u1", "nobody"]}),
         json!({"Pod": pod("p", 64, &json!({names::GPUS: "16"})), "NodeNames": ["a1", "g1"]}),
+        json!({"Pod": pod("p", 8, &long_rule("")), "NodeNames": names_of(&nodes)}),
     ]
 }
 
@@ -334,7 +343,7 @@ fn names_many(ask: &Value) -> bool {
 
 /// Text for each node that was asked for has a length of its own, and the pod's text is not in it: an answer is no product of the two.
 fn in_proportion(answer: &Answer, asked: usize, nodes: usize) {
-    let most = (4 << 10) + 16 * asked + (1 << 10) * nodes;
+    let most = (4 << 10) + 6 * asked + 700 * nodes;
     assert!(
         answer.length <= most,
         "the answer to {asked} bytes about {nodes} nodes has {} bytes; at most {most} are allowed",
