@@ -308,6 +308,20 @@ pub fn gpus(node: Option<&Node>) -> &[Gpu] {
     }
 }
 
+/// As [`gpus`], each with what a scheduler may count on: where the kubelet has not caught up with the inventory, its capacity divided by the number of
+/// GPUs may be less.
+pub fn offered(node: &Node) -> Vec<Gpu> {
+    let mut offered = gpus(Some(node)).to_vec();
+    let (units, count) = (node.capacity_units, node.capacity_gpus);
+    let agree = offered.iter().map(|gpu| gpu.units).sum::<u64>() == units;
+    if !agree && units > 0 && count == offered.len() as u64 && units % count == 0 {
+        for gpu in &mut offered {
+            gpu.units = gpu.units.min(units / count);
+        }
+    }
+    offered
+}
+
 pub fn key(name: &str) -> PodKey {
     PodKey {
         namespace: "default".to_owned(),

@@ -8,7 +8,7 @@ use divvy_extender::core::{Action, BindArgs, BindingRequest, Core, Got, Now, OpI
 use divvy_extender::election::{Election, Record, Rules, Step};
 use divvy_model::{Health, MemoryUnit, MiB, Node, Pod, PodKey};
 
-use crate::api::{Api, Late, Listing, PodWatch, Seen, Verdict, booked, gpus, share};
+use crate::api::{Api, Late, Listing, PodWatch, Seen, Verdict, booked, gpus, offered, share};
 use crate::node::GIB;
 use crate::ops::{Fate, LeaseFate, Leftover};
 use crate::proxy::{self, Page, Passed};
@@ -408,7 +408,7 @@ impl Extender {
 
     /// Naively: whether a pod finds room on a node without another one, when those have gone that are on their way out for it.
     fn has_room(&self, pod: &Pod, node: &str, without: &str) -> bool {
-        let all = gpus(self.nodes.get(node));
+        let all = self.nodes.get(node).map(offered).unwrap_or_default();
         let here = self.pods.view.values().filter(|other| other.node.as_deref() == Some(node));
         let stay: Vec<&Pod> = here
             .filter(|other| other.uid != without && !(other.deleting && other.priority < pod.priority))
@@ -422,7 +422,7 @@ impl Extender {
             .collect();
         let (wanted, spread) = wants(pod);
         let with_room = all.iter().filter(|gpu| gpu.health == Health::Ok).filter(|gpu| {
-            let bound = stay.iter().map(|other| booked(other, &gpu.uuid, all));
+            let bound = stay.iter().map(|other| booked(other, &gpu.uuid, &all));
             let promised = reserved.iter().filter_map(|held| share(held, &gpu.uuid));
             let taken = bound.chain(promised).fold(gpu.held, MiB::saturating_add);
             taken.saturating_add(wanted) <= MiB(gpu.units * GIB)

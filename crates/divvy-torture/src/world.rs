@@ -784,7 +784,7 @@ impl World {
             let ledger = extender.core.index().ledger();
             for view in ledger.nodes() {
                 let Some(state) = view.state() else { continue };
-                let all = crate::api::gpus(extender.nodes.get(view.name()));
+                let all = extender.nodes.get(view.name()).map(crate::api::offered).unwrap_or_default();
                 let seen = extender
                     .pods
                     .view
@@ -799,7 +799,7 @@ impl World {
                     let uuid = gpu.uuid.as_deref().unwrap_or_default();
                     let bound = seen
                         .iter()
-                        .map(|pod| booked(pod, uuid, all))
+                        .map(|pod| booked(pod, uuid, &all))
                         .fold(MiB::ZERO, MiB::saturating_add);
                     let reserved = ledger.reservations().filter(|(_, node, _)| *node == view.name());
                     let reserved = reserved
