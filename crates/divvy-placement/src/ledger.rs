@@ -5,7 +5,7 @@ use divvy_model::{Health, Held, MemoryUnit, MiB, Node, Pod, PodKey};
 
 use crate::pods::{ByUid, Pods, kept};
 use crate::products::Products;
-use crate::{Departed, NodeState, NodeView, Nominated};
+use crate::{Departed, GpuState, NodeState, NodeView, Nominated};
 
 /// Nodes, pods and the allocations that are being written, and what each GPU has left.
 ///
@@ -68,14 +68,21 @@ impl Entry {
     }
 
     pub(crate) fn free_beside_and_kept(&self, position: usize, own: MiB, kept: MiB) -> MiB {
-        let Some(gpu) = self.state.as_ref().and_then(|state| state.gpus.get(position)) else {
-            return MiB::ZERO;
-        };
+        let held = self.gpu(position).map_or(MiB::ZERO, |gpu| gpu.held);
+        self.free_in_time(position, own).saturating_sub(held.max(kept))
+    }
+
+    /// As if nothing were held by containers of pods that are gone.
+    pub(crate) fn free_in_time(&self, position: usize, own: MiB) -> MiB {
         let used = self.usage.gpus.get(position).copied().unwrap_or(MiB::ZERO);
-        gpu.capacity
-            .saturating_sub(gpu.held.max(kept))
+        self.gpu(position)
+            .map_or(MiB::ZERO, |gpu| gpu.capacity)
             .saturating_sub(used.saturating_sub(own))
             .saturating_sub(self.usage.anywhere)
+    }
+
+    fn gpu(&self, position: usize) -> Option<&GpuState> {
+        self.state.as_ref().and_then(|state| state.gpus.get(position))
     }
 
     fn most_free(&self) -> MiB {

@@ -71,7 +71,15 @@ impl NodeView<'_> {
 
     /// As [`NodeView::free_for`], as if this much of what is allocated there were not.
     pub(crate) fn free_for_beside(&self, position: usize, ask: &Ask, own: MiB) -> MiB {
-        let free = self.free_beside(position, own);
+        self.less_what_is_kept(position, ask, self.free_beside(position, own))
+    }
+
+    /// As [`NodeView::free_for_beside`], when the containers of pods that are gone have ended.
+    pub(crate) fn free_for_in_time(&self, position: usize, ask: &Ask, own: MiB) -> MiB {
+        self.less_what_is_kept(position, ask, self.entry.free_in_time(position, own))
+    }
+
+    fn less_what_is_kept(&self, position: usize, ask: &Ask, free: MiB) -> MiB {
         if self.entry.nominated_to.is_empty() {
             return free;
         }
@@ -113,8 +121,7 @@ impl Ledger {
         }
     }
 
-    /// The GPUs on which the pod has room; else those on which it will have room when its victims have ended. Pods that are being deleted
-    /// are the likeliest victims, and cost nothing.
+    /// The GPUs on which the pod has room; else those on which it will have room when its victims have ended.
     fn kept_positions(&self, node: &str, pod: &Pod, ask: &Ask) -> Option<Vec<usize>> {
         let view = self.node(node)?;
         if let Ok(positions) = choose::best(&view, &Taste::of(ask)) {

@@ -19,6 +19,9 @@ pub struct Victims<'a> {
 /// How dear victims are: the highest priority among them, how many, how much memory they have there.
 type Price = (Option<i64>, usize, MiB);
 
+/// Memory that is free on the GPU at a position, as if this much of what is allocated there were not.
+type Free<'f> = &'f dyn Fn(usize, MiB) -> MiB;
+
 impl Ledger {
     /// Which pods of a node are to be evicted so that one GPU, or as many as it asks for, has room for a pod, when kube-scheduler, which knows sums only, proposes these UIDs; as UIDs, in
     /// the order of the node's pods. `None`: there is no room whoever of lower priority goes.
@@ -75,11 +78,17 @@ impl Ledger {
         self.fewest(&view, &Ask::of_pod(pod, self.unit()), &lower)
     }
 
-    /// The GPUs, by position, on which a pod will have room when pods of lower priority have gone, or those that are going anyway.
+    /// The GPUs, by position, on which a pod will have room when its victims have gone. Pods that are being deleted are the likeliest victims; then
+    /// those that are gone already, and whose containers have not ended yet; then whoever is less important.
     pub(crate) fn room_to_come(&self, view: &NodeView<'_>, pod: &Pod, ask: &Ask) -> Option<Vec<usize>> {
         let mut go = self.there(view);
         go.retain(|other| other.pod.deleting || other.pod.priority < pod.priority);
-        self.fewest(view, ask, &go).map(|victims| victims.positions)
+        let leave: Vec<There<'_>> = go.iter().filter(|other| other.pod.deleting).cloned().collect();
+        let in_time = |position, own| view.free_for_in_time(position, ask, own);
+        let victims = self.fewest(view, ask, &leave);
+        let victims = victims.or_else(|| self.fewest_where(view, ask, &in_time, &leave));
+        let victims = victims.or_else(|| self.fewest_where(view, ask, &in_time, &go));
+        victims.map(|victims| victims.positions)
     }
 
     /// The node's pods, with what each holds of which GPU.
@@ -97,6 +106,11 @@ impl Ledger {
 
     /// Of all GPUs the one with the cheapest victims among the candidates; of several one after the other, as who goes for one may make room on others.
     fn fewest<'a>(&self, view: &NodeView<'a>, ask: &Ask, candidates: &[There<'a>]) -> Option<Victims<'a>> {
+        let free = |position, own| view.free_for_beside(position, ask, own);
+        self.fewest_where(view, ask, &free, candidates)
+    }
+
+    fn fewest_where<'a>(&self, view: &NodeView<'a>, ask: &Ask, free: Free<'_>, candidates: &[There<'a>]) -> Option<Victims<'a>> {
         let state = view.state().filter(|state| !matches!(state.source, Source::Unusable(_)))?;
         if ask.gpus > 1 && state.source != Source::Inventory {
             return None;
@@ -120,7 +134,8 @@ impl Ledger {
             let priced = open.iter().filter_map(|position| {
                 let on = candidates_on[*position].iter().filter(|(at, _)| !gone.contains(at));
                 let here = on.map(|(at, held)| (dearness(candidates[*at].pod), *held, *at)).collect();
-                let (price, more) = fewest_of(view, *position, ask, freed[*position], here, candidates)?;
+                let room = |own: MiB| Some(free(*position, own.saturating_add(freed[*position]))) >= ask.memory;
+                let (price, more) = fewest_on_one(&room, here, candidates)?;
                 Some((price, state.gpus[*position].index, *position, more))
             });
             let (_, _, position, more) = priced.min_by_key(|(price, index, ..)| (*price, *index))?;
@@ -134,7 +149,7 @@ impl Ledger {
             }
         }
         if ask.gpus > 1 {
-            spare(view, &positions, ask, candidates, &mut gone);
+            spare(free, &positions, ask, candidates, &mut gone);
         }
         let mut indices: Vec<u32> = positions.iter().map(|position| state.gpus[*position].index).collect();
         indices.sort_unstable();
@@ -175,7 +190,7 @@ impl There<'_> {
 }
 
 /// Keeps those that need not go any more since others do, the dearest first.
-fn spare(view: &NodeView<'_>, positions: &[usize], ask: &Ask, candidates: &[There<'_>], gone: &mut Vec<usize>) {
+fn spare(free: Free<'_>, positions: &[usize], ask: &Ask, candidates: &[There<'_>], gone: &mut Vec<usize>) {
     let held = |position: usize, gone: &[usize]| {
         let held = gone.iter().map(|at| candidates[*at].held_at(position));
         held.fold(MiB::ZERO, MiB::saturating_add)
@@ -192,22 +207,18 @@ fn spare(view: &NodeView<'_>, positions: &[usize], ask: &Ask, candidates: &[Ther
         let touched = candidates[at].positions();
         // Elsewhere nothing changes by this one.
         let mut here = positions.iter().filter(|position| touched.contains(position));
-        if here.all(|position| Some(view.free_for_beside(*position, ask, held(*position, &others))) >= ask.memory) {
+        if here.all(|position| Some(free(*position, held(*position, &others))) >= ask.memory) {
             *gone = others;
         }
     }
 }
 
-/// Who has to go from a GPU beside those that are gone, who free this much of it. `here`: the candidates with memory there.
-fn fewest_of(
-    view: &NodeView<'_>,
-    position: usize,
-    ask: &Ask,
-    freed: MiB,
+/// Who has to go from a GPU, which has room when so much more is free. `here`: the candidates with memory there.
+fn fewest_on_one(
+    room: &dyn Fn(MiB) -> bool,
     mut here: Vec<(i64, MiB, usize)>,
     candidates: &[There<'_>],
 ) -> Option<(Price, Vec<usize>)> {
-    let room = |own: MiB| Some(view.free_for_beside(position, ask, own.saturating_add(freed))) >= ask.memory;
     if room(MiB::ZERO) {
         return Some(((None, 0, MiB::ZERO), Vec::new()));
     }

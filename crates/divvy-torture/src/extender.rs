@@ -406,7 +406,8 @@ impl Extender {
         Ok(())
     }
 
-    /// Naively: whether a pod finds room on a node without another one, when those have gone that are on their way out for it.
+    /// Naively: whether a pod finds room on a node without another one, when those have gone that are on their way out for it, and the containers of
+    /// those that are gone already.
     fn has_room(&self, pod: &Pod, node: &str, without: &str) -> bool {
         let all = self.nodes.get(node).map(offered).unwrap_or_default();
         let here = self.pods.view.values().filter(|other| other.node.as_deref() == Some(node));
@@ -424,7 +425,7 @@ impl Extender {
         let with_room = all.iter().filter(|gpu| gpu.health == Health::Ok).filter(|gpu| {
             let bound = stay.iter().map(|other| booked(other, &gpu.uuid, &all));
             let promised = reserved.iter().filter_map(|held| share(held, &gpu.uuid));
-            let taken = bound.chain(promised).fold(gpu.held, MiB::saturating_add);
+            let taken = bound.chain(promised).fold(MiB::ZERO, MiB::saturating_add);
             taken.saturating_add(wanted) <= MiB(gpu.units * GIB)
         });
         with_room.count() >= spread

@@ -1,6 +1,6 @@
 //! What is kept for pods that have preempted others.
 
-use divvy_model::{Health, Pod};
+use divvy_model::{Health, MiB, Pod};
 use divvy_placement::policy::{Fleet, Limits, Policy};
 use divvy_placement::{Ask, Ledger, Reservation, Standing};
 use proptest::prelude::*;
@@ -124,6 +124,43 @@ fn a_bind_to_another_node_whose_outcome_is_not_known_ends_no_nomination() {
     ledger.delete_pod("u-more");
     ledger.reserve("u-high", "n1", reservation("n1"));
     assert_eq!(gpu_for(&ledger, &with_priority("replacement", 16, 0)), Some(1));
+}
+
+/// A victim that was force-deleted has no object any more, and its containers end soon.
+#[test]
+fn what_containers_of_pods_that_are_gone_hold_will_be_free_and_is_kept() {
+    let running = Pod {
+        container_running: true,
+        ..divvy_pod("victim", "n1", 1, 10)
+    };
+    let high = nominated("high", 12, 1000);
+    let replacement = with_priority("replacement", 6, 0);
+    let mut held = divvy_node("n1", &[16, 16]);
+    edit_gpu(&mut held, 1, |gpu| gpu.held = MiB(10 * 1024));
+    // Whoever else is less important could be evicted, but nobody has been.
+    for rest in [1000, 0] {
+        let rest = Pod {
+            priority: rest,
+            ..divvy_pod("rest", "n1", 0, 16)
+        };
+        let mut departed = ledger(&[rest.clone(), running.clone(), high.clone()]);
+        departed.delete_pod("u-victim");
+        assert_eq!(departed.departed().count(), 1);
+        let mut spoken = ledger(&[rest, high.clone()]);
+        spoken.apply_node(&held);
+        for ledger in [departed, spoken] {
+            assert_eq!(gpu_for(&ledger, &replacement), None);
+            assert_eq!(gpu_for(&ledger, &with_priority("higher", 6, 1001)), Some(1));
+        }
+    }
+    // Pods that are being deleted come first: they are the likelier victims.
+    let leaving = Pod {
+        deleting: true,
+        ..divvy_pod("leaving", "n1", 0, 8)
+    };
+    let mut ledger = ledger(&[leaving, high]);
+    ledger.apply_node(&held);
+    assert_eq!(gpu_for(&ledger, &replacement), Some(1));
 }
 
 #[test]
