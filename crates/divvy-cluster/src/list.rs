@@ -77,15 +77,15 @@ pub fn name(pod: &PodObject) -> String {
     full_name(&pod.metadata)
 }
 
-/// The pod that an object describes; why not, if it cannot be read.
+/// Converts an object into a pod. The error is the reason why it cannot be read.
 pub fn pod_of(object: PodObject) -> Result<Pod, String> {
     convert::pod(&object).map_err(|error| error.to_string())
 }
 
 /// Hands over every pod, or those that a field selector names, in the API server's order and as they arrive: the list is never held in memory.
 ///
-/// `read` makes of each object what is to be handed over, or says why it cannot be read. It runs on another thread. The object has the fields of
-/// [`objects`], no labels, and the annotations that Divvy reads.
+/// `read` runs on another thread. It converts each object into the value that `take` receives, or returns the reason why it cannot. The object has
+/// the fields of [`objects`], no labels, and the annotations that Divvy reads.
 pub async fn each_pod<R: Send + 'static>(
     client: &kube::Client,
     field_selector: Option<&str>,
@@ -174,12 +174,12 @@ fn read_nodes(items: &mut Items, part: Part<'_>, take: Take<'_, NodeObject>) -> 
 /// Takes each item in the order of the list.
 type Take<'a, R> = &'a mut (dyn FnMut(Result<R, Unreadable>) + Send);
 
-/// What arrives of a list, and what was read of it, wait in queues of so many parts for the other thread.
+/// Length of the queues between the two threads: parts of the response that wait to be parsed, and batches of parsed items.
 const PARTS: usize = 4;
-/// So many items are handed over at once.
+/// Items in a batch, at least.
 const ITEMS: usize = 256;
 
-/// Reads a list that may be long: what arrives is read on a thread of its own, so that two cores share the work.
+/// Reads a list that may be long. A separate thread parses the response, so that two cores share the work.
 async fn many<R: Send + 'static>(
     client: &kube::Client,
     path: &str,
@@ -196,7 +196,7 @@ async fn many<R: Send + 'static>(
             let (mut items, mut found) = (Items::new(), Vec::new());
             while let Some(part) = arrived.blocking_recv() {
                 read(&mut items, Part::Next(&part), &mut |item| found.push(item))?;
-                // Nobody takes them if the list is given up.
+                // The caller has dropped the list.
                 if found.len() >= ITEMS && done.blocking_send(std::mem::take(&mut found)).is_err() {
                     return Ok(ListMeta::default());
                 }
@@ -206,7 +206,7 @@ async fn many<R: Send + 'static>(
             ended
         });
         let feed = async {
-            // A reader that has ended says why, whatever is still to arrive.
+            // The reader stops at the first error, and returns it below; the rest of the response does not matter.
             while let Some(part) = tokio::select! { part = pages.part() => part?, () = parts.closed() => None } {
                 if parts.send(part).await.is_err() {
                     break;
@@ -240,7 +240,7 @@ async fn many<R: Send + 'static>(
     }
 }
 
-/// Reads a list that is short, on this thread.
+/// Reads a short list, on this thread.
 async fn few<T: Kind>(
     client: &kube::Client,
     path: &str,

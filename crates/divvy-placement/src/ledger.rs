@@ -72,7 +72,7 @@ impl Entry {
         self.free_in_time(position, own).saturating_sub(held.max(kept))
     }
 
-    /// As if nothing were held by containers of pods that are gone.
+    /// Free memory once the containers of deleted pods have ended.
     pub(crate) fn free_in_time(&self, position: usize, own: MiB) -> MiB {
         let used = self.usage.gpus.get(position).copied().unwrap_or(MiB::ZERO);
         self.gpu(position)

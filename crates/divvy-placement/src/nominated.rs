@@ -74,7 +74,7 @@ impl NodeView<'_> {
         self.less_what_is_kept(position, ask, self.free_beside(position, own))
     }
 
-    /// As [`NodeView::free_for_beside`], when the containers of pods that are gone have ended.
+    /// As [`NodeView::free_for_beside`], once the containers of deleted pods have ended.
     pub(crate) fn free_for_in_time(&self, position: usize, ask: &Ask, own: MiB) -> MiB {
         self.less_what_is_kept(position, ask, self.entry.free_in_time(position, own))
     }

@@ -19,7 +19,7 @@ pub struct Victims<'a> {
 /// How dear victims are: the highest priority among them, how many, how much memory they have there.
 type Price = (Option<i64>, usize, MiB);
 
-/// Memory that is free on the GPU at a position, as if this much of what is allocated there were not.
+/// Free memory of the GPU at a position, if this much of what is allocated there were free, too.
 type Free<'f> = &'f dyn Fn(usize, MiB) -> MiB;
 
 impl Ledger {
@@ -78,8 +78,8 @@ impl Ledger {
         self.fewest(&view, &Ask::of_pod(pod, self.unit()), &lower)
     }
 
-    /// The GPUs, by position, on which a pod will have room when its victims have gone. Pods that are being deleted are the likeliest victims; then
-    /// those that are gone already, and whose containers have not ended yet; then whoever is less important.
+    /// Positions of the GPUs on which a pod will have room when its victims have ended. The likeliest victims come first: pods that are being deleted,
+    /// then deleted pods whose containers still run, then pods of lower priority.
     pub(crate) fn room_to_come(&self, view: &NodeView<'_>, pod: &Pod, ask: &Ask) -> Option<Vec<usize>> {
         let mut go = self.there(view);
         go.retain(|other| other.pod.deleting || other.pod.priority < pod.priority);
@@ -213,7 +213,7 @@ fn spare(free: Free<'_>, positions: &[usize], ask: &Ask, candidates: &[There<'_>
     }
 }
 
-/// Who has to go from a GPU, which has room when so much more is free. `here`: the candidates with memory there.
+/// The pods that have to leave a GPU. `here`: the candidates with memory there. `room`: whether the GPU has room when that much memory is freed.
 fn fewest_on_one(
     room: &dyn Fn(MiB) -> bool,
     mut here: Vec<(i64, MiB, usize)>,

@@ -141,7 +141,7 @@ pub fn what_if(cluster: &Cluster, change: &Change) -> Result<Outcome, Error> {
         would_wait: Vec::new(),
         would_not_fit: Vec::new(),
     };
-    let (mut anew, mut stay): (Vec<&ClusterPod>, Vec<&ClusterPod>) = (Vec::new(), Vec::new());
+    let (mut replayed, mut staying): (Vec<&ClusterPod>, Vec<&ClusterPod>) = (Vec::new(), Vec::new());
     for pod in changed.pods.iter().filter(|pod| !pod.pod.ended()) {
         let asks = pod.pod.request.wants_memory();
         let stays = pod
@@ -150,18 +150,18 @@ pub fn what_if(cluster: &Cluster, change: &Change) -> Result<Outcome, Error> {
             .as_ref()
             .is_some_and(|node| pod.pod.deleting || !offered(&ledger, node));
         if asks && !stays && !(change.keep_bound && pod.pod.node.is_some()) {
-            anew.push(pod);
+            replayed.push(pod);
             continue;
         }
         outcome.stayed += u64::from(asks && stays);
         if pod.pod.node.is_some() {
-            stay.push(pod);
+            staying.push(pod);
         }
     }
-    ledger.replace_pods(stay.into_iter().map(|pod| pod.pod.clone()));
-    anew.sort_by(|a, b| (a.created, &a.pod.namespace, &a.pod.name).cmp(&(b.created, &b.pod.namespace, &b.pod.name)));
+    ledger.replace_pods(staying.into_iter().map(|pod| pod.pod.clone()));
+    replayed.sort_by(|a, b| (a.created, &a.pod.namespace, &a.pod.name).cmp(&(b.created, &b.pod.namespace, &b.pod.name)));
     let mut placing = Placing::new(change.policy, ledger, &changed.nodes);
-    for pod in anew {
+    for pod in replayed {
         outcome.replayed += 1;
         let placed = placing.place(pod);
         let list = match (&pod.pod.node, placed) {

@@ -308,8 +308,8 @@ pub fn gpus(node: Option<&Node>) -> &[Gpu] {
     }
 }
 
-/// As [`gpus`], each with what a scheduler may count on: where the kubelet has not caught up with the inventory, its capacity divided by the number of
-/// GPUs may be less.
+/// As [`gpus`], with the units that a scheduler may give away. While the kubelet lags behind the inventory, that is the smaller of the inventory's
+/// units and the node's capacity divided by the number of GPUs.
 pub fn offered(node: &Node) -> Vec<Gpu> {
     let mut offered = gpus(Some(node)).to_vec();
     let (units, count) = (node.capacity_units, node.capacity_gpus);

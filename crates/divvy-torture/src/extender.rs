@@ -406,8 +406,8 @@ impl Extender {
         Ok(())
     }
 
-    /// Naively: whether a pod finds room on a node without another one, when those have gone that are on their way out for it, and the containers of
-    /// those that are gone already.
+    /// A naive count: whether a pod has room on a node, without another pod, once its victims have ended: pods of lower priority that are being deleted,
+    /// and deleted pods whose containers still run.
     fn has_room(&self, pod: &Pod, node: &str, without: &str) -> bool {
         let all = self.nodes.get(node).map(offered).unwrap_or_default();
         let here = self.pods.view.values().filter(|other| other.node.as_deref() == Some(node));

@@ -58,7 +58,7 @@ pub(crate) enum Part<'a> {
 
 /// Where the items of a list go, in their order.
 pub(crate) trait Sink {
-    /// Takes the item at the beginning of a text that goes on after it, or is the last of it; gives its length.
+    /// Takes the item at the beginning of a text, and returns its length. More text may follow, unless this is the `last`.
     fn item(&mut self, text: &[u8], last: bool, number: u64) -> Found<()>;
 }
 
@@ -340,7 +340,7 @@ fn twice(member: &str) -> Wrong {
     Wrong::NoList(format!("it has two members {member:?}"))
 }
 
-/// Reads the object at the beginning of a text that goes on after it, or is the last of it.
+/// Reads the object at the beginning of a text. More text may follow, unless this is the `last`.
 fn object<T: DeserializeOwned>(text: &[u8], last: bool, number: u64) -> Found<Result<T, Unreadable>> {
     match first::<T>(text, last) {
         Found::Incomplete => Found::Incomplete,

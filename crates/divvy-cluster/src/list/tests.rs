@@ -83,15 +83,15 @@ async fn a_long_list_that_is_wrong_or_ends_too_soon_is_an_error_at_once() {
     let cases = [
         ("a page that ends too soon", Script::default().then(&whole[..cut])),
         (
-            "the same, second",
+            "a second page that ends too soon",
             Script::default().then(page(0..3000, "more")).then(&whole[..cut]),
         ),
         (
-            "no list, of a server that sends nothing more and does not end",
+            "an HTML page, from a server that keeps the connection open",
             Script::default().then_stays_open("<html>502 Bad Gateway</html>"),
         ),
         (
-            "what is no list in the middle of one",
+            "text that is not JSON in the middle of a list",
             Script::default().then_stays_open(format!("{}, <html>", &whole[..whole.find("]").unwrap_or(0)])),
         ),
         ("a refusal", Script::default().then_status(403, "no")),
@@ -103,9 +103,9 @@ async fn a_long_list_that_is_wrong_or_ends_too_soon_is_an_error_at_once() {
     }
     insta::assert_snapshot!(said, @r"
     a page that ends too soon: the pods could not be listed: the answer ended after 226898 bytes, in the middle of the list
-    the same, second: the pods could not be listed: the answer ended after 226898 bytes, in the middle of the list
-    no list, of a server that sends nothing more and does not end: the pods could not be listed: the answer is not JSON: expected value (byte 0)
-    what is no list in the middle of one: the pods could not be listed: the answer is not JSON: expected value (byte 75448)
+    a second page that ends too soon: the pods could not be listed: the answer ended after 226898 bytes, in the middle of the list
+    an HTML page, from a server that keeps the connection open: the pods could not be listed: the answer is not JSON: expected value (byte 0)
+    text that is not JSON in the middle of a list: the pods could not be listed: the answer is not JSON: expected value (byte 75448)
     a refusal: the pods could not be listed: no (403 Failed to parse error data)
     ");
 }

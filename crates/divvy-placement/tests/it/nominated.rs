@@ -116,7 +116,7 @@ fn a_bind_to_another_node_whose_outcome_is_not_known_ends_no_nomination() {
         since_ns: 0,
     };
     ledger.reserve("u-high", "n2", reservation("n2"));
-    // Something of n1 changes, so that what is kept there is found anew.
+    // A change on n1 makes the ledger compute its nominations again.
     ledger.apply_pod(divvy_pod("more", "n1", 0, 1));
     assert_eq!(gpu_for(&ledger, &with_priority("replacement", 10, 0)), None, "kept");
     // On the node itself it is booked, and not kept a second time.
@@ -137,7 +137,7 @@ fn what_containers_of_pods_that_are_gone_hold_will_be_free_and_is_kept() {
     let replacement = with_priority("replacement", 6, 0);
     let mut held = divvy_node("n1", &[16, 16]);
     edit_gpu(&mut held, 1, |gpu| gpu.held = MiB(10 * 1024));
-    // Whoever else is less important could be evicted, but nobody has been.
+    // A pod of lower priority on GPU 0 changes nothing: nobody has evicted it.
     for rest in [1000, 0] {
         let rest = Pod {
             priority: rest,

@@ -7,8 +7,9 @@ use crate::watch::slim::{SlimNode, SlimPod};
 /// The list as serde_json reads it when it has the whole text.
 #[derive(Deserialize)]
 struct Whole {
-    #[allow(dead_code, reason = "a kind that is not text makes the list unreadable")]
-    kind: Option<String>,
+    /// Read for its type alone: a kind that is not text makes the list unreadable.
+    #[serde(rename = "kind")]
+    _kind: Option<String>,
     metadata: Option<ListMeta>,
     #[serde(default, deserialize_with = "present")]
     items: Option<Option<Vec<Value>>>,

@@ -1,0 +1,187 @@
+//! What must hold of a world: after every step, and when nothing is under way.
+
+use std::collections::BTreeMap;
+
+use divvy_model::{Health, MiB, Pod};
+
+use super::World;
+use crate::api::{booked, offered, share};
+use crate::extender::wants;
+use crate::node::{GIB, SimNode};
+use crate::story::ensure;
+
+impl World {
+    /// What holds after every step.
+    pub fn check(&mut self) -> Result<(), String> {
+        self.check_all()?;
+        for node in std::mem::take(&mut self.touched) {
+            let node = &mut self.nodes[node];
+            node.check_rebuilt(&self.api)
+                .map_err(|text| format!("invariant 6, node {}: {text}", node.name))?;
+        }
+        Ok(())
+    }
+
+    /// What does not depend on where something happened.
+    pub fn check_all(&mut self) -> Result<(), String> {
+        for node in &self.nodes {
+            node.check().map_err(|text| format!("node {}: {text}", node.name))?;
+        }
+        self.check_ledger()?;
+        self.check_recount()
+    }
+
+    /// Invariant 1 for what is promised: at every change of the pods, no GPU is promised beyond what it was ever said to have. It
+    /// needs a single extender; with two the agents' arbiters alone keep the memory.
+    fn check_ledger(&mut self) -> Result<(), String> {
+        if self.checked == self.api.pod_log.len() || self.api.two_writers || self.api.misled {
+            return Ok(());
+        }
+        self.checked = self.api.pod_log.len();
+        for (uuid, most) in &self.api.most {
+            let sum = self.api.promised(uuid);
+            ensure!(
+                sum <= *most,
+                "invariant 1: {sum} of GPU {uuid} are allocated, which has {most} to share"
+            );
+        }
+        Ok(())
+    }
+
+    /// Each extender's ledger is what a naive count of what it has seen and reserved gives.
+    fn check_recount(&self) -> Result<(), String> {
+        for extender in &self.extenders {
+            let ledger = extender.core.index().ledger();
+            for view in ledger.nodes() {
+                let Some(state) = view.state() else { continue };
+                let all = extender.nodes.get(view.name()).map(offered).unwrap_or_default();
+                let seen = extender
+                    .pods
+                    .view
+                    .values()
+                    .filter(|pod| pod.node.as_deref() == Some(view.name()));
+                // A pod that the API server said is gone counts for nothing, even while its last event is on its way; and one of which that was
+                // said wrongly, until it was looked at.
+                let is_gone = |pod: &Pod| self.api.pod(&pod.uid).is_none() || self.api.misled && ledger.is_buried(&pod.uid);
+                let gone = |pod: &&Pod| ledger.pod(&pod.uid).is_none() && is_gone(pod);
+                let seen: Vec<&Pod> = seen.filter(|pod| !gone(pod)).collect();
+                for (position, gpu) in state.gpus.iter().enumerate() {
+                    let uuid = gpu.uuid.as_deref().unwrap_or_default();
+                    let bound = seen
+                        .iter()
+                        .map(|pod| booked(pod, uuid, &all))
+                        .fold(MiB::ZERO, MiB::saturating_add);
+                    let reserved = ledger.reservations().filter(|(_, node, _)| *node == view.name());
+                    let reserved = reserved
+                        .flat_map(|(_, _, reservation)| reservation.possible())
+                        .filter_map(|held| share(held, uuid))
+                        .fold(MiB::ZERO, MiB::saturating_add);
+                    ensure!(
+                        view.used(position) == bound.saturating_add(reserved),
+                        "the extender counts {} on GPU {uuid}; bound are {bound}, reserved {reserved}",
+                        view.used(position)
+                    );
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// What holds when nothing is under way: the extenders know what is so.
+    pub(super) fn check_calm(&self) -> Result<(), String> {
+        for replica in 0..self.extenders.len() {
+            self.check_known(replica)?;
+        }
+        Ok(())
+    }
+
+    fn check_known(&self, replica: usize) -> Result<(), String> {
+        let ledger = self.extenders[replica].core.index().ledger();
+        let rebuilt = self.extenders[replica].rebuilt();
+        let rebuilt = rebuilt.index().ledger();
+        for node in &self.nodes {
+            let view = ledger.node(&node.name).ok_or("the extender has forgotten a node")?;
+            let again = rebuilt.node(&node.name).ok_or("a new extender does not know a node")?;
+            let state = view.state().ok_or("the extender does not know a node")?;
+            ensure!(
+                again.state() == Some(state),
+                "a new extender would read node {} as {:?} and not {state:?}",
+                node.name,
+                again.state()
+            );
+            ensure!(
+                state.source == divvy_placement::Source::Inventory,
+                "node {} is read by {:?} at rest",
+                node.name,
+                state.source
+            );
+            for (position, gpu) in state.gpus.iter().enumerate() {
+                let uuid = gpu.uuid.as_deref().unwrap_or_default();
+                let (ours, naive) = (view.used(position), self.api.ledger(uuid));
+                ensure!(
+                    ours == naive && again.used(position) == naive,
+                    "GPU {uuid}: the extender counts {ours}, a new one {}, the pods hold {naive}",
+                    again.used(position)
+                );
+                let ghosts = self.ghosts(node, uuid);
+                ensure!(
+                    gpu.held == ghosts || node.no_pod_cgroups,
+                    "GPU {uuid}: {} are published as held, containers of pods that are gone hold {ghosts}",
+                    gpu.held
+                );
+                let real = node.gpus.iter().find(|real| real.uuid == uuid).ok_or("an unknown GPU")?;
+                ensure!(
+                    gpu.health == real.health,
+                    "GPU {uuid} is {:?}, the extender takes it for {:?}",
+                    real.health,
+                    gpu.health
+                );
+            }
+        }
+        for pod in self.pending() {
+            let passed = self.filter(replica, &pod)?;
+            let naive: Vec<usize> = (0..self.nodes.len()).filter(|node| self.fits(&pod, *node)).collect();
+            // Room may be kept for whoever was nominated.
+            let kept = self.is_outranked(&pod);
+            ensure!(
+                passed == naive || (kept || self.nodes[0].no_pod_cgroups) && passed.iter().all(|node| naive.contains(node)),
+                "{} fits on {naive:?}, filter says {passed:?}",
+                pod.uid
+            );
+        }
+        Ok(())
+    }
+
+    /// Whether another pod that is no less important waits for room that was promised to it.
+    pub fn is_outranked(&self, pod: &Pod) -> bool {
+        let mut others = self.api.nominated().filter(|other| other.uid != pod.uid);
+        others.any(|other| other.priority >= pod.priority)
+    }
+
+    /// Memory of a GPU that granted pods without a living object have, while they have processes.
+    pub fn ghosts(&self, node: &SimNode, uuid: &str) -> MiB {
+        let granted: BTreeMap<&String, MiB> = node
+            .disk
+            .records
+            .values()
+            .filter_map(|record| Some((&record.uid, record.gpus.iter().find(|share| share.uuid == uuid)?.memory)))
+            .collect();
+        granted
+            .into_iter()
+            .filter(|(uid, _)| node.populated.contains(*uid) && self.api.pod(uid).is_none_or(Pod::ended))
+            .fold(MiB::ZERO, |sum, (_, memory)| sum.saturating_add(memory))
+    }
+
+    /// Naively: some good GPU of the node, or as many as it asks for, has its part left.
+    pub fn fits(&self, pod: &Pod, node: usize) -> bool {
+        let node = &self.nodes[node];
+        let (wanted, spread) = wants(pod);
+        let good = node.gpus.iter().filter(|gpu| gpu.health == Health::Ok);
+        let with_room = good.filter(|gpu| {
+            let offered = gpu.total.saturating_sub(node.reserve).0 / GIB * GIB;
+            let taken = self.api.ledger(&gpu.uuid).saturating_add(self.ghosts(node, &gpu.uuid));
+            taken.0 + wanted.0 <= offered
+        });
+        with_room.count() >= spread
+    }
+}
