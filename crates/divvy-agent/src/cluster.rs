@@ -17,8 +17,6 @@ use tracing::{debug, info, warn};
 use crate::Error;
 use crate::agent::Agent;
 
-/// A watch that was interrupted says so again within this time if it could not be taken up.
-const INTERRUPTED: Duration = Duration::from_secs(45);
 /// How long one request may take.
 const TIMEOUT: Duration = Duration::from_secs(10);
 /// How long a watch may still show what was there before our own write.
@@ -44,11 +42,13 @@ pub(crate) async fn follow_pods(agent: Arc<Agent>) -> Result<(), Error> {
                 actions
             }
             Change::Interrupted(text) => {
-                agent.ready.set_for(
-                    "pods",
-                    format!("the watch of this node's pods was interrupted: {text}"),
-                    INTERRUPTED,
-                );
+                agent
+                    .ready
+                    .set("pods", format!("the watch of this node's pods was interrupted: {text}"));
+                continue;
+            }
+            Change::Resumed => {
+                agent.ready.clear("pods");
                 continue;
             }
         };
@@ -154,10 +154,9 @@ pub(crate) async fn publish_inventory(
                     agent.ready.clear("node");
                     done = Arc::from("");
                 }
-                Some(Change::Interrupted(text)) => agent.ready.set_for(
+                Some(Change::Interrupted(text)) => agent.ready.set(
                     "node",
                     format!("the watch of node {node} was interrupted, so an inventory that is removed stays away: {text}"),
-                    INTERRUPTED,
                 ),
                 Some(_) => agent.ready.clear("node"),
                 None => return Err(Error::Ended { part: "the watch of the node", text: "its stream ended".to_owned() }),
@@ -170,7 +169,7 @@ fn look(agent: &Agent, change: &Change<NodeObject>) {
     match change {
         Change::Apply(object) => agent.look_at_node(&convert::node(object)),
         Change::Reset(objects) => objects.iter().for_each(|object| agent.look_at_node(&convert::node(object))),
-        Change::Delete(_) | Change::Interrupted(_) => {}
+        Change::Delete(_) | Change::Interrupted(_) | Change::Resumed => {}
     }
 }
 
@@ -188,7 +187,7 @@ fn lacks(change: &Change<NodeObject>, text: &str) -> bool {
         Change::Apply(object) => differs(object),
         Change::Reset(objects) => objects.iter().any(differs),
         // Without its object there is nothing to write to; it will be applied again.
-        Change::Delete(_) | Change::Interrupted(_) => false,
+        Change::Delete(_) | Change::Interrupted(_) | Change::Resumed => false,
     }
 }
 

@@ -515,6 +515,10 @@ impl Feed {
                 self.broke = Some(why);
                 return Some(line);
             }
+            Seen::Resumed => {
+                self.broke = None;
+                return None;
+            }
             Seen::There(object) => (object, false),
             Seen::Gone(object) => (object, true),
         };

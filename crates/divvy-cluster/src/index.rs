@@ -31,7 +31,7 @@ pub struct Feed {
     pub lists: u64,
     /// Times that the watch broke.
     pub interruptions: u64,
-    /// Why it broke, until something is received again.
+    /// Why it broke, until it goes on.
     pub trouble: Option<String>,
 }
 
@@ -90,7 +90,6 @@ impl Index {
 
     /// A pod is there, in this state.
     pub fn apply_pod(&mut self, pod: Pod) {
-        self.pods.trouble = None;
         self.ledger.apply_pod(pod);
     }
 
@@ -110,7 +109,6 @@ impl Index {
 
     /// A node is there, in this state.
     pub fn apply_node(&mut self, node: &Node) {
-        self.nodes.trouble = None;
         self.ledger.apply_node(node);
     }
 
@@ -148,6 +146,7 @@ impl Index {
                 self.reset_pods(pods);
             }
             Change::Interrupted(why) => self.pods.interrupted(why),
+            Change::Resumed => self.pods.trouble = None,
         }
     }
 
@@ -158,6 +157,7 @@ impl Index {
             Change::Delete(node) => self.delete_node(&node.name),
             Change::Reset(nodes) => self.reset_nodes(&nodes),
             Change::Interrupted(why) => self.nodes.interrupted(why),
+            Change::Resumed => self.nodes.trouble = None,
         }
     }
 
@@ -169,7 +169,7 @@ impl Index {
             Change::Reset(all) => self
                 .ledger
                 .replace_unhealthy(all.into_iter().map(|named| (named.node, named.gpus))),
-            Change::Interrupted(_) => {}
+            Change::Interrupted(_) | Change::Resumed => {}
         }
     }
 

@@ -3,15 +3,22 @@
 mod follow;
 pub(crate) mod slim;
 
+use std::time::Duration;
+
 use divvy_model::legacy;
 use futures::{Stream, StreamExt};
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::runtime::WatchStreamExt;
+use kube::runtime::utils::Backoff;
+use kube::runtime::watcher::DefaultBackoff;
 
 use crate::convert::{self, UnhealthyGpus};
 use crate::list::{NODES, PODS};
 use crate::objects::{NodeObject, PodObject};
 use slim::{Kind, SlimNode, SlimPod};
+
+/// Longest wait before a broken watch of the whole cluster is taken up again.
+const WHOLE_CLUSTER: Duration = Duration::from_secs(5);
 
 /// A change of what is watched.
 #[derive(Debug, Clone)]
@@ -25,6 +32,8 @@ pub enum Change<T> {
     Reset(Vec<T>),
     /// The watch broke and is being taken up again; nothing changed. The text says why.
     Interrupted(String),
+    /// The watch goes on where it was interrupted; what was missed follows.
+    Resumed,
 }
 
 impl<T> Change<T> {
@@ -35,6 +44,7 @@ impl<T> Change<T> {
             Change::Delete(object) => Change::Delete(with(object)),
             Change::Reset(objects) => Change::Reset(objects.into_iter().map(with).collect()),
             Change::Interrupted(why) => Change::Interrupted(why),
+            Change::Resumed => Change::Resumed,
         }
     }
 }
@@ -50,8 +60,10 @@ pub enum Seen<T> {
     There(T),
     /// This object is gone; its last state.
     Gone(T),
-    /// The watch broke and is being taken up again. A list follows if it could not go on where it was.
+    /// The watch broke and is being taken up again.
     Interrupted(String),
+    /// The watch goes on where it was interrupted; what was missed follows. If it cannot, a list begins instead.
+    Resumed,
 }
 
 /// All pods, as the watch says it.
@@ -72,7 +84,42 @@ impl<T> Seen<T> {
             Seen::There(object) => Seen::There(with(object)),
             Seen::Gone(object) => Seen::Gone(with(object)),
             Seen::Interrupted(why) => Seen::Interrupted(why),
+            Seen::Resumed => Seen::Resumed,
         }
+    }
+}
+
+/// How long to wait before a broken watch is taken up again: as kube-rs and client-go do (0.8 s, doubled up to 30 s, with jitter), but at
+/// most so long.
+struct Wait {
+    usual: DefaultBackoff,
+    most: Duration,
+}
+
+impl Wait {
+    /// A watch of the whole cluster is one of few, and all scheduling waits for it; of the watches of single nodes there are thousands.
+    fn of(field_selector: Option<&str>) -> Wait {
+        Wait {
+            usual: DefaultBackoff::default(),
+            most: match field_selector {
+                None => WHOLE_CLUSTER,
+                Some(_) => Duration::MAX,
+            },
+        }
+    }
+}
+
+impl Iterator for Wait {
+    type Item = Duration;
+
+    fn next(&mut self) -> Option<Duration> {
+        Some(self.usual.next()?.min(self.most))
+    }
+}
+
+impl Backoff for Wait {
+    fn reset(&mut self) {
+        self.usual.reset();
     }
 }
 
@@ -83,7 +130,7 @@ fn as_they_come<K: Kind>(
 ) -> impl Stream<Item = Seen<K>> + Send + 'static + use<K> {
     let what = path.to_owned();
     follow::follow(client, path, field_selector)
-        .default_backoff()
+        .backoff(Wait::of(field_selector))
         .map(move |seen| match seen {
             Ok(seen) => seen,
             Err(trouble) => {
@@ -138,6 +185,7 @@ fn named(change: Change<Option<UnhealthyGpus>>) -> Option<Change<UnhealthyGpus>>
         Change::Delete(read) => Change::Delete(read?),
         Change::Reset(all) => Change::Reset(all.into_iter().flatten().collect()),
         Change::Interrupted(why) => Change::Interrupted(why),
+        Change::Resumed => Change::Resumed,
     })
 }
 
@@ -167,6 +215,7 @@ fn changes<K, T: Send + 'static>(
                 list = None;
                 Some(Change::Interrupted(why))
             }
+            Seen::Resumed => Some(Change::Resumed),
         };
         futures::future::ready(change)
     })

@@ -255,8 +255,8 @@ pub struct Core {
     looked: BTreeMap<(String, String), u64>,
     /// Pods that were buried and that the watch has shown, before or after, by UID. Each is looked up until it is known which of the two is true.
     resurfaced: BTreeMap<String, PodKey>,
-    /// When a watch last broke.
-    interrupted_ns: Option<u64>,
+    /// When a watch last went on after an interruption, and what it watches.
+    resumed: Option<(u64, &'static str)>,
     /// Until when nothing is promised.
     settled_ns: u64,
     lead: Lead,
@@ -333,7 +333,7 @@ impl Core {
             nodes_taken: BTreeMap::new(),
             looked: BTreeMap::new(),
             resurfaced: BTreeMap::new(),
-            interrupted_ns: None,
+            resumed: None,
             settled_ns: 0,
             lead: Lead::Leads,
             told: BTreeSet::new(),
@@ -358,8 +358,8 @@ impl Core {
         // Nobody reads the rules of a pod that has its GPUs; a replacement brings its own.
         let change = change.map(ReadPod::as_kept);
         let listed = matches!(change, Change::Reset(_));
-        if matches!(change, Change::Interrupted(_)) {
-            self.interrupted_ns = Some(now.monotonic_ns);
+        if matches!(change, Change::Resumed) {
+            self.resumed = Some((now.monotonic_ns, "pods"));
         }
         let first = listed && self.index.pods().lists == 0;
         let newcomers = if first { Vec::new() } else { self.newcomers(&change) };
@@ -383,7 +383,7 @@ impl Core {
                 self.resurfaced.remove(&read.pod().uid);
                 &[]
             }
-            Change::Interrupted(_) => &[],
+            Change::Interrupted(_) | Change::Resumed => &[],
         };
         if matches!(change, Change::Reset(_)) && !self.resurfaced.is_empty() {
             self.resurfaced
@@ -402,8 +402,8 @@ impl Core {
 
     /// Takes in a change of nodes.
     pub fn node_change(&mut self, change: Change<Node>, now: Now) -> Vec<Action> {
-        if matches!(change, Change::Interrupted(_)) {
-            self.interrupted_ns = Some(now.monotonic_ns);
+        if matches!(change, Change::Resumed) {
+            self.resumed = Some((now.monotonic_ns, "nodes"));
         }
         self.index.read_node_change(change);
         self.age_departed(now);
@@ -423,7 +423,7 @@ impl Core {
         let pods = match change {
             Change::Apply(read) => std::slice::from_ref(read),
             Change::Reset(all) => all.as_slice(),
-            Change::Delete(_) | Change::Interrupted(_) => &[],
+            Change::Delete(_) | Change::Interrupted(_) | Change::Resumed => &[],
         };
         let uids = pods.iter().map(|read| &read.pod().uid);
         uids.filter(|uid| self.index.ledger().pod(uid).is_none()).cloned().collect()

@@ -143,8 +143,11 @@ fn it_is_synced_when_both_were_listed_once() {
         (feed.lists, feed.interruptions, feed.trouble.as_deref()),
         (1, 1, Some("gone"))
     );
-    index.pod_change(Change::Apply(pod_object(0, 0, None, 0, 1, "Pending")));
-    assert_eq!(index.pods().trouble, None);
+    index.node_change(Change::Interrupted("gone".to_owned()));
+    index.pod_change(Change::Resumed);
+    assert_eq!((&index.pods().trouble, index.nodes().trouble.is_some()), (&None, true));
+    index.node_change(Change::Reset(Vec::new()));
+    assert_eq!(index.nodes().trouble, None);
 }
 
 #[test]

@@ -53,6 +53,8 @@ struct Follow<T> {
     path: String,
     fields: Option<String>,
     state: State<T>,
+    /// There was an error, and no list or watch since.
+    broken: bool,
     unreadable: Remembered,
 }
 
@@ -87,11 +89,13 @@ pub(super) fn follow<T: Kind>(
         path: path.to_owned(),
         fields: fields.map(str::to_owned),
         state: State::Begin,
+        broken: false,
         unreadable: Remembered::new(T::NAME),
     };
     futures::stream::unfold(follow, async |mut follow| {
         loop {
             if let Some(seen) = follow.step().await {
+                follow.broken |= seen.is_err();
                 return Some((seen, follow));
             }
         }
@@ -100,6 +104,9 @@ pub(super) fn follow<T: Kind>(
 
 impl<T: Kind> Follow<T> {
     async fn step(&mut self) -> Stepped<T> {
+        if matches!(self.state, State::Watching { .. }) && std::mem::take(&mut self.broken) {
+            return Some(Ok(Seen::Resumed));
+        }
         match std::mem::replace(&mut self.state, State::Begin) {
             State::Begin => {
                 // Without resourceVersion the list is a quorum read: an old one could show memory as free that is taken.
@@ -131,6 +138,7 @@ impl<T: Kind> Follow<T> {
                         return Some(Err(Trouble::NoResourceVersion));
                     };
                     self.state = State::Listed(version);
+                    self.broken = false;
                     return Some(Ok(Seen::ListEnds));
                 }
                 match pages.read(&mut Read(&mut |item| ready.push_back(item))).await {

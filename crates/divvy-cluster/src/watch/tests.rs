@@ -28,6 +28,7 @@ async fn said(script: &Script, count: usize) -> Vec<String> {
             Seen::There(pod) => format!("there {}", name(pod)),
             Seen::Gone(pod) => format!("gone {}", name(pod)),
             Seen::Interrupted(why) => format!("interrupted: {why}"),
+            Seen::Resumed => "resumed".to_owned(),
         }
     });
     tokio::time::timeout(Duration::from_secs(600), seen.collect())
@@ -142,8 +143,9 @@ async fn a_watch_that_ends_goes_on_where_it_was() {
             500,
             r#"{"kind":"Status","code":500,"reason":"InternalError","message":"etcd"}"#,
         )
+        .then_stays_open("")
         .then_stays_open(event("ADDED", &pod("b", 6)));
-    let seen = said(&script, 5).await;
+    let seen = said(&script, 6).await;
     assert_eq!(
         seen,
         [
@@ -151,10 +153,40 @@ async fn a_watch_that_ends_goes_on_where_it_was() {
             "listed",
             "there a",
             "interrupted: etcd (500 InternalError)",
+            // Even if nothing happened meanwhile.
+            "resumed",
             "there b"
         ]
     );
-    assert_eq!(questions(&script), ["list", "watch from 1", "watch from 5", "watch from 5"]);
+    assert_eq!(
+        questions(&script),
+        ["list", "watch from 1", "watch from 5", "watch from 5", "watch from 5"]
+    );
+}
+
+/// The extender refuses nobody while its watch is broken, so pods wait for it.
+#[tokio::test(start_paused = true)]
+async fn a_watch_of_the_whole_cluster_is_taken_up_within_seconds_of_a_long_outage_and_one_of_a_node_is_patient() {
+    for (fields, at_most_s, at_least_s) in [(None, 5.0, 0.8), (Some("spec.nodeName=n1"), 60.0, 20.0)] {
+        let mut script = Script::default().then(list(&[], "1", ""));
+        for _ in 0..12 {
+            script = script.then_status(503, "away");
+        }
+        let script = script.then_stays_open("");
+        let changes = pods(script.client(), fields);
+        tokio::pin!(changes);
+        let (mut waits, mut before) = (Vec::new(), tokio::time::Instant::now());
+        while let Some(change) = changes.next().await {
+            waits.push(before.elapsed().as_secs_f64());
+            before = tokio::time::Instant::now();
+            if matches!(change, Change::Resumed) {
+                break;
+            }
+        }
+        let longest = waits.iter().copied().fold(0.0, f64::max);
+        assert_eq!(waits.len(), 14, "{fields:?}");
+        assert!((at_least_s..=at_most_s + 0.1).contains(&longest), "{fields:?}: {waits:?}");
+    }
 }
 
 /// Objects that are JSON, and no pods: an API server would not take them, a proxy or an aggregated server may have them.
@@ -233,13 +265,14 @@ async fn an_event_that_is_larger_than_any_object_is_skipped() {
         .then(list(&[], "1", ""))
         .then_in_parts(large + &event("ADDED", &pod("a", 5)), 1 << 20)
         .then_stays_open("");
-    let seen = said(&script, 4).await;
+    let seen = said(&script, 5).await;
     assert_eq!(
         seen,
         [
             "list",
             "listed",
             "interrupted: an event of the watch cannot be read: it is larger than 16 MiB",
+            "resumed",
             "there a"
         ]
     );

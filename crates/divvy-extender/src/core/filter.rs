@@ -5,9 +5,8 @@ use divvy_placement::{Ask, KeptFor, NodeReport, Refusal};
 
 use super::{Core, DecideIn, Now};
 
-/// A broken watch is tried again within 30 s (kube-rs' longest back-off, with jitter). One that works again without anything
-/// to tell does not show, so this ends by time.
-const OLD_FOR_NS: u64 = 45_000_000_000;
+/// A watch that goes on after an interruption sends at once what was missed. By this time it has been read.
+const CATCHES_UP_NS: u64 = 1_000_000_000;
 
 /// kube-scheduler's `ExtenderFilterResult`, without the form.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -46,9 +45,10 @@ impl Core {
         Ok(answer)
     }
 
-    /// As [`Core::filter`], but two kinds of refusal are not final: kube-scheduler would not ask again before an event. While a watch is
-    /// broken the event that frees the memory may be the one that is missed here; and memory that is only kept for a pod that
-    /// departed becomes free without any event. An error is tried again after its back-off.
+    /// As [`Core::filter`], but two kinds of refusal are errors. After a refusal kube-scheduler waits for an event before it tries the pod
+    /// again; after an error it tries again when its back-off ends. While a watch is broken, the event that frees the memory may be one
+    /// that kube-scheduler has seen and the extender has not. And memory that is only kept for a pod that departed becomes free without
+    /// any event.
     pub fn filter_at<'a, I>(&mut self, pod: &Pod, nodes: I, now: Now) -> Result<FilterAnswer, String>
     where
         I: IntoIterator<Item = &'a str> + Clone,
@@ -64,8 +64,8 @@ impl Core {
         let node = nodes.clone().into_iter().nth(*position).unwrap_or_default();
         if let Some((what, why)) = self.out_of_date(now) {
             return Err(format!(
-                "by what the extender knows no node has room (node {node}: {}), but its watch of {what} was interrupted ({why}), so \
-                 that may be out of date; it is tried again",
+                "as far as the extender knows, no node has room (node {node}: {}); but its watch of {what} was interrupted ({why}), so this \
+                 may be out of date; kube-scheduler will try again",
                 refusal.filter_text(node)
             ));
         }
@@ -111,13 +111,15 @@ impl Core {
         nodes.find_map(|node| Some((node, ledger.kept_from(node, &ask)?)))
     }
 
-    /// Which watch is broken, and why.
+    /// Which watch is broken or has only just gone on, and why.
     fn out_of_date(&self, now: Now) -> Option<(&'static str, &str)> {
-        let age = now.monotonic_ns.saturating_sub(self.interrupted_ns?);
         let (pods, nodes) = (self.index.pods(), self.index.nodes());
         let broken = [("pods", pods), ("nodes", nodes)].into_iter();
         let mut broken = broken.filter_map(|(what, feed)| Some((what, feed.trouble.as_deref()?)));
-        broken.next().filter(|_| age < OLD_FOR_NS)
+        let resumed = self
+            .resumed
+            .filter(|(at, _)| now.monotonic_ns.saturating_sub(*at) < CATCHES_UP_NS);
+        broken.next().or(resumed.map(|(_, what)| (what, "and has only just resumed")))
     }
 
     /// What a node says to a pod, in full.

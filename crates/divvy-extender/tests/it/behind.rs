@@ -1,0 +1,58 @@
+//! What the extender knows while a watch is broken is out of date.
+
+use divvy_cluster::watch::Change;
+use divvy_extender::core::Core;
+use divvy_model::Pod;
+
+use crate::values::*;
+
+/// What filter answers to a pod that has no room: whether kube-scheduler will try again without an event.
+fn tried_again(core: &mut Core, large: &Pod, ms: u64) -> bool {
+    match core.filter_at(large, ["n1"], at(ms)) {
+        Ok(answer) => {
+            assert_eq!(answer.passed, [] as [usize; 0]);
+            false
+        }
+        Err(text) => {
+            assert!(text.contains("was interrupted") && text.contains("node n1: "), "{text}");
+            true
+        }
+    }
+}
+
+#[test]
+fn no_refusal_is_final_until_a_broken_watch_has_gone_on_and_caught_up_however_long_that_takes() {
+    let (large, small) = (pod("large", 16), pod("small", 2));
+    for pods in [true, false] {
+        let mut core = synced(&[node("n1", &[8])], &[]);
+        assert!(!tried_again(&mut core, &large, 0));
+        let cut = || "the connection was refused".to_owned();
+        match pods {
+            true => core.pod_change(Change::Interrupted(cut()), at(1_000)),
+            false => core.node_change(Change::Interrupted(cut()), at(1_000)),
+        };
+        // An outage of the API server, then the last wait of a back-off.
+        for ms in [1_000, 46_500, 3_600_000] {
+            assert!(tried_again(&mut core, &large, ms), "after {ms} ms");
+        }
+        let fits = core.filter_at(&small, ["n1"], at(3_600_000)).map(|answer| answer.passed);
+        assert_eq!(fits, Ok(vec![0]), "there is room");
+        match pods {
+            true => core.pod_change(Change::Resumed, at(3_600_000)),
+            false => core.node_change(Change::Resumed, at(3_600_000)),
+        };
+        // What was missed follows.
+        assert!(tried_again(&mut core, &large, 3_600_900));
+        assert!(!tried_again(&mut core, &large, 3_601_100));
+    }
+}
+
+#[test]
+fn a_list_is_up_to_date_at_once() {
+    let large = pod("large", 16);
+    let mut core = synced(&[node("n1", &[8])], &[]);
+    core.pod_change(Change::Interrupted("too old resource version".to_owned()), at(1_000));
+    assert!(tried_again(&mut core, &large, 1_500));
+    core.pod_change(Change::Reset(Vec::new()), at(2_000));
+    assert!(!tried_again(&mut core, &large, 2_000));
+}
