@@ -6,6 +6,7 @@
 mod change;
 mod place;
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 use divvy_model::{Health, MemoryUnit, MiB, Node, Pod, PodKey};
@@ -83,6 +84,8 @@ pub struct Use {
 pub struct Outcome {
     /// Under this policy.
     pub policy: Policy,
+    /// As it is now.
+    pub now: Use,
     /// As it would be.
     pub then: Use,
     /// Pods that were placed anew.
@@ -99,14 +102,12 @@ pub struct Outcome {
     pub would_not_fit: Vec<PodKey>,
 }
 
-/// As it is now.
-pub fn now(cluster: &Cluster) -> Use {
-    let nodes = cluster.nodes.iter().map(|node| &node.node);
-    let pods = cluster.pods.iter().map(|pod| pod.pod.clone());
+/// A cluster's nodes with some of its pods.
+fn ledger<'a>(cluster: &Cluster, pods: impl IntoIterator<Item = &'a ClusterPod>) -> Ledger {
     let mut ledger = Ledger::new(cluster.unit);
-    ledger.replace_nodes(nodes);
-    ledger.replace_pods(pods);
-    used(&ledger)
+    ledger.replace_nodes(cluster.nodes.iter().map(|node| &node.node));
+    ledger.replace_pods(pods.into_iter().map(|pod| pod.pod.clone()));
+    ledger
 }
 
 /// Pods that ask for GPU memory and have not ended: those that are on a node, and those that wait.
@@ -128,11 +129,11 @@ pub fn asking(cluster: &Cluster) -> (u64, u64) {
 /// When there is no node with GPUs, or none of the name that more are to be like.
 pub fn what_if(cluster: &Cluster, change: &Change) -> Result<Outcome, Error> {
     let changed = change::apply(cluster, change)?;
-    let unit = changed.unit;
-    let mut ledger = Ledger::new(unit);
-    ledger.replace_nodes(changed.nodes.iter().map(|node| &node.node));
+    let bound = |pod: &&ClusterPod| pod.pod.node.is_some() && !pod.pod.ended();
+    let today = ledger(cluster, cluster.pods.iter().filter(bound));
     let mut outcome = Outcome {
         policy: change.policy,
+        now: used(&today),
         then: Use::default(),
         replayed: 0,
         moved: 0,
@@ -141,6 +142,8 @@ pub fn what_if(cluster: &Cluster, change: &Change) -> Result<Outcome, Error> {
         would_wait: Vec::new(),
         would_not_fit: Vec::new(),
     };
+    let same = matches!(changed, Cow::Borrowed(_));
+    let before = if same { today } else { ledger(&changed, []) };
     let (mut replayed, mut staying): (Vec<&ClusterPod>, Vec<&ClusterPod>) = (Vec::new(), Vec::new());
     for pod in changed.pods.iter().filter(|pod| !pod.pod.ended()) {
         let asks = pod.pod.request.wants_memory();
@@ -148,7 +151,7 @@ pub fn what_if(cluster: &Cluster, change: &Change) -> Result<Outcome, Error> {
             .pod
             .node
             .as_ref()
-            .is_some_and(|node| pod.pod.deleting || !offered(&ledger, node));
+            .is_some_and(|node| pod.pod.deleting || !offered(&before, node));
         if asks && !stays && !(change.keep_bound && pod.pod.node.is_some()) {
             replayed.push(pod);
             continue;
@@ -158,9 +161,16 @@ pub fn what_if(cluster: &Cluster, change: &Change) -> Result<Outcome, Error> {
             staying.push(pod);
         }
     }
-    ledger.replace_pods(staying.into_iter().map(|pod| pod.pod.clone()));
+    // The ledger of a large cluster takes a moment to build. If no pod can move and no node changes, the one of today is right.
+    let begin = match same && replayed.iter().all(|pod| pod.pod.node.is_none()) {
+        true => before,
+        false => {
+            drop(before);
+            ledger(&changed, staying)
+        }
+    };
     replayed.sort_by(|a, b| (a.created, &a.pod.namespace, &a.pod.name).cmp(&(b.created, &b.pod.namespace, &b.pod.name)));
-    let mut placing = Placing::new(change.policy, ledger, &changed.nodes);
+    let mut placing = Placing::new(change.policy, begin, &changed.nodes);
     for pod in replayed {
         outcome.replayed += 1;
         let placed = placing.place(pod);

@@ -6,7 +6,7 @@ use divvy_model::{
     Allocation, ContainerKind, ContainerRequest, GpuShare, Health, Held, Inventory, MemoryUnit, MiB, Node, Phase, Pod, PodRequest,
 };
 use divvy_placement::policy::Policy;
-use divvy_simulator::what_if::{Change, Cluster, ClusterNode, ClusterPod, Outcome, asking, now, what_if};
+use divvy_simulator::what_if::{Change, Cluster, ClusterNode, ClusterPod, Outcome, asking, what_if};
 use proptest::prelude::*;
 
 /// A node whose GPUs have so many MiB each, of the products with these names.
@@ -139,9 +139,9 @@ fn fits(outcome: &Outcome) -> (Vec<&str>, Vec<&str>, Vec<&str>) {
 fn pods_that_wait_for_scattered_room_fit_when_all_are_placed_anew() {
     let cluster = scattered();
     assert_eq!(asking(&cluster), (2, 1));
-    let before = now(&cluster);
-    assert_eq!((before.placed, before.used, before.idle_gpus), (2, MiB(16_384), 0));
     let outcome = what_if(&cluster, &AS_IT_IS).expect("a cluster");
+    let before = outcome.now;
+    assert_eq!((before.placed, before.used, before.idle_gpus), (2, MiB(16_384), 0));
     assert_eq!(fits(&outcome), (vec!["c"], vec![], vec![]));
     assert_eq!((outcome.replayed, outcome.moved, outcome.then.used), (3, 1, MiB(32_768)));
 }

@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 
 use divvy_model::PodKey;
-use divvy_simulator::what_if::{Cluster, Outcome, Use, asking, now};
+use divvy_simulator::what_if::{Cluster, Outcome, Use, asking};
 use serde::Serialize;
 
 use crate::printer::columns;
@@ -79,6 +79,7 @@ impl From<Use> for Used {
 /// What is printed.
 pub fn answer(cluster: &Cluster, outcomes: &[Outcome]) -> Answer {
     let (placed, waiting) = asking(cluster);
+    let now = outcomes.first().map(|outcome| outcome.now).unwrap_or_default();
     let names = |keys: &[PodKey]| keys.iter().map(PodKey::to_string).collect();
     let then = outcomes.iter().map(|outcome| Then {
         policy: outcome.policy.name(),
@@ -93,7 +94,7 @@ pub fn answer(cluster: &Cluster, outcomes: &[Outcome]) -> Answer {
     Answer {
         placed,
         waiting,
-        now: now(cluster).into(),
+        now: now.into(),
         then: then.collect(),
     }
 }
