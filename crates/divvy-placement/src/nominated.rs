@@ -9,10 +9,12 @@
 //! the last.
 
 use std::cmp::Reverse;
+use std::sync::Arc;
 
 use divvy_model::{MiB, Pod, PodKey};
 
 use crate::products::Taste;
+use crate::victims::There;
 use crate::{Ask, Ledger, NodeView, choose};
 
 /// The most nominated pods of one node that are counted, those with the highest priority.
@@ -66,25 +68,13 @@ impl NodeView<'_> {
 
     /// As [`NodeView::free`], less what is kept from the pod that asks.
     pub(crate) fn free_for(&self, position: usize, ask: &Ask) -> MiB {
-        self.free_for_beside(position, ask, MiB::ZERO)
+        self.free(position).saturating_sub(self.kept_from(position, ask))
     }
 
-    /// As [`NodeView::free_for`], as if this much of what is allocated there were not.
-    pub(crate) fn free_for_beside(&self, position: usize, ask: &Ask, own: MiB) -> MiB {
-        self.less_what_is_kept(position, ask, self.free_beside(position, own))
-    }
-
-    /// As [`NodeView::free_for_beside`], once the containers of deleted pods have ended.
-    pub(crate) fn free_for_in_time(&self, position: usize, ask: &Ask, own: MiB) -> MiB {
-        self.less_what_is_kept(position, ask, self.entry.free_in_time(position, own))
-    }
-
-    fn less_what_is_kept(&self, position: usize, ask: &Ask, free: MiB) -> MiB {
-        if self.entry.nominated_to.is_empty() {
-            return free;
-        }
+    /// What is kept from the pod that asks.
+    pub(crate) fn kept_from(&self, position: usize, ask: &Ask) -> MiB {
         let kept = self.nominated(position, ask).map(|nominated| nominated.memory);
-        kept.fold(free, MiB::saturating_sub)
+        kept.fold(MiB::ZERO, MiB::saturating_add)
     }
 }
 
@@ -103,10 +93,21 @@ impl Ledger {
         let waiting =
             pods.filter(|pod| !pod.deleting && pod.request.wants_memory() && self.reservation(&pod.uid, node).is_none());
         let mut waiting: Vec<Pod> = waiting.cloned().collect();
+        if waiting.is_empty() {
+            return;
+        }
+        // Read once for all of them: that takes longer than to choose.
+        let pods: Vec<Arc<Pod>> = entry
+            .pods
+            .keys()
+            .filter(|pod| !pod.ended())
+            .map(|pod| pod.0.clone())
+            .collect();
+        let here = self.there(entry.state.as_ref(), pods.iter().map(Arc::as_ref));
         waiting.sort_by(|a, b| (Reverse(a.priority), &a.uid).cmp(&(Reverse(b.priority), &b.uid)));
         for pod in waiting.into_iter().take(MOST) {
             let ask = Ask::of_pod(&pod, self.unit());
-            let (Some(positions), Some(memory)) = (self.kept_positions(node, &pod, &ask), ask.memory) else {
+            let (Some(positions), Some(memory)) = (self.kept_positions(node, &here, &pod, &ask), ask.memory) else {
                 continue;
             };
             if let Some(entry) = self.nodes.get_mut(node) {
@@ -122,11 +123,11 @@ impl Ledger {
     }
 
     /// The GPUs on which the pod has room; else those on which it will have room when its victims have ended.
-    fn kept_positions(&self, node: &str, pod: &Pod, ask: &Ask) -> Option<Vec<usize>> {
+    fn kept_positions(&self, node: &str, here: &[There<'_>], pod: &Pod, ask: &Ask) -> Option<Vec<usize>> {
         let view = self.node(node)?;
         if let Ok(positions) = choose::best(&view, &Taste::of(ask)) {
             return Some(positions);
         }
-        self.room_to_come(&view, pod, ask)
+        self.room_to_come(&view, here, pod, ask)
     }
 }

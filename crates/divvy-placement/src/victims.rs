@@ -3,7 +3,7 @@ use std::collections::BTreeSet;
 use divvy_model::{Health, MiB, Pod};
 
 use crate::products::Taste;
-use crate::{Ask, Ledger, NodeView, Source};
+use crate::{Ask, Ledger, NodeState, NodeView, Source};
 
 /// Pods without which a GPU, or several of a node, have room for another one.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -34,13 +34,12 @@ impl Ledger {
         let ask = Ask::of_pod(pod, self.unit());
         // A node has hundreds of pods at most, and kube-scheduler names hundreds of nodes: nothing here grows with the square of the pods.
         let is_proposed: BTreeSet<&str> = proposed.iter().map(String::as_str).collect();
-        let here = self.there(&view);
-        let (of_proposed, others): (Vec<There<'_>>, Vec<There<'_>>) = here
-            .into_iter()
-            .partition(|other| is_proposed.contains(other.pod.uid.as_str()));
+        let here = self.there(view.state(), view.pods());
+        let (of_proposed, others): (Vec<&There<'_>>, Vec<&There<'_>>) =
+            here.iter().partition(|other| is_proposed.contains(other.pod.uid.as_str()));
         let chosen = self.fewest(&view, &ask, &of_proposed).or_else(|| {
             let lower = others.iter().filter(|other| other.pod.priority < pod.priority);
-            let all: Vec<There<'_>> = of_proposed.iter().chain(lower).cloned().collect();
+            let all: Vec<&There<'_>> = of_proposed.iter().chain(lower).copied().collect();
             self.fewest(&view, &ask, &all)
         })?;
         let mut gone = chosen.pods;
@@ -73,50 +72,61 @@ impl Ledger {
     /// The pods of lower priority that would have to go for a pod to have room on GPUs of a node, whatever else is in its way there.
     pub fn in_the_way(&self, node: &str, pod: &Pod) -> Option<Victims<'_>> {
         let view = self.node(node)?;
-        let mut lower = self.there(&view);
-        lower.retain(|other| other.pod.priority < pod.priority);
+        let here = self.there(view.state(), view.pods());
+        let lower: Vec<&There<'_>> = here.iter().filter(|other| other.pod.priority < pod.priority).collect();
         self.fewest(&view, &Ask::of_pod(pod, self.unit()), &lower)
     }
 
     /// Positions of the GPUs on which a pod will have room when its victims have ended. The likeliest victims come first: pods that are being deleted,
-    /// then deleted pods whose containers still run, then pods of lower priority.
-    pub(crate) fn room_to_come(&self, view: &NodeView<'_>, pod: &Pod, ask: &Ask) -> Option<Vec<usize>> {
-        let mut go = self.there(view);
-        go.retain(|other| other.pod.deleting || other.pod.priority < pod.priority);
-        let leave: Vec<There<'_>> = go.iter().filter(|other| other.pod.deleting).cloned().collect();
-        let in_time = |position, own| view.free_for_in_time(position, ask, own);
+    /// then deleted pods whose containers still run, then pods of lower priority. `here`: the node's pods.
+    pub(crate) fn room_to_come<'a>(&self, view: &NodeView<'a>, here: &[There<'a>], pod: &Pod, ask: &Ask) -> Option<Vec<usize>> {
+        let go = here
+            .iter()
+            .filter(|other| other.pod.deleting || other.pod.priority < pod.priority);
+        let go: Vec<&There<'_>> = go.collect();
+        let leave: Vec<&There<'_>> = go.iter().filter(|other| other.pod.deleting).copied().collect();
+        let in_time = |position, own| view.entry.free_in_time(position, own);
         let victims = self.fewest(view, ask, &leave);
         let victims = victims.or_else(|| self.fewest_where(view, ask, &in_time, &leave));
         let victims = victims.or_else(|| self.fewest_where(view, ask, &in_time, &go));
         victims.map(|victims| victims.positions)
     }
 
-    /// The node's pods, with what each holds of which GPU.
-    fn there<'a>(&self, view: &NodeView<'a>) -> Vec<There<'a>> {
+    /// Pods of a node, with what each holds of which GPU.
+    pub(crate) fn there<'a>(&self, state: Option<&NodeState>, pods: impl IntoIterator<Item = &'a Pod>) -> Vec<There<'a>> {
         let there = |pod: &'a Pod| {
-            let parts = view.state().map(|state| self.parts_of(state, pod)).unwrap_or_default();
-            let shares = parts.into_iter().filter_map(|part| Some((part.position?, part.memory)));
-            There {
-                pod,
-                shares: shares.collect(),
+            let mut shares: Vec<(usize, MiB)> = Vec::new();
+            for part in state.map(|state| self.parts_of(state, pod)).unwrap_or_default() {
+                let Some(position) = part.position.filter(|_| part.memory > MiB::ZERO) else {
+                    continue;
+                };
+                match shares.iter_mut().find(|(at, _)| *at == position) {
+                    Some((_, memory)) => *memory = memory.saturating_add(part.memory),
+                    None => shares.push((position, part.memory)),
+                }
             }
+            There { pod, shares }
         };
-        view.pods().map(there).collect()
+        pods.into_iter().map(there).collect()
     }
 
     /// Of all GPUs the one with the cheapest victims among the candidates; of several one after the other, as who goes for one may make room on others.
-    fn fewest<'a>(&self, view: &NodeView<'a>, ask: &Ask, candidates: &[There<'a>]) -> Option<Victims<'a>> {
-        let free = |position, own| view.free_for_beside(position, ask, own);
+    fn fewest<'a>(&self, view: &NodeView<'a>, ask: &Ask, candidates: &[&There<'a>]) -> Option<Victims<'a>> {
+        let free = |position, own| view.free_beside(position, own);
         self.fewest_where(view, ask, &free, candidates)
     }
 
-    fn fewest_where<'a>(&self, view: &NodeView<'a>, ask: &Ask, free: Free<'_>, candidates: &[There<'a>]) -> Option<Victims<'a>> {
+    /// `free`: before anything is kept for nominated pods.
+    fn fewest_where<'a>(&self, view: &NodeView<'a>, ask: &Ask, free: Free<'_>, candidates: &[&There<'a>]) -> Option<Victims<'a>> {
         let state = view.state().filter(|state| !matches!(state.source, Source::Unusable(_)))?;
         if ask.gpus > 1 && state.source != Source::Inventory {
             return None;
         }
         ask.memory?;
         let taste = Taste::of(ask);
+        // The same whoever goes.
+        let kept: Vec<MiB> = (0..state.gpus.len()).map(|position| view.kept_from(position, ask)).collect();
+        let free = |position: usize, own: MiB| free(position, own).saturating_sub(kept[position]);
         let mut open: Vec<usize> = (0..state.gpus.len())
             .filter(|position| state.gpus[*position].health == Health::Ok && taste.takes(&state.gpus[*position]))
             .collect();
@@ -126,8 +136,8 @@ impl Ledger {
         let mut freed = vec![MiB::ZERO; state.gpus.len()];
         let mut candidates_on: Vec<Vec<(usize, MiB)>> = vec![Vec::new(); state.gpus.len()];
         for (at, candidate) in candidates.iter().enumerate() {
-            for position in candidate.positions() {
-                candidates_on[position].push((at, candidate.held_at(position)));
+            for (position, held) in &candidate.shares {
+                candidates_on[*position].push((at, *held));
             }
         }
         for _ in 0..ask.gpus {
@@ -149,7 +159,7 @@ impl Ledger {
             }
         }
         if ask.gpus > 1 {
-            spare(free, &positions, ask, candidates, &mut gone);
+            spare(&free, &positions, ask, candidates, &mut gone);
         }
         let mut indices: Vec<u32> = positions.iter().map(|position| state.gpus[*position].index).collect();
         indices.sort_unstable();
@@ -162,35 +172,26 @@ impl Ledger {
 }
 
 /// A pod of a node, and what it holds there.
-#[derive(Debug, Clone)]
-struct There<'a> {
+#[derive(Debug)]
+pub(crate) struct There<'a> {
     pod: &'a Pod,
-    /// By position in [`crate::NodeState::gpus`].
+    /// More than nothing, by position in [`crate::NodeState::gpus`]; each position once.
     shares: Vec<(usize, MiB)>,
 }
 
 impl There<'_> {
     fn held_at(&self, position: usize) -> MiB {
-        let here = self.shares.iter().filter(|(at, _)| *at == position);
-        here.fold(MiB::ZERO, |sum, (_, memory)| sum.saturating_add(*memory))
-    }
-
-    /// Each once.
-    fn positions(&self) -> BTreeSet<usize> {
-        self.shares
-            .iter()
-            .filter(|(_, memory)| *memory > MiB::ZERO)
-            .map(|(position, _)| *position)
-            .collect()
+        let here = self.shares.iter().find(|(at, _)| *at == position);
+        here.map_or(MiB::ZERO, |(_, memory)| *memory)
     }
 
     fn holds_here(&self) -> bool {
-        self.shares.iter().any(|(_, memory)| *memory > MiB::ZERO)
+        !self.shares.is_empty()
     }
 }
 
 /// Keeps those that need not go any more since others do, the dearest first.
-fn spare(free: Free<'_>, positions: &[usize], ask: &Ask, candidates: &[There<'_>], gone: &mut Vec<usize>) {
+fn spare(free: Free<'_>, positions: &[usize], ask: &Ask, candidates: &[&There<'_>], gone: &mut Vec<usize>) {
     let held = |position: usize, gone: &[usize]| {
         let held = gone.iter().map(|at| candidates[*at].held_at(position));
         held.fold(MiB::ZERO, MiB::saturating_add)
@@ -204,9 +205,10 @@ fn spare(free: Free<'_>, positions: &[usize], ask: &Ask, candidates: &[There<'_>
     });
     for at in order {
         let others: Vec<usize> = gone.iter().filter(|other| **other != at).copied().collect();
-        let touched = candidates[at].positions();
         // Elsewhere nothing changes by this one.
-        let mut here = positions.iter().filter(|position| touched.contains(position));
+        let mut here = positions
+            .iter()
+            .filter(|position| candidates[at].held_at(**position) > MiB::ZERO);
         if here.all(|position| Some(free(*position, held(*position, &others))) >= ask.memory) {
             *gone = others;
         }
@@ -217,7 +219,7 @@ fn spare(free: Free<'_>, positions: &[usize], ask: &Ask, candidates: &[There<'_>
 fn fewest_on_one(
     room: &dyn Fn(MiB) -> bool,
     mut here: Vec<(i64, MiB, usize)>,
-    candidates: &[There<'_>],
+    candidates: &[&There<'_>],
 ) -> Option<(Price, Vec<usize>)> {
     if room(MiB::ZERO) {
         return Some(((None, 0, MiB::ZERO), Vec::new()));

@@ -118,6 +118,18 @@ fn bound(number: usize, node: usize, gpu: usize, units: u64) -> Outcome<ReadPod>
     Ok(ReadPod::from(object))
 }
 
+/// A pod that has room on the first node if all others go.
+fn nominated(number: usize) -> Outcome<ReadPod> {
+    let object: PodObject = serde_json::from_value(json!({
+        "metadata": {"name": format!("n-{number}"), "namespace": "team-a", "uid": format!("uid-n-{number}"),
+            "annotations": {"divvy.dev/gpus": GPUS.to_string()}},
+        "spec": {"priority": 2_000, "containers": [{"name": "main", "resources": {"limits":
+            {"aliyun.com/gpu-mem": (GPUS as u64 * 39_000).to_string()}}}]},
+        "status": {"phase": "Pending", "nominatedNodeName": name(0)}
+    }))?;
+    Ok(ReadPod::from(object))
+}
+
 /// Numbers that look random and are always the same (splitmix64).
 fn scattered(n: usize) -> u64 {
     let mut z = (n as u64).wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
@@ -232,6 +244,10 @@ struct Scene {
     pods: usize,
     /// How often one node changes what it publishes.
     changes: usize,
+    /// Pods that are bound to the first node beside the others.
+    crowd: usize,
+    /// Pods that are nominated to the first node.
+    nominated: usize,
 }
 
 fn scenes() -> Vec<Scene> {
@@ -242,6 +258,8 @@ fn scenes() -> Vec<Scene> {
         history: 0,
         pods: 8,
         changes: 0,
+        crowd: 0,
+        nominated: 0,
     };
     let shapes = move |number: usize| Node {
         cpu_milli: 128_000 - number as u64,
@@ -297,6 +315,11 @@ fn scenes() -> Vec<Scene> {
         Scene {
             pods: 100,
             ..scene("100 pods on each node", Box::new(ordinary))
+        },
+        Scene {
+            crowd: 1_000,
+            nominated: 100,
+            ..scene("1,000 pods on one node, 100 nominated to it", Box::new(ordinary))
         },
         Scene {
             changes: 2_000,
@@ -361,6 +384,14 @@ pub(crate) fn measure(nodes: usize, only: Option<&str>) -> Outcome<()> {
             )?;
             held(&mut holds.pod, || core.pod_change(Change::Apply(read.clone()), at(0)));
             held(&mut holds.pod, || core.pod_change(Change::Delete(read), at(0)));
+        }
+        for number in 0..scene.crowd {
+            let read = bound(1_000_000 + number, 0, number % GPUS, 8)?;
+            held(&mut holds.pod, || core.pod_change(Change::Apply(read), at(0)));
+        }
+        for number in 0..scene.nominated {
+            let read = nominated(number)?;
+            held(&mut holds.pod, || core.pod_change(Change::Apply(read), at(0)));
         }
         let before = resident_mib();
         for change in 0..scene.changes {
