@@ -5,13 +5,14 @@
 //! node; the same rule holds here for each GPU. Otherwise the replacement of a victim takes the GPU that its end made free, and the pod with
 //! the higher priority has to preempt again.
 //!
-//! Several nominated pods of a node are placed one after the other, by best fit. Where only another order has room for all of them, nothing is kept for
-//! the last.
+//! Several nominated pods of a node are placed one after the other, by best fit. If that has no room for all of them, those that take several GPUs are
+//! given the ones with the most room instead, if this serves the more important pods at least as well. Where only another way has room for all, nothing is
+//! kept for the last.
 
 use std::cmp::Reverse;
 use std::sync::Arc;
 
-use divvy_model::{MiB, Pod, PodKey};
+use divvy_model::{Health, MiB, Pod, PodKey};
 
 use crate::products::Taste;
 use crate::victims::There;
@@ -105,29 +106,82 @@ impl Ledger {
             .collect();
         let here = self.there(entry.state.as_ref(), pods.iter().map(Arc::as_ref));
         waiting.sort_by(|a, b| (Reverse(a.priority), &a.uid).cmp(&(Reverse(b.priority), &b.uid)));
-        for pod in waiting.into_iter().take(MOST) {
+        waiting.truncate(MOST);
+        let with_ask = |pod: Pod| {
             let ask = Ask::of_pod(&pod, self.unit());
-            let (Some(positions), Some(memory)) = (self.kept_positions(node, &here, &pod, &ask), ask.memory) else {
-                continue;
-            };
-            if let Some(entry) = self.nodes.get_mut(node) {
+            (pod, ask)
+        };
+        let waiting: Vec<(Pod, Ask)> = waiting.into_iter().map(with_ask).collect();
+        let tight = self.keep_for_each(node, &here, &waiting, false);
+        if tight.iter().any(|room| *room < Room::Now) && waiting.iter().any(|(_, ask)| ask.gpus > 1) {
+            let kept = self.nodes.get(node).map(|entry| entry.nominated_to.clone());
+            // The first pod, by priority, for which one way is better than the other decides.
+            if self.keep_for_each(node, &here, &waiting, true) <= tight
+                && let (Some(entry), Some(kept)) = (self.nodes.get_mut(node), kept)
+            {
+                entry.nominated_to = kept;
+            }
+        }
+    }
+
+    /// Finds GPUs for one pod after the other, and returns what was found for each. `roomy`: whoever takes several takes those with the most room,
+    /// which leaves room on more of them for others that take several; else those that fit best.
+    fn keep_for_each(&mut self, node: &str, here: &[There<'_>], waiting: &[(Pod, Ask)], roomy: bool) -> Vec<Room> {
+        if let Some(entry) = self.nodes.get_mut(node) {
+            entry.nominated_to.clear();
+        }
+        let mut found = Vec::new();
+        for (pod, ask) in waiting {
+            let (room, positions) = self.kept_positions(node, here, pod, ask, roomy);
+            found.push(room);
+            if let (true, Some(memory), Some(entry)) = (room > Room::Never, ask.memory, self.nodes.get_mut(node)) {
                 entry.nominated_to.push(Nominated {
                     pod: pod.key(),
-                    uid: pod.uid,
+                    uid: pod.uid.clone(),
                     priority: pod.priority,
                     memory,
                     positions,
                 });
             }
         }
+        found
     }
 
     /// The GPUs on which the pod has room; else those on which it will have room when its victims have ended.
-    fn kept_positions(&self, node: &str, here: &[There<'_>], pod: &Pod, ask: &Ask) -> Option<Vec<usize>> {
-        let view = self.node(node)?;
-        if let Ok(positions) = choose::best(&view, &Taste::of(ask)) {
-            return Some(positions);
+    fn kept_positions(&self, node: &str, here: &[There<'_>], pod: &Pod, ask: &Ask, roomy: bool) -> (Room, Vec<usize>) {
+        let Some(view) = self.node(node) else {
+            return (Room::Never, Vec::new());
+        };
+        if let Ok(mut positions) = choose::best(&view, &Taste::of(ask)) {
+            if roomy && ask.gpus > 1 {
+                positions = roomiest(&view, ask);
+            }
+            return (Room::Now, positions);
         }
-        self.room_to_come(&view, here, pod, ask)
+        match self.room_to_come(&view, here, pod, ask) {
+            Some(positions) => (Room::ToCome, positions),
+            None => (Room::Never, Vec::new()),
+        }
     }
+}
+
+/// When a node has room for a nominated pod.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Room {
+    Never,
+    /// When its victims have ended.
+    ToCome,
+    Now,
+}
+
+/// As many GPUs as the pod asks for, those with the most room. There must be as many with enough.
+fn roomiest(view: &NodeView<'_>, ask: &Ask) -> Vec<usize> {
+    let taste = Taste::of(ask);
+    let gpus = view.state().map(|state| state.gpus.as_slice()).unwrap_or_default();
+    let well = gpus.iter().enumerate();
+    let well = well.filter(|(_, gpu)| gpu.health == Health::Ok && taste.takes(gpu));
+    let mut positions: Vec<usize> = well.map(|(position, _)| position).collect();
+    positions.sort_by_key(|position| (Reverse(view.free_for(*position, ask)), *position));
+    positions.truncate(ask.gpus);
+    positions
 }

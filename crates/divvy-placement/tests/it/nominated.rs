@@ -1,6 +1,6 @@
 //! What is kept for pods that have preempted others.
 
-use divvy_model::{Health, MiB, Pod};
+use divvy_model::{GpuRules, Health, MiB, Pod, PodRequest};
 use divvy_placement::policy::{Fleet, Limits, Policy};
 use divvy_placement::{Ask, Ledger, Reservation, Standing};
 use proptest::prelude::*;
@@ -180,6 +180,40 @@ fn two_nominated_pods_are_kept_different_gpus_and_a_second_preemptor_does_not_co
     assert_eq!(victims(&with_priority("two", 12, 1000)), Some(vec!["u-rest".to_owned()]));
     assert_eq!(victims(&nominated("one", 12, 1000)), Some(vec!["u-victim".to_owned()]));
     assert_eq!(victims(&with_priority("above", 12, 1001)), Some(vec!["u-victim".to_owned()]));
+}
+
+/// GPU 0 has room for a part of each, and the tightest two GPUs for one of them only.
+#[test]
+fn nominated_pods_that_take_several_gpus_are_kept_room_for_so_that_all_have_it() {
+    let both = |name: &str| {
+        let rules = GpuRules {
+            gpus: Some(2),
+            ..GpuRules::default()
+        };
+        let mut pod = nominated(name, 4, 1000);
+        pod.request = PodRequest::new(pod.request.containers, Some(Ok(rules)));
+        pod
+    };
+    let (one, two) = (both("one"), both("two"));
+    let mut ledger = Ledger::new(GIB);
+    ledger.apply_node(&divvy_node("n1", &[6, 4, 4]));
+    for pod in [&divvy_pod("a", "n1", 1, 2), &divvy_pod("b", "n1", 2, 2), &one, &two] {
+        ledger.apply_pod(pod.clone());
+    }
+    assert_eq!(gpu_for(&ledger, &with_priority("other", 3, 0)), None);
+    assert_eq!(gpu_for(&ledger, &with_priority("other", 2, 0)), Some(0));
+    for (first, second) in [(&one, &two), (&two, &one)] {
+        let mut ledger = ledger.clone();
+        for pod in [first, second] {
+            let choice = ledger.choose("n1", &Ask::of_pod(pod, GIB)).expect("its room was kept");
+            ledger.apply_pod(Pod {
+                node: Some("n1".into()),
+                nominated: None,
+                held: choice.held(&pod.request, GIB),
+                ..pod.clone()
+            });
+        }
+    }
 }
 
 #[test]

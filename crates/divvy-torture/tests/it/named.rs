@@ -639,3 +639,31 @@ fn without_cgroups_of_pods_a_pod_with_device_ids_counts_as_starting() {
         ],
     );
 }
+
+/// Two pods are nominated to a node, each for a part of two GPUs. By best fit the first one would take the only two GPUs on which the second fits.
+#[test]
+fn nominated_pods_that_take_several_gpus_do_not_take_each_others_room() {
+    let create = |name, shape, priority| Op::Create { name, shape, priority };
+    let hurry = |pod, steps, luck| Op::Hurry { pod, steps, luck };
+    let schedule = |pod, node, replica| Op::Schedule {
+        pod,
+        node,
+        lost: false,
+        replica,
+    };
+    hold(
+        Mix::Preemption,
+        &[
+            schedule(238, 202, 13),
+            hurry(21, 2, 151),
+            create(71, 99, 1),
+            create(210, 69, 2),
+            create(193, 18, 3),
+            hurry(148, 2, 128),
+            schedule(110, 172, 9),
+            hurry(123, 9, 82),
+            hurry(167, 0, 153),
+            create(41, 59, 1),
+        ],
+    );
+}
