@@ -5,7 +5,7 @@
 //! node; the same rule holds here for each GPU. Otherwise the replacement of a victim takes the GPU that its end made free, and the pod with
 //! the higher priority has to preempt again.
 //!
-//! Several nominated pods of a node are placed one after the other, by best fit. If that has no room for all of them, those that take several GPUs are
+//! Several nominated pods of a node are placed one after the other, by best fit. If that has no room for all of a few pods, those that take several GPUs are
 //! given the ones with the most room instead, if this serves the more important pods at least as well. Where only another way has room for all, nothing is
 //! kept for the last.
 
@@ -20,6 +20,9 @@ use crate::{Ask, Ledger, NodeView, choose};
 
 /// The most nominated pods of one node that are counted, those with the highest priority.
 const MOST: usize = 64;
+
+/// For at most so many of them a second way is tried. It takes milliseconds where the node has hundreds of pods.
+const FEW: usize = 16;
 
 /// The pod for which room is looked for.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -113,7 +116,8 @@ impl Ledger {
         };
         let waiting: Vec<(Pod, Ask)> = waiting.into_iter().map(with_ask).collect();
         let tight = self.keep_for_each(node, &here, &waiting, false);
-        if tight.iter().any(|room| *room < Room::Now) && waiting.iter().any(|(_, ask)| ask.gpus > 1) {
+        let worth = waiting.len() <= FEW && waiting.iter().any(|(_, ask)| ask.gpus > 1);
+        if worth && tight.iter().any(|room| *room < Room::Now) {
             let kept = self.nodes.get(node).map(|entry| entry.nominated_to.clone());
             // The first pod, by priority, for which one way is better than the other decides.
             if self.keep_for_each(node, &here, &waiting, true) <= tight
