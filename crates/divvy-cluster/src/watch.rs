@@ -89,15 +89,15 @@ impl<T> Seen<T> {
     }
 }
 
-/// How long to wait before a broken watch is taken up again: as kube-rs and client-go do (0.8 s, doubled up to 30 s, with jitter), but at
-/// most so long.
+/// How long to wait before a broken watch is taken up again: as kube-rs and client-go do (0.8 s, doubled up to 30 s, with jitter), capped
+/// at `most`.
 struct Wait {
     usual: DefaultBackoff,
     most: Duration,
 }
 
 impl Wait {
-    /// A watch of the whole cluster is one of few, and all scheduling waits for it; of the watches of single nodes there are thousands.
+    /// All scheduling waits for a watch of the whole cluster, and there are few of these. There are thousands of watches of single nodes.
     fn of(field_selector: Option<&str>) -> Wait {
         Wait {
             usual: DefaultBackoff::default(),

@@ -5,9 +5,9 @@
 //! node; the same rule holds here for each GPU. Otherwise the replacement of a victim takes the GPU that its end made free, and the pod with
 //! the higher priority has to preempt again.
 //!
-//! Several nominated pods of a node are placed one after the other, by best fit. If that has no room for all of a few pods, those that take several GPUs are
-//! given the ones with the most room instead, if this serves the more important pods at least as well. Where only another way has room for all, nothing is
-//! kept for the last.
+//! The nominated pods of a node are placed in the order of their priority, by best fit. If a few pods do not all have room that way, a second way is tried: each
+//! pod that takes several GPUs gets those with the most room. The way that serves the more important pods better is used. If only a third way had room for all
+//! of them, nothing is kept for the last.
 
 use std::cmp::Reverse;
 use std::sync::Arc;
@@ -21,7 +21,7 @@ use crate::{Ask, Ledger, NodeView, choose};
 /// The most nominated pods of one node that are counted, those with the highest priority.
 const MOST: usize = 64;
 
-/// For at most so many of them a second way is tried. It takes milliseconds where the node has hundreds of pods.
+/// With more nominated pods than this, only best fit is tried. On a node with hundreds of pods a second way takes milliseconds.
 const FEW: usize = 16;
 
 /// The pod for which room is looked for.
@@ -100,7 +100,7 @@ impl Ledger {
         if waiting.is_empty() {
             return;
         }
-        // Read once for all of them: that takes longer than to choose.
+        // Read once for all nominated pods: reading takes longer than choosing.
         let pods: Vec<Arc<Pod>> = entry
             .pods
             .keys()
@@ -115,12 +115,12 @@ impl Ledger {
             (pod, ask)
         };
         let waiting: Vec<(Pod, Ask)> = waiting.into_iter().map(with_ask).collect();
-        let tight = self.keep_for_each(node, &here, &waiting, false);
+        let tight = self.keep_for_each(node, &here, &waiting, Way::BestFit);
         let worth = waiting.len() <= FEW && waiting.iter().any(|(_, ask)| ask.gpus > 1);
         if worth && tight.iter().any(|room| *room < Room::Now) {
             let kept = self.nodes.get(node).map(|entry| entry.nominated_to.clone());
-            // The first pod, by priority, for which one way is better than the other decides.
-            if self.keep_for_each(node, &here, &waiting, true) <= tight
+            // The most important pod that the two ways serve differently decides.
+            if self.keep_for_each(node, &here, &waiting, Way::Roomiest) <= tight
                 && let (Some(entry), Some(kept)) = (self.nodes.get_mut(node), kept)
             {
                 entry.nominated_to = kept;
@@ -128,15 +128,14 @@ impl Ledger {
         }
     }
 
-    /// Finds GPUs for one pod after the other, and returns what was found for each. `roomy`: whoever takes several takes those with the most room,
-    /// which leaves room on more of them for others that take several; else those that fit best.
-    fn keep_for_each(&mut self, node: &str, here: &[There<'_>], waiting: &[(Pod, Ask)], roomy: bool) -> Vec<Room> {
+    /// Chooses GPUs for the pods in their order, and returns for each pod when it has room.
+    fn keep_for_each(&mut self, node: &str, here: &[There<'_>], waiting: &[(Pod, Ask)], way: Way) -> Vec<Room> {
         if let Some(entry) = self.nodes.get_mut(node) {
             entry.nominated_to.clear();
         }
         let mut found = Vec::new();
         for (pod, ask) in waiting {
-            let (room, positions) = self.kept_positions(node, here, pod, ask, roomy);
+            let (room, positions) = self.kept_positions(node, here, pod, ask, way);
             found.push(room);
             if let (true, Some(memory), Some(entry)) = (room > Room::Never, ask.memory, self.nodes.get_mut(node)) {
                 entry.nominated_to.push(Nominated {
@@ -152,12 +151,12 @@ impl Ledger {
     }
 
     /// The GPUs on which the pod has room; else those on which it will have room when its victims have ended.
-    fn kept_positions(&self, node: &str, here: &[There<'_>], pod: &Pod, ask: &Ask, roomy: bool) -> (Room, Vec<usize>) {
+    fn kept_positions(&self, node: &str, here: &[There<'_>], pod: &Pod, ask: &Ask, way: Way) -> (Room, Vec<usize>) {
         let Some(view) = self.node(node) else {
             return (Room::Never, Vec::new());
         };
         if let Ok(mut positions) = choose::best(&view, &Taste::of(ask)) {
-            if roomy && ask.gpus > 1 {
+            if way == Way::Roomiest && ask.gpus > 1 {
                 positions = roomiest(&view, ask);
             }
             return (Room::Now, positions);
@@ -169,6 +168,14 @@ impl Ledger {
     }
 }
 
+/// How the GPUs for a nominated pod are chosen.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Way {
+    BestFit,
+    /// A pod that takes several GPUs gets those with the most room, which leaves more GPUs with some room.
+    Roomiest,
+}
+
 /// When a node has room for a nominated pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Room {
@@ -178,7 +185,7 @@ enum Room {
     Now,
 }
 
-/// As many GPUs as the pod asks for, those with the most room. There must be as many with enough.
+/// As many GPUs as the pod asks for, those with the most room. The caller has checked that enough of them have room.
 fn roomiest(view: &NodeView<'_>, ask: &Ask) -> Vec<usize> {
     let taste = Taste::of(ask);
     let gpus = view.state().map(|state| state.gpus.as_slice()).unwrap_or_default();

@@ -116,7 +116,7 @@ impl Ledger {
         self.fewest_where(view, ask, &free, candidates)
     }
 
-    /// `free`: before anything is kept for nominated pods.
+    /// `free` does not subtract what is kept for nominated pods.
     fn fewest_where<'a>(&self, view: &NodeView<'a>, ask: &Ask, free: Free<'_>, candidates: &[&There<'a>]) -> Option<Victims<'a>> {
         let state = view.state().filter(|state| !matches!(state.source, Source::Unusable(_)))?;
         if ask.gpus > 1 && state.source != Source::Inventory {
@@ -124,7 +124,7 @@ impl Ledger {
         }
         ask.memory?;
         let taste = Taste::of(ask);
-        // The same whoever goes.
+        // It does not depend on which pods leave.
         let kept: Vec<MiB> = (0..state.gpus.len()).map(|position| view.kept_from(position, ask)).collect();
         let free = |position: usize, own: MiB| free(position, own).saturating_sub(kept[position]);
         let mut open: Vec<usize> = (0..state.gpus.len())
@@ -175,7 +175,7 @@ impl Ledger {
 #[derive(Debug)]
 pub(crate) struct There<'a> {
     pod: &'a Pod,
-    /// More than nothing, by position in [`crate::NodeState::gpus`]; each position once.
+    /// Memory by position in [`crate::NodeState::gpus`]. Each position occurs once, with more than 0 MiB.
     shares: Vec<(usize, MiB)>,
 }
 

@@ -161,7 +161,7 @@ pub fn what_if(cluster: &Cluster, change: &Change) -> Result<Outcome, Error> {
             staying.push(pod);
         }
     }
-    // The ledger of a large cluster takes a moment to build. If no pod can move and no node changes, the one of today is right.
+    // The ledger of a large cluster takes a moment to build. If no bound pod can move and no node changes, today's ledger serves.
     let begin = match same && replayed.iter().all(|pod| pod.pod.node.is_none()) {
         true => before,
         false => {

@@ -53,7 +53,7 @@ struct Follow<T> {
     path: String,
     fields: Option<String>,
     state: State<T>,
-    /// There was an error, and no list or watch since.
+    /// An error occurred, and neither a list nor a watch has succeeded since.
     broken: bool,
     unreadable: Remembered,
 }

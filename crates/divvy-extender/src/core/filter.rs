@@ -111,7 +111,7 @@ impl Core {
         nodes.find_map(|node| Some((node, ledger.kept_from(node, &ask)?)))
     }
 
-    /// Which watch is broken or has only just gone on, and why.
+    /// The watch that is broken, or that resumed less than [`CATCHES_UP_NS`] ago, and the reason.
     fn out_of_date(&self, now: Now) -> Option<(&'static str, &str)> {
         let (pods, nodes) = (self.index.pods(), self.index.nodes());
         let broken = [("pods", pods), ("nodes", nodes)].into_iter();

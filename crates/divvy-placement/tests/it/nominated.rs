@@ -216,6 +216,28 @@ fn nominated_pods_that_take_several_gpus_are_kept_room_for_so_that_all_have_it()
     }
 }
 
+/// If the pod that takes two GPUs took the roomiest, the one with the next priority had no room, and the last has none in either way.
+#[test]
+fn best_fit_stays_if_the_second_way_serves_a_more_important_pod_worse() {
+    let rules = GpuRules {
+        gpus: Some(2),
+        ..GpuRules::default()
+    };
+    let mut both = nominated("both", 4, 1002);
+    both.request = PodRequest::new(both.request.containers, Some(Ok(rules)));
+    let mut ledger = Ledger::new(GIB);
+    ledger.apply_node(&divvy_node("n1", &[6, 2, 2]));
+    for pod in [both, nominated("large", 5, 1001), nominated("never", 9, 1000)] {
+        ledger.apply_pod(pod);
+    }
+    assert_eq!(gpu_for(&ledger, &with_priority("other", 1, 0)), Some(0));
+    assert_eq!(
+        gpu_for(&ledger, &with_priority("other", 2, 0)),
+        None,
+        "5 of GPU 0 are kept for `large`"
+    );
+}
+
 #[test]
 fn why_names_the_pod_for_which_memory_is_kept() {
     let ledger = ledger(&[divvy_pod("rest", "n1", 0, 10), nominated("high", 12, 1000)]);

@@ -141,7 +141,7 @@ impl World {
         for pod in self.pending() {
             let passed = self.filter(replica, &pod)?;
             let naive: Vec<usize> = (0..self.nodes.len()).filter(|node| self.fits(&pod, *node)).collect();
-            // Room may be kept for whoever was nominated.
+            // Room may be kept for a nominated pod.
             let kept = self.is_outranked(&pod);
             ensure!(
                 passed == naive || (kept || self.nodes[0].no_pod_cgroups) && passed.iter().all(|node| naive.contains(node)),
@@ -152,7 +152,7 @@ impl World {
         Ok(())
     }
 
-    /// Whether another pod that is no less important waits for room that was promised to it.
+    /// Whether another pod of equal or higher priority is nominated and waits.
     pub fn is_outranked(&self, pod: &Pod) -> bool {
         let mut others = self.api.nominated().filter(|other| other.uid != pod.uid);
         others.any(|other| other.priority >= pod.priority)

@@ -12,6 +12,19 @@ use divvy_torture::world::{World, request};
 /// The node with two GPUs.
 const NODE: usize = 1;
 
+fn hurry(pod: u8, steps: u8, luck: u8) -> Op {
+    Op::Hurry { pod, steps, luck }
+}
+
+fn schedule(pod: u8, node: u8, replica: u8) -> Op {
+    Op::Schedule {
+        pod,
+        node,
+        lost: false,
+        replica,
+    }
+}
+
 fn create_and_bind(world: &mut World, name: &str, units: u64) -> Result<String, String> {
     let uid = world
         .api
@@ -280,13 +293,6 @@ fn no_start_is_refused_for_memory_of_a_pod_that_has_ended() {
         priority: 1,
     };
     let end = |pod, container, how| Op::End { pod, container, how };
-    let hurry = |pod, steps, luck| Op::Hurry { pod, steps, luck };
-    let schedule = |pod, node, replica| Op::Schedule {
-        pod,
-        node,
-        lost: false,
-        replica,
-    };
     hold(
         Mix::Preemption,
         &[
@@ -617,7 +623,6 @@ fn without_cgroups_of_pods_a_pod_with_device_ids_counts_as_starting() {
         shape,
         priority: 0,
     };
-    let hurry = |pod, steps, luck| Op::Hurry { pod, steps, luck };
     hold(
         Mix::NoPodCgroups,
         &[
@@ -644,13 +649,6 @@ fn without_cgroups_of_pods_a_pod_with_device_ids_counts_as_starting() {
 #[test]
 fn nominated_pods_that_take_several_gpus_do_not_take_each_others_room() {
     let create = |name, shape, priority| Op::Create { name, shape, priority };
-    let hurry = |pod, steps, luck| Op::Hurry { pod, steps, luck };
-    let schedule = |pod, node, replica| Op::Schedule {
-        pod,
-        node,
-        lost: false,
-        replica,
-    };
     hold(
         Mix::Preemption,
         &[
