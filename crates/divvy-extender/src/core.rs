@@ -253,8 +253,9 @@ pub struct Core {
     nodes_taken: BTreeMap<String, OpId>,
     /// When a reservation was last looked up, by (UID, node).
     looked: BTreeMap<(String, String), u64>,
-    /// Pods that were buried and that the watch has shown, before or after, by UID. Each is looked up until it is known which of the two is true.
-    resurfaced: BTreeMap<String, PodKey>,
+    /// Pods that were buried and that the watch has shown, before or after, by UID, as it showed them last. Each is looked up until it is known which
+    /// of the two is true.
+    resurfaced: BTreeMap<String, Pod>,
     /// When a watch last went on after an interruption, and what it watches.
     resumed: Option<(u64, &'static str)>,
     /// Until when nothing is promised.
@@ -375,25 +376,22 @@ impl Core {
 
     /// States of a pod that the API server called gone come late, or the answer was wrong. Only the API server can tell.
     fn resurfaced(&mut self, change: &Change<ReadPod>) -> Vec<Action> {
-        let pods = match change {
-            Change::Apply(read) => std::slice::from_ref(read),
-            Change::Reset(all) => all.as_slice(),
+        let (pods, before) = match change {
+            Change::Apply(read) => (std::slice::from_ref(read), BTreeMap::new()),
+            // A pod that is not in the list is gone.
+            Change::Reset(all) => (all.as_slice(), std::mem::take(&mut self.resurfaced)),
             Change::Delete(read) => {
                 // A look at the pod that is under way is older than this.
                 self.resurfaced.remove(&read.pod().uid);
-                &[]
+                return Vec::new();
             }
-            Change::Interrupted(_) | Change::Resumed => &[],
+            Change::Interrupted(_) | Change::Resumed => return Vec::new(),
         };
-        if matches!(change, Change::Reset(_)) && !self.resurfaced.is_empty() {
-            self.resurfaced
-                .retain(|uid, _| pods.iter().any(|read| read.pod().uid == *uid));
-        }
         let ledger = self.index.ledger();
-        let buried = pods.iter().map(ReadPod::pod).filter(|pod| ledger.is_buried(&pod.uid));
         let mut actions = Vec::new();
-        for pod in buried {
-            if self.resurfaced.insert(pod.uid.clone(), pod.key()).is_none() {
+        for pod in pods.iter().map(ReadPod::pod).filter(|pod| ledger.is_buried(&pod.uid)) {
+            let known = self.resurfaced.insert(pod.uid.clone(), pod.clone()).is_some();
+            if !known && !before.contains_key(&pod.uid) {
                 actions.push(check_resurfaced(&pod.uid, pod.key()));
             }
         }

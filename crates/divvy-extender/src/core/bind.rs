@@ -74,7 +74,7 @@ impl Core {
                 self.resolve(id, false, text, 0)
             }
             Posted::NotFound(text) => {
-                self.bury(&args.pod_uid, args.key());
+                self.bury(&args.pod_uid);
                 self.refuse(id, format!("pod {} is gone: {text}", args.key()))
             }
             Posted::NotSent(text) => {
@@ -175,18 +175,18 @@ impl Core {
         let (args, known) = (op.args.clone(), op.pod.is_some());
         match outcome {
             Got::Found(pod) if pod.uid == args.pod_uid => {
-                self.is_there(&pod);
+                self.is_there(&pod.uid);
                 if let Some(node) = &pod.node {
                     self.found_bound(&pod.uid, node, &pod.held, now);
                 }
                 self.decide(id, *pod)
             }
             Got::Found(pod) => {
-                self.bury(&args.pod_uid, args.key());
+                self.bury(&args.pod_uid);
                 self.refuse(id, other_uid(&args, &pod.uid))
             }
             Got::NotFound => {
-                self.bury(&args.pod_uid, args.key());
+                self.bury(&args.pod_uid);
                 self.refuse(id, format!("pod {} is gone: it was deleted before it was bound", args.key()))
             }
             Got::Unreadable(text) => self.refuse(id, format!("pod {} cannot be placed: {text}", args.key())),
@@ -354,7 +354,7 @@ impl Core {
         };
         match outcome {
             Got::Found(pod) if pod.uid != args.pod_uid => {
-                self.bury(&args.pod_uid, args.key());
+                self.bury(&args.pod_uid);
                 self.refuse(id, other_uid(&args, &pod.uid))
             }
             Got::Found(pod) => match pod.node.as_deref() {
@@ -395,7 +395,7 @@ impl Core {
                 ),
             },
             Got::NotFound => {
-                self.bury(&args.pod_uid, args.key());
+                self.bury(&args.pod_uid);
                 self.refuse(id, format!("pod {} was deleted while it was bound", args.key()))
             }
             Got::Unreadable(_) | Got::Failed(_) => {

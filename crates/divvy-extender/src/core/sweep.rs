@@ -1,4 +1,3 @@
-use divvy_model::{Pod, PodKey};
 use divvy_placement::Standing;
 
 use super::{Action, Core, Got, Now, check_resurfaced};
@@ -10,7 +9,7 @@ impl Core {
         self.age_departed(now);
         let mut actions = self.look_up_unseen(now, self.timing.unseen_ns);
         let resurfaced = self.resurfaced.iter();
-        actions.extend(resurfaced.map(|(uid, pod)| check_resurfaced(uid, pod.clone())));
+        actions.extend(resurfaced.map(|(uid, pod)| check_resurfaced(uid, pod.key())));
         actions
     }
 
@@ -67,10 +66,10 @@ impl Core {
         let Some(reservation) = self.index.ledger().reservation(uid, node) else {
             return;
         };
-        let (standing, since_ns, key) = (reservation.standing, reservation.since_ns, reservation.pod.clone());
+        let (standing, since_ns) = (reservation.standing, reservation.since_ns);
         match outcome {
-            Got::NotFound => self.bury(uid, key),
-            Got::Found(pod) if pod.uid != uid => self.bury(uid, key),
+            Got::NotFound => self.bury(uid),
+            Got::Found(pod) if pod.uid != uid => self.bury(uid),
             Got::Found(pod) => match pod.node.as_deref() {
                 Some(bound) => {
                     let ours = bound == node && reservation.possible().any(|held| *held == pod.held);
@@ -91,22 +90,22 @@ impl Core {
 
     /// The API server, asked directly, said that the pod with this UID is gone. If the watch has shown it bound, either its deletion is still to come or
     /// the answer was wrong, and no later event of the pod would say so: the next sweep looks it up.
-    pub(super) fn bury(&mut self, uid: &str, key: PodKey) {
+    pub(super) fn bury(&mut self, uid: &str) {
         let ledger = self.index.ledger_mut();
-        if ledger.pod(uid).is_some_and(|pod| pod.node.is_some()) {
-            self.resurfaced.insert(uid.to_owned(), key);
+        if let Some(pod) = ledger.pod(uid).filter(|pod| pod.node.is_some()) {
+            self.resurfaced.insert(uid.to_owned(), pod.clone());
         }
         ledger.bury_pod(uid);
     }
 
-    /// The API server, asked directly, shows the pod. If it was called gone before, it counts again: from its next event on, or at once if an event
-    /// has shown it already.
-    pub(super) fn is_there(&mut self, pod: &Pod) {
+    /// The API server, asked directly, has the pod. If it was called gone before, it counts again: as the watch showed it last, or from its next event
+    /// on. The answer itself may be older than what the watch showed, so that it would take back a binding of which no later event tells.
+    pub(super) fn is_there(&mut self, uid: &str) {
         let ledger = self.index.ledger_mut();
-        if ledger.is_buried(&pod.uid) {
-            ledger.unbury_pod(&pod.uid);
-            if self.resurfaced.remove(&pod.uid).is_some() {
-                ledger.apply_pod(pod.clone());
+        if ledger.is_buried(uid) {
+            ledger.unbury_pod(uid);
+            if let Some(pod) = self.resurfaced.remove(uid) {
+                ledger.apply_pod(pod);
             }
         }
     }
@@ -117,7 +116,7 @@ impl Core {
             return;
         }
         match outcome {
-            Got::Found(pod) if pod.uid == uid => self.is_there(&pod),
+            Got::Found(pod) if pod.uid == uid => self.is_there(uid),
             Got::Found(_) | Got::NotFound => {}
             // Asked again by the next sweep.
             Got::Unreadable(_) | Got::Failed(_) => return,

@@ -537,6 +537,49 @@ fn a_pod_that_was_called_gone_by_mistake_counts_when_another_replica_has_bound_i
     }
 }
 
+/// As above; a Binding that got no answer comes through later, and the watch shows that while an older answer about the pod is on its way.
+#[test]
+fn an_older_answer_about_a_pod_that_was_called_gone_by_mistake_takes_no_binding_back() {
+    hold(
+        Mix::Binds,
+        &[
+            schedule(83, 222, 4),
+            Op::ToExtender {
+                replica: 6,
+                pods: 5,
+                nodes: 1,
+            },
+            Op::Schedule {
+                pod: 249,
+                node: 32,
+                lost: true,
+                replica: 12,
+            },
+            Op::Call {
+                call: 176,
+                fate: Fate::Answered,
+            },
+            schedule(245, 55, 14),
+            Op::Call {
+                call: 61,
+                fate: Fate::Page(179),
+            },
+            schedule(197, 171, 15),
+            Op::Call {
+                call: 82,
+                fate: Fate::Taken,
+            },
+            Op::LateWrite { call: 108 },
+            Op::Create {
+                name: 139,
+                shape: 66,
+                priority: 0,
+            },
+            hurry(205, 9, 68),
+        ],
+    );
+}
+
 /// Of the UUIDs of two cards with one index either may be the first: here that of the second card that is put in is the last.
 #[test]
 fn gpushares_index_means_the_card_that_is_there() {
