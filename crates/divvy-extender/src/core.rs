@@ -253,8 +253,8 @@ pub struct Core {
     nodes_taken: BTreeMap<String, OpId>,
     /// When a reservation was last looked up, by (UID, node).
     looked: BTreeMap<(String, String), u64>,
-    /// Pods that were buried and that the watch has shown, before or after, by UID, as it showed them last. Each is looked up until it is known which
-    /// of the two is true.
+    /// Pods that the API server called gone and that the watch has shown as well, by UID, in the state that the watch showed last. Each is looked up
+    /// until the API server says whether it exists.
     resurfaced: BTreeMap<String, Pod>,
     /// When a watch last went on after an interruption, and what it watches.
     resumed: Option<(u64, &'static str)>,

@@ -98,8 +98,9 @@ impl Core {
         ledger.bury_pod(uid);
     }
 
-    /// The API server, asked directly, has the pod. If it was called gone before, it counts again: as the watch showed it last, or from its next event
-    /// on. The answer itself may be older than what the watch showed, so that it would take back a binding of which no later event tells.
+    /// The API server, asked directly, has the pod. If it was called gone before, it counts again: in the state that the watch showed last, or, if the
+    /// watch has shown none, from its next event on. The state in the answer is not used: it may be older than the watch's, without the binding that
+    /// the watch has shown, and no later event would correct that.
     pub(super) fn is_there(&mut self, uid: &str) {
         let ledger = self.index.ledger_mut();
         if ledger.is_buried(uid) {

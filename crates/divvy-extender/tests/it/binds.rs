@@ -346,11 +346,17 @@ fn a_pod_that_the_watch_has_shown_bound_is_looked_up_when_it_is_called_gone() {
 fn an_answer_older_than_what_the_watch_showed_of_a_pod_called_gone_takes_no_binding_back() {
     let q = pod("q", 8);
     let mut core = synced(&[node("n1", &[16]), node("n2", &[16])], std::slice::from_ref(&q));
-    // The Binding comes through although its answer, which is not the API server's, said otherwise.
+    // The API server carries the Binding out, and a proxy answers that there is no such pod.
     let (op, _) = one_post(core.begin_bind(args(&q, "n1"), at(0)).1);
     core.posted(op, Posted::NotFound("pods \"q\" not found".to_owned()), at(1));
     let (op, ..) = one_get(core.begin_bind(args(&q, "n2"), at(2)).1);
-    core.pod_change(Change::Apply(seen(&q.uid)), at(3));
+    let looked_up = core.pod_change(Change::Apply(ReadPod::from(q.clone())), at(3));
+    assert!(matches!(&looked_up[..], [Action::Check { .. }]), "{looked_up:?}");
+    assert_eq!(
+        core.pod_change(Change::Apply(seen(&q.uid)), at(3)),
+        Vec::new(),
+        "one look is enough"
+    );
     let refused = one_answer(core.got(op, Got::Found(Box::new(q.clone())), at(4)));
     assert_eq!(
         refused.expect_err("the pod has a node"),

@@ -537,7 +537,7 @@ fn a_pod_that_was_called_gone_by_mistake_counts_when_another_replica_has_bound_i
     }
 }
 
-/// As above; a Binding that got no answer comes through later, and the watch shows that while an older answer about the pod is on its way.
+/// As above. An earlier Binding, which got no answer, is carried out late. The watch shows it before an older answer about the pod arrives.
 #[test]
 fn an_older_answer_about_a_pod_that_was_called_gone_by_mistake_takes_no_binding_back() {
     hold(
