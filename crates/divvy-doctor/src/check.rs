@@ -85,15 +85,17 @@ pub struct Check {
 /// `Ok`: it holds, and this was found.
 pub type Verdict = Result<String, Stop>;
 
-/// It does not hold, or nobody can say.
+/// It does not hold, does not apply, or could not be looked at.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Stop {
     /// As bad as the check can be.
     Problem(Finding),
     /// Less bad than that.
     Milder(Severity, Finding),
-    /// Does not apply, or could not be looked at: the reason.
+    /// It does not apply here, or nobody asked for it: the reason.
     Skip(String),
+    /// It applies, and could not be looked at: the reason, such as a right that is missing or an answer that did not come.
+    Blind(String),
 }
 
 /// What is wrong.
@@ -163,7 +165,18 @@ pub(crate) fn repaired_by(verdict: Verdict, repairs: Vec<Repair>) -> Verdict {
     }
 }
 
-/// Nobody can say.
+/// It does not apply.
 pub(crate) fn skip<T>(reason: impl Into<String>) -> Result<T, Stop> {
     Err(Stop::Skip(reason.into()))
+}
+
+/// It could not be looked at.
+pub(crate) fn blind<T>(reason: impl Into<String>) -> Result<T, Stop> {
+    Err(Stop::Blind(reason.into()))
+}
+
+/// `1 node`, `2 nodes`.
+pub(crate) fn count(number: usize, noun: &str) -> String {
+    let plural = if number == 1 { "" } else { "s" };
+    format!("{number} {noun}{plural}")
 }

@@ -9,6 +9,8 @@ use serde::Serialize;
 
 pub use texts::ALL;
 
+use crate::report::wrapped;
+
 /// What an error text means.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct Explanation {
@@ -59,6 +61,8 @@ pub struct Log {
     found: Vec<Explained>,
 }
 
+/// Behind what the three parts of an explanation are called.
+const HANGING: &str = "           ";
 /// What is shown of a line.
 const SHOWN: usize = 240;
 
@@ -83,8 +87,13 @@ impl Log {
         &self.found
     }
 
-    /// For people.
+    /// For people, in lines that are not wrapped.
     pub fn text(&self) -> String {
+        self.text_within(None)
+    }
+
+    /// For people, on a terminal of so many columns.
+    pub fn text_within(&self, width: Option<usize>) -> String {
         if self.found.is_empty() {
             return format!(
                 "None of the {} lines has an error text that is known here ({} are). divvy doctor looks at the machine itself.\n",
@@ -101,7 +110,7 @@ impl Log {
             let Explanation { check, means, fix, .. } = found.explanation;
             let _ = writeln!(text, "{check} line {}{times}", found.number);
             for (name, value) in [("text", found.line.as_str()), ("means", means), ("fix", fix)] {
-                let _ = writeln!(text, "    {name:<6} {value}");
+                let _ = writeln!(text, "{}", wrapped(value, &format!("    {name:<6} "), HANGING, width));
             }
         }
         let mut checks: Vec<&str> = self.found.iter().map(|found| found.explanation.check).collect();

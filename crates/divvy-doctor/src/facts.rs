@@ -27,6 +27,8 @@ pub enum Asked<T> {
     Failed(String),
     /// It is not there, and so could not be asked: the reason.
     Absent(String),
+    /// It may well be there, and could not be asked, for want of a right or of a program: the reason.
+    Blocked(String),
     /// Nobody wanted to know: the reason.
     Not(String),
 }
@@ -44,7 +46,7 @@ impl<T> Asked<T> {
     pub fn reason(&self) -> &str {
         match self {
             Asked::Answer(_) => "",
-            Asked::Failed(reason) | Asked::Absent(reason) | Asked::Not(reason) => reason,
+            Asked::Failed(reason) | Asked::Absent(reason) | Asked::Blocked(reason) | Asked::Not(reason) => reason,
         }
     }
 }

@@ -18,4 +18,4 @@ mod report;
 
 pub use check::{Check, Finding, Group, Needs, Repair, Severity, Stop, Verdict};
 pub use facts::{Asked, Facts};
-pub use report::{Line, Report, Status};
+pub use report::{Line, Report, Skipped, Status, Style};

@@ -1,12 +1,14 @@
 //! What the checks said.
 
-use std::fmt::Write as _;
+mod text;
 
-use divvy_container::plain;
 use serde::Serialize;
 
 use crate::check::{Check, Finding, Group, Needs, Repair, Severity, Stop, Verdict};
 use crate::facts::{Asked, Facts};
+
+pub use text::Style;
+pub(crate) use text::wrapped;
 
 /// What became of a check.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -14,7 +16,7 @@ use crate::facts::{Asked, Facts};
 pub enum Status {
     /// It holds.
     Pass,
-    /// It does not apply, or could not be looked at.
+    /// It does not apply, or could not be looked at: see [`Skipped`].
     Skip,
     /// Good to know.
     Note,
@@ -46,6 +48,16 @@ impl Status {
     }
 }
 
+/// Why a check was skipped.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Skipped {
+    /// There is nothing here that it is about, or nobody asked for it.
+    DoesNotApply,
+    /// It applies, and a right, a program or an answer was missing: whether it holds is not known.
+    CouldNotLook,
+}
+
 /// What one check said.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Line {
@@ -57,6 +69,9 @@ pub struct Line {
     pub group: Group,
     /// What became of it.
     pub status: Status,
+    /// Why it was skipped; with SKIP.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub skipped: Option<Skipped>,
     /// What is there, or why nobody can say.
     pub found: String,
     /// Why it matters; with WARN, FAIL and NOTE.
@@ -101,94 +116,39 @@ impl Report {
         (wanted, others.into_iter().map(|check| check.id).collect())
     }
 
-    /// 0 all is well, 1 there is a warning, 2 something fails.
+    /// 0 all is well, 1 there is a warning, 2 something fails or could not be looked at.
     pub fn exit_status(&self) -> u8 {
+        let blind = self.checks.iter().any(Line::could_not_look);
         match self.checks.iter().map(|line| line.status).max() {
             Some(Status::Fail) => 2,
+            _ if blind => 2,
             Some(Status::Warn) => 1,
             _ => 0,
         }
     }
-
-    /// For people: a line for each check, under the headings of the chain.
-    pub fn text(&self, coloured: bool) -> String {
-        let (bold, off) = if coloured { ("\x1b[1m", "\x1b[0m") } else { ("", "") };
-        let mut text = String::new();
-        let mut group = None;
-        for line in &self.checks {
-            if group != Some(line.group) {
-                let gap = if group.is_some() { "\n" } else { "" };
-                group = Some(line.group);
-                let _ = writeln!(text, "{gap}{bold}{}{off}", line.group.title());
-            }
-            let colour = if coloured { line.status.colour() } else { "" };
-            let (word, id, title) = (line.status.word(), line.id, line.title);
-            match (&line.why, &line.fix) {
-                (Some(why), Some(fix)) => {
-                    let _ = writeln!(text, "{colour}{word}{off} {id} {title}");
-                    for (name, value) in [("found", &line.found), ("why", why), ("fix", fix)] {
-                        let _ = writeln!(text, "       {name:<6} {}", shown(value));
-                    }
-                }
-                _ if line.status == Status::Skip => {
-                    let _ = writeln!(text, "{colour}{word} {id} {title}: {}{off}", shown(&line.found));
-                }
-                _ => {
-                    let _ = writeln!(text, "{colour}{word}{off} {id} {title}: {}", shown(&line.found));
-                }
-            }
-        }
-        let _ = write!(text, "\n{}", self.summary());
-        text
-    }
-
-    /// How many of each, and what was not looked at.
-    pub fn summary(&self) -> String {
-        let count = |status: Status| self.checks.iter().filter(|line| line.status == status).count();
-        let mut parts = vec![format!("{} passed", count(Status::Pass))];
-        for (status, words) in [
-            (Status::Fail, "failed"),
-            (Status::Warn, "with a warning"),
-            (Status::Note, "with a note"),
-            (Status::Skip, "skipped"),
-        ] {
-            match count(status) {
-                0 => {}
-                n => parts.push(format!("{n} {words}")),
-            }
-        }
-        let mut text = format!("{}.\n", parts.join(", "));
-        if !self.not_run.is_empty() {
-            let _ = writeln!(text, "Not asked for: {}.", self.not_run.join(" "));
-        }
-        text
-    }
-}
-
-/// What files, programs and objects say is not this program's own: it neither moves a terminal's cursor nor looks like a line of the report.
-fn shown(text: &str) -> String {
-    plain(text).replace('\n', "\n              ")
 }
 
 impl Line {
+    /// Whether the check applies, and nobody knows whether it holds.
+    pub fn could_not_look(&self) -> bool {
+        self.skipped == Some(Skipped::CouldNotLook)
+    }
+
     /// Runs a check.
     pub fn of(check: &Check, facts: &Facts<'_>) -> Line {
         // What others could not read is theirs to tell.
         let _ = facts.tree.troubles();
         let verdict = (check.run)(facts);
-        let troubles = facts.tree.troubles();
+        let troubles = facts.tree.troubles().join("; ");
         let verdict = match verdict {
+            verdict if troubles.is_empty() => verdict,
+            Ok(found) => Ok(format!("{found}; could not be read: {troubles}")),
             // What could not be read may be what was missed.
-            Err(Stop::Problem(_) | Stop::Milder(..)) if !troubles.is_empty() => Err(Stop::Skip(format!(
-                "could not be looked at: {}; run it as root",
-                troubles.join("; ")
+            Err(Stop::Problem(_) | Stop::Milder(..)) => Err(Stop::Blind(format!("{troubles}; run it as root"))),
+            // Nor need it be absent.
+            Err(Stop::Skip(reason) | Stop::Blind(reason)) => Err(Stop::Blind(format!(
+                "{reason}, as far as could be seen: {troubles}; run it as root"
             ))),
-            // Nor may it be absent.
-            Err(Stop::Skip(reason)) if !troubles.is_empty() => Err(Stop::Skip(format!(
-                "{reason}, as far as it could be looked at: {}",
-                troubles.join("; ")
-            ))),
-            verdict => verdict,
         };
         Line::new(check, verdict)
     }
@@ -200,14 +160,16 @@ impl Line {
             title: check.title,
             group: check.group,
             status,
+            skipped: None,
             found: finding.found,
             why: Some(finding.why),
             fix: Some(finding.fix),
             repairs: finding.repairs,
         };
-        let without = |status, found| Line {
+        let without = |status, skipped, found| Line {
             why: None,
             fix: None,
+            skipped,
             ..of(
                 status,
                 Finding {
@@ -222,8 +184,9 @@ impl Line {
             Severity::Info => Status::Note,
         };
         match verdict {
-            Ok(found) => without(Status::Pass, found),
-            Err(Stop::Skip(reason)) => without(Status::Skip, reason),
+            Ok(found) => without(Status::Pass, None, found),
+            Err(Stop::Skip(reason)) => without(Status::Skip, Some(Skipped::DoesNotApply), reason),
+            Err(Stop::Blind(reason)) => without(Status::Skip, Some(Skipped::CouldNotLook), reason),
             Err(Stop::Problem(finding)) => of(status(check.severity), finding),
             Err(Stop::Milder(severity, finding)) => of(status(severity.min(check.severity)), finding),
         }

@@ -26,8 +26,12 @@ pub(super) fn fresh(facts: &Facts<'_>) -> Verdict {
         };
     }
     let (mut wrong, mut repairs, mut fresh) = (Vec::new(), Vec::new(), 0);
+    let mut refused = Vec::new();
     for file in files {
-        let Some(spec) = file.usable() else { continue };
+        let Some(spec) = file.usable() else {
+            refused.push(file.path.as_str());
+            continue;
+        };
         let stale = Stale::check(spec, facts.tree);
         if !stale.is_stale() {
             fresh += 1;
@@ -43,7 +47,11 @@ pub(super) fn fresh(facts: &Facts<'_>) -> Verdict {
         }
     }
     if wrong.is_empty() {
-        return Ok(format!("{fresh} looked at"));
+        let left_out = match refused.is_empty() {
+            true => String::new(),
+            false => format!("; left out: {} (no usable spec, see C02)", refused.join(", ")),
+        };
+        return Ok(format!("{fresh} looked at{left_out}"));
     }
     let fix: Vec<String> = repairs
         .iter()

@@ -1,10 +1,13 @@
 //! Nodes and DaemonSets.
 
-use divvy_model::names::{GPU_MEM, WHOLE_GPU};
+use std::collections::BTreeSet;
+
+use divvy_model::names::{ALLOCATION, GPU_COUNT, GPU_MEM, INVENTORY, WHOLE_GPU};
 use divvy_model::parse_quantity;
 
 use super::kubelet::is_gpu;
-use crate::check::{Severity, Stop, Verdict, milder, problem, skip};
+use super::pods;
+use crate::check::{Severity, Stop, Verdict, blind, count, milder, problem, skip};
 use crate::facts::cluster::{Cluster, DaemonSet, Node, PodSpec, Taint, Texts, Toleration};
 use crate::facts::{Asked, Facts, version_at_least};
 
@@ -22,15 +25,24 @@ const PLUGINS: [&str; 7] = [
 pub(super) fn objects<'f>(facts: &'f Facts<'_>) -> Result<&'f Cluster, Stop> {
     match &facts.cluster {
         Asked::Answer(cluster) => Ok(cluster),
-        Asked::Failed(reason) | Asked::Absent(reason) | Asked::Not(reason) => skip(reason.clone()),
+        Asked::Failed(reason) | Asked::Blocked(reason) => blind(reason.clone()),
+        Asked::Absent(reason) | Asked::Not(reason) => skip(reason.clone()),
     }
 }
 
-/// Goes on if this machine is to be looked at in place of a cluster that does not answer.
-pub(super) fn this_machine(facts: &Facts<'_>) -> Result<(), Stop> {
-    match facts.node {
-        true => Ok(()),
-        false => objects(facts).map(drop),
+/// The cluster, if all of these lists of it could be read.
+pub(super) fn listed<'f>(facts: &'f Facts<'_>, plurals: &[&str]) -> Result<&'f Cluster, Stop> {
+    let cluster = objects(facts)?;
+    cluster.listed(plurals)?;
+    Ok(cluster)
+}
+
+/// The same for a check that this machine can answer, too: none if it is to.
+pub(super) fn listed_or_this_machine<'f>(facts: &'f Facts<'_>, plurals: &[&str]) -> Result<Option<&'f Cluster>, Stop> {
+    match listed(facts, plurals) {
+        Ok(cluster) => Ok(Some(cluster)),
+        Err(_) if facts.node => Ok(None),
+        Err(stop) => Err(stop),
     }
 }
 
@@ -43,19 +55,36 @@ pub(super) fn some<S: AsRef<str>>(names: &[S]) -> String {
     }
 }
 
+/// The same, each on a line of its own.
+fn some_lines(lines: &[&str]) -> String {
+    let mut shown: Vec<String> = lines.iter().take(5).map(|line| (*line).to_owned()).collect();
+    if lines.len() > shown.len() {
+        shown.push(format!("and {} more", lines.len() - shown.len()));
+    }
+    shown.join("\n")
+}
+
 fn amount(resources: &Texts, name: &str) -> u64 {
     resources.get(name).and_then(parse_quantity).unwrap_or(0)
 }
 
+/// Whether a node has any of a resource, be it that no more of it can be had now.
+pub(super) fn offers(node: &Node, resource: &str) -> bool {
+    amount(&node.status.capacity, resource) > 0 || amount(&node.status.allocatable, resource) > 0
+}
+
+fn name(node: &Node) -> &str {
+    &node.metadata.name
+}
+
 /// K01
 pub(super) fn versions(facts: &Facts<'_>) -> Verdict {
-    let cluster = objects(facts)?;
+    let cluster = listed(facts, &["nodes"])?;
     let of = |node: &Node| format!("{} ({})", node.metadata.name, node.status.node_info.kubelet_version);
-    let known = cluster
+    let (silent, known): (Vec<&Node>, Vec<&Node>) = cluster
         .nodes
         .iter()
-        .filter(|node| !node.status.node_info.kubelet_version.is_empty());
-    let known: Vec<&Node> = known.collect();
+        .partition(|node| node.status.node_info.kubelet_version.is_empty());
     let older = |least: &[u32]| -> Vec<String> {
         let nodes = known.iter();
         nodes
@@ -84,7 +113,14 @@ pub(super) fn versions(facts: &Facts<'_>) -> Verdict {
             fix,
         );
     }
-    Ok(format!("{} nodes", known.len()))
+    let left_out = match silent.is_empty() {
+        true => String::new(),
+        false => {
+            let names: Vec<&str> = silent.into_iter().map(name).collect();
+            format!("; left out: {} (no version published)", some(&names))
+        }
+    };
+    Ok(format!("{}{left_out}", count(known.len(), "node")))
 }
 
 /// DaemonSets that run a device plugin, Divvy's among them.
@@ -104,49 +140,73 @@ fn is_foreign(set: &DaemonSet) -> bool {
     images.any(|image| PLUGINS.iter().any(|plugin| image.contains(plugin)))
 }
 
+/// Whether it offers [`GPU_MEM`].
+fn shares_memory(set: &DaemonSet) -> bool {
+    let mut images = set.spec.template.spec.containers.iter().map(|container| &container.image);
+    is_divvys(set) || images.any(|image| image.contains("gpushare"))
+}
+
 fn full_name(set: &DaemonSet) -> String {
     format!("{}/{}", set.metadata.namespace, set.metadata.name)
+}
+
+/// What takes one of two device plugins away.
+fn without(foreign: &[&DaemonSet]) -> String {
+    let commands: Vec<String> = foreign
+        .iter()
+        .take(5)
+        .map(|set| format!("kubectl delete ds -n {} {}", set.metadata.namespace, set.metadata.name))
+        .collect();
+    match commands.is_empty() {
+        true => "find the other plugin (kubectl get ds,pods -A -o wide) and delete it, or keep one of the two from these nodes by their labels".to_owned(),
+        false => format!("{}; or keep one of the two from these nodes by their labels", commands.join("; ")),
+    }
 }
 
 /// K04
 pub(super) fn one_plugin(facts: &Facts<'_>) -> Verdict {
     let why = "two plugins promise the same GPUs: pods run out of memory on each other";
-    if let Some(cluster) = facts.cluster.answer() {
-        cluster.listed("daemonsets")?;
+    if let Some(cluster) = listed_or_this_machine(facts, &["nodes", "daemonsets"])? {
         let both: Vec<&str> = cluster
             .nodes
             .iter()
             .filter(|node| amount(&node.status.allocatable, GPU_MEM) > 0 && amount(&node.status.allocatable, WHOLE_GPU) > 0)
-            .map(|node| node.metadata.name.as_str())
+            .map(name)
             .collect();
-        let foreign: Vec<String> = cluster
+        let runs = |set: &&DaemonSet| set.status.desired_number_scheduled > 0;
+        let foreign: Vec<&DaemonSet> = cluster
             .daemon_sets
             .iter()
-            .filter(|set| is_foreign(set) && set.status.desired_number_scheduled > 0)
-            .map(full_name)
+            .filter(|set| is_foreign(set))
+            .filter(runs)
             .collect();
-        let ours = cluster
-            .daemon_sets
-            .iter()
-            .any(|set| is_divvys(set) && set.status.desired_number_scheduled > 0);
+        let names: Vec<String> = foreign.iter().map(|set| full_name(set)).collect();
+        let noun = if names.len() == 1 { "DaemonSet" } else { "DaemonSets" };
+        let ours = cluster.daemon_sets.iter().filter(|set| is_divvys(set)).any(|set| runs(&set));
         if !both.is_empty() {
+            let (node, verb) = if both.len() == 1 {
+                ("node", "offers")
+            } else {
+                ("nodes", "offer")
+            };
+            let sets = match names.is_empty() {
+                true => String::new(),
+                false => format!("; {noun} {}", some(&names)),
+            };
             return problem(
-                format!(
-                    "{} offer {GPU_MEM} and {WHOLE_GPU}{}",
-                    some(&both),
-                    match foreign.as_slice() {
-                        [] => String::new(),
-                        sets => format!("; DaemonSets {}", some(sets)),
-                    }
-                ),
+                format!("{node} {} {verb} {GPU_MEM} and {WHOLE_GPU}{sets}", some(&both)),
                 why,
-                "kubectl delete ds -n kube-system nvidia-device-plugin-daemonset, or keep one of the two from these nodes by their labels",
+                without(&foreign),
             );
         }
         if ours && !foreign.is_empty() {
+            let verb = if names.len() == 1 { "runs" } else { "run" };
             return milder(
                 Severity::Warning,
-                format!("DaemonSets {} run beside Divvy's, on other nodes as it seems", some(&foreign)),
+                format!(
+                    "{noun} {} {verb} beside Divvy's; no node offers the GPUs of both now",
+                    some(&names)
+                ),
                 why,
                 "see that their nodeSelectors leave each other's nodes out",
             );
@@ -156,7 +216,6 @@ pub(super) fn one_plugin(facts: &Facts<'_>) -> Verdict {
             _ => Ok("no node offers two".to_owned()),
         };
     }
-    this_machine(facts)?;
     let kubelet = facts.kubelet().ok_or_else(|| Stop::Skip("no kubelet here".to_owned()))?;
     let folder = format!("{}/device-plugins", kubelet.dir);
     let dead = |path: &str| {
@@ -174,17 +233,13 @@ pub(super) fn one_plugin(facts: &Facts<'_>) -> Verdict {
     match found.as_slice() {
         [] => skip("no device plugin for GPUs has a socket here"),
         [one] => Ok(one.clone()),
-        several => problem(
-            format!("{folder} has {}", several.join(" and ")),
-            why,
-            "kubectl delete ds -n kube-system nvidia-device-plugin-daemonset, or keep one of the two from this node by its labels",
-        ),
+        several => problem(format!("{folder} has {}", several.join(" and ")), why, without(&[])),
     }
 }
 
 /// K05
 pub(super) fn leftovers(facts: &Facts<'_>) -> Verdict {
-    let cluster = objects(facts)?;
+    let cluster = listed(facts, &["nodes"])?;
     let mut found = Vec::new();
     let mut fix = None;
     for node in &cluster.nodes {
@@ -196,24 +251,27 @@ pub(super) fn leftovers(facts: &Facts<'_>) -> Verdict {
         for name in node.status.capacity.keys().filter(|name| is_gpu(name)) {
             if offers && amount(&node.status.capacity, name) == 0 {
                 found.push(format!("{} has {name}: 0", node.metadata.name));
-                fix.get_or_insert_with(|| {
-                    format!(
-                        "kubectl patch node {} --subresource=status --type=json -p '[{{\"op\":\"remove\",\"path\":\"/status/capacity/{}\"}}]'",
-                        node.metadata.name,
-                        name.replace('/', "~1")
-                    )
-                });
+                fix.get_or_insert_with(|| forget(node, name));
             }
         }
     }
     match fix {
-        None => Ok(format!("{} nodes looked at", cluster.nodes.len())),
+        None => Ok(format!("{} looked at", count(cluster.nodes.len(), "node"))),
         Some(fix) => problem(
             some(&found),
-            "a device plugin that is gone has left its resource: describe confuses, and after a boot a scheduler may believe in it",
+            "a device plugin that is gone has left its resource behind: kubectl describe node still shows it, and readers take it for a fault",
             fix,
         ),
     }
+}
+
+/// What takes a resource out of a node's status.
+fn forget(node: &Node, resource: &str) -> String {
+    format!(
+        "kubectl patch node {} --subresource=status --type=json -p '[{{\"op\":\"remove\",\"path\":\"/status/capacity/{}\"}}]'",
+        node.metadata.name,
+        resource.replace('/', "~1")
+    )
 }
 
 fn has_labels(node: &Node, selector: &Texts) -> bool {
@@ -227,15 +285,37 @@ fn written(selector: &Texts) -> String {
     labels.join(",")
 }
 
+/// What shows that a node has had an agent: its inventory, a resource of shared memory (0 once the agent is gone), or a pod with an allocation.
+fn had_an_agent(node: &Node, with_allocations: &BTreeSet<&str>) -> Option<String> {
+    let capacity = &node.status.capacity;
+    let resource = [GPU_MEM, GPU_COUNT]
+        .into_iter()
+        .find(|resource| capacity.contains_key(resource));
+    if let Some(resource) = resource {
+        let amount = capacity.get(resource).unwrap_or_default();
+        return Some(format!("its capacity has {resource}: {amount}"));
+    }
+    if node.metadata.annotations.contains_key(INVENTORY) {
+        return Some(format!("it has the annotation {INVENTORY}"));
+    }
+    with_allocations
+        .contains(name(node))
+        .then(|| "pods with an allocation of Divvy are bound to it".to_owned())
+}
+
 /// K07
 pub(super) fn labels(facts: &Facts<'_>) -> Verdict {
-    let cluster = objects(facts)?;
-    cluster.listed("daemonsets")?;
+    let cluster = listed(facts, &["nodes", "daemonsets", "pods"])?;
     let mut looked = 0;
+    let mut anywhere: Vec<String> = Vec::new();
     for set in plugins(cluster) {
         looked += 1;
         let selector = &set.spec.template.spec.node_selector;
-        if selector.is_empty() || cluster.nodes.iter().any(|node| has_labels(node, selector)) {
+        if selector.is_empty() {
+            anywhere.push(full_name(set));
+            continue;
+        }
+        if cluster.nodes.iter().any(|node| has_labels(node, selector)) {
             continue;
         }
         return problem(
@@ -248,15 +328,77 @@ pub(super) fn labels(facts: &Facts<'_>) -> Verdict {
             format!("kubectl label node NODE {}", written(selector).replace(',', " ")),
         );
     }
-    match looked {
-        0 => skip("no device plugin for GPUs runs as a DaemonSet"),
-        looked => Ok(format!("{looked} DaemonSets")),
+    if looked == 0 {
+        return skip("no device plugin for GPUs runs as a DaemonSet");
     }
+    // A node that was deleted and registered again has lost the labels that were given to it.
+    let agents: Vec<&DaemonSet> = plugins(cluster).filter(|set| shares_memory(set)).collect();
+    let bound = cluster
+        .pods
+        .iter()
+        .filter(|pod| pod.metadata.annotations.contains_key(ALLOCATION));
+    let with_allocations: BTreeSet<&str> = bound
+        .filter(pods::lives)
+        .filter_map(|pod| pod.spec.node_name.as_deref())
+        .collect();
+    let mut lost: Vec<(String, String, &Node)> = Vec::new();
+    for node in &cluster.nodes {
+        let selected = agents
+            .iter()
+            .any(|set| has_labels(node, &set.spec.template.spec.node_selector));
+        let Some(set) = agents.first().filter(|_| !selected) else {
+            continue;
+        };
+        let Some(sign) = had_an_agent(node, &with_allocations) else {
+            continue;
+        };
+        let missing: Texts = set
+            .spec
+            .template
+            .spec
+            .node_selector
+            .iter()
+            .filter(|(key, value)| node.metadata.labels.get(key) != Some(value))
+            .collect();
+        let found = format!(
+            "node {} lacks the label {} that DaemonSet {} selects, so no agent runs there, although {sign}",
+            name(node),
+            written(&missing),
+            full_name(set)
+        );
+        lost.push((
+            found,
+            format!("kubectl label node {} {}", name(node), written(&missing).replace(',', " ")),
+            node,
+        ));
+    }
+    if let Some((_, _, first)) = lost.first() {
+        let found: Vec<&str> = lost.iter().map(|(found, _, _)| found.as_str()).collect();
+        let fix: Vec<&str> = lost.iter().map(|(_, fix, _)| fix.as_str()).collect();
+        let leftover = match first.status.capacity.contains_key(GPU_MEM) {
+            true => format!(
+                "; if it is not to share GPUs any more, take the rest away instead: {}",
+                forget(first, GPU_MEM)
+            ),
+            false => String::new(),
+        };
+        return milder(
+            Severity::Warning,
+            some_lines(&found),
+            "a node that is deleted and registered again loses its labels; without its agent it offers no GPU memory, and new pods do not go there",
+            format!("{}{leftover}", some_lines(&fix)),
+        );
+    }
+    let anywhere = match anywhere.is_empty() {
+        true => String::new(),
+        false => format!("; left out: {} (no nodeSelector; affinity is not looked at)", some(&anywhere)),
+    };
+    Ok(format!("{}{anywhere}", count(looked, "DaemonSet")))
 }
 
 /// K08
 pub(super) fn extender_node(facts: &Facts<'_>) -> Verdict {
-    let cluster = objects(facts)?;
+    let cluster = listed(facts, &["nodes", "pods"])?;
     let mut looked = 0;
     for pod in &cluster.pods {
         let is_extender = pod.metadata.name.contains("extender") || pod.metadata.name.contains("gpushare-schd");
@@ -288,7 +430,7 @@ pub(super) fn extender_node(facts: &Facts<'_>) -> Verdict {
     }
     match looked {
         0 => skip("no extender runs as a pod"),
-        looked => Ok(format!("{looked} pods")),
+        looked => Ok(count(looked, "pod")),
     }
 }
 
@@ -298,12 +440,11 @@ fn tolerates(toleration: &Toleration, taint: &Taint) -> bool {
     key && value && (toleration.effect.is_empty() || toleration.effect == taint.effect)
 }
 
-/// The first taint that keeps pods like this off a node. The node controller's own come and go, and DaemonSets tolerate them.
+/// The first taint that keeps pods like this off a node. The node controller's own come and go.
 fn in_the_way<'n>(node: &'n Node, spec: &PodSpec) -> Option<&'n Taint> {
     node.spec.taints.iter().find(|taint| {
         taint.effect != "PreferNoSchedule"
             && !taint.key.starts_with("node.kubernetes.io/")
-            && !taint.key.starts_with("node-role.kubernetes.io/")
             && !spec.tolerations.iter().any(|toleration| tolerates(toleration, taint))
     })
 }
@@ -315,65 +456,128 @@ fn shown(taint: &Taint) -> String {
     }
 }
 
+fn toleration(taint: &Taint) -> String {
+    format!(
+        "tolerations: [{{key: {}, operator: Exists, effect: {}}}]",
+        taint.key, taint.effect
+    )
+}
+
+/// Whether a node is one that this DaemonSet is meant for: one that every node matches leaves control planes out, and needs no toleration for that.
+fn is_meant(set: &DaemonSet, node: &Node) -> bool {
+    let selector = &set.spec.template.spec.node_selector;
+    let is_chosen = selector.keys().any(|key| !key.starts_with("kubernetes.io/"));
+    let is_control_plane = node
+        .spec
+        .taints
+        .iter()
+        .any(|taint| taint.key.starts_with("node-role.kubernetes.io/"));
+    has_labels(node, selector) && (is_chosen || !is_control_plane)
+}
+
 /// K09
 pub(super) fn taints(facts: &Facts<'_>) -> Verdict {
-    let cluster = objects(facts)?;
-    cluster.listed("daemonsets")?;
-    let why = "they do not run there: DaemonSets have fewer pods than nodes, pods stay Pending with \"had untolerated taint\"";
-    let fix = |taint: &Taint| {
-        format!(
-            "tolerations: [{{key: {}, operator: Exists, effect: {}}}] (in Divvy's chart gpuNodes.tolerations)",
-            taint.key, taint.effect
-        )
-    };
+    let cluster = listed(facts, &["nodes", "daemonsets", "pods"])?;
     for set in plugins(cluster) {
         let spec = &set.spec.template.spec;
-        for node in cluster.nodes.iter().filter(|node| has_labels(node, &spec.node_selector)) {
+        for node in cluster.nodes.iter().filter(|node| is_meant(set, node)) {
             if let Some(taint) = in_the_way(node, spec) {
                 return problem(
                     format!(
                         "node {} has the taint {}, and DaemonSet {} does not tolerate it",
-                        node.metadata.name,
+                        name(node),
                         shown(taint),
                         full_name(set)
                     ),
-                    why,
-                    fix(taint),
+                    "the device plugin does not run there, so the node offers no GPUs",
+                    format!(
+                        "{} in the DaemonSet (in Divvy's chart gpuNodes.tolerations)",
+                        toleration(taint)
+                    ),
                 );
             }
         }
     }
-    let offering: Vec<&Node> = cluster
+    let with_gpus = cluster
         .nodes
         .iter()
-        .filter(|node| {
-            node.status
-                .allocatable
-                .keys()
-                .any(|name| is_gpu(name) && amount(&node.status.allocatable, name) > 0)
-        })
-        .collect();
+        .filter(|node| node.status.allocatable.keys().any(|name| is_gpu(name) && offers(node, name)));
+    let mut waiting = 0;
+    let (mut barred, mut taints) = (Vec::new(), Vec::new());
+    let mut nowhere = false;
     for pod in cluster
         .pods
         .iter()
         .filter(|pod| pod.status.phase == "Pending" && pod.spec.node_name.is_none())
     {
-        if !pod.spec.wants_gpu() || offering.is_empty() {
+        if !pod.spec.wants_gpu() {
             continue;
         }
-        let ways: Vec<&Taint> = offering.iter().filter_map(|node| in_the_way(node, &pod.spec)).collect();
-        if let (Some(taint), true) = (ways.first(), ways.len() == offering.len()) {
-            return problem(
-                format!(
-                    "pod {}/{} wants a GPU, and tolerates the taint of no node that has one: {}",
-                    pod.metadata.namespace,
-                    pod.metadata.name,
-                    shown(taint)
-                ),
-                why,
-                fix(taint),
-            );
+        waiting += 1;
+        // Nodes that have what it asks for, and the labels that it wants.
+        let has_all = |node: &Node| {
+            let mut limits = pod
+                .spec
+                .all_containers()
+                .flat_map(|container| container.resources.limits.keys());
+            limits.all(|name| !is_gpu(name) || offers(node, name))
+        };
+        let nodes: Vec<&Node> = cluster
+            .nodes
+            .iter()
+            .filter(|node| has_labels(node, &pod.spec.node_selector) && has_all(node))
+            .collect();
+        let ways: Vec<(&Node, &Taint)> = nodes
+            .iter()
+            .filter_map(|node| Some((*node, in_the_way(node, &pod.spec)?)))
+            .collect();
+        if ways.is_empty() {
+            continue;
+        }
+        let each: Vec<String> = ways
+            .iter()
+            .map(|(node, taint)| format!("{} ({})", name(node), shown(taint)))
+            .collect();
+        let pod = pods::full_name(pod);
+        if ways.len() == nodes.len() {
+            nowhere = true;
+            barred.push(format!(
+                "pod {pod} wants a GPU, and tolerates the taint of no node that has one: {}",
+                some(&each)
+            ));
+        } else {
+            barred.push(format!("pod {pod} waits, and does not tolerate the taint of {}", some(&each)));
+        }
+        for (_, taint) in ways {
+            let toleration = toleration(taint);
+            if !taints.contains(&toleration) {
+                taints.push(toleration);
+            }
         }
     }
-    Ok(format!("{} nodes, {} with GPUs", cluster.nodes.len(), offering.len()))
+    if barred.is_empty() {
+        return Ok(format!(
+            "{}, {} with GPUs; {} for a GPU",
+            count(cluster.nodes.len(), "node"),
+            with_gpus.count(),
+            match waiting {
+                1 => "1 pod waits".to_owned(),
+                n => format!("{n} pods wait"),
+            }
+        ));
+    }
+    let barred: Vec<&str> = barred.iter().map(String::as_str).collect();
+    let (found, fix) = (
+        some_lines(&barred),
+        format!("in the pod, if it may run there: {}", some(&taints)),
+    );
+    match nowhere {
+        true => problem(found, "such a pod stays Pending: \"had untolerated taint\"", fix),
+        false => milder(
+            Severity::Warning,
+            found,
+            "the scheduler does not consider these nodes for the pod, whatever is free there: \"had untolerated taint\"",
+            fix,
+        ),
+    }
 }

@@ -2,14 +2,15 @@
 
 use divvy_container::engines::docker;
 
-use crate::check::{Severity, Verdict, milder, problem, skip};
+use crate::check::{Severity, Verdict, blind, milder, problem, skip};
 use crate::facts::{Asked, Facts, Kind, for_gpus, version_at_least};
 
 /// R06
 pub(super) fn version(facts: &Facts<'_>) -> Verdict {
     let docker = match &facts.docker {
         Asked::Answer(docker) => docker,
-        Asked::Failed(reason) | Asked::Absent(reason) | Asked::Not(reason) => return skip(reason.clone()),
+        Asked::Failed(reason) | Asked::Blocked(reason) => return blind(reason.clone()),
+        Asked::Absent(reason) | Asked::Not(reason) => return skip(reason.clone()),
     };
     let version = &docker.version;
     let fix = "upgrade Docker, or use containerd";

@@ -2,7 +2,8 @@
 
 use divvy_model::xid_is_fatal;
 
-use crate::check::{Severity, Stop, Verdict, milder, problem, skip};
+use crate::check::{Severity, Stop, Verdict, blind, count, milder, problem, skip};
+use crate::facts::programs::ProbedGpu;
 use crate::facts::{Asked, Facts, PciGpu, Vendor, version_at_least};
 
 fn addresses(gpus: &[PciGpu]) -> String {
@@ -28,7 +29,10 @@ pub(super) fn on_the_bus(facts: &Facts<'_>) -> Verdict {
     problem(
         match devices {
             0 => "there is no PCI device at all (/sys/bus/pci/devices is empty)".to_owned(),
-            devices => format!("none of the {devices} PCI devices is a GPU of NVIDIA, AMD or Intel"),
+            devices => format!(
+                "{} here, and none is a GPU of NVIDIA, AMD or Intel",
+                count(devices, "PCI device")
+            ),
         },
         "there is nothing to share here; device plugins say \"No devices found. Waiting indefinitely.\"",
         "is this the right machine? If it should have a GPU: check that the card is seated and powered, that the BIOS shows it (Above 4G Decoding), and \
@@ -167,8 +171,9 @@ pub(super) fn answers(facts: &Facts<'_>) -> Verdict {
                 "nvidia-smi -L shows whether anything can talk to it; dmesg | grep NVRM says why not; reboot if it hangs",
             );
         }
-        Asked::Absent(reason) | Asked::Not(reason) if xids.is_empty() => return skip(reason.clone()),
-        Asked::Absent(_) | Asked::Not(_) => return fatal(&xids),
+        _ if !xids.is_empty() => return fatal(&xids),
+        Asked::Blocked(reason) => return blind(reason.clone()),
+        Asked::Absent(reason) | Asked::Not(reason) => return skip(reason.clone()),
     };
     let mut broken: Vec<String> = Vec::new();
     for gpu in &probed.gpus {
@@ -193,7 +198,14 @@ pub(super) fn answers(facts: &Facts<'_>) -> Verdict {
         );
     }
     match (probed.gpus.is_empty(), xids.is_empty()) {
-        (false, true) => Ok(format!("all {}", probed.gpus.len())),
+        (false, true) => Ok(format!(
+            "all {}{}",
+            probed.gpus.len(),
+            match &facts.kernel_log {
+                Asked::Answer(_) => String::new(),
+                other => format!("; the kernel's log was not looked at: {}", other.reason()),
+            }
+        )),
         // It may have been reset since.
         (false, false) => match fatal(&xids) {
             Err(Stop::Problem(finding)) => Err(Stop::Milder(Severity::Warning, finding)),
@@ -240,12 +252,13 @@ pub(super) fn capability(facts: &Facts<'_>) -> Verdict {
         .map(|gpu| format!("GPU {} ({}) has {}", gpu.index, gpu.model, gpu.cc))
         .collect();
     if old.is_empty() {
+        let silent = left_out(gpus.iter().filter(|gpu| gpu.cc.is_empty()));
         let mut known: Vec<&str> = gpus.iter().map(|gpu| gpu.cc.as_str()).filter(|cc| !cc.is_empty()).collect();
         known.sort_unstable();
         known.dedup();
         return match known.as_slice() {
             [] => skip("the driver does not say"),
-            known => Ok(known.join(", ")),
+            known => Ok(format!("{}{silent}", known.join(", "))),
         };
     }
     problem(
@@ -267,7 +280,8 @@ pub(super) fn compute_mode(facts: &Facts<'_>) -> Verdict {
     }
     let other: Vec<_> = modes.iter().filter(|(_, mode)| *mode != "default").collect();
     if other.is_empty() {
-        return Ok(format!("default on {}", modes.len()));
+        let silent = left_out(gpus.iter().filter(|gpu| gpu.compute_mode.is_none()));
+        return Ok(format!("default on {}{silent}", modes.len()));
     }
     let found: Vec<String> = other.iter().map(|(gpu, mode)| format!("GPU {}: {mode}", gpu.index)).collect();
     let fix: Vec<String> = other
@@ -311,7 +325,11 @@ pub(super) fn mig(facts: &Facts<'_>) -> Verdict {
     let pending: Vec<_> = known.iter().filter(|(_, (current, pending))| current != pending).collect();
     if pending.is_empty() {
         let on = known.iter().filter(|(_, (current, _))| *current).count();
-        return Ok(format!("on for {on} of {}", known.len()));
+        let without = match gpus.len() - known.len() {
+            0 => String::new(),
+            n => format!("; {n} cannot do MIG"),
+        };
+        return Ok(format!("on for {on} of {}{without}", known.len()));
     }
     let word = |on: bool| if on { "on" } else { "off" };
     let found: Vec<String> = pending
@@ -332,11 +350,21 @@ pub(super) fn mig(facts: &Facts<'_>) -> Verdict {
     )
 }
 
-fn probed<'f>(facts: &'f Facts<'_>) -> Result<&'f [crate::facts::programs::ProbedGpu], Stop> {
+fn probed<'f>(facts: &'f Facts<'_>) -> Result<&'f [ProbedGpu], Stop> {
     facts.nvidia()?;
     match &facts.probe {
         Asked::Answer(probed) => Ok(&probed.gpus),
-        Asked::Failed(reason) | Asked::Absent(reason) | Asked::Not(reason) => skip(format!("the driver was not heard: {reason}")),
+        Asked::Failed(reason) | Asked::Blocked(reason) => blind(format!("the driver did not answer: {reason}")),
+        Asked::Absent(reason) | Asked::Not(reason) => skip(reason.clone()),
+    }
+}
+
+/// GPUs of which something is not known, behind what is known of the others.
+fn left_out<'g>(gpus: impl Iterator<Item = &'g ProbedGpu>) -> String {
+    let names: Vec<String> = gpus.map(|gpu| format!("GPU {}", gpu.index)).collect();
+    match names.is_empty() {
+        true => String::new(),
+        false => format!("; left out: {} (the driver does not say)", names.join(", ")),
     }
 }
 
@@ -375,7 +403,11 @@ pub(super) fn amd_partitions(facts: &Facts<'_>) -> Verdict {
         return skip("no AMD GPU here that can be partitioned");
     };
     if found.iter().all(|(_, style)| *style == first) {
-        return Ok(format!("{first} on {}", found.len()));
+        let without = match gpus.len() - found.len() {
+            0 => String::new(),
+            n => format!("; {n} cannot be partitioned"),
+        };
+        return Ok(format!("{first} on {}{without}", found.len()));
     }
     let each: Vec<String> = found.iter().map(|(address, style)| format!("{address} is {style}")).collect();
     problem(

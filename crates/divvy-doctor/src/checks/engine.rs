@@ -2,7 +2,9 @@
 
 use divvy_container::engines::{Configuration, containerd, crio, docker};
 
-use crate::check::{Repair, Severity, Stop, Verdict, milder, problem, repaired_by, skip};
+use super::cluster::{listed, some};
+use super::pods;
+use crate::check::{Repair, Severity, Stop, Verdict, blind, milder, problem, repaired_by, skip};
 use crate::facts::{Asked, Engine, Facts, Kind, for_gpus};
 
 const NOT_CONFIGURED: &str =
@@ -14,15 +16,33 @@ fn pods(facts: &Facts<'_>) -> Result<(Engine, Configuration), Stop> {
     Ok((engine, configuration))
 }
 
-/// Whether containers get CDI devices from this engine: it does CDI and there is a spec.
-fn does_cdi(engine: &Engine, configuration: &Configuration) -> bool {
+/// Whether this engine does CDI.
+///
+/// # Errors
+/// Nobody can say: containerd 2 does it unless told otherwise, 1.7 only where it is told so, and which of them runs here is not known.
+fn does_cdi(facts: &Facts<'_>, engine: &Engine, configuration: &Configuration) -> Result<bool, Stop> {
     match engine.kind {
-        // containerd 2 has it on unless told otherwise, and writes version 3.
-        Kind::Containerd => configuration
-            .cdi
-            .unwrap_or(configuration.version.is_some_and(|version| version >= 3)),
-        Kind::Crio => true,
-        Kind::Docker => false,
+        Kind::Crio => return Ok(true),
+        Kind::Docker => return Ok(false),
+        Kind::Containerd => {}
+    }
+    if let Some(told) = configuration.cdi {
+        return Ok(told);
+    }
+    // No containerd before 2.0 reads files of version 3.
+    if configuration.version.is_some_and(|version| version >= 3) {
+        return Ok(true);
+    }
+    match facts.containerd_version(engine) {
+        Some((major, _)) => Ok(major >= 2),
+        None => blind(format!(
+            "{} does not say whether {} does CDI: containerd does it from 2.0 on by default, and its version is not known here; containerd --version prints it",
+            match configuration.files.is_empty() {
+                true => format!("without {} its configuration", engine.file),
+                false => engine.file.clone(),
+            },
+            engine.name
+        )),
     }
 }
 
@@ -99,6 +119,9 @@ pub(super) fn version(facts: &Facts<'_>) -> Verdict {
         }
     }
     match wrong.is_empty() {
+        true if configuration.files.is_empty() => {
+            Ok(format!("there is no {}; {} runs with its defaults", engine.file, engine.name))
+        }
         true => Ok(format!(
             "version {} in {}",
             configuration.version.unwrap_or(2),
@@ -151,7 +174,7 @@ pub(super) fn handler(facts: &Facts<'_>) -> Verdict {
         found.push(format!("{name} is {path}"));
     }
     if found.is_empty() {
-        return match does_cdi(&engine, &configuration) && facts.has_spec("nvidia.com") {
+        return match facts.has_spec("nvidia.com") && does_cdi(facts, &engine, &configuration)? {
             true => Ok(format!("none, and none is needed: {} does CDI", engine.name)),
             false => problem(
                 format!("{} has no runtime for GPUs, and gives none by CDI (R15)", engine.name),
@@ -176,7 +199,7 @@ pub(super) fn reached(facts: &Facts<'_>) -> Verdict {
     if let Some((name, _)) = runtimes.iter().find(|(name, _)| Some(name.as_str()) == default) {
         return Ok(format!("{name} is the default runtime"));
     }
-    if does_cdi(&engine, &configuration) && facts.has_spec("nvidia.com") {
+    if facts.has_spec("nvidia.com") && does_cdi(facts, &engine, &configuration)? {
         return Ok("by CDI, whatever the runtime".to_owned());
     }
     let names: Vec<&str> = runtimes.iter().map(|(name, _)| name.as_str()).collect();
@@ -185,7 +208,7 @@ pub(super) fn reached(facts: &Facts<'_>) -> Verdict {
         "give such pods runtimeClassName: nvidia (divvy configure --runtime-class | kubectl apply -f -), or make it the default: {}",
         engine.configure("--set-default")
     );
-    let Some(cluster) = facts.cluster.answer() else {
+    let Asked::Answer(cluster) = &facts.cluster else {
         if names.is_empty() {
             return problem(
                 format!("{} has no runtime for GPUs and does no CDI for them", engine.name),
@@ -203,6 +226,7 @@ pub(super) fn reached(facts: &Facts<'_>) -> Verdict {
             fix,
         );
     };
+    cluster.listed(&["runtimeclasses"])?;
     match cluster
         .runtime_classes
         .iter()
@@ -305,7 +329,18 @@ pub(super) fn cgroups(facts: &Facts<'_>) -> Verdict {
     let all: Vec<String> = of.iter().map(|(name, _)| name.clone()).collect();
     of.retain(|(_, driver)| *driver != wanted);
     if of.is_empty() {
-        return Ok(format!("{wanted} for {}", all.join(", ")));
+        let others: Vec<&str> = match engine.kind {
+            Kind::Crio => Vec::new(),
+            Kind::Containerd | Kind::Docker => {
+                let names = configuration.runtimes.keys().map(String::as_str);
+                names.filter(|name| !all.iter().any(|known| known == name)).collect()
+            }
+        };
+        let left_out = match others.is_empty() {
+            true => String::new(),
+            false => format!("; left out: {} (not for GPUs)", others.join(", ")),
+        };
+        return Ok(format!("{wanted} for {}{left_out}", all.join(", ")));
     }
     let found: Vec<String> = of.iter().map(|(name, driver)| format!("{name} has {driver}")).collect();
     let names: Vec<&str> = of.iter().map(|(name, _)| name.as_str()).collect();
@@ -324,25 +359,30 @@ pub(super) fn cgroups(facts: &Facts<'_>) -> Verdict {
 
 /// R14
 pub(super) fn runtime_class(facts: &Facts<'_>) -> Verdict {
-    let cluster = match &facts.cluster {
-        Asked::Answer(cluster) => cluster,
-        Asked::Failed(reason) => return skip(reason.clone()),
-        Asked::Absent(_) | Asked::Not(_) => return skip("RuntimeClasses are in the API server: add --cluster"),
-    };
-    cluster.listed("runtimeclasses")?;
-    let used: Vec<&str> = cluster
+    if let Asked::Absent(_) | Asked::Not(_) = &facts.cluster {
+        return skip("RuntimeClasses are in the API server: add --cluster");
+    }
+    let cluster = listed(facts, &["runtimeclasses", "pods"])?;
+    let is_there = |name: &str| cluster.runtime_classes.iter().any(|class| class.name() == name);
+    let missing = cluster
         .pods
         .iter()
         .filter_map(|pod| pod.spec.runtime_class_name.as_deref())
-        .collect();
-    for name in &used {
-        if !cluster.runtime_classes.iter().any(|class| class.name() == *name) {
-            return problem(
-                format!("a pod has runtimeClassName {name:?}, and there is no such RuntimeClass"),
-                "its controller cannot make it again: \"pod rejected: RuntimeClass \\\"nvidia\\\" not found\"",
-                format!("divvy configure --runtime-class --runtime-name {name} | kubectl apply -f -"),
-            );
-        }
+        .find(|name| !is_there(name));
+    if let Some(name) = missing {
+        let pods = cluster
+            .pods
+            .iter()
+            .filter(|pod| pod.spec.runtime_class_name.as_deref() == Some(name));
+        let pods: Vec<String> = pods.map(pods::full_name).collect();
+        return problem(
+            format!(
+                "there is no RuntimeClass {name:?}, and it is the runtimeClassName of {}",
+                some(&pods)
+            ),
+            "a controller cannot create such a pod again: \"pod rejected: RuntimeClass \\\"nvidia\\\" not found\"",
+            format!("divvy configure --runtime-class --runtime-name {name} | kubectl apply -f -"),
+        );
     }
     let for_gpu = cluster
         .runtime_classes
@@ -389,9 +429,13 @@ pub(super) fn cdi(facts: &Facts<'_>) -> Verdict {
     let engine = facts.engine()?;
     let configuration = facts.configuration(&engine)?;
     let why = "Divvy, and device plugins that name CDI devices, start containers that then fail: \"unresolvable CDI devices\"";
-    if !does_cdi(&engine, &configuration) {
+    if !does_cdi(facts, &engine, &configuration)? {
         return problem(
-            format!("{} does no CDI (enable_cdi is not set)", engine.name),
+            format!(
+                "{} does no CDI (enable_cdi is {})",
+                engine.name,
+                if configuration.cdi.is_some() { "false" } else { "not set" }
+            ),
             why,
             format!(
                 "{}, for containerd 1.7 and later; 2.0 does it unless told otherwise",
@@ -446,9 +490,11 @@ pub(super) fn restarted(facts: &Facts<'_>) -> Verdict {
     let mut engines: Vec<Engine> = facts.engine().into_iter().collect();
     engines.extend(facts.engines().into_iter().filter(|engine| engine.kind == Kind::Docker));
     engines.dedup();
-    let mut looked = Vec::new();
+    let (mut looked, mut unknown) = (Vec::new(), Vec::new());
     for engine in &engines {
-        let Some(started) = facts.process_of(engine).and_then(|process| facts.started(process)) else {
+        let Some(process) = facts.process_of(engine) else { continue };
+        let Some(started) = facts.started(process) else {
+            unknown.push(engine.name);
             continue;
         };
         // Files on the disk, not what the engine printed.
@@ -469,8 +515,14 @@ pub(super) fn restarted(facts: &Facts<'_>) -> Verdict {
         }
         looked.push(engine.name);
     }
-    match looked.is_empty() {
-        true => skip("no container engine runs here"),
-        false => Ok(looked.join(", ")),
+    match (looked.is_empty(), unknown.is_empty()) {
+        (true, true) => skip("no container engine runs here"),
+        (true, false) => blind(format!("/proc does not say when {} was started", unknown.join(", "))),
+        (false, true) => Ok(looked.join(", ")),
+        (false, false) => Ok(format!(
+            "{}; left out: {} (/proc does not say when it was started)",
+            looked.join(", "),
+            unknown.join(", ")
+        )),
     }
 }

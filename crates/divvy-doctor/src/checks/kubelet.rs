@@ -6,8 +6,8 @@ use divvy_model::names::{GPU_COUNT, GPU_MEM};
 use divvy_model::parse_quantity;
 use serde::Deserialize;
 
-use super::cluster::this_machine;
-use crate::check::{Severity, Stop, Verdict, milder, problem, skip};
+use super::cluster::{listed_or_this_machine, some};
+use crate::check::{Severity, Stop, Verdict, blind, count, milder, problem, skip};
 use crate::facts::cluster::Cluster;
 use crate::facts::{Asked, Facts, Kubelet};
 
@@ -26,6 +26,9 @@ pub(crate) fn is_gpu(resource: &str) -> bool {
 fn kubelet(facts: &Facts<'_>) -> Result<Kubelet, Stop> {
     facts.kubelet().ok_or_else(|| Stop::Skip("no kubelet here".to_owned()))
 }
+
+/// Behind a socket that is there.
+const UNTRIED: &str = " (whether anybody listens was not tried)";
 
 /// Whether somebody listens at a socket: `None` where nobody was asked.
 fn listens(facts: &Facts<'_>, path: &str) -> Option<Result<(), String>> {
@@ -53,7 +56,7 @@ pub(super) fn socket(facts: &Facts<'_>) -> Verdict {
             "systemctl restart kubelet; journalctl -u kubelet -n 50 says why it does not run",
         ),
         Some(Ok(())) => Ok(format!("{path} answers")),
-        None => Ok(path),
+        None => Ok(format!("{path}{UNTRIED}")),
     }
 }
 
@@ -78,7 +81,7 @@ fn registered(facts: &Facts<'_>, kubelet: &Kubelet) -> Result<Option<BTreeMap<St
     };
     let checkpoint: Checkpoint = match serde_json::from_slice(&bytes) {
         Ok(checkpoint) => checkpoint,
-        Err(error) => return skip(format!("{path} is not what kubelets write: {error}")),
+        Err(error) => return blind(format!("{path} is not what kubelets write: {error}")),
     };
     let devices = checkpoint.data.registered_devices.unwrap_or_default().into_iter();
     let counted = devices.map(|(name, ids)| (name, ids.unwrap_or_default().len()));
@@ -87,10 +90,9 @@ fn registered(facts: &Facts<'_>, kubelet: &Kubelet) -> Result<Option<BTreeMap<St
 
 /// K03
 pub(super) fn plugin(facts: &Facts<'_>) -> Verdict {
-    if let Some(cluster) = facts.cluster.answer() {
+    if let Some(cluster) = listed_or_this_machine(facts, &["nodes"])? {
         return offered(cluster);
     }
-    this_machine(facts)?;
     facts.any_gpu()?;
     let kubelet = kubelet(facts)?;
     let Some(registered) = registered(facts, &kubelet)? else {
@@ -149,6 +151,7 @@ fn offered(cluster: &Cluster) -> Verdict {
             }
         }
     }
+    // Of a node that has other GPUs, what is gone is a leftover (K05).
     none.retain(|(name, _)| !good.contains(name));
     let nodes = good.iter().collect::<std::collections::BTreeSet<_>>().len();
     let why = "pods that want a GPU stay Pending: \"0/1 nodes are available: 1 Insufficient aliyun.com/gpu-mem\"";
@@ -163,23 +166,30 @@ fn offered(cluster: &Cluster) -> Verdict {
             "kubectl get ds -A shows whether an agent runs on the nodes with GPUs; divvy doctor on such a node says what it lacks",
         );
     }
+    for (name, resource) in none {
+        ill.push(format!("{name} {resource}: 0"));
+    }
     if !ill.is_empty() {
         return milder(
             Severity::Warning,
-            ill.join(", "),
-            "new pods do not go there: of a node with none the device plugin is away (kubelets keep the resource for a while), else it calls the others unhealthy, \
-             since a GPU failed or is lost",
+            some(&ill),
+            "new pods do not go there: on a node with none the device plugin is away (the kubelet keeps the resource for a while); otherwise the plugin calls the rest \
+             unhealthy, since a GPU failed or is lost",
             "kubectl get pods -A -o wide | grep agent shows whether the agent of that node runs; kubectl inspect gpushare -o wide names the GPU, and divvy doctor --only \
              D11 on that node says more of it",
         );
     }
-    Ok(format!("{nodes} nodes offer GPUs"))
+    Ok(match nodes {
+        1 => "1 node offers GPUs".to_owned(),
+        nodes => format!("{nodes} nodes offer GPUs"),
+    })
 }
 
 /// K06
 pub(super) fn message(facts: &Facts<'_>) -> Verdict {
     let mut counts: Vec<(String, u64)> = Vec::new();
-    if let Some(cluster) = facts.cluster.answer() {
+    let mut unreadable: Vec<&str> = Vec::new();
+    if let Some(cluster) = listed_or_this_machine(facts, &["nodes"])? {
         for node in &cluster.nodes {
             for (resource, capacity) in node.status.capacity.iter().filter(|(name, _)| is_gpu(name)) {
                 let place = format!("{resource} of {}", node.metadata.name);
@@ -187,12 +197,13 @@ pub(super) fn message(facts: &Facts<'_>) -> Verdict {
             }
             // What the agent would offer, even if the kubelet refused it.
             let inventory = node.metadata.annotations.get(divvy_model::names::INVENTORY);
-            if let Some(Ok(inventory)) = inventory.map(divvy_model::Inventory::parse) {
-                counts.push((format!("the inventory of {}", node.metadata.name), inventory.total_units()));
+            match inventory.map(divvy_model::Inventory::parse) {
+                Some(Ok(inventory)) => counts.push((format!("the inventory of {}", node.metadata.name), inventory.total_units())),
+                Some(Err(_)) => unreadable.push(&node.metadata.name),
+                None => {}
             }
         }
     } else {
-        this_machine(facts)?;
         let kubelet = kubelet(facts)?;
         let registered = registered(facts, &kubelet)?.unwrap_or_default();
         counts.extend(registered.into_iter().map(|(name, count)| (name, count as u64)));
@@ -201,14 +212,22 @@ pub(super) fn message(facts: &Facts<'_>) -> Verdict {
         return skip("no device plugin for GPUs is registered");
     };
     let bytes = most.saturating_mul(TENTHS_PER_ID) / 10;
+    let left_out = match unreadable.is_empty() {
+        true => String::new(),
+        false => format!("; left out: {} (its inventory cannot be read)", some(&unreadable)),
+    };
     match bytes < LARGEST_MESSAGE {
-        true => Ok(format!("{most} ids at most ({place})")),
+        true => Ok(format!("{} at most ({place}){left_out}", count_ids(*most))),
         false => problem(
             format!("{place} has {most} ids, which are about {bytes} bytes"),
             "the kubelet takes no more than 4194304 in one message: \"grpc: received message larger than max\", and the node offers 0",
             "a coarser unit, the same on agents and extender: --memory-unit GiB, or 256MiB",
         ),
     }
+}
+
+fn count_ids(number: u64) -> String {
+    count(usize::try_from(number).unwrap_or(usize::MAX), "id")
 }
 
 /// K17
@@ -227,7 +246,8 @@ pub(super) fn pod_resources(facts: &Facts<'_>) -> Verdict {
     }
     match listens(facts, &path) {
         Some(Err(reason)) => problem(format!("{path}: {reason}"), why, fix),
-        _ => Ok(path),
+        Some(Ok(())) => Ok(path),
+        None => Ok(format!("{path}{UNTRIED}")),
     }
 }
 
@@ -243,6 +263,7 @@ pub(super) fn test_container(facts: &Facts<'_>) -> Verdict {
                 "run it by hand: divvy-runtime --version",
             );
         }
+        Asked::Blocked(reason) => return blind(reason.clone()),
         Asked::Absent(reason) | Asked::Not(reason) => return skip(reason.clone()),
     };
     let why = "every container that asks for a GPU is given the same answer";

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use divvy_container::cdi::generate::{amd, proc};
 
-use crate::check::{Repair, Severity, Verdict, milder, problem, repaired_by, skip};
+use crate::check::{Repair, Severity, Verdict, count, milder, problem, repaired_by, skip};
 use crate::facts::{Facts, Vendor};
 
 /// A node as it should be.
@@ -102,9 +102,10 @@ pub(super) fn there(facts: &Facts<'_>) -> Verdict {
     let found = wrong.join("; ");
     let why = "programs in containers cannot open the GPU: CUDA says \"no CUDA-capable device is detected\" or error 999";
     if wrong.is_empty() {
-        let numbers = match compared {
-            0 => "; numbers were not compared",
-            _ => "",
+        let numbers = match expected.len() - compared {
+            0 => String::new(),
+            n if n == expected.len() => "; numbers were not compared".to_owned(),
+            n => format!("; the numbers of {n} were not compared"),
         };
         return Ok(format!("{} looked at{numbers}", expected.len()));
     }
@@ -116,10 +117,11 @@ pub(super) fn char_links(facts: &Facts<'_>) -> Verdict {
     facts.nvidia_driver()?;
     let dev = facts.dev();
     let mut missing = Vec::new();
-    let mut present = 0;
+    let (mut present, mut without_node) = (0, 0);
     for node in nvidia(facts) {
         let number = facts.root.device(&node.path).or(node.number);
         let (Some((major, minor)), true) = (number, facts.exists(&node.path)) else {
+            without_node += 1;
             continue;
         };
         let link = format!("/dev/char/{major}:{minor}");
@@ -138,7 +140,14 @@ pub(super) fn char_links(facts: &Facts<'_>) -> Verdict {
     if missing.is_empty() {
         return match present {
             0 => skip("no device nodes (D09)"),
-            _ => Ok(format!("{present} links")),
+            _ => Ok(match without_node {
+                0 => count(present, "link"),
+                n => format!(
+                    "{}; left out: {} that is not there (D09)",
+                    count(present, "link"),
+                    count(n, "device node")
+                ),
+            }),
         };
     }
     let links: Vec<String> = missing

@@ -1,14 +1,16 @@
 //! Pods.
 
-use std::collections::BTreeSet;
+mod requests;
+
+use std::collections::{BTreeMap, BTreeSet};
 
 use divvy_model::names::{ALLOCATION, GPU_COUNT, GPU_MEM, VISIBLE_DEVICES};
 
-use super::cluster::{objects, some};
+use super::cluster::{listed, some};
 use super::kubelet::is_gpu;
-use crate::check::{Verdict, problem};
+use crate::check::{Verdict, count, problem};
 use crate::facts::Facts;
-use crate::facts::cluster::Pod;
+use crate::facts::cluster::{Container, Pod};
 
 /// Images whose name says that they compute on GPUs.
 const IMAGES: [&str; 8] = [
@@ -30,128 +32,148 @@ const CARETAKERS: [&str; 5] = [
     "nvidia-gpu-operator",
 ];
 
+pub(super) use requests::requests;
+
+/// As many failed pods are named in the command that deletes them.
+const MOST_DELETED: usize = 30;
+
+fn asks_for(container: &Container, resource: &str) -> bool {
+    container.resources.limits.contains_key(resource)
+}
+
 /// Whether a pod wants a GPU of Divvy's, and no extender has said which.
 pub(super) fn is_unplaced(pod: &Pod) -> bool {
-    let of_divvy = |name: &&str| {
-        pod.spec
-            .containers
-            .iter()
-            .any(|container| container.resources.limits.contains_key(name))
-    };
+    let of_divvy = |resource: &&str| pod.spec.all_containers().any(|container| asks_for(container, resource));
     lives(&pod) && [GPU_MEM, GPU_COUNT].iter().any(of_divvy) && !pod.metadata.annotations.contains_key(ALLOCATION)
 }
 
-fn full_name(pod: &Pod) -> String {
+pub(super) fn full_name(pod: &Pod) -> String {
     format!("{}/{}", pod.metadata.namespace, pod.metadata.name)
 }
 
-fn lives(pod: &&Pod) -> bool {
+pub(super) fn lives(pod: &&Pod) -> bool {
     !["Succeeded", "Failed"].contains(&pod.status.phase.as_str())
 }
 
-/// K13
-pub(super) fn requests(facts: &Facts<'_>) -> Verdict {
-    let cluster = objects(facts)?;
-    let mut wrong = Vec::new();
-    let mut looked = 0;
-    for pod in cluster.pods.iter().filter(lives).filter(|pod| pod.spec.wants_gpu()) {
-        looked += 1;
-        let has = |resource: &str| {
-            pod.spec
-                .containers
-                .iter()
-                .any(|container| container.resources.limits.contains_key(resource))
-        };
-        if has(GPU_COUNT) && !has(GPU_MEM) {
-            wrong.push(format!("{} asks for {GPU_COUNT} alone", full_name(pod)));
-        }
-        for container in &pod.spec.containers {
-            let resources = &container.resources;
-            for (name, request) in resources.requests.iter().filter(|(name, _)| is_gpu(name)) {
-                if resources.limits.get(name) != Some(request) {
-                    wrong.push(format!(
-                        "{} requests {name}: {request}, and has another limit",
-                        full_name(pod)
-                    ));
-                }
-            }
-            for (name, limit) in resources.limits.iter().filter(|(name, _)| is_gpu(name)) {
-                if limit.parse::<u64>().is_err() && divvy_model::parse_quantity(limit).is_none() {
-                    wrong.push(format!("{} has {name}: {limit}, which is no whole number", full_name(pod)));
-                }
-            }
+fn of_a_caretaker(pod: &Pod) -> bool {
+    CARETAKERS.contains(&pod.metadata.namespace.as_str())
+}
+
+/// Objects that a check did not judge, with the reasons.
+#[derive(Default)]
+struct LeftOut(Vec<String>);
+
+impl LeftOut {
+    fn add(&mut self, names: &BTreeSet<String>, why: &str) {
+        if !names.is_empty() {
+            let names: Vec<&String> = names.iter().collect();
+            self.0.push(format!("{} ({why})", some(&names)));
         }
     }
-    match wrong.is_empty() {
-        true => Ok(format!("{looked} pods with GPUs")),
-        false => problem(
-            some(&wrong),
-            "gpu-count has no effect (nobody gets K GPUs by it); GPUs are asked for in limits, in whole numbers, and requests may only say the same",
-            format!("limits: {{{GPU_MEM}: 4}} for 4 units of one GPU; docs/pods.md has the rest"),
-        ),
+
+    /// What is said of them behind what was found.
+    fn said(&self) -> String {
+        match self.0.as_slice() {
+            [] => String::new(),
+            all => format!("; left out: {}", all.join("; ")),
+        }
     }
 }
 
 /// K14
 pub(super) fn visible_devices(facts: &Facts<'_>) -> Verdict {
-    let cluster = objects(facts)?;
-    let mut wrong = Vec::new();
-    for pod in cluster.pods.iter().filter(lives) {
-        // A grant of Divvy's wins over the pod's own value.
-        let granted = pod.metadata.annotations.contains_key(ALLOCATION);
-        if granted || CARETAKERS.contains(&pod.metadata.namespace.as_str()) {
-            continue;
-        }
-        for container in &pod.spec.containers {
-            let variables = container.env.iter().filter(|variable| variable.name == VISIBLE_DEVICES);
-            for value in variables.filter_map(|variable| variable.value.as_deref()) {
-                if !["", "void", "none"].contains(&value) {
-                    wrong.push(format!("{} ({value})", full_name(pod)));
+    let cluster = listed(facts, &["pods"])?;
+    let mut wrong = BTreeSet::new();
+    let (mut granted, mut caretakers, mut unknown) = (BTreeSet::new(), BTreeSet::new(), BTreeSet::new());
+    let mut ended = BTreeSet::new();
+    for pod in &cluster.pods {
+        for container in pod.spec.all_containers() {
+            for variable in container.env.iter().filter(|variable| variable.name == VISIBLE_DEVICES) {
+                let value = variable.value.as_deref().unwrap_or_default();
+                if !variable.from_elsewhere && ["", "void", "none"].contains(&value) {
+                    continue;
+                }
+                let name = full_name(pod);
+                if !lives(&pod) {
+                    ended.insert(name);
+                } else if of_a_caretaker(pod) {
+                    caretakers.insert(name);
+                } else if pod.metadata.annotations.contains_key(ALLOCATION) && asks_for(container, GPU_MEM) {
+                    // A grant replaces the value, but only in the containers that ask for memory.
+                    granted.insert(name);
+                } else if variable.from_elsewhere {
+                    unknown.insert(name);
+                } else {
+                    wrong.insert(format!("{name} ({value})"));
                 }
             }
         }
     }
+    let not_judged: BTreeSet<&String> = [&granted, &caretakers, &unknown, &ended].into_iter().flatten().collect();
+    let looked = cluster.pods.len().saturating_sub(not_judged.len());
+    let mut left_out = LeftOut::default();
+    left_out.add(&granted, "Divvy granted their GPU, and the grant replaces the variable");
+    left_out.add(&caretakers, "their namespace is one of those that look after GPUs");
+    left_out.add(
+        &unknown,
+        "the value comes from a ConfigMap, a Secret or a field, which is not read",
+    );
+    left_out.add(&ended, "they have ended");
+    let left_out = left_out.said();
+    let wrong: Vec<String> = wrong.into_iter().collect();
     match wrong.is_empty() {
-        true => Ok(format!("{} pods looked at", cluster.pods.len())),
+        true => Ok(format!("{} looked at{left_out}", count(looked, "pod"))),
         false => problem(
-            format!("{VISIBLE_DEVICES} is set by {}", some(&wrong)),
-            "what a pod sets itself comes after what a device plugin sets: on a node whose default runtime is NVIDIA's it sees all GPUs, past all sharing",
-            "take the variable out of the pod; on the node: divvy-runtime, or CDI without a default runtime for GPUs; a pod that gets its GPU from Divvy is safe from it",
+            format!("{VISIBLE_DEVICES} is set by {}{left_out}", some(&wrong)),
+            "on a node whose default runtime is NVIDIA's, such a container sees all GPUs, whatever its pod asks for, and nobody counts the memory that it uses",
+            "remove the variable from the pod; or on the node use divvy-runtime, or CDI without a default runtime for GPUs",
         ),
     }
 }
 
 /// K15
 pub(super) fn silent(facts: &Facts<'_>) -> Verdict {
-    let cluster = objects(facts)?;
+    let cluster = listed(facts, &["nodes", "pods"])?;
     let with_gpus: BTreeSet<&str> = cluster
         .nodes
         .iter()
         .filter(|node| node.status.capacity.keys().any(is_gpu))
         .map(|node| node.metadata.name.as_str())
         .collect();
-    let silent: Vec<String> = cluster
-        .pods
-        .iter()
-        .filter(lives)
-        .filter(|pod| pod.spec.node_name.as_deref().is_some_and(|node| with_gpus.contains(node)))
-        .filter(|pod| !CARETAKERS.contains(&pod.metadata.namespace.as_str()) && !pod.spec.wants_gpu())
-        .filter(|pod| {
-            let mut images = pod.spec.containers.iter().map(|container| &container.image);
-            images.any(|image| IMAGES.iter().any(|part| image.contains(part)))
-        })
-        .map(full_name)
-        .collect();
+    let mut looked = 0;
+    let (mut silent, mut caretakers) = (BTreeSet::new(), BTreeSet::new());
+    for pod in cluster.pods.iter().filter(lives) {
+        if !pod.spec.node_name.as_deref().is_some_and(|node| with_gpus.contains(node)) {
+            continue;
+        }
+        looked += 1;
+        let mut images = pod.spec.all_containers().map(|container| &container.image);
+        if pod.spec.wants_gpu() || !images.any(|image| IMAGES.iter().any(|part| image.contains(part))) {
+            continue;
+        }
+        match of_a_caretaker(pod) {
+            true => caretakers.insert(full_name(pod)),
+            false => silent.insert(full_name(pod)),
+        };
+    }
+    let mut left_out = LeftOut::default();
+    left_out.add(&caretakers, "their namespace is one of those that look after GPUs");
+    let left_out = left_out.said();
+    let silent: Vec<String> = silent.into_iter().collect();
     match silent.is_empty() {
-        true => Ok(format!("{} nodes with GPUs looked at", with_gpus.len())),
+        true => Ok(format!(
+            "{} on {} with GPUs looked at{left_out}",
+            count(looked - caretakers.len(), "pod"),
+            count(with_gpus.len(), "node")
+        )),
         false => problem(
             format!(
-                "on nodes with GPUs, with an image for GPUs, and asking for none: {}",
+                "on nodes with GPUs, with an image for GPUs, and without asking for one: {}{left_out}",
                 some(&silent)
             ),
-            "where the node's default runtime is NVIDIA's, the image's own NVIDIA_VISIBLE_DEVICES=all gives such a pod every GPU, and nobody counts its memory",
+            "where the node's default runtime is NVIDIA's, the image's own NVIDIA_VISIBLE_DEVICES=all gives such a pod every GPU, and nobody counts the memory that it uses",
             format!(
-                "limits: {{{GPU_MEM}: N}} in the pod; on nodes: no default runtime for GPUs, or accept-nvidia-visible-devices-envvar-when-unprivileged = false"
+                "in the pod write limits: {{{GPU_MEM}: N}}; on the nodes use no default runtime for GPUs, or set accept-nvidia-visible-devices-envvar-when-unprivileged = false"
             ),
         ),
     }
@@ -159,22 +181,36 @@ pub(super) fn silent(facts: &Facts<'_>) -> Verdict {
 
 /// K16
 pub(super) fn admission(facts: &Facts<'_>) -> Verdict {
-    let cluster = objects(facts)?;
-    let failed: Vec<String> = cluster
+    let cluster = listed(facts, &["pods"])?;
+    let failed: Vec<&Pod> = cluster
         .pods
         .iter()
         .filter(|pod| pod.status.phase == "Failed" && pod.status.reason == "UnexpectedAdmissionError")
-        .map(full_name)
         .collect();
-    match failed.first() {
-        None => Ok(format!("{} pods looked at", cluster.pods.len())),
-        Some(first) => {
-            let (namespace, name) = first.split_once('/').unwrap_or(("default", first));
-            problem(
-                some(&failed),
-                "the kubelet admitted them while the device plugin was away (\"requested number of devices unavailable\"); such a pod never starts again",
-                format!("kubectl delete pod -n {namespace} {name}; its controller makes a new one"),
-            )
-        }
+    if failed.is_empty() {
+        return Ok(format!("{} looked at", count(cluster.pods.len(), "pod")));
     }
+    // Only these: other failed pods may still be wanted for their logs.
+    let mut by_namespace: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+    for pod in failed.iter().take(MOST_DELETED) {
+        let names = by_namespace.entry(&pod.metadata.namespace).or_default();
+        names.push(&pod.metadata.name);
+    }
+    let commands: Vec<String> = by_namespace
+        .iter()
+        .map(|(namespace, names)| format!("kubectl delete pod -n {namespace} {}", names.join(" ")))
+        .collect();
+    let rest = match failed.len().saturating_sub(MOST_DELETED) {
+        0 => String::new(),
+        more => format!("; after that, ask again for the other {more}"),
+    };
+    let names: Vec<String> = failed.iter().map(|pod| full_name(pod)).collect();
+    problem(
+        some(&names),
+        "the kubelet refused them when they were to start, usually since the device plugin was away (\"requested number of devices unavailable\"); such a pod never starts again",
+        format!(
+            "{}{rest}. A Deployment or Job makes new pods by itself; create a pod that nothing manages again",
+            commands.join("; ")
+        ),
+    )
 }

@@ -2,7 +2,7 @@
 
 use divvy_model::names::GPU_MEM;
 
-use crate::check::{Severity, Stop, Verdict, milder, problem, skip};
+use crate::check::{Severity, Stop, Verdict, blind, count, milder, problem, skip};
 use crate::facts::{Asked, Facts, Scheduler, version_at_least};
 
 fn scheduler(facts: &Facts<'_>) -> Result<Scheduler, Stop> {
@@ -37,7 +37,7 @@ pub(super) fn version(facts: &Facts<'_>) -> Verdict {
         return skip("kube-scheduler has no --config on this machine");
     }
     let Some(configuration) = facts.scheduler_configuration(&scheduler) else {
-        return skip("kube-scheduler's configuration cannot be read as YAML (K11)");
+        return blind("kube-scheduler's configuration cannot be read as YAML (K11)");
     };
     let api = configuration["apiVersion"].as_str().unwrap_or_default().to_owned();
     let kind = configuration["kind"].as_str().unwrap_or_default();
@@ -158,6 +158,7 @@ pub(super) fn extender(facts: &Facts<'_>) -> Verdict {
     let asked = match &facts.extender {
         Asked::Answer(asked) => asked,
         Asked::Failed(reason) => return problem(reason.clone(), why, "kubectl get pods -A | grep extender; kubectl logs it"),
+        Asked::Blocked(reason) => return blind(reason.clone()),
         Asked::Absent(reason) | Asked::Not(reason) => return skip(reason.clone()),
     };
     let version = match &asked.version {
@@ -180,15 +181,28 @@ pub(super) fn extender(facts: &Facts<'_>) -> Verdict {
         return milder(
             Severity::Warning,
             format!(
-                "{} answers and was never asked to filter, though {wanting} pods want GPUs and have no allocation",
-                asked.url
+                "{} answers and was never asked to filter, though {} for a GPU and {} no allocation",
+                asked.url,
+                match wanting {
+                    1 => "1 pod asks".to_owned(),
+                    n => format!("{n} pods ask"),
+                },
+                if wanting == 1 { "has" } else { "have" },
             ),
             "kube-scheduler's configuration does not name it, or kube-scheduler was not restarted since",
             "divvy scheduler-config --check",
         );
     }
+    let left_out = match asked.left_out.as_slice() {
+        [] => String::new(),
+        all => format!("; left out: {}", all.join("; ")),
+    };
     Ok(match asked.filter_calls {
-        Some(calls) => format!("{} ({version}), {calls} filter calls", asked.url),
-        None => format!("{} ({version})", asked.url),
+        Some(calls) => format!(
+            "{} ({version}), {}{left_out}",
+            asked.url,
+            count(usize::try_from(calls).unwrap_or(usize::MAX), "filter call")
+        ),
+        None => format!("{} ({version}); how often it was called is not known{left_out}", asked.url),
     })
 }

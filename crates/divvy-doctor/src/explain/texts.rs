@@ -1,5 +1,7 @@
 //! The table. Sources of the texts: research/vendors-ux.md section 6, research/container-toolkit.md section 7.
 
+mod programs;
+
 use super::Explanation;
 
 const fn of(check: &'static str, texts: &'static [&'static str], means: &'static str, fix: &'static str) -> Explanation {
@@ -13,6 +15,22 @@ const fn of(check: &'static str, texts: &'static [&'static str], means: &'static
 
 /// What is more special comes first: a line is explained once.
 pub const ALL: &[Explanation] = &[
+    programs::OUT_OF_MEMORY,
+    programs::NO_GPUS,
+    programs::WRONG_NUMBER,
+    programs::DRIVER_TOO_OLD,
+    programs::NO_CODE,
+    programs::NO_START,
+    programs::UNKNOWN,
+    programs::ASSERTION,
+    programs::ILLEGAL_ACCESS,
+    programs::NO_DRIVER_LIBRARY,
+    programs::NO_NVML,
+    programs::DEVICES_LOST,
+    programs::SAME_CARD,
+    programs::NCCL_SYSTEM,
+    programs::NCCL_CUDA,
+    programs::ENDED_BY_DRIVER,
     of(
         "D05",
         &[
@@ -21,20 +39,8 @@ pub const ALL: &[Explanation] = &[
             "nvml error: lib rm version mismatch",
             "RmInitAdapter failed*version mismatch",
         ],
-        "the driver's libraries were upgraded under a kernel module that is still loaded (often by unattended-upgrades)",
-        "reboot; then apt-mark hold 'nvidia-*' 'libnvidia-*' so that it does not come back",
-    ),
-    of(
-        "D07",
-        &[
-            "could not load NVML library",
-            "libnvidia-ml.so.1: cannot open shared object file",
-            "libnvidia-ml.so: cannot open shared object file",
-            "nvidia-container-cli: initialization error: load library failed",
-            "ERROR_LIBRARY_NOT_FOUND",
-        ],
-        "NVML is not where the program looks: in a pod, the container runtime put no driver into it; on the host, the driver's libraries are not installed",
-        "divvy doctor --only D07,R09,R10,R15 on the node; for a driver container give the agent driverRoot /run/nvidia/driver",
+        "the driver's libraries were upgraded, often by unattended-upgrades, while the old kernel module stayed loaded: what runs goes on, and no new program can use a GPU of this node",
+        "reboot the node; then apt-mark hold 'nvidia-*' 'libnvidia-*' so that it does not happen again",
     ),
     of(
         "D02",
@@ -77,24 +83,11 @@ pub const ALL: &[Explanation] = &[
         "D04",
         &[
             "unsatisfied condition: cuda>=",
-            "CUDA driver version is insufficient for CUDA runtime version",
             "nvidia-container-cli: requirement error",
             "forward compatibility was attempted on non supported HW",
         ],
         "the image needs a newer driver than the machine has",
         "upgrade the driver, or take an image of an older CUDA; nvidia-smi shows the newest CUDA of a driver",
-    ),
-    of(
-        "D08",
-        &["no kernel image is available for execution"],
-        "the image has no code for this GPU: it is older, or newer, than what the image was built for",
-        "take an image whose CUDA knows the GPU; or keep the pod away from it: annotation divvy.dev/gpu-model",
-    ),
-    of(
-        "D10",
-        &["Failed to initialize NVML: Unknown Error"],
-        "a running container has lost its devices, after systemctl daemon-reload or runc update: systemd did not know of them",
-        "give devices by CDI; until then: divvy doctor --fix --only D10, and restart the pod",
     ),
     of(
         "D11",
@@ -159,12 +152,11 @@ pub const ALL: &[Explanation] = &[
             "Incompatible strategy detected",
             "did you configure the NVIDIA Container Toolkit",
             "Detected non-NVML platform",
-            "Detected non-Tegra platform",
             "No valid resources detected, creating a null CDI handler",
             "nvidia-smi*executable file not found in $PATH",
         ],
-        "NVIDIA's device plugin, or the pod, was started without the driver: by a runtime that puts none into it",
-        "runtimeClassName: nvidia in the pod, or divvy configure containerd --set-default --restart, or CDI; divvy doctor --only R09,R10,R15 on the node says what is missing",
+        "NVIDIA's device plugin, or the pod, was started by a runtime that puts no driver into it",
+        "runtimeClassName: nvidia in the pod; or divvy configure containerd --set-default --restart; or CDI. divvy doctor --only R09,R10,R15 on the node says what is missing",
     ),
     of(
         "R07",
@@ -333,8 +325,8 @@ pub const ALL: &[Explanation] = &[
     of(
         "K16",
         &["UnexpectedAdmissionError", "requested number of devices unavailable"],
-        "the kubelet admitted the pod before the device plugin was registered again (it was restarted), and such a pod stays failed",
-        "kubectl delete pod --field-selector status.phase=Failed; divvy doctor --cluster --only K16 names them",
+        "the kubelet refused the pod when it was to start, usually since the device plugin had not registered again after a restart; such a pod stays Failed for good",
+        "divvy doctor --cluster --only K16 names these pods and prints the command that deletes them, and no others",
     ),
     of(
         "K09",

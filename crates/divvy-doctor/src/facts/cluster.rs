@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 use divvy_model::names;
-use serde::de::{MapAccess, Visitor};
+use serde::de::{IgnoredAny, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 
 use crate::check::Stop;
@@ -21,16 +21,16 @@ pub struct Cluster {
     pub daemon_sets: Vec<DaemonSet>,
     /// `/apis/node.k8s.io/v1/runtimeclasses`
     pub runtime_classes: Vec<RuntimeClass>,
-    /// What could not be listed, by its plural, and the reason.
+    /// What could not be listed (`nodes`, `pods`, `daemonsets`, `runtimeclasses`), and the reason, with what to type.
     pub refused: BTreeMap<String, String>,
 }
 
 impl Cluster {
-    /// Goes on if these could be listed.
-    pub(crate) fn listed(&self, plural: &str) -> Result<(), Stop> {
-        match self.refused.get(plural) {
+    /// Goes on if all of these could be listed; else the reason of the first that could not.
+    pub(crate) fn listed(&self, plurals: &[&str]) -> Result<(), Stop> {
+        match plurals.iter().find_map(|plural| self.refused.get(*plural)) {
             None => Ok(()),
-            Some(reason) => Err(Stop::Skip(format!("could not be looked at: {reason}"))),
+            Some(reason) => Err(Stop::Blind(reason.clone())),
         }
     }
 }
@@ -208,6 +208,8 @@ pub struct NodeStatus {
 pub struct NodeInfo {
     /// `v1.33.2+k3s1`
     pub kubelet_version: String,
+    /// `containerd://2.1.3`
+    pub container_runtime_version: String,
 }
 
 /// A pod.
@@ -240,8 +242,10 @@ impl Pod {
         if spec.node_name.is_some() {
             (spec.tolerations, spec.node_selector) = (Vec::new(), Texts::default());
         }
-        spec.containers.shrink_to_fit();
-        for container in &mut spec.containers {
+        for containers in [&mut spec.containers, &mut spec.init_containers] {
+            containers.shrink_to_fit();
+        }
+        for container in spec.containers.iter_mut().chain(&mut spec.init_containers) {
             container.name = String::new();
             // Only of a pod that asks for no GPU does anybody ask whether its image wants one.
             if wants_gpu {
@@ -283,6 +287,9 @@ pub struct PodSpec {
     /// Its containers.
     #[serde(deserialize_with = "or_default")]
     pub containers: Vec<Container>,
+    /// Those that run before the others, sidecars among them.
+    #[serde(deserialize_with = "or_default")]
+    pub init_containers: Vec<Container>,
     /// Taints that it does not mind.
     #[serde(deserialize_with = "or_default")]
     pub tolerations: Vec<Toleration>,
@@ -292,9 +299,14 @@ pub struct PodSpec {
 }
 
 impl PodSpec {
+    /// Every container, those that run first among them.
+    pub(crate) fn all_containers(&self) -> impl Iterator<Item = &Container> {
+        self.init_containers.iter().chain(&self.containers)
+    }
+
     /// Whether any container asks for a GPU, or a share of one.
     pub(crate) fn wants_gpu(&self) -> bool {
-        let resources = self.containers.iter().map(|container| &container.resources);
+        let resources = self.all_containers().map(|container| &container.resources);
         resources
             .flat_map(|resources| resources.limits.keys().chain(resources.requests.keys()))
             .any(is_gpu)
@@ -327,14 +339,17 @@ pub struct Port {
     pub container_port: u16,
 }
 
-/// A variable that is written out.
+/// A variable of a container.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
-#[serde(default)]
+#[serde(rename_all = "camelCase", default)]
 pub struct Variable {
     /// Its name.
     pub name: String,
-    /// Its value; none where it comes from elsewhere.
+    /// Its value, where the pod writes it out.
     pub value: Option<String>,
+    /// Whether the value comes from a ConfigMap, a Secret or a field: the pod does not say what it is.
+    #[serde(rename = "valueFrom", deserialize_with = "is_there")]
+    pub from_elsewhere: bool,
 }
 
 /// `resources` of a container.
@@ -428,4 +443,9 @@ impl RuntimeClass {
 /// Go writes nil slices and maps as `null`.
 fn or_default<'de, D: Deserializer<'de>, T: Default + Deserialize<'de>>(deserializer: D) -> Result<T, D::Error> {
     Ok(Option::deserialize(deserializer)?.unwrap_or_default())
+}
+
+/// Whether anything but null is there.
+fn is_there<'de, D: Deserializer<'de>>(deserializer: D) -> Result<bool, D::Error> {
+    Ok(Option::<IgnoredAny>::deserialize(deserializer)?.is_some())
 }

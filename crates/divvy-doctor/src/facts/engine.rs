@@ -137,6 +137,35 @@ impl Facts<'_> {
         own.next().map(|(number, _)| number)
     }
 
+    /// Major and minor number of the containerd that runs pods: by the configuration that it prints, by its package, or by what the nodes of the
+    /// cluster say, if they all have containerd before 2.0, or all 2.0 or later (which of them is this machine is not known).
+    pub(crate) fn containerd_version(&self, engine: &Engine) -> Option<(u32, u32)> {
+        if let Asked::Answer(dump) = &self.containerd
+            && let Ok(table) = dump.parse::<toml::Table>()
+            && let Some(version) = table.get("version").and_then(toml::Value::as_integer)
+        {
+            // It prints its configuration in the newest version that it knows: 3 and later since 2.0.
+            return Some(if version >= 3 { (2, 0) } else { (1, 0) });
+        }
+        let packages = ["containerd.io", "containerd"];
+        // Distributions such as k3s bring a containerd of their own.
+        let is_packaged = engine.file == containerd::CONFIG;
+        let package = packages.iter().filter(|_| is_packaged).find_map(|name| self.package(name));
+        if let Some(version) = package {
+            return containerd::release(&version);
+        }
+        let cluster = self.cluster.answer()?;
+        let mut versions = cluster
+            .nodes
+            .iter()
+            .map(|node| &node.status.node_info.container_runtime_version)
+            .map(|version| version.strip_prefix("containerd://").and_then(containerd::release));
+        let first = versions.next()??;
+        versions
+            .all(|other| other.is_some_and(|other| (other.0 >= 2) == (first.0 >= 2)))
+            .then_some(first)
+    }
+
     /// What the engine of pods is configured to do: as it says itself where it could be asked, else by its files.
     pub(crate) fn configuration(&self, engine: &Engine) -> Result<Configuration, Stop> {
         let read = match (engine.kind, &self.containerd) {
@@ -149,7 +178,7 @@ impl Facts<'_> {
             (Kind::Docker, _) => return Err(Stop::Skip("pods run on Docker (R07)".to_owned())),
         };
         read.map_err(|error| {
-            Stop::Skip(format!(
+            Stop::Blind(format!(
                 "the configuration of {} could not be read (R08): {error}",
                 engine.name
             ))

@@ -118,6 +118,8 @@ pub struct Extender {
     pub version: Result<String, String>,
     /// How often kube-scheduler has called its filter, if it says.
     pub filter_calls: Option<u64>,
+    /// Replicas that were not asked, and why.
+    pub left_out: Vec<String>,
 }
 
 /// A counter of the extender: calls of filter.

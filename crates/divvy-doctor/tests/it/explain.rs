@@ -121,6 +121,182 @@ const FILED: &[(&str, &str)] = &[
     ),
 ];
 
+/// What programs that use CUDA say in a pod, as users have filed it with PyTorch, TensorFlow, vLLM, NCCL and others, and the check that each belongs to.
+const OF_PROGRAMS: &[(&str, &str)] = &[
+    (
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 22.78 GiB. GPU 0 has a total capacity of 31.47 GiB of which 12.73 GiB is free.",
+        "K15",
+    ),
+    (
+        "torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.70 GiB. GPU 0 has a total capacty of 6.00 GiB of which 0 bytes is free.",
+        "K15",
+    ),
+    (
+        "RuntimeError: CUDA out of memory. Tried to allocate 2.26 GiB (GPU 0; 6.00 GiB total capacity; 781.59 MiB already allocated)",
+        "K15",
+    ),
+    ("RuntimeError: CUDA error: out of memory", "K15"),
+    ("an error: cudaErrorMemoryAllocation (2)", "K15"),
+    (
+        "tensorflow/stream_executor/cuda/cuda_driver.cc:806] failed to allocate 1.95G (2095972352 bytes) from device: CUDA_ERROR_OUT_OF_MEMORY: out of memory",
+        "K15",
+    ),
+    (
+        "ResourceExhaustedError: OOM when allocating tensor with shape[64,3,64,64] and type float on /job:localhost/replica:0/task:0/device:GPU:0 by allocator GPU_0_bfc",
+        "K15",
+    ),
+    (
+        "XlaRuntimeError: RESOURCE_EXHAUSTED: Out of memory while trying to allocate 17179869184 bytes.",
+        "K15",
+    ),
+    (
+        "ValueError: Free memory on device (3.20/15.00 GiB) on startup is less than desired GPU memory utilization (0.9, 13.5 GiB).",
+        "K15",
+    ),
+    (
+        "ValueError: No available memory for the cache blocks. Try increasing `gpu_memory_utilization` when initializing the engine.",
+        "K15",
+    ),
+    ("RuntimeError: No CUDA GPUs are available", "K13"),
+    (
+        "cudaGetDeviceCount returned 35\n-> CUDA driver version is insufficient for CUDA runtime version",
+        "D04",
+    ),
+    (
+        "RuntimeError: CUDA error: no kernel image is available for execution on the device",
+        "D08",
+    ),
+    ("RuntimeError: CUDA error: initialization error", "D09"),
+    (
+        "RuntimeError: Cannot re-initialize CUDA in forked subprocess. To use CUDA with multiprocessing, you must use the 'spawn' start method",
+        "D09",
+    ),
+    ("RuntimeError: CUDA error: unknown error", "D09"),
+    (
+        "RuntimeError: CUDA unknown error - this may be due to an incorrectly set up environment, e.g. changing env variable CUDA_VISIBLE_DEVICES after program start.",
+        "D09",
+    ),
+    ("RuntimeError: CUDA error: device-side assert triggered", "D11"),
+    ("RuntimeError: CUDA error: an illegal memory access was encountered", "D11"),
+    (
+        "ImportError: libcuda.so.1: cannot open shared object file: No such file or directory",
+        "R15",
+    ),
+    (
+        "RuntimeError: Found no NVIDIA driver on your system. Please check that you have an NVIDIA GPU and installed a driver",
+        "R15",
+    ),
+    (
+        "tsl/cuda/cudart_stub.cc:28] Could not find cuda drivers on your machine, GPU will not be used.",
+        "R15",
+    ),
+    (
+        "Could not load dynamic library 'libcuda.so.1'; dlerror: libcuda.so.1: cannot open shared object file: No such file or directory",
+        "R15",
+    ),
+    (
+        "NVML Shared Library Not Found: libnvidia-ml.so.1: cannot open shared object file: No such file or directory",
+        "D07",
+    ),
+    ("pynvml.NVMLError_LibraryNotFound: NVML Shared Library Not Found", "D07"),
+    ("Failed to initialize NVML: Driver/library version mismatch", "D05"),
+    ("Failed to initialize NVML: Unknown Error", "D10"),
+    ("RuntimeError: CUDA error: invalid device ordinal", "K13"),
+    (
+        "RuntimeError: Attempting to deserialize object on CUDA device 1 but torch.cuda.device_count() is 1.",
+        "K13",
+    ),
+    (
+        "torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:1691, unhandled system error (run with NCCL_DEBUG=INFO for details), NCCL version 2.19.3",
+        "D11",
+    ),
+    (
+        "RuntimeError: NCCL error: unhandled cuda error (run with NCCL_DEBUG=INFO for details)",
+        "D11",
+    ),
+    (
+        "init.cc:497 NCCL WARN Duplicate GPU detected : rank 2 and rank 0 both on CUDA device 1000",
+        "K13",
+    ),
+    (
+        "misc/shmutils.cc:132 NCCL WARN Error while creating shared memory segment /dev/shm/nccl-WU88OE (size 9637888), error: No space left on device (28)",
+        "D11",
+    ),
+    (
+        "kernel: NVRM: Xid (PCI:0000:81:00): 31, pid=1234, name=python, Ch 00000008, MMU Fault: ENGINE GRAPHICS",
+        "D11",
+    ),
+];
+
+#[test]
+fn what_programs_say_in_a_pod_is_explained() {
+    let mut unknown = Vec::new();
+    for (text, check) in OF_PROGRAMS {
+        let found = text.lines().find_map(explain::line).map(|found| found.check);
+        if found != Some(*check) {
+            unknown.push(format!("{text}: {found:?} and not {check}"));
+        }
+    }
+    assert!(unknown.is_empty(), "{}", unknown.join("\n"));
+}
+
+/// Each cause that an error may have is said, the likelier first.
+#[test]
+fn an_error_with_two_usual_causes_names_both_and_the_likelier_first() {
+    for (text, first, second) in [
+        (
+            "libcuda.so.1: cannot open shared object file: No such file or directory",
+            "no CDI spec",
+            "driver was upgraded",
+        ),
+        (
+            "CUDA driver version is insufficient for CUDA runtime version",
+            "newer than the driver",
+            "no driver at all",
+        ),
+        ("CUDA out of memory", "its pod asked for", "another pod"),
+        ("No CUDA GPUs are available", "did not ask for one", "CUDA_VISIBLE_DEVICES"),
+    ] {
+        let means = explain::line(text).map_or("", |found| found.means);
+        let (one, other) = (means.find(first), means.find(second));
+        assert!(one.is_some() && one < other, "{text}: {means}");
+    }
+}
+
+/// An XID that a program causes does not call for a reset of the GPU that others share.
+#[test]
+fn a_program_that_the_driver_ended_is_not_a_lost_gpu() {
+    let lost = explain::line("NVRM: Xid (PCI:0000:81:00): 79, pid=1, GPU has fallen off the bus.");
+    let ended = explain::line("NVRM: Xid (PCI:0000:81:00): 13, pid=1, Graphics Exception");
+    assert!(lost.is_some_and(|found| found.fix.contains("--gpu-reset")));
+    assert!(ended.is_some_and(|found| !found.fix.contains("reset")), "{ended:?}");
+}
+
+/// Logs of programs that are well, from their start on, as they print them.
+const HEALTHY: &[(&str, &str)] = &[
+    ("NVIDIA's device plugin", include_str!("healthy/nvidia-device-plugin.log")),
+    ("gpu-feature-discovery", include_str!("healthy/gpu-feature-discovery.log")),
+    ("dcgm-exporter", include_str!("healthy/dcgm-exporter.log")),
+    ("containerd", include_str!("healthy/containerd.log")),
+    ("the kubelet", include_str!("healthy/kubelet.log")),
+    ("kube-scheduler", include_str!("healthy/kube-scheduler.log")),
+    ("gpushare's device plugin", include_str!("healthy/gpushare-device-plugin.log")),
+    ("Divvy's agent", include_str!("healthy/divvy-agent.log")),
+    ("Divvy's extender", include_str!("healthy/divvy-extender.log")),
+    ("the kernel", include_str!("healthy/kernel.log")),
+    ("NCCL", include_str!("healthy/nccl.log")),
+];
+
+#[test]
+fn nothing_is_reported_of_a_healthy_log() {
+    for (program, text) in HEALTHY {
+        assert!(text.lines().count() > 8, "{program}: that is no log");
+        let mut log = Log::default();
+        text.lines().for_each(|line| log.read(line));
+        assert!(log.found().is_empty(), "{program}: {}", log.text());
+    }
+}
+
 #[test]
 fn every_text_that_users_have_filed_is_explained_by_its_check() {
     for (text, check) in FILED {

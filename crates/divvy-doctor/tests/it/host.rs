@@ -277,6 +277,7 @@ pub(crate) fn facts(host: &Host) -> Facts<'_> {
         url: "http://127.0.0.1:32766".to_owned(),
         version: Ok("0.1.0".to_owned()),
         filter_calls: Some(7),
+        left_out: Vec::new(),
     });
     facts.cluster = Asked::Answer(cluster());
     facts
@@ -299,6 +300,7 @@ pub(crate) fn cluster() -> Cluster {
             allocatable: map(&[("cpu", "8"), ("aliyun.com/gpu-mem", "80"), ("aliyun.com/gpu-count", "2")]),
             node_info: NodeInfo {
                 kubelet_version: "v1.33.2".to_owned(),
+                container_runtime_version: "containerd://2.1.3".to_owned(),
             },
         },
         ..Node::default()

@@ -1,19 +1,32 @@
 //! What is said of machines of each kind, whole.
 
-use divvy_doctor::{Facts, Report, checks};
+use divvy_doctor::{Facts, Report, Style, checks};
 
 use crate::host::{Host, debian, none};
 use crate::machine::kinds;
 
-/// A copy of a machine: nobody is asked.
+/// A copy of a machine, of which nobody is asked: every check.
 fn copy(host: &Host) -> String {
+    printed(
+        host,
+        Style {
+            verbose: true,
+            ..Style::default()
+        },
+    )
+}
+
+fn printed(host: &Host, style: Style) -> String {
     let facts = Facts::of(host).expect("a machine");
-    Report::of(&facts, checks::ALL).text(false)
+    Report::of(&facts, checks::ALL).print(style)
 }
 
 #[test]
-fn a_machine_without_a_gpu_is_told_so_once() {
-    insta::assert_snapshot!(copy(&none()));
+fn of_a_machine_without_a_gpu_little_is_said_and_all_of_it_with_verbose() {
+    let short = printed(&none(), Style::default());
+    assert!(short.lines().count() < 12, "{short}");
+    insta::assert_snapshot!("without_a_gpu", short);
+    insta::assert_snapshot!("without_a_gpu_verbose", copy(&none()));
 }
 
 #[test]

@@ -7,6 +7,8 @@
 #[path = "../../../divvy-container/tests/it/machine.rs"]
 mod machine;
 
+mod cluster;
+mod engine;
 mod explain;
 mod fires;
 mod host;

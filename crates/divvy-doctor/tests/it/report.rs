@@ -2,9 +2,9 @@
 
 use divvy_doctor::facts::cluster::{Cluster, Container, Pod, Resources, Texts};
 use divvy_doctor::facts::programs::Extender;
-use divvy_doctor::{Asked, Line, Report, Status, checks};
+use divvy_doctor::{Asked, Line, Report, Status, Style, checks};
 
-use crate::host::{debian, facts};
+use crate::host::{cluster, debian, facts, none};
 
 #[test]
 fn the_exit_status_is_that_of_the_worst_finding() {
@@ -85,9 +85,73 @@ fn a_cluster_that_could_not_be_read_is_not_replaced_by_this_machine() {
     let report = Report::of(&facts, checks::ALL);
     assert!(report.checks.len() > 10);
     for line in &report.checks {
-        let said = line.found.contains("nodes is forbidden") || line.id == "K12";
-        assert!(line.status == Status::Skip && said, "{line:?}");
+        let said = line.could_not_look() && line.found.contains("nodes is forbidden");
+        assert!(said || (line.id == "K12" && line.status == Status::Skip), "{line:?}");
     }
+    assert_eq!(report.exit_status(), 2, "nobody knows whether all is well");
+}
+
+/// A reason that many checks share is said once.
+#[test]
+fn what_could_not_be_looked_at_is_listed_below_with_each_reason_once() {
+    let host = debian();
+    let mut facts = facts(&host);
+    facts.node = false;
+    let mut cluster = cluster();
+    for (plural, words) in [("nodes", "nodes is forbidden: X"), ("pods", "pods is forbidden: Y")] {
+        cluster.refused.insert(plural.to_owned(), words.to_owned());
+    }
+    facts.cluster = Asked::Answer(cluster);
+    let report = Report::of(&facts, checks::ALL);
+    assert_eq!(report.exit_status(), 2);
+    insta::assert_snapshot!(report.text(false));
+}
+
+/// A program that reads the report can tell the two from each other.
+#[test]
+fn json_tells_what_does_not_apply_from_what_could_not_be_looked_at() {
+    let host = none();
+    let mut facts = facts(&host);
+    facts.cluster = Asked::Failed("no answer".to_owned());
+    let report = serde_json::to_value(Report::of(&facts, checks::ALL)).expect("JSON");
+    let of = |id: &str| {
+        let lines = report["checks"].as_array().expect("lines");
+        let line = lines.iter().find(|line| line["id"] == id).expect(id);
+        (line["status"].clone(), line["skipped"].clone())
+    };
+    assert_eq!(of("D02"), ("SKIP".into(), "doesNotApply".into()));
+    assert_eq!(of("K16"), ("SKIP".into(), "couldNotLook".into()));
+    assert_eq!(of("D01"), ("FAIL".into(), serde_json::Value::Null));
+}
+
+#[test]
+fn long_findings_keep_their_indentation_on_a_terminal() {
+    let host = debian();
+    let mut facts = facts(&host);
+    facts.probe = Asked::Failed(
+        "a driver that says much of what it does not do, and /a/path/that/is/longer/than/a/line/of/this/terminal/has/columns"
+            .to_owned(),
+    );
+    let checks: Vec<_> = checks::ALL
+        .iter()
+        .filter(|check| ["D11", "D08", "C01"].contains(&check.id))
+        .copied()
+        .collect();
+    let style = Style {
+        width: Some(72),
+        coloured: false,
+        verbose: true,
+    };
+    let text = Report::of(&facts, &checks).print(style);
+    for line in text.lines() {
+        assert!(
+            line.chars().count() <= 72 || line.trim_start().starts_with("/a/path"),
+            "{line:?}"
+        );
+    }
+    insta::assert_snapshot!(text);
+    let coloured = Report::of(&facts, &checks).print(Style { coloured: true, ..style });
+    assert_eq!(text.lines().count(), coloured.lines().count(), "colours have no width");
 }
 
 /// It counts from its start on; that it has placed pods shows that it was called before.
@@ -116,6 +180,7 @@ fn an_extender_that_was_just_started_was_called_if_it_has_placed_the_pods() {
             url: "http://x".to_owned(),
             version: Ok("0.1.0".to_owned()),
             filter_calls: Some(0),
+            left_out: Vec::new(),
         });
         let check = checks::by_id("K12").expect("a check");
         let line = Line::of(check, &facts);

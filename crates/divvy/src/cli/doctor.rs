@@ -19,14 +19,14 @@ Examples:
   journalctl -u kubelet | divvy doctor --explain          which check an error text belongs to, and what to type
   divvy doctor -o json | jq '.checks[] | select(.status == \"FAIL\")'
 
-PASS  it holds.   SKIP  it does not apply here, or could not be looked at: the reason.
-NOTE  good to know.   WARN  something will fail, or is less safe than it seems.   FAIL  containers get no GPU, or a wrong one.
+PASS  it holds.   NOTE  good to know.   WARN  something will fail, or is less safe than it seems.   FAIL  containers get no GPU, or a wrong one.
+SKIP  it could not look, for the reason that is printed; with --verbose also: it does not apply here.
 
 It changes nothing without --fix, loads nothing of the driver (divvy-probe does), runs no container, and needs no GPU to say that there is none.
-Run it as root: what an ordinary user may not read is skipped with that reason.
+Run it as root: at what an ordinary user may not read it cannot look.
 
-Exit status: 0 all is well (notes do not count), 1 a warning, 2 something fails, or the question could not be asked. --explain: 0, or 1 if it knows nothing
-in the log.")]
+Exit status: 0 all is well (notes do not count), 1 a warning, 2 something fails, a check could not look, or the arguments are wrong.
+With --explain: 0 it knows an error in the log, 1 it knows none, 2 the log cannot be read.")]
 pub struct DoctorArgs {
     /// Look at this machine [default, unless --cluster is given]
     #[arg(long)]
@@ -64,6 +64,9 @@ pub struct DoctorArgs {
     /// Look at no machine: explain the error texts in a log, from standard input or a file
     #[arg(long, value_name = "FILE", num_args = 0..=1, default_missing_value = "-", conflicts_with_all = ["node", "cluster", "only"])]
     pub explain: Option<PathBuf>,
+    /// Also print the checks that do not apply here, with the reasons
+    #[arg(short, long)]
+    pub verbose: bool,
     /// The form
     #[arg(short, long, value_name = "FORMAT", default_value = "text")]
     pub output: DoctorOutput,

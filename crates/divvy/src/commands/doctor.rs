@@ -12,9 +12,8 @@ use std::path::Path;
 use std::sync::mpsc;
 use std::time::Duration;
 
-use anyhow::Context as _;
 use divvy_doctor::explain::Log;
-use divvy_doctor::{Check, Facts, Finding, Line, Report, Status, Stop, checks};
+use divvy_doctor::{Check, Facts, Finding, Line, Report, Status, Stop, Style, checks};
 use divvy_hardware::Files;
 
 use super::{Unclear, say};
@@ -54,28 +53,43 @@ pub async fn run(mut args: DoctorArgs) -> anyhow::Result<u8> {
     match args.output {
         DoctorOutput::Json => printer::json(&report)?,
         DoctorOutput::Text => {
-            let coloured = std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
-            printer::print(&report.text(coloured))?;
+            let style = Style {
+                coloured: std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty()),
+                verbose: args.verbose,
+                width: columns(),
+            };
+            printer::print(&report.print(style))?;
         }
     }
     Ok(report.exit_status())
 }
 
-/// Explains the error texts of a log, which may be long and may never end: line by line.
+/// How wide the terminal is; none where standard output is a file or a program, which get whole lines.
+fn columns() -> Option<usize> {
+    let size = rustix::termios::tcgetwinsize(std::io::stdout()).ok()?;
+    Some(usize::from(size.ws_col)).filter(|columns| *columns > 0)
+}
+
+/// Explains the error texts of a log, which may be long and may never end: line by line. Status 1: it has none that is known.
 fn explain(path: &Path, output: DoctorOutput) -> anyhow::Result<u8> {
+    let unreadable = |error: std::io::Error| {
+        Unclear(format!(
+            "--explain: {} cannot be read: {error}; give the path of a log, or none to read standard input",
+            path.display()
+        ))
+    };
     let mut reader: Box<dyn BufRead> = if path == Path::new("-") {
         Box::new(std::io::stdin().lock())
     } else {
-        let file = File::open(path).with_context(|| format!("--explain: {} cannot be read", path.display()))?;
-        Box::new(BufReader::new(file))
+        Box::new(BufReader::new(File::open(path).map_err(unreadable)?))
     };
     let mut log = Log::default();
-    while let Some(line) = next_line(&mut reader).context("the log cannot be read")? {
+    while let Some(line) = next_line(&mut reader).map_err(unreadable)? {
         log.read(&String::from_utf8_lossy(&line));
     }
     match output {
         DoctorOutput::Json => printer::json(&log.found())?,
-        DoctorOutput::Text => printer::print(&log.text())?,
+        DoctorOutput::Text => printer::print(&log.text_within(columns()))?,
     }
     Ok(u8::from(log.found().is_empty()))
 }
@@ -113,14 +127,17 @@ async fn look(args: &DoctorArgs, checks: &[Check]) -> anyhow::Result<Report> {
     });
     let (mut facts, places) = match tokio::time::timeout(limit, begun).await {
         Ok(Ok(Some(read))) => read,
-        Ok(Ok(None)) => anyhow::bail!("{} cannot be read", args.root.display()),
+        Ok(Ok(None)) => return Err(Unclear(format!("{} cannot be read", args.root.display())).into()),
         Ok(Err(error)) => return Err(error.into()),
-        Err(_) => anyhow::bail!(
-            "the files of {} could not be read within {} s: a driver, a process or a disk that hangs holds up whoever looks at it; --timeout waits longer, \
-             and after a reboot it is over",
-            args.root.display(),
-            limit.as_secs()
-        ),
+        Err(_) => {
+            return Err(Unclear(format!(
+                "the files of {} could not be read within {} s: a driver, a process or a disk hangs, and with it whatever reads from it; --timeout waits \
+                 longer, and after a reboot it is over",
+                args.root.display(),
+                limit.as_secs()
+            ))
+            .into());
+        }
     };
     facts.node = args.node;
     if let Some(root) = &args.driver_root {
@@ -160,7 +177,7 @@ fn judged(facts: Facts<'static>, checks: Vec<Check>, limit: Duration) -> Vec<Lin
     }
     for check in &checks[lines.len()..] {
         let reason = "a check before this one did not end".to_owned();
-        lines.push(Line::new(check, Err(Stop::Skip(reason))));
+        lines.push(Line::new(check, Err(Stop::Blind(reason))));
     }
     lines
 }

@@ -4,7 +4,11 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use crate::cli::{divvy, stderr, stdout};
+use serde_json::{Value, json};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpListener;
+
+use crate::cli::{beside, divvy, stderr, stdout};
 use crate::machine::{Machine, kinds};
 
 fn copy_of(machine: &Machine) -> tempfile::TempDir {
@@ -32,12 +36,18 @@ fn a_copied_machine_is_looked_at_and_its_worst_finding_is_the_exit_status() {
     let report: serde_json::Value = serde_json::from_str(&stdout(&broken)).expect("JSON");
     assert_eq!(report["checks"][0]["status"], "FAIL");
     assert_eq!(report["checks"][0]["found"], "kernel module 560.35.03, libraries 550.54.15");
-    let whole = stdout(&doctor(folder.path(), &[]));
+    let why = "is a copy of a machine: its programs cannot be asked";
+    let whole = stdout(&doctor(folder.path(), &["--verbose"]));
+    assert!(whole.contains(why), "{whole}");
     assert!(
-        whole.contains("is a copy of a machine: its programs cannot be asked"),
+        whole.contains("\nNot asked for: 9 checks of the cluster (--cluster): K01 "),
         "{whole}"
     );
-    assert!(whole.contains("\nNot asked for: K01 "), "{whole}");
+    let short = stdout(&doctor(folder.path(), &[]));
+    assert!(
+        !short.contains(why) && short.contains("checks do not apply here; --verbose lists them"),
+        "{short}"
+    );
 }
 
 #[test]
@@ -46,10 +56,14 @@ fn a_machine_without_a_gpu_is_told_so() {
     let output = doctor(folder.path(), &["--only", "D01,D02"]);
     assert_eq!(output.status.code(), Some(2));
     let text = stdout(&output);
+    assert!(text.contains("FAIL D01") && !text.contains("SKIP"), "{text}");
     assert!(
-        text.contains("FAIL D01") && text.contains("SKIP D02 the kernel's driver is loaded: no GPU here"),
+        text.ends_with("0 passed, 1 failed.\n1 check does not apply here; --verbose lists them with the reasons.\n"),
         "{text}"
     );
+    let text = stdout(&doctor(folder.path(), &["--only", "D01,D02", "--verbose"]));
+    assert!(text.contains("SKIP D02 the kernel's driver is loaded: no GPU here"), "{text}");
+    assert!(stdout(&doctor(folder.path(), &[])).lines().count() < 20);
 }
 
 #[test]
@@ -85,11 +99,124 @@ fn an_api_server_that_is_not_there_is_said_with_every_check_that_needs_it() {
         &[],
     );
     let text = stdout(&output);
+    assert_eq!(output.status.code(), Some(2), "{text}");
     assert!(
         text.contains("SKIP K01") && text.contains("SKIP K16") && text.contains(&missing),
         "{text}"
     );
-    assert!(text.ends_with("Not asked for: D01.\n"), "{text}");
+    assert!(
+        text.ends_with("Not asked for: 1 check of a machine (--node, on that machine).\n"),
+        "{text}"
+    );
+}
+
+/// An API server for somebody who may not list these kinds, or not ask a pod; gives the path of its kubeconfig.
+async fn serve(folder: &Path, pods: Vec<Value>, forbidden: &'static [&'static str]) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let address = listener.local_addr().expect("an address");
+    let path = folder.join("kubeconfig");
+    let config = json!({"apiVersion": "v1", "kind": "Config", "current-context": "c",
+        "clusters": [{"name": "c", "cluster": {"server": format!("http://{address}")}}],
+        "users": [{"name": "u", "user": {}}], "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}]});
+    std::fs::write(&path, config.to_string()).expect("written");
+    tokio::spawn(async move {
+        while let Ok((mut stream, _)) = listener.accept().await {
+            let mut head = Vec::new();
+            while !head.ends_with(b"\r\n\r\n") {
+                match stream.read_u8().await {
+                    Ok(byte) => head.push(byte),
+                    Err(_) => break,
+                }
+            }
+            let head = String::from_utf8_lossy(&head).into_owned();
+            let path = head.split([' ', '?']).nth(1).unwrap_or_default();
+            let kind = path.rsplit('/').next().unwrap_or_default();
+            let kind = if path.contains("/proxy/") { "proxy" } else { kind };
+            let (status, body) = if forbidden.contains(&kind) {
+                let words = format!("{kind} is forbidden: User \"guest\" cannot list resource \"{kind}\" at the cluster scope");
+                let status = json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "message": words, "reason": "Forbidden", "code": 403});
+                ("403 Forbidden", status)
+            } else {
+                let items = if kind == "pods" { &pods[..] } else { &[] };
+                ("200 OK", json!({"items": items, "metadata": {"resourceVersion": "9"}}))
+            };
+            let body = body.to_string();
+            let answer = format!(
+                "HTTP/1.1 {status}\r\ncontent-type: application/json\r\ncontent-length: {}\r\nconnection: close\r\n\r\n{body}",
+                body.len()
+            );
+            // A command that has what it wants may go before the end.
+            let _ = stream.write_all(answer.as_bytes()).await;
+        }
+    });
+    path.display().to_string()
+}
+
+#[tokio::test]
+async fn who_may_list_nothing_is_told_what_was_refused_and_how_to_see_the_right() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let kubeconfig = serve(folder.path(), Vec::new(), &["nodes", "pods", "daemonsets", "runtimeclasses"]).await;
+    let output = beside(&["doctor", "--cluster", "--kubeconfig", &kubeconfig], &[]).await;
+    let text = stdout(&output);
+    assert_eq!(output.status.code(), Some(2), "{text}");
+    assert!(!text.contains("PASS"), "{text}");
+    for right in ["list nodes", "list pods --all-namespaces"] {
+        assert!(
+            text.contains(&format!(
+                "kubectl --kubeconfig {kubeconfig} auth can-i {right} says whether you may\n"
+            )),
+            "{text}"
+        );
+    }
+    assert!(
+        text.contains("reason the nodes could not be listed: nodes is forbidden: User \"guest\" cannot list"),
+        "{text}"
+    );
+}
+
+#[tokio::test]
+async fn what_may_be_read_is_looked_at_and_the_rest_makes_the_status_2() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let kubeconfig = serve(folder.path(), Vec::new(), &["daemonsets"]).await;
+    let args = [
+        "doctor",
+        "--cluster",
+        "--kubeconfig",
+        &kubeconfig,
+        "-o",
+        "json",
+        "--only",
+        "K04,K14,K16",
+    ];
+    let output = beside(&args, &[]).await;
+    assert_eq!(output.status.code(), Some(2));
+    let report: Value = serde_json::from_str(&stdout(&output)).expect("JSON");
+    let of = |id: &str| {
+        let lines = report["checks"].as_array().expect("checks");
+        lines.iter().find(|line| line["id"] == id).cloned().expect(id)
+    };
+    assert_eq!(
+        (&of("K04")["status"], &of("K04")["skipped"]),
+        (&json!("SKIP"), &json!("couldNotLook"))
+    );
+    assert_eq!((&of("K16")["status"], &of("K16")["skipped"]), (&json!("PASS"), &Value::Null));
+}
+
+#[tokio::test]
+async fn who_may_not_ask_the_extender_is_told_so_and_how_to_see_the_right() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let extender = json!({"metadata": {"name": "e-1", "namespace": "divvy-system",
+        "labels": {"app.kubernetes.io/name": "divvy", "app.kubernetes.io/component": "extender"}},
+        "spec": {"containers": []}, "status": {"phase": "Running"}});
+    let kubeconfig = serve(folder.path(), vec![extender], &["proxy"]).await;
+    let output = beside(&["doctor", "--cluster", "--kubeconfig", &kubeconfig, "--only", "K12"], &[]).await;
+    let text = stdout(&output);
+    assert_eq!(output.status.code(), Some(2), "{text}");
+    assert!(
+        text.contains("SKIP K12")
+            && text.contains("auth can-i get pods --subresource=proxy -n divvy-system says whether you may"),
+        "{text}"
+    );
 }
 
 #[test]
@@ -104,6 +231,22 @@ fn a_log_is_explained() {
     std::fs::write(&log, "all is well\n").expect("written");
     let output = divvy(&["doctor", "--explain", &log, "-o", "json"], &[]);
     assert_eq!((output.status.code(), stdout(&output).trim()), (Some(1), "[]"));
+}
+
+/// That the log is not there is another answer than that nothing in it is known.
+#[test]
+fn a_log_that_cannot_be_read_has_a_status_and_words_of_its_own() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let missing = folder.path().join("nosuchfile").display().to_string();
+    for path in [missing, folder.path().display().to_string()] {
+        let output = divvy(&["doctor", "--explain", &path], &[]);
+        assert_eq!((output.status.code(), stdout(&output).as_str()), (Some(2), ""));
+        assert!(
+            stderr(&output).starts_with(&format!("error: --explain: {path} cannot be read: ")),
+            "{}",
+            stderr(&output)
+        );
+    }
 }
 
 #[test]

@@ -180,7 +180,7 @@ pub(super) const CASES: &[Case] = &[
                 ));
             })
         },
-        "gpu-1 offer aliyun.com/gpu-mem and nvidia.com/gpu; DaemonSets divvy-system/nvidia-device-plugin-daemonset",
+        "node gpu-1 offers aliyun.com/gpu-mem and nvidia.com/gpu; DaemonSet divvy-system/nvidia-device-plugin-daemonset",
     ),
     with(
         Status::Warn,
@@ -193,7 +193,7 @@ pub(super) const CASES: &[Case] = &[
                         .push(plugin("hami-device-plugin", "docker.io/projecthami/hami:v2.5"));
                 })
             },
-            "DaemonSets divvy-system/hami-device-plugin run beside Divvy's",
+            "DaemonSet divvy-system/hami-device-plugin runs beside Divvy's",
         ),
     ),
     Case {
@@ -257,7 +257,7 @@ pub(super) const CASES: &[Case] = &[
                 cluster.pods[1].status.phase = "Pending".to_owned();
             })
         },
-        "pod ml/train wants a GPU, and tolerates the taint of no node that has one: team:NoSchedule",
+        "pod ml/train wants a GPU, and tolerates the taint of no node that has one: gpu-1 (team:NoSchedule), gpu-2 (team:NoSchedule)",
     ),
     files(
         "K10",
@@ -359,6 +359,7 @@ pub(super) const CASES: &[Case] = &[
                 url: "http://127.0.0.1:32766".to_owned(),
                 version: Err("Connection refused (os error 111)".to_owned()),
                 filter_calls: None,
+                left_out: Vec::new(),
             })
         },
         "http://127.0.0.1:32766 does not answer: Connection refused",
@@ -372,9 +373,10 @@ pub(super) const CASES: &[Case] = &[
                     url: "http://127.0.0.1:32766".to_owned(),
                     version: Ok("0.1.0".to_owned()),
                     filter_calls: Some(0),
+                    left_out: Vec::new(),
                 })
             },
-            "was never asked to filter, though 1 pods want GPUs",
+            "was never asked to filter, though 1 pod asks for a GPU and has no allocation",
         ),
     ),
     with(
@@ -398,7 +400,7 @@ pub(super) const CASES: &[Case] = &[
                     cluster.pods[2].spec.containers[0].resources.requests = map(&[("nvidia.com/gpu", "1")]);
                 })
             },
-            "ml/web requests nvidia.com/gpu: 1, and has another limit",
+            "ml/web requests nvidia.com/gpu: 1, and another limit",
         ),
     ),
     with(
@@ -410,6 +412,7 @@ pub(super) const CASES: &[Case] = &[
                     cluster.pods[1].spec.containers[0].env = vec![Variable {
                         name: "NVIDIA_VISIBLE_DEVICES".to_owned(),
                         value: Some("all".to_owned()),
+                        ..Variable::default()
                     }];
                 })
             },

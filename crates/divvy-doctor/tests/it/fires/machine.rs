@@ -17,7 +17,7 @@ fn without_gpus(host: &mut Host) {
 }
 
 pub(super) const CASES: &[Case] = &[
-    files("D01", debian, without_gpus, "none of the 1 PCI devices is a GPU"),
+    files("D01", debian, without_gpus, "1 PCI device here, and none is a GPU"),
     files("D02", debian, unload, "the kernel module nvidia is not loaded"),
     files(
         "D02",

@@ -1,5 +1,6 @@
 //! What the API server and the extender say.
 
+use std::collections::BTreeMap;
 use std::pin::pin;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -18,6 +19,7 @@ use tokio::runtime::Handle;
 use super::http as question;
 use super::programs::too_long;
 use crate::cli::ClusterArgs;
+use crate::cli::doctor::DoctorArgs;
 use crate::commands::inspect::{choice, say_left_out};
 use crate::commands::progress::Arrived;
 
@@ -30,7 +32,35 @@ const MOST_REPLICAS: usize = 5;
 /// Where an extender listens in the chart.
 const PORT: u16 = 32766;
 
-/// Nodes and pods; DaemonSets and RuntimeClasses where one may read them.
+/// What `kubectl auth can-i` is asked for the right to list each kind.
+const RIGHTS: [(&str, &str); 4] = [
+    ("nodes", "list nodes"),
+    ("pods", "list pods --all-namespaces"),
+    ("daemonsets", "list daemonsets.apps --all-namespaces"),
+    ("runtimeclasses", "list runtimeclasses.node.k8s.io"),
+];
+
+/// Why a list was not had.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Unlisted {
+    reason: String,
+    /// The API server answered that one may not.
+    forbidden: bool,
+}
+
+/// `kubectl`, for the cluster that was asked.
+fn kubectl(args: &ClusterArgs) -> String {
+    let mut words = vec!["kubectl".to_owned()];
+    words.extend(
+        args.kubeconfig
+            .as_ref()
+            .map(|path| format!("--kubeconfig {}", path.display())),
+    );
+    words.extend(args.context.as_ref().map(|context| format!("--context {context}")));
+    words.join(" ")
+}
+
+/// Nodes, pods, DaemonSets and RuntimeClasses, as far as one may read them.
 pub(super) async fn objects(args: &ClusterArgs, limit: Duration) -> (Asked<Cluster>, Option<kube::Client>) {
     // A kubeconfig may be a pipe, and its credentials come of a program: both are waited for where they hold up nobody else.
     let (choice, runtime) = (choice(args), Handle::current());
@@ -59,19 +89,51 @@ pub(super) async fn objects(args: &ClusterArgs, limit: Duration) -> (Asked<Clust
         })
         .await;
     let mut cluster = Cluster::default();
-    match (nodes, pods) {
-        (Ok(nodes), Ok(pods)) => (cluster.nodes, cluster.pods) = (nodes, pods),
-        (Err(reason), _) | (_, Err(reason)) => return (Asked::Failed(reason), None),
+    let mut unlisted = Vec::new();
+    take(nodes, "nodes", &mut cluster.nodes, &mut unlisted);
+    take(pods, "pods", &mut cluster.pods, &mut unlisted);
+    take(sets, "daemonsets", &mut cluster.daemon_sets, &mut unlisted);
+    take(classes, "runtimeclasses", &mut cluster.runtime_classes, &mut unlisted);
+    let kubectl = kubectl(args);
+    match sorted_out(&unlisted, &kubectl) {
+        Ok(refused) => {
+            cluster.refused = refused;
+            (Asked::Answer(cluster), Some(client))
+        }
+        Err(reason) => (Asked::Failed(reason), None),
     }
-    match sets {
-        Ok(sets) => cluster.daemon_sets = sets,
-        Err(reason) => drop(cluster.refused.insert("daemonsets".to_owned(), reason)),
+}
+
+fn take<T>(
+    listed: Result<Vec<T>, Unlisted>,
+    plural: &'static str,
+    to: &mut Vec<T>,
+    unlisted: &mut Vec<(&'static str, Unlisted)>,
+) {
+    match listed {
+        Ok(all) => *to = all,
+        Err(why) => unlisted.push((plural, why)),
     }
-    match classes {
-        Ok(classes) => cluster.runtime_classes = classes,
-        Err(reason) => drop(cluster.refused.insert("runtimeclasses".to_owned(), reason)),
+}
+
+/// What is said of each kind that could not be listed; or the one reason where no kind could, and nobody said that one may not: then it is the API
+/// server that cannot be asked.
+fn sorted_out(unlisted: &[(&str, Unlisted)], kubectl: &str) -> Result<BTreeMap<String, String>, String> {
+    if let Some((_, first)) = unlisted.first()
+        && unlisted.len() == RIGHTS.len()
+        && unlisted.iter().all(|(_, why)| !why.forbidden)
+    {
+        return Err(first.reason.clone());
     }
-    (Asked::Answer(cluster), Some(client))
+    let said = unlisted.iter().map(|(plural, why)| {
+        let right = RIGHTS.iter().find(|(kind, _)| kind == plural).filter(|_| why.forbidden);
+        let reason = match right {
+            Some((_, right)) => format!("{}. {kubectl} auth can-i {right} says whether you may", why.reason),
+            None => why.reason.clone(),
+        };
+        ((*plural).to_owned(), reason)
+    });
+    Ok(said.collect())
 }
 
 /// The objects of a list, each made smaller as it arrives, and counted.
@@ -81,7 +143,12 @@ async fn list<T: DeserializeOwned + Send + 'static>(
     limit: Duration,
     slim: fn(T) -> T,
     arrived: impl Fn() + Sync,
-) -> Result<Vec<T>, String> {
+) -> Result<Vec<T>, Unlisted> {
+    let what = format!("the {} could not be listed", path.rsplit('/').next().unwrap_or(path));
+    let late = |words: String| Unlisted {
+        reason: format!("{what}: {words}"),
+        forbidden: false,
+    };
     let mut items = Vec::new();
     let count = AtomicU64::new(0);
     let mut take = |item| {
@@ -95,13 +162,11 @@ async fn list<T: DeserializeOwned + Send + 'static>(
         loop {
             let before = count.load(Ordering::Relaxed);
             match tokio::time::timeout(limit, &mut all).await {
-                Ok(listed) => break listed.map_err(|error| error.to_string())?,
-                Err(_) if count.load(Ordering::Relaxed) == before => {
-                    return Err(format!("{path} could not be listed: {}", too_long("the API server", limit)));
-                }
+                Ok(listed) => break listed.map_err(|error| why(&what, error))?,
+                Err(_) if count.load(Ordering::Relaxed) == before => return Err(late(too_long("the API server", limit))),
                 Err(_) if Instant::now() > end => {
                     let seconds = limit.saturating_mul(PATIENCE).as_secs();
-                    return Err(format!("{path} could not be listed: it had no end after {seconds} s"));
+                    return Err(late(format!("the list had no end after {seconds} s")));
                 }
                 Err(_) => {}
             }
@@ -110,6 +175,21 @@ async fn list<T: DeserializeOwned + Send + 'static>(
     say_left_out(path, &left_out);
     items.shrink_to_fit();
     Ok(items)
+}
+
+fn why(what: &str, error: divvy_cluster::Error) -> Unlisted {
+    let (words, forbidden) = match error {
+        divvy_cluster::Error::Api { answer, .. } => {
+            let forbidden = matches!(&*answer, kube::Error::Api(status) if [401, 403].contains(&status.code));
+            (divvy_cluster::in_words(&answer), forbidden)
+        }
+        divvy_cluster::Error::List { text, .. } => (text, false),
+        other => (other.to_string(), false),
+    };
+    Unlisted {
+        reason: format!("{what}: {words}"),
+        forbidden,
+    }
 }
 
 /// What the API server answers with 200, or the status of a refusal and its own words.
@@ -134,42 +214,74 @@ async fn asked(client: &kube::Client, uri: &str, most: usize) -> Result<Bytes, (
 
 /// Asks the extender for its version: at the address that is known, by `--extender` or of kube-scheduler's configuration, else through the API server.
 pub(super) async fn extender(
+    args: &DoctorArgs,
     known: Option<String>,
     facts: &Facts<'_>,
     client: Option<kube::Client>,
-    limit: Duration,
 ) -> Asked<Extender> {
+    let limit = args.timeout;
     if let Some(url) = known {
         return Asked::Answer(direct(&url, limit).await);
     }
-    let (Some(client), Some(cluster)) = (client, facts.cluster.answer()) else {
-        return Asked::Absent("nobody here says where the extender is: --cluster, or --extender URL".to_owned());
+    let cluster = match &facts.cluster {
+        Asked::Answer(cluster) => cluster,
+        Asked::Failed(reason) | Asked::Blocked(reason) => return Asked::Blocked(reason.clone()),
+        Asked::Absent(_) | Asked::Not(_) => {
+            return Asked::Absent("nobody here says where the extender is: --cluster, or --extender URL".to_owned());
+        }
     };
-    let pods = match replicas(cluster) {
-        Ok(pods) => pods,
+    if let Some(reason) = cluster.refused.get("pods") {
+        return Asked::Blocked(reason.clone());
+    }
+    let Some(client) = client else {
+        return Asked::Blocked("the API server was not reached".to_owned());
+    };
+    let (pods, mut left_out) = match replicas(cluster) {
+        Ok(found) => found,
         Err(none) => return none,
     };
-    let asked = pods.iter().take(MOST_REPLICAS).map(|pod| through(&client, pod, limit));
-    together(futures::future::join_all(asked).await)
+    let kubectl = kubectl(&args.connection);
+    let asked = pods
+        .iter()
+        .take(MOST_REPLICAS)
+        .map(|pod| through(&client, pod, limit, &kubectl));
+    let asked = futures::future::join_all(asked).await;
+    left_out.extend(
+        pods.iter()
+            .skip(MOST_REPLICAS)
+            .map(|pod| format!("{} (enough others were asked)", shown(pod))),
+    );
+    together(asked, left_out)
 }
 
-/// The running replicas of the extender of Divvy's chart, or what it means that there is none.
-fn replicas(cluster: &Cluster) -> Result<Vec<&Pod>, Asked<Extender>> {
+fn shown(pod: &Pod) -> String {
+    format!("pod {}/{}", pod.metadata.namespace, pod.metadata.name)
+}
+
+/// The running replicas of the extender of Divvy's chart, and what the others are; or what it means that there is none.
+fn replicas(cluster: &Cluster) -> Result<(Vec<&Pod>, Vec<String>), Asked<Extender>> {
     let is = |labels: &Texts, key: &str, value: &str| labels.get(&format!("app.kubernetes.io/{key}")) == Some(value);
     let all: Vec<&Pod> = cluster
         .pods
         .iter()
         .filter(|pod| is(&pod.metadata.labels, "name", "divvy") && is(&pod.metadata.labels, "component", "extender"))
         .collect();
-    let running: Vec<&Pod> = all.iter().filter(|pod| pod.status.phase == "Running").copied().collect();
+    let (running, others): (Vec<&Pod>, Vec<&Pod>) = all.iter().partition(|pod| pod.status.phase == "Running");
     if !running.is_empty() {
-        return Ok(running);
+        // Those that ended were replaced.
+        let others = others
+            .iter()
+            .filter(|pod| !["Succeeded", "Failed"].contains(&pod.status.phase.as_str()));
+        let left_out = others
+            .map(|pod| format!("{} (it is {})", shown(pod), pod.status.phase))
+            .collect();
+        return Ok((running, left_out));
     }
     if let Some(pod) = all.first() {
-        let Pod { metadata, status, .. } = pod;
         return Err(Asked::Failed(format!(
-            "no replica of the extender runs: pod {}/{} is {}",
-            metadata.namespace, metadata.name, status.phase
+            "no replica of the extender runs: {} is {}",
+            shown(pod),
+            pod.status.phase
         )));
     }
     let agents = cluster
@@ -188,12 +300,12 @@ fn replicas(cluster: &Cluster) -> Result<Vec<&Pod>, Asked<Extender>> {
 }
 
 /// What replicas say together: each has to answer, and any may have been called.
-fn together(answers: Vec<Result<Extender, String>>) -> Asked<Extender> {
+fn together(answers: Vec<Result<Extender, String>>, left_out: Vec<String>) -> Asked<Extender> {
     let mut all: Option<Extender> = None;
     for answer in answers {
         let one = match answer {
             Ok(one) => one,
-            Err(refused) => return Asked::Absent(refused),
+            Err(refused) => return Asked::Blocked(refused),
         };
         if one.version.is_err() {
             return Asked::Answer(one);
@@ -207,10 +319,10 @@ fn together(answers: Vec<Result<Extender, String>>) -> Asked<Extender> {
             },
         });
     }
-    all.map_or_else(
-        || Asked::Absent("no pod of the cluster is an extender".to_owned()),
-        Asked::Answer,
-    )
+    match all {
+        Some(all) => Asked::Answer(Extender { left_out, ..all }),
+        None => Asked::Absent("no pod of the cluster is an extender".to_owned()),
+    }
 }
 
 async fn direct(url: &str, limit: Duration) -> Extender {
@@ -218,6 +330,7 @@ async fn direct(url: &str, limit: Duration) -> Extender {
         url: url.to_owned(),
         version,
         filter_calls,
+        left_out: Vec::new(),
     };
     let Ok(uri) = url.parse::<http::Uri>() else {
         return answer(Err("that is no URL".to_owned()), None);
@@ -248,7 +361,7 @@ async fn direct(url: &str, limit: Duration) -> Extender {
 }
 
 /// As kubectl does with `--raw`: the API server speaks with the pod, whatever its certificate. The error: one may not ask so.
-async fn through(client: &kube::Client, pod: &Pod, limit: Duration) -> Result<Extender, String> {
+async fn through(client: &kube::Client, pod: &Pod, limit: Duration, kubectl: &str) -> Result<Extender, String> {
     let (namespace, name) = (&pod.metadata.namespace, &pod.metadata.name);
     let ports = pod.spec.containers.iter().flat_map(|container| &container.ports);
     let port = ports.map(|port| port.container_port).next().unwrap_or(PORT);
@@ -264,7 +377,9 @@ async fn through(client: &kube::Client, pod: &Pod, limit: Duration) -> Result<Ex
     // The API server's own refusal: an extender refuses nobody its version.
     if let Err((Some(StatusCode::FORBIDDEN | StatusCode::UNAUTHORIZED), words)) = &version {
         return Err(format!(
-            "pod {namespace}/{name} cannot be asked ({words}); it takes the right to get pods/proxy in its namespace, or --extender URL"
+            "{} could not be asked through the API server: {words}. {kubectl} auth can-i get pods --subresource=proxy -n {namespace} says whether you may; --extender \
+             URL asks it directly",
+            shown(pod)
         ));
     }
     if version.is_err()
@@ -277,6 +392,7 @@ async fn through(client: &kube::Client, pod: &Pod, limit: Duration) -> Result<Ex
         url: format!("pod {namespace}/{name}"),
         version: version.map(|text| text.trim().to_owned()).map_err(|(_, words)| words),
         filter_calls: metrics.ok().map(|text| filter_calls(&text)),
+        left_out: Vec::new(),
     })
 }
 
@@ -313,7 +429,32 @@ mod tests {
         };
         assert!(reason.contains("pod d/x is Pending"), "{reason}");
         cluster.pods.push(labelled("extender", "Running"));
-        assert_eq!(replicas(&cluster).map(|pods| pods.len()), Ok(1));
+        let (running, left_out) = replicas(&cluster).expect("one runs");
+        assert_eq!(
+            (running.len(), left_out.as_slice()),
+            (1, &["pod d/x (it is Pending)".to_owned()][..])
+        );
+    }
+
+    #[test]
+    fn a_kind_that_one_may_not_list_is_said_with_the_right_and_the_others_are_read() {
+        let unlisted = |reason: &str, forbidden| Unlisted {
+            reason: reason.to_owned(),
+            forbidden,
+        };
+        let some = [
+            ("pods", unlisted("pods is forbidden", true)),
+            ("daemonsets", unlisted("it hangs", false)),
+        ];
+        let said = sorted_out(&some, "kubectl --context c").expect("the rest is there");
+        assert_eq!(
+            said["pods"],
+            "pods is forbidden. kubectl --context c auth can-i list pods --all-namespaces says whether you may"
+        );
+        assert_eq!(said["daemonsets"], "it hangs");
+        let all = |forbidden| RIGHTS.map(|(kind, _)| (kind, unlisted("no answer", forbidden)));
+        assert_eq!(sorted_out(&all(false), "kubectl"), Err("no answer".to_owned()));
+        assert_eq!(sorted_out(&all(true), "kubectl").map(|said| said.len()), Ok(4));
     }
 
     #[test]
@@ -325,16 +466,23 @@ mod tests {
                 url,
                 version,
                 filter_calls,
+                left_out: Vec::new(),
             })
         };
-        let Asked::Answer(both) = together(vec![one("a", Ok("1"), Some(0)), one("b", Ok("1"), Some(3))]) else {
+        let Asked::Answer(both) = together(
+            vec![one("a", Ok("1"), Some(0)), one("b", Ok("1"), Some(3))],
+            vec!["c".to_owned()],
+        ) else {
             panic!("both answer")
         };
         assert_eq!((both.url.as_str(), both.filter_calls), ("a, b", Some(3)));
-        let Asked::Answer(ill) = together(vec![one("a", Ok("1"), Some(4)), one("b", Err("away"), None)]) else {
+        assert_eq!(both.left_out, ["c"]);
+        let Asked::Answer(ill) = together(vec![one("a", Ok("1"), Some(4)), one("b", Err("away"), None)], Vec::new()) else {
             panic!("one answers")
         };
         assert_eq!((ill.url.as_str(), ill.version), ("b", Err("away".to_owned())));
-        assert!(matches!(together(vec![Err("forbidden".to_owned())]), Asked::Absent(reason) if reason == "forbidden"));
+        assert!(
+            matches!(together(vec![Err("forbidden".to_owned())], Vec::new()), Asked::Blocked(reason) if reason == "forbidden")
+        );
     }
 }

@@ -124,7 +124,7 @@ pub(super) async fn ask(args: &DoctorArgs, facts: &mut Facts<'static>, places: P
     }
     if !copy || args.extender.is_some() {
         let known = args.extender.clone().or(places.extender);
-        facts.extender = cluster::extender(known, facts, client, limit).await;
+        facts.extender = cluster::extender(args, known, facts, client).await;
     }
 }
 
@@ -178,7 +178,7 @@ pub(super) async fn output_of(program: &Path, arguments: &[&str], limit: Duratio
         Ok(Err(error)) if error.kind() == ErrorKind::FileTooLarge => Asked::Failed(format!("{shown} {error}")),
         Ok(Err(error)) if error.kind() == ErrorKind::NotFound => Asked::Absent(format!("there is no {}", program.display())),
         // Whoever could not be started has said nothing.
-        Ok(Err(error)) => Asked::Absent(format!("{shown} could not be started: {error}")),
+        Ok(Err(error)) => Asked::Blocked(format!("{shown} could not be started: {error}")),
         Ok(Ok(output)) if output.status.success() => Asked::Answer(String::from_utf8_lossy(&output.stdout).into_owned()),
         Ok(Ok(output)) => Asked::Failed(format!("{} ({}, {shown})", last_line(&output.stderr), output.status)),
     }
@@ -213,14 +213,14 @@ async fn all_of(from: Option<impl AsyncRead + Unpin>) -> std::io::Result<Vec<u8>
 
 async fn probe(args: &DoctorArgs, facts: &Facts<'_>, places: &Places, limit: Duration) -> Asked<Probed> {
     if !places.driver && args.nvml_library.is_none() {
-        return Asked::Absent("no NVIDIA driver is loaded".to_owned());
+        return Asked::Absent("no NVIDIA driver is loaded (D02)".to_owned());
     }
     let program: PathBuf = match &args.probe {
         Some(program) => program.clone(),
         None => match std::env::current_exe() {
             Ok(own) => own.with_file_name("divvy-probe"),
             Err(error) => {
-                return Asked::Absent(format!(
+                return Asked::Blocked(format!(
                     "the own program cannot be found, to look for divvy-probe beside it (--probe): {error}"
                 ));
             }
@@ -238,7 +238,9 @@ async fn probe(args: &DoctorArgs, facts: &Facts<'_>, places: &Places, limit: Dur
             Ok(probed) => Asked::Answer(probed),
             Err(error) => Asked::Failed(format!("{} printed no snapshot: {error}", program.display())),
         },
-        Asked::Absent(reason) => Asked::Absent(format!("{reason}, which asks the driver; --probe says where it is")),
+        Asked::Absent(reason) | Asked::Blocked(reason) => {
+            Asked::Blocked(format!("{reason}, which asks the driver; --probe says where it is"))
+        }
         Asked::Failed(reason) => Asked::Failed(reason),
         Asked::Not(reason) => Asked::Not(reason),
     }

@@ -1,0 +1,213 @@
+//! The report for people.
+
+use std::borrow::Cow;
+use std::fmt::Write as _;
+
+use divvy_container::plain;
+use textwrap::{Options, WordSeparator, WordSplitter};
+
+use super::{Line, Report, Skipped, Status};
+use crate::check::{Needs, count};
+use crate::checks;
+
+/// What a finding's three lines are indented by.
+const INDENT: &str = "       ";
+/// What follows the names `found`, `why` and `fix`.
+const HANGING: &str = "              ";
+/// Below this many columns a wrapped text is harder to read than a long line.
+const NARROWEST: usize = 40;
+/// Above this many columns a line is hard to read, however wide the terminal is.
+const WIDEST: usize = 120;
+
+/// How a report is printed.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Style {
+    /// With a terminal's colours.
+    pub coloured: bool,
+    /// With the checks that do not apply.
+    pub verbose: bool,
+    /// The columns of the terminal. None: each text is one line, for programs such as grep.
+    pub width: Option<usize>,
+}
+
+impl Report {
+    /// For people, in lines that are not wrapped.
+    pub fn text(&self, coloured: bool) -> String {
+        self.print(Style {
+            coloured,
+            ..Style::default()
+        })
+    }
+
+    /// For people: what holds and what does not, under the headings of the chain; then what could not be looked at; then how many of each.
+    pub fn print(&self, style: Style) -> String {
+        let mut text = String::new();
+        let mut group = None;
+        let in_chain = |line: &&Line| match line.skipped {
+            None => true,
+            Some(Skipped::DoesNotApply) => style.verbose,
+            Some(Skipped::CouldNotLook) => false,
+        };
+        for line in self.checks.iter().filter(in_chain) {
+            if group != Some(line.group) {
+                heading(&mut text, line.group.title(), style);
+                group = Some(line.group);
+            }
+            print_line(&mut text, line, style);
+        }
+        self.print_blind(&mut text, style);
+        if !text.is_empty() {
+            text.push('\n');
+        }
+        text.push_str(&self.summary(style));
+        text
+    }
+
+    /// What could not be looked at: each reason once, below the checks that it kept from looking.
+    fn print_blind(&self, text: &mut String, style: Style) {
+        let blind: Vec<&Line> = self.checks.iter().filter(|line| line.could_not_look()).collect();
+        let mut reasons: Vec<&str> = Vec::new();
+        for line in &blind {
+            if !reasons.contains(&line.found.as_str()) {
+                reasons.push(&line.found);
+            }
+        }
+        if !reasons.is_empty() {
+            heading(text, "Could not look", style);
+        }
+        for reason in reasons {
+            for line in blind.iter().filter(|line| line.found == reason) {
+                let (colour, off) = colours(line.status, style);
+                let _ = writeln!(text, "{colour}{}{off} {} {}", line.status.word(), line.id, line.title);
+            }
+            print_part(text, "reason", reason, style);
+        }
+    }
+
+    /// How many of each, and what was not looked at.
+    fn summary(&self, style: Style) -> String {
+        let number = |status: Status| self.checks.iter().filter(|line| line.status == status).count();
+        let skipped = |why: Skipped| self.checks.iter().filter(|line| line.skipped == Some(why)).count();
+        let mut parts = vec![format!("{} passed", number(Status::Pass))];
+        for (number, words) in [
+            (number(Status::Fail), "failed"),
+            (number(Status::Warn), "with a warning"),
+            (number(Status::Note), "with a note"),
+            (skipped(Skipped::CouldNotLook), "could not look"),
+        ] {
+            if number > 0 {
+                parts.push(format!("{number} {words}"));
+            }
+        }
+        let mut text = format!("{}.\n", parts.join(", "));
+        let do_not_apply = skipped(Skipped::DoesNotApply);
+        if do_not_apply > 0 {
+            let verb = if do_not_apply == 1 { "does" } else { "do" };
+            let hint = match style.verbose {
+                true => "",
+                false => "; --verbose lists them with the reasons",
+            };
+            let _ = writeln!(text, "{} {verb} not apply here{hint}.", count(do_not_apply, "check"));
+        }
+        text.push_str(&self.not_asked_for(style));
+        text
+    }
+}
+
+/// Where checks look that were not asked for, and what asks for them.
+const ELSEWHERE: [(bool, &str, &str); 2] = [
+    (true, "of the cluster", "--cluster"),
+    (false, "of a machine", "--node, on that machine"),
+];
+
+impl Report {
+    fn not_asked_for(&self, style: Style) -> String {
+        let looks_at_cluster = |id: &str| checks::by_id(id).is_some_and(|check| check.needs == Needs::Cluster);
+        let mut text = String::new();
+        for (cluster, whose, flag) in ELSEWHERE {
+            let ids: Vec<&str> = self
+                .not_run
+                .iter()
+                .copied()
+                .filter(|id| looks_at_cluster(id) == cluster)
+                .collect();
+            if ids.is_empty() {
+                continue;
+            }
+            let which = match style.verbose {
+                true => format!(": {}", ids.join(" ")),
+                false => String::new(),
+            };
+            let _ = writeln!(text, "Not asked for: {} {whose} ({flag}){which}.", count(ids.len(), "check"));
+        }
+        text
+    }
+}
+
+fn heading(text: &mut String, title: &str, style: Style) {
+    let (bold, off) = if style.coloured { ("\x1b[1m", "\x1b[0m") } else { ("", "") };
+    let gap = if text.is_empty() { "" } else { "\n" };
+    let _ = writeln!(text, "{gap}{bold}{title}{off}");
+}
+
+fn colours(status: Status, style: Style) -> (&'static str, &'static str) {
+    if style.coloured {
+        (status.colour(), "\x1b[0m")
+    } else {
+        ("", "")
+    }
+}
+
+fn print_line(text: &mut String, line: &Line, style: Style) {
+    let (colour, off) = colours(line.status, style);
+    let (word, id, title) = (line.status.word(), line.id, line.title);
+    if let (Some(why), Some(fix)) = (&line.why, &line.fix) {
+        let _ = writeln!(text, "{colour}{word}{off} {id} {title}");
+        for (name, value) in [("found", &line.found), ("why", why), ("fix", fix)] {
+            print_part(text, name, value, style);
+        }
+        return;
+    }
+    // The word takes no part in the wrapping, as its colour has no width.
+    let value = wrapped(&shown(&line.found), &format!("{word} {id} {title}: "), HANGING, style.width);
+    let rest = value.strip_prefix(word).unwrap_or(&value);
+    let _ = match line.status {
+        Status::Skip => writeln!(text, "{colour}{word}{rest}{off}"),
+        _ => writeln!(text, "{colour}{word}{off}{rest}"),
+    };
+}
+
+/// `       found  …`
+fn print_part(text: &mut String, name: &str, value: &str, style: Style) {
+    let _ = writeln!(
+        text,
+        "{}",
+        wrapped(&shown(value), &format!("{INDENT}{name:<6} "), HANGING, style.width)
+    );
+}
+
+/// What files, programs and objects say is not this program's own: it neither moves a terminal's cursor nor looks like a line of the report.
+fn shown(text: &str) -> Cow<'_, str> {
+    plain(text)
+}
+
+/// A text behind a first word, each further line behind its indentation. No word is broken: it may be a command's.
+pub(crate) fn wrapped(text: &str, first: &str, hanging: &str, width: Option<usize>) -> String {
+    let mut lines: Vec<String> = Vec::new();
+    for line in text.split('\n') {
+        let start = if lines.is_empty() { first } else { hanging };
+        match width.filter(|width| *width >= NARROWEST) {
+            None => lines.push(format!("{start}{line}")),
+            Some(width) => {
+                let options = Options::new(width.min(WIDEST))
+                    .initial_indent(start)
+                    .subsequent_indent(hanging)
+                    .word_separator(WordSeparator::AsciiSpace)
+                    .word_splitter(WordSplitter::NoHyphenation)
+                    .break_words(false);
+                lines.extend(textwrap::wrap(line, options).into_iter().map(|line| line.into_owned()));
+            }
+        }
+    }
+    lines.join("\n")
+}

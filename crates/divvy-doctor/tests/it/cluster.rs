@@ -1,0 +1,375 @@
+//! Clusters on which something is not as it should be, and what is said of them.
+
+use divvy_doctor::facts::cluster::{Cluster, Node, Pod, Taint, Toleration, Variable};
+use divvy_doctor::{Asked, Line, Status};
+
+use crate::host::{cluster, debian, facts, map, one, plugin, pod};
+
+/// What one check says of the cluster, changed. Objects are as they are kept.
+fn said(id: &str, change: impl FnOnce(&mut Cluster)) -> Line {
+    let host = debian();
+    let mut facts = facts(&host);
+    facts.node = false;
+    let mut cluster = cluster();
+    change(&mut cluster);
+    cluster.pods = cluster.pods.into_iter().map(Pod::slim).collect();
+    cluster.nodes = cluster.nodes.into_iter().map(Node::slim).collect();
+    facts.cluster = Asked::Answer(cluster);
+    one(id, &facts)
+}
+
+fn asking(name: &str, resource: &str, amount: &str) -> Pod {
+    let mut pod = pod(name, "cuda");
+    pod.spec.containers[0].resources.limits = map(&[(resource, amount)]);
+    pod
+}
+
+/// One that no node was found for.
+fn waiting(name: &str, resource: &str, amount: &str) -> Pod {
+    let mut pod = asking(name, resource, amount);
+    pod.spec.node_name = None;
+    pod.status.phase = "Pending".to_owned();
+    pod
+}
+
+fn with_variable(mut pod: Pod, value: &str) -> Pod {
+    pod.spec.containers[0].env = vec![Variable {
+        name: "NVIDIA_VISIBLE_DEVICES".to_owned(),
+        value: Some(value.to_owned()),
+        ..Variable::default()
+    }];
+    pod
+}
+
+fn granted(mut pod: Pod) -> Pod {
+    pod.metadata.annotations.insert("divvy.dev/allocation", "{}");
+    pod
+}
+
+fn publish(cluster: &mut Cluster, node: usize, unit: u64) {
+    let text = format!(r#"{{"v":1,"agent":"0.1.0","driver":"550.54.15","unitMiB":{unit},"gpus":[]}}"#);
+    cluster.nodes[node].metadata.annotations.insert("divvy.dev/inventory", text);
+}
+
+fn taint(key: &str) -> Vec<Taint> {
+    vec![Taint {
+        key: key.to_owned(),
+        effect: "NoSchedule".to_owned(),
+        ..Taint::default()
+    }]
+}
+
+#[test]
+fn an_amount_of_bytes_is_answered_by_the_number_of_units_to_write() {
+    for (unit, amount, write) in [
+        (Some(1024), "3Gi", "write 3 (one unit is 1 GiB in this cluster)"),
+        (Some(256), "3Gi", "write 12 (one unit is 256MiB in this cluster)"),
+        (Some(1), "3Gi", "write 3072 (one unit is 1 MiB in this cluster)"),
+        (Some(1024), "3500Mi", "write 4 ("),
+        (Some(1024), "3G", "write 3 ("),
+        (
+            None,
+            "3Gi",
+            "write 3 (if one unit is 1 GiB, the default; no agent has published the unit)",
+        ),
+    ] {
+        let line = said("K13", |cluster| {
+            if let Some(unit) = unit {
+                publish(cluster, 0, unit);
+                publish(cluster, 1, unit);
+            }
+            cluster.pods.push(waiting("bytes", "aliyun.com/gpu-mem", amount));
+        });
+        assert_eq!(line.status, Status::Warn, "{line:?}");
+        assert!(
+            line.found
+                .contains(&format!("ml/bytes asks for aliyun.com/gpu-mem: {amount}; {write}")),
+            "{line:?}"
+        );
+    }
+    let line = said("K13", |cluster| {
+        publish(cluster, 0, 1024);
+        publish(cluster, 1, 256);
+        cluster.pods.push(waiting("bytes", "aliyun.com/gpu-mem", "3Gi"));
+    });
+    assert!(
+        line.found.contains("the nodes of this cluster do not agree on the unit"),
+        "{line:?}"
+    );
+}
+
+/// The API server writes 4000 as 4k, which is what a cluster that counts in MiB asks for.
+#[test]
+fn a_number_that_the_api_server_shortened_is_no_amount_of_bytes() {
+    let line = said("K13", |cluster| {
+        publish(cluster, 0, 1);
+        cluster.pods.push(asking("many", "aliyun.com/gpu-mem", "4k"));
+    });
+    assert_eq!(line.status, Status::Pass, "{line:?}");
+}
+
+#[test]
+fn a_pod_that_waits_for_a_resource_of_no_node_does_not_ask_with_effect() {
+    let line = said("K13", |cluster| cluster.pods.push(waiting("tutorial", "nvidia.com/gpu", "1")));
+    assert_eq!(line.status, Status::Warn);
+    assert_eq!(line.found, "ml/tutorial asks for nvidia.com/gpu, which no node offers");
+    assert!(
+        line.fix.as_deref().is_some_and(|fix| fix.contains("aliyun.com/gpu-mem: N")),
+        "{line:?}"
+    );
+    let line = said("K13", |cluster| {
+        cluster.nodes[1].status.capacity.insert("nvidia.com/gpu", "2");
+        cluster.pods.push(waiting("tutorial", "nvidia.com/gpu", "1"));
+    });
+    assert_eq!((line.status, line.found.as_str()), (Status::Pass, "2 pods with GPUs"));
+    // It was given one before the plugin left.
+    let line = said("K13", |cluster| cluster.pods.push(asking("runs", "nvidia.com/gpu", "1")));
+    assert_eq!(line.status, Status::Pass, "{line:?}");
+}
+
+#[test]
+fn an_init_container_is_looked_at_as_the_others_are() {
+    let mut init = pod("init", "busybox");
+    init.spec.init_containers = asking("x", "aliyun.com/gpu-count", "1").spec.containers;
+    let line = said("K13", |cluster| cluster.pods.push(init));
+    assert!(line.found.contains("ml/init asks for aliyun.com/gpu-count alone"), "{line:?}");
+    let mut init = pod("init", "busybox");
+    init.spec.init_containers = with_variable(pod("x", "y"), "all").spec.containers;
+    let line = said("K14", |cluster| cluster.pods.push(init));
+    assert!(line.found.contains("ml/init (all)"), "{line:?}");
+}
+
+#[test]
+fn pods_that_are_not_judged_are_named_with_the_reason() {
+    let line = said("K14", |cluster| {
+        let granted = granted(with_variable(asking("shared", "aliyun.com/gpu-mem", "3"), "all"));
+        let mut caretaker = with_variable(pod("exporter", "dcgm"), "all");
+        caretaker.metadata.namespace = "gpu-operator".to_owned();
+        let mut elsewhere = with_variable(pod("mapped", "x"), "");
+        elsewhere.spec.containers[0].env[0].from_elsewhere = true;
+        let mut ended = with_variable(pod("ended", "x"), "all");
+        ended.status.phase = "Succeeded".to_owned();
+        cluster.pods.extend([granted, caretaker, elsewhere, ended]);
+    });
+    assert_eq!(line.status, Status::Pass);
+    assert_eq!(
+        line.found,
+        "3 pods looked at; left out: ml/shared (Divvy granted their GPU, and the grant replaces the variable); \
+         gpu-operator/exporter (their namespace is one of those that look after GPUs); \
+         ml/mapped (the value comes from a ConfigMap, a Secret or a field, which is not read); ml/ended (they have ended)"
+    );
+    let line = said("K15", |cluster| {
+        let mut caretaker = pod("exporter", "nvcr.io/nvidia/k8s/dcgm-exporter");
+        caretaker.metadata.namespace = "gpu-operator".to_owned();
+        cluster.pods.push(caretaker);
+    });
+    assert!(
+        line.found
+            .starts_with("3 pods on 2 nodes with GPUs looked at; left out: gpu-operator/exporter ("),
+        "{line:?}"
+    );
+}
+
+/// A grant replaces the variable in the containers that ask for memory, and in no others.
+#[test]
+fn a_container_beside_one_with_a_grant_has_the_variable_as_it_set_it() {
+    let line = said("K14", |cluster| {
+        let mut two = granted(asking("two", "aliyun.com/gpu-mem", "3"));
+        two.spec
+            .containers
+            .push(with_variable(pod("x", "y"), "all").spec.containers.remove(0));
+        cluster.pods.push(two);
+    });
+    assert_eq!(line.status, Status::Warn, "{line:?}");
+    assert!(line.found.contains("ml/two (all)"), "{line:?}");
+}
+
+#[test]
+fn only_the_pods_that_failed_at_their_admission_are_to_be_deleted() {
+    let line = said("K16", |cluster| {
+        for (namespace, name, reason) in [
+            ("ml", "a", "UnexpectedAdmissionError"),
+            ("web", "c", "UnexpectedAdmissionError"),
+            ("ml", "b", "UnexpectedAdmissionError"),
+            ("ml", "precious", "Error"),
+        ] {
+            let mut failed = pod(name, "x");
+            failed.metadata.namespace = namespace.to_owned();
+            (failed.status.phase, failed.status.reason) = ("Failed".to_owned(), reason.to_owned());
+            cluster.pods.push(failed);
+        }
+    });
+    let fix = line.fix.unwrap_or_default();
+    assert!(
+        fix.starts_with("kubectl delete pod -n ml a b; kubectl delete pod -n web c. "),
+        "{fix}"
+    );
+    assert!(!fix.contains("precious") && !fix.contains("field-selector"), "{fix}");
+}
+
+#[test]
+fn a_pod_that_waits_names_the_taint_that_it_does_not_tolerate_of_a_node() {
+    // The other node has no taint, and no room.
+    let line = said("K09", |cluster| {
+        cluster.daemon_sets[0].spec.template.spec.tolerations = vec![Toleration {
+            key: "nvidia.com/gpu".to_owned(),
+            operator: "Exists".to_owned(),
+            ..Toleration::default()
+        }];
+        cluster.nodes[1].spec.taints = taint("nvidia.com/gpu");
+        cluster.pods.push(waiting("patient", "aliyun.com/gpu-mem", "8"));
+    });
+    assert_eq!(line.status, Status::Warn, "{line:?}");
+    assert_eq!(
+        line.found,
+        "pod ml/patient waits, and does not tolerate the taint of gpu-2 (nvidia.com/gpu:NoSchedule)"
+    );
+    assert!(
+        line.fix
+            .is_some_and(|fix| fix.contains("key: nvidia.com/gpu, operator: Exists"))
+    );
+}
+
+#[test]
+fn a_taint_of_a_node_that_a_pod_would_not_run_on_anyway_is_not_in_its_way() {
+    let tolerant = Toleration {
+        operator: "Exists".to_owned(),
+        ..Toleration::default()
+    };
+    let line = said("K09", |cluster| {
+        cluster.daemon_sets[0].spec.template.spec.tolerations = vec![tolerant.clone()];
+        cluster.nodes[1].spec.taints = taint("team");
+        let mut elsewhere = waiting("elsewhere", "aliyun.com/gpu-mem", "8");
+        elsewhere.spec.node_selector = map(&[("zone", "a")]);
+        let other = waiting("other", "nvidia.com/gpu", "1");
+        let mut ready = waiting("ready", "aliyun.com/gpu-mem", "8");
+        ready.spec.tolerations = vec![tolerant];
+        cluster.pods.extend([elsewhere, other, ready]);
+    });
+    assert_eq!(line.status, Status::Pass, "{line:?}");
+    assert_eq!(line.found, "2 nodes, 2 with GPUs; 3 pods wait for a GPU");
+}
+
+/// kubeadm's only node, for instance: its taint keeps the agent off, too, where that was told to run there.
+#[test]
+fn the_taint_of_a_control_plane_counts_where_the_agent_is_meant_to_run() {
+    let control_plane = |cluster: &mut Cluster| cluster.nodes[1].spec.taints = taint("node-role.kubernetes.io/control-plane");
+    let line = said("K09", control_plane);
+    assert_eq!(line.status, Status::Fail, "{line:?}");
+    let line = said("K09", |cluster| {
+        control_plane(cluster);
+        cluster.daemon_sets[0].spec.template.spec.node_selector = map(&[("kubernetes.io/os", "linux")]);
+    });
+    assert_eq!(
+        line.status,
+        Status::Pass,
+        "every node is chosen, and control planes stay without: {line:?}"
+    );
+}
+
+#[test]
+fn a_node_that_has_lost_the_label_of_the_agent_is_named_with_the_command() {
+    type Sign = fn(&mut Cluster);
+    let signs: [(Sign, &str); 3] = [
+        (
+            |cluster| cluster.nodes[1].status.capacity.insert("aliyun.com/gpu-mem", "0"),
+            "its capacity has aliyun.com/gpu-mem: 0",
+        ),
+        (
+            |cluster| publish(cluster, 1, 1024),
+            "it has the annotation divvy.dev/inventory",
+        ),
+        (
+            |cluster| {
+                let mut bound = granted(asking("bound", "aliyun.com/gpu-mem", "3"));
+                bound.spec.node_name = Some("gpu-2".to_owned());
+                cluster.pods.push(bound);
+            },
+            "pods with an allocation of Divvy are bound to it",
+        ),
+    ];
+    for (sign, said_of_it) in signs {
+        let line = said("K07", |cluster| {
+            let node = &mut cluster.nodes[1];
+            node.metadata.labels = map(&[("kubernetes.io/os", "linux")]);
+            (node.status.capacity, node.status.allocatable) = (map(&[]), map(&[]));
+            sign(cluster);
+        });
+        assert_eq!(line.status, Status::Warn, "{line:?}");
+        assert_eq!(
+            line.found,
+            format!(
+                "node gpu-2 lacks the label divvy.dev/gpu=true that DaemonSet divvy-system/divvy-agent selects, so no agent runs there, although {said_of_it}"
+            )
+        );
+        let fix = line.fix.unwrap_or_default();
+        assert!(fix.starts_with("kubectl label node gpu-2 divvy.dev/gpu=true"), "{fix}");
+    }
+    // A node without GPUs needs no label.
+    let line = said("K07", |cluster| {
+        let node = &mut cluster.nodes[1];
+        node.metadata.labels = map(&[]);
+        (node.status.capacity, node.status.allocatable) = (map(&[]), map(&[]));
+    });
+    assert_eq!(line.status, Status::Pass, "{line:?}");
+}
+
+#[test]
+fn the_other_plugin_is_deleted_by_its_own_name() {
+    let line = said("K04", |cluster| {
+        for node in &mut cluster.nodes {
+            node.status.allocatable.insert("nvidia.com/gpu", "2");
+        }
+        cluster
+            .daemon_sets
+            .push(plugin("nvdp", "nvcr.io/nvidia/k8s-device-plugin:v0.17.1"));
+    });
+    assert!(
+        line.found
+            .starts_with("nodes gpu-1, gpu-2 offer aliyun.com/gpu-mem and nvidia.com/gpu"),
+        "{line:?}"
+    );
+    assert!(
+        line.fix
+            .is_some_and(|fix| fix.starts_with("kubectl delete ds -n divvy-system nvdp"))
+    );
+}
+
+#[test]
+fn a_node_that_offers_nothing_any_more_is_named_though_others_do() {
+    let line = said("K03", |cluster| {
+        let status = &mut cluster.nodes[1].status;
+        (status.capacity, status.allocatable) = (map(&[("aliyun.com/gpu-mem", "0")]), map(&[("aliyun.com/gpu-mem", "0")]));
+    });
+    assert_eq!(
+        (line.status, line.found.as_str()),
+        (Status::Warn, "gpu-2 aliyun.com/gpu-mem: 0")
+    );
+}
+
+/// Each check needs some lists: without one of them it could not look, and with the others it does.
+#[test]
+fn a_list_that_was_refused_keeps_those_checks_alone_from_looking_that_need_it() {
+    for (plural, ids) in [
+        (
+            "nodes",
+            &["K01", "K03", "K04", "K05", "K06", "K07", "K08", "K09", "K13", "K15"][..],
+        ),
+        ("pods", &["K07", "K08", "K09", "K13", "K14", "K15", "K16", "R14"]),
+        ("daemonsets", &["K04", "K07", "K09"]),
+        ("runtimeclasses", &["R14"]),
+    ] {
+        for id in [
+            "K01", "K03", "K04", "K05", "K06", "K07", "K08", "K09", "K13", "K14", "K15", "K16", "R14",
+        ] {
+            let line = said(id, |cluster| {
+                drop(cluster.refused.insert(plural.to_owned(), format!("{plural} is forbidden")))
+            });
+            assert_eq!(line.could_not_look(), ids.contains(&id), "{id} without {plural}: {line:?}");
+            assert!(
+                !line.could_not_look() || line.found == format!("{plural} is forbidden"),
+                "{line:?}"
+            );
+        }
+    }
+}
