@@ -56,7 +56,7 @@ pub(super) fn some<S: AsRef<str>>(names: &[S]) -> String {
 }
 
 /// The same, each on a line of its own.
-fn some_lines(lines: &[&str]) -> String {
+pub(super) fn some_lines(lines: &[&str]) -> String {
     let mut shown: Vec<String> = lines.iter().take(5).map(|line| (*line).to_owned()).collect();
     if lines.len() > shown.len() {
         shown.push(format!("and {} more", lines.len() - shown.len()));
@@ -498,39 +498,31 @@ pub(super) fn taints(facts: &Facts<'_>) -> Verdict {
             }
         }
     }
-    let with_gpus = cluster
-        .nodes
-        .iter()
-        .filter(|node| node.status.allocatable.keys().any(|name| is_gpu(name) && offers(node, name)));
+    let with_gpus = cluster.nodes.iter().filter(|node| {
+        let mut resources = node.status.allocatable.keys();
+        resources.any(|name| is_gpu(name) && offers(node, name))
+    });
+    let with_gpus = with_gpus.count();
+    let tainted: Vec<&Node> = cluster.nodes.iter().filter(|node| !node.spec.taints.is_empty()).collect();
     let mut waiting = 0;
     let (mut barred, mut taints) = (Vec::new(), Vec::new());
     let mut nowhere = false;
-    for pod in cluster
-        .pods
-        .iter()
-        .filter(|pod| pod.status.phase == "Pending" && pod.spec.node_name.is_none())
-    {
-        if !pod.spec.wants_gpu() {
+    for pod in &cluster.pods {
+        let waits = pod.status.phase == "Pending" && pod.spec.node_name.is_none();
+        if !waits || !pod.spec.wants_gpu() {
             continue;
         }
         waiting += 1;
-        // Nodes that have what it asks for, and the labels that it wants.
-        let has_all = |node: &Node| {
+        // Whether a node has what the pod asks for, and the labels that it wants.
+        let fits = |node: &Node| {
             let mut limits = pod
                 .spec
                 .all_containers()
                 .flat_map(|container| container.resources.limits.keys());
-            limits.all(|name| !is_gpu(name) || offers(node, name))
+            has_labels(node, &pod.spec.node_selector) && limits.all(|name| !is_gpu(name) || offers(node, name))
         };
-        let nodes: Vec<&Node> = cluster
-            .nodes
-            .iter()
-            .filter(|node| has_labels(node, &pod.spec.node_selector) && has_all(node))
-            .collect();
-        let ways: Vec<(&Node, &Taint)> = nodes
-            .iter()
-            .filter_map(|node| Some((*node, in_the_way(node, &pod.spec)?)))
-            .collect();
+        let in_way = tainted.iter().filter_map(|node| Some((*node, in_the_way(node, &pod.spec)?)));
+        let ways: Vec<(&Node, &Taint)> = in_way.filter(|(node, _)| fits(node)).collect();
         if ways.is_empty() {
             continue;
         }
@@ -538,15 +530,16 @@ pub(super) fn taints(facts: &Facts<'_>) -> Verdict {
             .iter()
             .map(|(node, taint)| format!("{} ({})", name(node), shown(taint)))
             .collect();
+        let is_open = |node: &Node| in_the_way(node, &pod.spec).is_none() && fits(node);
         let pod = pods::full_name(pod);
-        if ways.len() == nodes.len() {
+        if cluster.nodes.iter().any(is_open) {
+            barred.push(format!("pod {pod} waits, and does not tolerate the taint of {}", some(&each)));
+        } else {
             nowhere = true;
             barred.push(format!(
                 "pod {pod} wants a GPU, and tolerates the taint of no node that has one: {}",
                 some(&each)
             ));
-        } else {
-            barred.push(format!("pod {pod} waits, and does not tolerate the taint of {}", some(&each)));
         }
         for (_, taint) in ways {
             let toleration = toleration(taint);
@@ -557,9 +550,8 @@ pub(super) fn taints(facts: &Facts<'_>) -> Verdict {
     }
     if barred.is_empty() {
         return Ok(format!(
-            "{}, {} with GPUs; {} for a GPU",
+            "{}, {with_gpus} with GPUs; {} for a GPU",
             count(cluster.nodes.len(), "node"),
-            with_gpus.count(),
             match waiting {
                 1 => "1 pod waits".to_owned(),
                 n => format!("{n} pods wait"),

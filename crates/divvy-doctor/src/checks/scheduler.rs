@@ -2,7 +2,7 @@
 
 use divvy_model::names::GPU_MEM;
 
-use crate::check::{Severity, Stop, Verdict, blind, count, milder, problem, skip};
+use crate::check::{Severity, Stop, Verdict, blind, milder, problem, skip};
 use crate::facts::{Asked, Facts, Scheduler, version_at_least};
 
 fn scheduler(facts: &Facts<'_>) -> Result<Scheduler, Stop> {
@@ -198,11 +198,7 @@ pub(super) fn extender(facts: &Facts<'_>) -> Verdict {
         all => format!("; left out: {}", all.join("; ")),
     };
     Ok(match asked.filter_calls {
-        Some(calls) => format!(
-            "{} ({version}), {}{left_out}",
-            asked.url,
-            count(usize::try_from(calls).unwrap_or(usize::MAX), "filter call")
-        ),
+        Some(calls) => format!("{} ({version}), {calls} filter calls{left_out}", asked.url),
         None => format!("{} ({version}); how often it was called is not known{left_out}", asked.url),
     })
 }

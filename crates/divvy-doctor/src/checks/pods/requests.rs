@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use divvy_model::names::{GPU_COUNT, GPU_MEM, INVENTORY};
 use divvy_model::{Inventory, MemoryUnit, parse_quantity, quantity_milli};
 
-use super::super::cluster::{listed, offers, some};
+use super::super::cluster::{listed, offers, some, some_lines};
 use super::{LeftOut, asks_for, full_name, is_gpu, lives};
 use crate::check::{Verdict, count, problem};
 use crate::facts::Facts;
@@ -73,7 +73,7 @@ fn is_of_bytes(amount: &str) -> bool {
     amount.ends_with(['i', 'M', 'G', 'T', 'P', 'E'])
 }
 
-fn wrongs(pod: &Pod, cluster: &Cluster, unit: &Unit) -> BTreeSet<Wrong> {
+fn wrongs(pod: &Pod, offered: &BTreeSet<&str>, unit: &Unit) -> BTreeSet<Wrong> {
     let mut wrong = BTreeSet::new();
     let has = |resource: &str| pod.spec.all_containers().any(|container| asks_for(container, resource));
     if has(GPU_COUNT) && !has(GPU_MEM) {
@@ -102,7 +102,7 @@ fn wrongs(pod: &Pod, cluster: &Cluster, unit: &Unit) -> BTreeSet<Wrong> {
                 wrong.insert(Wrong::Bytes { resource, amount, units });
             } else if !whole {
                 wrong.insert(Wrong::Fraction { resource, amount });
-            } else if waits && ![GPU_MEM, GPU_COUNT].contains(&name) && !cluster.nodes.iter().any(|node| offers(node, name)) {
+            } else if waits && ![GPU_MEM, GPU_COUNT].contains(&name) && !offered.contains(name) {
                 wrong.insert(Wrong::NotOffered { resource });
             }
         }
@@ -159,6 +159,17 @@ impl Wrong {
 pub(in super::super) fn requests(facts: &Facts<'_>) -> Verdict {
     let cluster = listed(facts, &["nodes", "pods"])?;
     let unit = Unit::of(cluster);
+    let offered: BTreeSet<&str> = cluster
+        .nodes
+        .iter()
+        .flat_map(|node| {
+            node.status
+                .capacity
+                .keys()
+                .chain(node.status.allocatable.keys())
+                .filter(|name| offers(node, name))
+        })
+        .collect();
     let mut wrong: BTreeMap<Wrong, Vec<String>> = BTreeMap::new();
     let mut looked = 0;
     let mut ended = BTreeSet::new();
@@ -168,7 +179,7 @@ pub(in super::super) fn requests(facts: &Facts<'_>) -> Verdict {
             continue;
         }
         looked += 1;
-        for one in wrongs(pod, cluster, &unit) {
+        for one in wrongs(pod, &offered, &unit) {
             wrong.entry(one).or_default().push(full_name(pod));
         }
     }
@@ -182,7 +193,7 @@ pub(in super::super) fn requests(facts: &Facts<'_>) -> Verdict {
     let lines = |part: usize| {
         let mut lines: Vec<&str> = said.iter().map(|parts| parts[part].as_str()).collect();
         lines.dedup();
-        lines.join("\n")
+        some_lines(&lines)
     };
     problem(format!("{}{left_out}", lines(0)), lines(1), lines(2))
 }
