@@ -6,12 +6,13 @@ use std::process::Command;
 
 use anyhow::{Context as _, Result, ensure};
 
-const PURE: [&str; 5] = [
+const PURE: [&str; 6] = [
     "divvy-model",
     "divvy-placement",
     "divvy-simulator",
     "divvy-container",
     "divvy-doctor",
+    "divvy-why",
 ];
 /// Programs that containers wait for: they may do I/O, and have no place for these either.
 const SMALL: [&str; 2] = ["divvy-runtime", "divvy-hook"];

@@ -337,12 +337,13 @@ impl Reader {
                     metadata,
                     spec: NodeSpec {
                         unschedulable: spec.unschedulable,
+                        ..NodeSpec::default()
                     },
                     status: Some(NodeStatus {
                         capacity: status.capacity,
                         allocatable: status.allocatable,
                         addresses: status.addresses,
-                        node_info: None,
+                        ..NodeStatus::default()
                     }),
                 };
                 let node = convert::node(&object);

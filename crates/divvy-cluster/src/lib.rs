@@ -3,6 +3,7 @@
 //! - [`client`]: which cluster, from flags and kubeconfig files
 //! - [`objects`]: the slim forms in which pods and nodes are read: only the fields that Divvy looks at
 //! - [`convert`]: slim objects to values of `divvy-model`
+//! - [`sites`]: slim objects to values of `divvy-why`
 //! - [`list`]: one look at the cluster
 //! - [`watch`]: a list and its changes, for ever
 //! - [`index`]: pods and nodes to the ledger; no I/O
@@ -10,7 +11,7 @@
 //! - [`dump`]: one look at the cluster, as kubectl wrote it down; no I/O
 //! - [`events`]: what users see in `kubectl describe`
 //!
-//! No other crate names a Kubernetes type of its own.
+//! No other crate that is shipped reads a Kubernetes object; `divvy-why` evaluates selectors and tolerations in Kubernetes' own types.
 
 #![forbid(unsafe_code)]
 
@@ -25,6 +26,7 @@ pub mod list;
 pub mod objects;
 #[cfg(test)]
 mod script;
+pub mod sites;
 pub mod watch;
 
 pub use error::{Error, in_words};

@@ -5,15 +5,22 @@ pub(crate) mod pages;
 #[cfg(test)]
 mod tests;
 
+use std::collections::BTreeMap;
+
 use divvy_model::{Node, Pod, legacy};
-use k8s_openapi::api::core::v1::{ConfigMap, Event};
+use divvy_why::ClaimState;
+use k8s_openapi::api::apps::v1::DaemonSet;
+use k8s_openapi::api::core::v1::{ConfigMap, Event, Namespace, PersistentVolume, PersistentVolumeClaim};
+use k8s_openapi::api::storage::v1::StorageClass;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use kube::api::{Api, ListParams, ObjectMeta};
+use kube::core::Selector;
 use serde::de::DeserializeOwned;
 use tokio::sync::mpsc;
 
 use crate::convert::UnhealthyGpus;
 use crate::objects::{NodeObject, PodObject};
-use crate::watch::slim::{Kind, SlimNode, SlimPod};
+use crate::watch::slim::{Kind, SlimNode, SlimPod, WholePod};
 use crate::{Error, convert, objects};
 use items::{Items, ListMeta, Part, Read, Unreadable, Wrong, short};
 use pages::{Pages, Progress};
@@ -105,6 +112,25 @@ pub async fn each_pod<R: Send + 'static>(
         .map_err(|failure| Error::list("the pods could not be listed", failure))
 }
 
+/// As [`each_pod`] for all pods; the object has its labels and its conditions, too.
+pub async fn each_whole_pod<R: Send + 'static>(
+    client: &kube::Client,
+    read: fn(PodObject) -> Result<R, String>,
+    mut take: impl FnMut(R) + Send,
+) -> Result<LeftOut, Error> {
+    let read = move |items: &mut Items, part: Part<'_>, take: Take<'_, R>| {
+        read_whole_pods(items, part, &mut |item| {
+            take(item.and_then(|object| {
+                let name = name(&object);
+                read(object).map_err(|why| Unreadable { name, why })
+            }));
+        })
+    };
+    many(client, PODS, None, read, &mut take)
+        .await
+        .map_err(|failure| Error::list("the pods could not be listed", failure))
+}
+
 /// Hands over every node, as [`each_pod`] does; the object has its labels.
 pub async fn each_node<R: Send + 'static>(
     client: &kube::Client,
@@ -154,13 +180,20 @@ pub(crate) fn full_name(meta: &ObjectMeta) -> String {
     }
 }
 
-// A generic function is compiled with the program that uses it, and programs are compiled for size. These two are not generic, so that lists are read
+// A generic function is compiled with the program that uses it, and programs are compiled for size. These are not generic, so that lists are read
 // by code that is compiled for speed, as the whole of this crate is.
 
 fn read_pods(items: &mut Items, part: Part<'_>, take: Take<'_, PodObject>) -> Result<ListMeta, Wrong> {
     items.take_in(
         part,
         &mut Read(&mut |item: Result<SlimPod, _>| take(usable(item).map(PodObject::from))),
+    )
+}
+
+fn read_whole_pods(items: &mut Items, part: Part<'_>, take: Take<'_, PodObject>) -> Result<ListMeta, Wrong> {
+    items.take_in(
+        part,
+        &mut Read(&mut |item: Result<WholePod, _>| take(usable(item).map(PodObject::from))),
     )
 }
 
@@ -360,6 +393,95 @@ pub async fn not_made(client: &kube::Client, namespace: Option<&str>) -> Result<
         }
     }
     Ok(found)
+}
+
+/// Labels of all namespaces, by name.
+pub async fn namespaces(client: &kube::Client) -> Result<BTreeMap<String, divvy_why::Labels>, Error> {
+    let api: Api<Namespace> = Api::all(client.clone());
+    let list = api
+        .list_metadata(&ListParams::default())
+        .await
+        .map_err(|source| Error::api("the namespaces could not be listed", source))?;
+    Ok(crate::sites::labels(list.items.into_iter().map(|item| item.metadata)))
+}
+
+/// The labels by which the agent's DaemonSet chooses its nodes; `None` if there is no such DaemonSet, or more than one that differ.
+pub async fn agent_selector(client: &kube::Client) -> Result<Option<divvy_why::Labels>, Error> {
+    let api: Api<DaemonSet> = Api::all(client.clone());
+    let params = ListParams::default().labels("app.kubernetes.io/name=divvy,app.kubernetes.io/component=agent");
+    let list = api
+        .list(&params)
+        .await
+        .map_err(|source| Error::api("the DaemonSets could not be listed", source))?;
+    let selector = |set: DaemonSet| set.spec.template.spec.and_then(|spec| spec.node_selector).unwrap_or_default();
+    let mut selectors: Vec<divvy_why::Labels> = list.items.into_iter().map(selector).collect();
+    selectors.dedup();
+    Ok(selectors.pop().filter(|_| selectors.is_empty()))
+}
+
+/// Looks at the volume claims of a pod. What cannot be read stays [`ClaimState::Unseen`], with the reason.
+pub async fn look_at_claims(client: &kube::Client, wants: &mut divvy_why::Wants) {
+    for claim in &mut wants.claims {
+        claim.state = claim_state(client, &wants.pod.namespace, &claim.name)
+            .await
+            .unwrap_or_else(|error| ClaimState::Unseen(error.to_string()));
+    }
+}
+
+async fn claim_state(client: &kube::Client, namespace: &str, name: &str) -> Result<ClaimState, Error> {
+    let claims: Api<PersistentVolumeClaim> = Api::namespaced(client.clone(), namespace);
+    let failed = |what: &str, source| Error::api(format!("{what} could not be read"), source);
+    let found = claims.get_opt(name).await.map_err(|source| failed("the claim", source))?;
+    let Some(spec) = found.map(|claim| claim.spec.unwrap_or_default()) else {
+        return Ok(ClaimState::Missing);
+    };
+    if let Some(volume) = spec.volume_name.filter(|volume| !volume.is_empty()) {
+        let volumes: Api<PersistentVolume> = Api::all(client.clone());
+        let volume = volumes.get(&volume).await.map_err(|source| failed("its volume", source))?;
+        let affinity = volume.spec.and_then(|spec| spec.node_affinity);
+        return Ok(ClaimState::Bound(affinity.and_then(|affinity| affinity.required)));
+    }
+    let Some(class) = spec.storage_class_name.filter(|class| !class.is_empty()) else {
+        return Ok(ClaimState::Unbound);
+    };
+    let classes: Api<StorageClass> = Api::all(client.clone());
+    let class = classes
+        .get_opt(&class)
+        .await
+        .map_err(|source| failed("its storage class", source))?;
+    let later = class.is_some_and(|class| class.volume_binding_mode.as_deref() == Some("WaitForFirstConsumer"));
+    Ok(if later { ClaimState::BoundLater } else { ClaimState::Unbound })
+}
+
+/// The pods of a namespace that a selector of labels names.
+pub async fn selected_pods(client: &kube::Client, namespace: &str, selector: &str) -> Result<Vec<PodObject>, Error> {
+    let api: Api<PodObject> = Api::namespaced_with(client.clone(), namespace, &objects::pods());
+    let list = api
+        .list(&ListParams::default().labels(selector))
+        .await
+        .map_err(|source| Error::api(format!("the pods of namespace {namespace} could not be listed"), source))?;
+    Ok(list.items)
+}
+
+/// The selector of the pods of a workload, as text. `api`: group, version, kind and plural.
+pub async fn selector_of(
+    client: &kube::Client,
+    api: (&str, &str, &str, &str),
+    namespace: &str,
+    name: &str,
+) -> Result<String, Error> {
+    #[derive(Debug, Clone, Default, serde::Serialize, serde::Deserialize)]
+    struct Spec {
+        selector: LabelSelector,
+    }
+    let (group, version, kind, plural) = api;
+    let resource =
+        kube::core::ApiResource::from_gvk_with_plural(&kube::core::GroupVersionKind::gvk(group, version, kind), plural);
+    let workloads: Api<kube::core::Object<Spec, serde_json::Value>> = Api::namespaced_with(client.clone(), namespace, &resource);
+    let failed = |source| Error::api(format!("{kind} {namespace}/{name} could not be read"), source);
+    let found = workloads.get(name).await.map_err(failed)?;
+    let selector = Selector::try_from(found.spec.selector).map_err(|error| failed(kube::Error::Service(Box::new(error))))?;
+    Ok(selector.to_string())
 }
 
 /// One pod as it is, status conditions among it.

@@ -1,9 +1,11 @@
 //! Pods and nodes with only the fields that Divvy reads. Everything else is skipped while it is parsed, so that a
 //! cluster of 50,000 pods costs what we use of it.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 use divvy_model::names;
+use k8s_openapi::api::core::v1::{Affinity, Taint, Toleration, TopologySpreadConstraint};
 use kube::core::{ApiResource, Object};
 use serde::de::{IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde::ser::SerializeMap as _;
@@ -49,6 +51,68 @@ pub struct PodSpec {
     /// Labels that its node must have.
     #[serde(deserialize_with = "null_is_default", skip_serializing_if = "BTreeMap::is_empty")]
     pub node_selector: BTreeMap<String, String>,
+    /// Which nodes and which pods it is to be with or away from.
+    #[serde(skip_serializing)]
+    pub affinity: Option<Box<Affinity>>,
+    /// How it is to be spread.
+    #[serde(deserialize_with = "null_is_default", skip_serializing)]
+    pub topology_spread_constraints: Vec<TopologySpreadConstraint>,
+    /// Taints that it tolerates.
+    #[serde(deserialize_with = "null_is_default", skip_serializing)]
+    pub tolerations: Vec<Toleration>,
+    /// Until these are gone no scheduler looks at it.
+    #[serde(deserialize_with = "null_is_default", skip_serializing)]
+    pub scheduling_gates: Vec<Named>,
+    /// `Never`, or `PreemptLowerPriority`.
+    #[serde(skip_serializing)]
+    pub preemption_policy: Option<String>,
+    /// Its volumes, as far as they decide where it can run.
+    #[serde(deserialize_with = "null_is_default", skip_serializing)]
+    pub volumes: Vec<Volume>,
+    /// Its ResourceClaims.
+    #[serde(deserialize_with = "null_is_default", skip_serializing)]
+    pub resource_claims: Vec<Named>,
+}
+
+/// Something of which only the name is read.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default)]
+pub struct Named {
+    /// Its name.
+    pub name: String,
+}
+
+/// A volume of a pod: only its claim is read.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Volume {
+    /// Its name.
+    pub name: String,
+    /// The claim that it stands for.
+    pub persistent_volume_claim: Option<VolumeClaim>,
+    /// It is of a claim that is made for the pod and is named after pod and volume.
+    pub ephemeral: Option<IgnoredAny>,
+}
+
+/// The claim of a [`Volume`].
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct VolumeClaim {
+    /// Its name.
+    pub claim_name: String,
+}
+
+/// A port of a container: only that of the host is read.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Port {
+    /// 0 if it takes none.
+    pub host_port: u16,
+    /// Which of the host's addresses; empty: all.
+    #[serde(rename = "hostIP")]
+    pub host_ip: String,
+    /// `TCP` if it is empty.
+    pub protocol: String,
 }
 
 /// A container of a pod.
@@ -66,6 +130,9 @@ pub struct Container {
     /// Of its variables only `NVIDIA_VISIBLE_DEVICES`, if it is written out in the pod.
     #[serde(rename = "env", deserialize_with = "visible_devices", skip_serializing)]
     pub visible_devices: Option<String>,
+    /// Its ports.
+    #[serde(deserialize_with = "null_is_default", skip_serializing)]
+    pub ports: Vec<Port>,
 }
 
 /// `resources` of a container.
@@ -80,13 +147,23 @@ pub struct Resources {
     pub requests: Amounts,
 }
 
-/// Amounts of the resources that Divvy reads, by name. Of others nothing is kept.
+/// Amounts by resource, in the order of the names.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Amounts(Vec<(&'static str, Amount)>);
+pub struct Amounts(Vec<(Resource, Amount)>);
+
+/// The name of a resource. Of those that nearly every object has no copy is made.
+type Resource = Cow<'static, str>;
 
 impl Amounts {
-    /// The resources that are read, in order.
-    const READ: [&str; 6] = [names::GPU_COUNT, names::GPU_MEM, "cpu", "memory", names::WHOLE_GPU, "pods"];
+    const COMMON: [&str; 7] = [
+        names::GPU_COUNT,
+        names::GPU_MEM,
+        "cpu",
+        "ephemeral-storage",
+        "memory",
+        names::WHOLE_GPU,
+        "pods",
+    ];
 
     /// The amount of a resource.
     pub fn get(&self, resource: &str) -> Option<&Amount> {
@@ -100,15 +177,18 @@ impl Amounts {
     }
 
     /// The resources.
-    pub fn keys(&self) -> impl Iterator<Item = &'static str> {
-        self.0.iter().map(|(name, _)| *name)
+    pub fn keys(&self) -> impl Iterator<Item = &str> {
+        self.0.iter().map(|(name, _)| &**name)
     }
 
-    /// Sets the amount of a resource; of one that is not read nothing is kept.
+    /// The resources and their amounts.
+    pub fn iter(&self) -> impl Iterator<Item = (&Resource, &Amount)> {
+        self.0.iter().map(|(name, amount)| (name, amount))
+    }
+
+    /// Sets the amount of a resource.
     pub fn insert(&mut self, resource: &str, amount: Amount) {
-        if let Some(name) = Amounts::read(resource) {
-            self.set(name, amount);
-        }
+        self.set(Amounts::name(resource), amount);
     }
 
     /// Keeps the amounts of these resources alone.
@@ -121,12 +201,13 @@ impl Amounts {
         self.0.clear();
     }
 
-    fn read(resource: &str) -> Option<&'static str> {
-        Amounts::READ.into_iter().find(|name| *name == resource)
+    fn name(resource: &str) -> Resource {
+        let common = Amounts::COMMON.into_iter().find(|name| *name == resource);
+        common.map_or_else(|| Cow::Owned(resource.to_owned()), Cow::Borrowed)
     }
 
-    fn set(&mut self, name: &'static str, amount: Amount) {
-        match self.0.binary_search_by(|(known, _)| (*known).cmp(name)) {
+    fn set(&mut self, name: Resource, amount: Amount) {
+        match self.0.binary_search_by(|(known, _)| known.cmp(&name)) {
             Ok(position) => self.0[position].1 = amount,
             Err(position) => self.0.insert(position, (name, amount)),
         }
@@ -145,11 +226,11 @@ impl Serialize for Amounts {
 
 impl<'de> Deserialize<'de> for Amounts {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Amounts, D::Error> {
-        struct Name(Option<&'static str>);
+        struct Name(Resource);
         impl<'de> Deserialize<'de> for Name {
             fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Name, D::Error> {
-                struct Compare;
-                impl Visitor<'_> for Compare {
+                struct Known;
+                impl Visitor<'_> for Known {
                     type Value = Name;
 
                     fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -157,10 +238,10 @@ impl<'de> Deserialize<'de> for Amounts {
                     }
 
                     fn visit_str<E>(self, name: &str) -> Result<Name, E> {
-                        Ok(Name(Amounts::read(name)))
+                        Ok(Name(Amounts::name(name)))
                     }
                 }
-                deserializer.deserialize_str(Compare)
+                deserializer.deserialize_str(Known)
             }
         }
         struct Read;
@@ -174,12 +255,7 @@ impl<'de> Deserialize<'de> for Amounts {
             fn visit_map<M: MapAccess<'de>>(self, mut map: M) -> Result<Amounts, M::Error> {
                 let mut amounts = Amounts::default();
                 while let Some(Name(name)) = map.next_key()? {
-                    match name {
-                        Some(name) => amounts.set(name, map.next_value()?),
-                        None => {
-                            map.next_value::<IgnoredAny>()?;
-                        }
-                    }
+                    amounts.set(name, map.next_value()?);
                 }
                 Ok(amounts)
             }
@@ -316,6 +392,9 @@ pub struct Waiting {
 pub struct NodeSpec {
     /// Cordoned.
     pub unschedulable: bool,
+    /// Pods that do not tolerate these stay away.
+    #[serde(deserialize_with = "null_is_default", skip_serializing)]
+    pub taints: Vec<Taint>,
 }
 
 /// `status` of a node.
@@ -334,6 +413,20 @@ pub struct NodeStatus {
     /// What runs on it.
     #[serde(rename = "nodeInfo", skip_serializing_if = "Option::is_none")]
     pub node_info: Option<NodeInfo>,
+    /// Its conditions, without reasons and messages.
+    #[serde(deserialize_with = "null_is_default", skip_serializing)]
+    pub conditions: Vec<NodeCondition>,
+}
+
+/// A condition of a node.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default)]
+pub struct NodeCondition {
+    /// `Ready`, …
+    #[serde(rename = "type")]
+    pub kind: String,
+    /// `True`, `False`, `Unknown`.
+    pub status: String,
 }
 
 /// `status.nodeInfo` of a node.

@@ -1,13 +1,9 @@
-mod hints;
-
 use std::fmt;
 
 use divvy_model::{Health, MemoryUnit, MiB, Pod, PodKey};
 
 use crate::ledger::Part;
 use crate::{Ask, Ledger, NodeView, Refusal, Source};
-pub use hints::Hint;
-use hints::hints;
 
 /// What one node has to say to one request: every number that the decision was made from.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -24,8 +20,6 @@ pub struct NodeReport {
     pub unit: MemoryUnit,
     /// The GPUs in ascending order of index.
     pub gpus: Vec<GpuReport>,
-    /// What would change the answer, most helpful first; empty where it fits.
-    pub hints: Vec<Hint>,
 }
 
 /// One GPU of a [`NodeReport`].
@@ -216,28 +210,6 @@ impl fmt::Display for NodeReport {
     }
 }
 
-impl GpuReport {
-    /// Held by containers of pods that are gone, or kept until it is known whether they hold it.
-    fn of_the_gone(&self) -> MiB {
-        let kept = self.departed.iter().map(|departed| departed.memory);
-        kept.fold(MiB::ZERO, MiB::saturating_add).max(self.held)
-    }
-
-    /// Kept for nominated pods.
-    fn kept(&self) -> MiB {
-        let kept = self.nominated.iter().map(|nominated| nominated.memory);
-        kept.fold(MiB::ZERO, MiB::saturating_add)
-    }
-
-    /// What would be left if this holder ended; not `free` plus its share, since a GPU may be overcommitted.
-    fn room_without(&self, holder: &Holder) -> MiB {
-        self.holders.iter().filter(|other| other.uid != holder.uid).fold(
-            self.capacity.saturating_sub(self.of_the_gone()).saturating_sub(self.kept()),
-            |left, other| left.saturating_sub(other.memory),
-        )
-    }
-}
-
 /// `GPU 1`, `GPUs 0 and 1`, `GPUs 0, 1 and 2`
 pub fn gpu_list(indices: &[u32]) -> String {
     let names: Vec<String> = indices.iter().map(u32::to_string).collect();
@@ -253,26 +225,6 @@ impl NodeReport {
     pub fn fitting(&self) -> (usize, usize) {
         let taken = self.gpus.iter().filter(|gpu| gpu.taken);
         (taken.clone().filter(|gpu| gpu.fits).count(), taken.count())
-    }
-
-    /// The most that is free on one GPU that is offered and that the pod takes.
-    pub fn largest_free(&self) -> MiB {
-        let offered = !matches!(self.source, None | Some(Source::Unusable(_)));
-        self.gpus
-            .iter()
-            .filter(|gpu| offered && gpu.taken && gpu.health == Health::Ok)
-            .map(|gpu| gpu.free)
-            .max()
-            .unwrap_or(MiB::ZERO)
-    }
-
-    /// What is free on all GPUs that are offered and that the pod takes.
-    pub fn sum_free(&self) -> MiB {
-        let offered = !matches!(self.source, None | Some(Source::Unusable(_)));
-        self.gpus
-            .iter()
-            .filter(|gpu| offered && gpu.taken && gpu.health == Health::Ok)
-            .fold(MiB::ZERO, |sum, gpu| sum.saturating_add(gpu.free))
     }
 }
 
@@ -306,10 +258,6 @@ impl Ledger {
         };
         let view = self.node(node).filter(|view| view.state().is_some());
         let gpus = view.map(|view| reports(&view, ask)).unwrap_or_default();
-        let hints = match &verdict {
-            Err(Refusal::NoGpuFits | Refusal::TooFewFit(_)) => hints(&gpus, ask, self.unit()),
-            _ => Vec::new(),
-        };
         NodeReport {
             node: node.to_owned(),
             ask: ask.clone(),
@@ -317,7 +265,6 @@ impl Ledger {
             source: view.and_then(|view| view.state()).map(|state| state.source.clone()),
             unit: self.unit(),
             gpus,
-            hints,
         }
     }
 

@@ -389,6 +389,12 @@ impl Ledger {
         }
     }
 
+    /// Adds a reservation that another ledger has, without counting anything.
+    pub(crate) fn book_as_it_is(&mut self, uid: &str, node: &str, reservation: Reservation) {
+        let of_pod = self.reservations.entry(uid.to_owned()).or_default();
+        of_pod.insert(node.to_owned(), reservation);
+    }
+
     /// Books what is about to be written on a pod, or changes how far that is. Ignored for a pod that is known to be bound:
     /// what it holds is known better then.
     pub fn reserve(&mut self, uid: &str, node: &str, reservation: Reservation) {

@@ -35,13 +35,12 @@ mod topology;
 mod totals;
 mod victims;
 mod view;
+mod what_if;
 
 pub use anomaly::Anomaly;
 pub use choose::{Ask, Choice, ChosenGpu, Question, Refusal};
 pub use departed::{Departed, KeptFor};
-pub use explain::{
-    DepartedHolder, GpuReport, Hint, Holder, HolderKind, NodeReport, NominatedHolder, PodReport, PodShare, gpu_list,
-};
+pub use explain::{DepartedHolder, GpuReport, Holder, HolderKind, NodeReport, NominatedHolder, PodReport, PodShare, gpu_list};
 pub use ledger::{Ledger, Reservation, Standing};
 pub use node::{GpuState, NodeState, Source, Unusable};
 pub use nominated::{Asker, Nominated};
@@ -51,3 +50,4 @@ pub use topology::{Candidate, Topology};
 pub use totals::Totals;
 pub use victims::Victims;
 pub use view::NodeView;
+pub use what_if::Room;

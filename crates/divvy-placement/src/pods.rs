@@ -18,6 +18,10 @@ impl Pods {
         self.by_uid.get(uid).map(|found| &*found.0)
     }
 
+    pub(crate) fn shared(&self, uid: &str) -> Option<&Arc<Pod>> {
+        self.by_uid.get(uid).map(|found| &found.0)
+    }
+
     /// The pod that has this name now.
     pub(crate) fn named(&self, key: &PodKey) -> Option<&Pod> {
         self.by_name.get(key as &dyn Named).map(|found| &*found.0)

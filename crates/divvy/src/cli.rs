@@ -11,6 +11,7 @@ pub mod system;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
+use crate::why::Name;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use divvy_model::{MemoryUnit, MiB};
 use divvy_placement::policy::Policy;
@@ -398,22 +399,33 @@ pub enum InspectOutput {
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
-  divvy why my-pod                  in the context's namespace
-  kubectl divvy why -n ml train-0
+  divvy why                         every pod of the context's namespace that waits for GPU memory; -A: of all namespaces
+  divvy why my-pod                  also pod/my-pod, ml/my-pod
+  kubectl divvy why deploy/train    the pods of a Deployment (also sts, rs, ds, job)
+  divvy why -l app=train
+  divvy why my-pod --all-nodes      what each node says
   divvy why my-pod --placement      which node and GPU the policy prefers for it, and what the others would cost
-  divvy why -A                      every pod that waits for GPU memory
-  divvy why my-pod -o json")]
+  divvy why my-pod -o json
+
+A suggestion is printed only if that change alone would let the pod start: each one was tried on what was read of the cluster.")]
 pub struct WhyArgs {
-    /// The pod [default: every pod that waits for GPU memory]
-    pub pod: Option<String>,
-    /// Its namespace [default: the context's]
+    /// Pods or workloads [default: every pod that waits for GPU memory]
+    #[arg(value_name = "POD|KIND/NAME")]
+    pub names: Vec<Name>,
+    /// The pods with these labels
+    #[arg(short = 'l', long, value_name = "LABELS", conflicts_with = "names")]
+    pub selector: Option<String>,
+    /// Their namespace [default: the context's]
     #[arg(short, long, value_name = "NAME")]
     pub namespace: Option<String>,
     /// Look in all namespaces
-    #[arg(short = 'A', long, conflicts_with_all = ["namespace", "pod"])]
+    #[arg(short = 'A', long, conflicts_with_all = ["namespace", "names", "selector"])]
     pub all_namespaces: bool,
+    /// Say of each node what keeps the pod from it, and show all its GPUs
+    #[arg(long)]
+    pub all_nodes: bool,
     /// Say what the policy thinks of each node for this pod, as if it were not placed yet: the best one and those after it
-    #[arg(long, requires = "pod")]
+    #[arg(long, requires = "names", conflicts_with = "all_nodes")]
     pub placement: bool,
     /// With --placement: the policy, as the extender was given it
     #[arg(long, value_name = "NAME", default_value = "divvy", requires = "placement")]

@@ -44,3 +44,9 @@ pub fn columns(cells: &str) -> String {
         .expect("a Vec takes every write");
     String::from_utf8(writer.into_inner().expect("flushed")).expect("text in, text out")
 }
+
+/// How wide the terminal is; none where standard output is a file or a program, which get whole lines.
+pub fn terminal_width() -> Option<usize> {
+    let size = rustix::termios::tcgetwinsize(io::stdout()).ok()?;
+    Some(usize::from(size.ws_col)).filter(|columns| *columns > 0)
+}

@@ -5,7 +5,7 @@ use std::fmt;
 
 use divvy_model::names;
 use k8s_openapi::api::core::v1::ConfigMap;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference, Time};
 use kube::core::Object;
 use serde::de::{DeserializeOwned, IgnoredAny, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
@@ -22,6 +22,9 @@ pub(crate) struct Slim<P: Clone, U: Clone, L>(pub(crate) Object<P, U>, std::mark
 pub(crate) type SlimPod = Slim<PodSpec, PodStatus, Unread>;
 /// A node, with its labels: pods select nodes by them.
 pub(crate) type SlimNode = Slim<NodeSpec, NodeStatus, Labels>;
+
+/// A pod as `divvy why` reads it: with its labels, its controller and its conditions.
+pub(crate) type WholePod = Slim<PodSpec, WholeStatus, Labels>;
 
 /// Labels that are kept.
 pub(crate) type Labels = Option<BTreeMap<String, String>>;
@@ -61,6 +64,20 @@ impl ReadStatus for NodeStatus {
 
 impl ReadStatus for PodStatus {
     type Read = ListedStatus;
+}
+
+impl ReadStatus for WholeStatus {
+    type Read = PodStatus;
+}
+
+/// A pod's status with its conditions.
+#[derive(Debug, Clone)]
+pub(crate) struct WholeStatus(PodStatus);
+
+impl From<PodStatus> for WholeStatus {
+    fn from(status: PodStatus) -> WholeStatus {
+        WholeStatus(status)
+    }
 }
 
 /// A pod's status without its conditions, which are looked at in single pods only: half of what a status has.
@@ -105,6 +122,8 @@ pub(crate) struct Meta<L = Unread> {
     pub(crate) annotations: Option<BTreeMap<String, String>>,
     #[serde(default)]
     pub(crate) labels: L,
+    #[serde(default)]
+    pub(crate) owner_references: Option<Vec<OwnerReference>>,
 }
 
 impl<L: Into<Labels>> From<Meta<L>> for ObjectMeta {
@@ -118,6 +137,7 @@ impl<L: Into<Labels>> From<Meta<L>> for ObjectMeta {
             deletion_timestamp: meta.deletion_timestamp,
             annotations: meta.annotations,
             labels: meta.labels.into(),
+            owner_references: meta.owner_references,
             ..ObjectMeta::default()
         }
     }
@@ -234,6 +254,18 @@ impl Kind for SlimPod {
     }
 }
 
+impl Kind for WholePod {
+    const NAME: &'static str = "pod";
+
+    fn meta(&self) -> &ObjectMeta {
+        &self.0.metadata
+    }
+
+    fn bare(metadata: ObjectMeta) -> WholePod {
+        bare(metadata)
+    }
+}
+
 impl Kind for SlimNode {
     const NAME: &'static str = "node";
 
@@ -278,6 +310,17 @@ fn bare<P: Clone + Default, U: Clone, L>(metadata: ObjectMeta) -> Slim<P, U, L> 
 impl From<SlimPod> for PodObject {
     fn from(Slim(object, _): SlimPod) -> PodObject {
         object
+    }
+}
+
+impl From<WholePod> for PodObject {
+    fn from(Slim(object, _): WholePod) -> PodObject {
+        PodObject {
+            types: object.types,
+            metadata: object.metadata,
+            spec: object.spec,
+            status: object.status.map(|WholeStatus(status)| status),
+        }
     }
 }
 

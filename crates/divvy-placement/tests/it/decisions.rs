@@ -1,7 +1,7 @@
 //! Fit, choice and explanation. Case numbers are those of research/gpushare.md section 8.
 
 use divvy_model::{ContainerKind, Health, Held, MemoryUnit, MiB, Phase, Pod};
-use divvy_placement::{Ask, Hint, HolderKind, Ledger, Refusal, Source, Unusable};
+use divvy_placement::{Ask, HolderKind, Ledger, Refusal, Source, Unusable};
 
 use crate::fixture::*;
 
@@ -121,13 +121,10 @@ fn a_gpu_that_failed_is_not_offered_and_its_neighbours_are_used_to_the_last_unit
         ledger.apply_pod(divvy_pod("p", "n1", 0, 10));
         assert_eq!(filter(&ledger, "n1", 8), INSUFFICIENT);
         assert_eq!(ledger.choose("n1", &ask(6)).expect("fits").gpus[0].index, 0);
-        let report = ledger.explain("n1", &ask(8));
-        assert!(
-            report
-                .hints
-                .iter()
-                .any(|hint| matches!(hint, Hint::Recovery { index: 1, .. })),
-            "{report:?}"
+        let room = ledger.room("n1", &ask(8));
+        assert_eq!(
+            (room.free, room.size, room.taken, room.unwell),
+            (MiB(6 * 1024), MiB(16 * 1024), 2, 1)
         );
     }
     edit_gpu(&mut node, 1, |gpu| gpu.health = Health::Ok);
@@ -142,11 +139,8 @@ fn what_pods_without_an_object_hold_is_not_offered() {
     edit_gpu(&mut node, 0, |gpu| gpu.held = MiB(10 * 1024));
     ledger.apply_node(&node);
     assert_eq!(free(&ledger, "n1"), [6]);
-    let hints = ledger.explain("n1", &ask(8)).hints;
-    assert_eq!(
-        hints.first().map(ToString::to_string).as_deref(),
-        Some("containers of deleted pods still hold 10240 MiB of GPU 0: there is room when they have ended")
-    );
+    ledger.end_leftovers("n1");
+    assert_eq!(free(&ledger, "n1"), [16], "they have ended");
 }
 
 #[test]
@@ -308,7 +302,7 @@ fn what_is_written_names_the_gpu_as_well_as_it_is_known() {
 }
 
 #[test]
-fn a_refusal_says_what_is_in_the_way_and_what_would_help() {
+fn a_refusal_says_what_is_in_the_way_and_how_much_is_missing() {
     let mut ledger = fixture();
     let mut b = gpushare_pod("b", "n1", 1, 4);
     b.deleting = true;
@@ -318,23 +312,18 @@ fn a_refusal_says_what_is_in_the_way_and_what_would_help() {
         report.to_string(),
         "node n1 has no GPU with 13 units (13312 MiB) free: GPU 0 has 6144 of 16384 MiB free, GPU 1 has 12288 of 16384 MiB free"
     );
-    assert_eq!(report.largest_free(), MiB(12288));
-    assert_eq!(report.sum_free(), MiB(18432), "kube-scheduler would have let it in");
+    let room = ledger.room("n1", &ask(13));
+    assert_eq!(room.free, MiB(12288));
+    assert_eq!(room.sum, MiB(18432), "kube-scheduler would have let it in");
+    assert_eq!((room.fitting, room.taken), (0, 2));
     assert_eq!(report.gpus[0].holders[0].to_string(), "default/a 10240 MiB");
     assert_eq!(report.gpus[1].holders[0].kind, HolderKind::Deleting);
-    let hints: Vec<String> = report.hints.iter().map(ToString::to_string).collect();
-    assert_eq!(
-        hints,
-        [
-            "pod default/b is being deleted and still holds 4096 MiB of GPU 1: there is room when its containers have ended",
-            "GPU 0 has room when pod default/a (10240 MiB) ends or is deleted",
-            "a request of at most 12 (12288 MiB) fits now",
-        ]
-    );
-    let hints: Vec<String> = ledger.explain("n1", &ask(17)).hints.iter().map(ToString::to_string).collect();
-    assert_eq!(
-        hints[0],
-        "no GPU of this node is that large, even empty: the largest has 16 units (16384 MiB)"
+    let mut part = ledger.only("n1");
+    part.end_pod(&report.gpus[1].holders[0].uid);
+    assert!(part.choose("n1", &ask(13)).is_ok(), "it was in the way");
+    assert!(
+        ledger.choose("n1", &ask(13)).is_err(),
+        "what is tried on a part changes nothing in the whole"
     );
     assert_eq!(ledger.explain("n4", &ask(16)).verdict, Ok(vec![0]));
     assert_eq!(ledger.explain("nx", &ask(1)).to_string(), "node nx is not known");

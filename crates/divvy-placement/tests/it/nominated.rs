@@ -243,11 +243,16 @@ fn why_names_the_pod_for_which_memory_is_kept() {
     let ledger = ledger(&[divvy_pod("rest", "n1", 0, 10), nominated("high", 12, 1000)]);
     let report = ledger.explain("n1", &Ask::of_pod(&with_priority("replacement", 10, 0), GIB));
     insta::assert_snapshot!(report, @"node n1 has no GPU with 10 units (10240 MiB) free: GPU 0 has 6144 of 16384 MiB free, GPU 1 has 4096 of 16384 MiB free and keeps 12288 MiB for pod default/high, which has priority 1000 and is nominated to this node");
-    let hints: Vec<String> = report.hints.iter().map(ToString::to_string).collect();
-    insta::assert_snapshot!(hints.join("\n"), @r"
-    GPU 0 has room when pod default/rest (10240 MiB) ends or is deleted
-    a request of at most 6 (6144 MiB) fits now
-    ");
+    // Of what ends the nominated pod gets its share first.
+    let mut part = ledger.only("n1");
+    part.end_pod(&divvy_pod("rest", "n1", 0, 10).uid);
+    let other = Ask::of_pod(&with_priority("replacement", 16, 0), GIB);
+    assert_eq!(part.room("n1", &other), ledger_without_rest().room("n1", &other));
+}
+
+/// As if the pod `rest` had never been there.
+fn ledger_without_rest() -> Ledger {
+    ledger(&[nominated("high", 12, 1000)])
 }
 
 #[test]

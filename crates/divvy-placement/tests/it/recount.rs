@@ -359,6 +359,31 @@ proptest! {
         }
     }
 
+    /// What is tried on a part of the ledger comes true: about its node the part says what the whole says, before and after the end of any pod there.
+    #[test]
+    fn a_part_of_the_ledger_says_of_its_node_what_the_whole_says(events in proptest::collection::vec(any_event(), 1..40)) {
+        let mut world = World::default();
+        let mut ledger = Ledger::new(GIB);
+        for event in events {
+            world.play(&mut ledger, event);
+        }
+        for name in ["n0", "n1", "n2"] {
+            let uids = ledger.node(name).map(|view| view.pods().map(|pod| pod.uid.clone()).collect::<Vec<_>>());
+            let ends = uids.into_iter().flatten().map(Some);
+            for end in ends.chain([None]) {
+                let (mut part, mut whole) = (ledger.only(name), ledger.clone());
+                if let Some(uid) = &end {
+                    part.end_pod(uid);
+                    whole.end_pod(uid);
+                }
+                for units in [1, 4, 8, 16] {
+                    prop_assert_eq!(part.explain(name, &ask(units)), whole.explain(name, &ask(units)), "{:?}", &end);
+                    prop_assert_eq!(part.room(name, &ask(units)), whole.room(name, &ask(units)));
+                }
+            }
+        }
+    }
+
     /// The same objects in another order give the same choice for every request.
     #[test]
     fn choices_do_not_depend_on_the_order_of_arrival(

@@ -151,8 +151,13 @@ fn a_refusal_says_how_many_have_room_and_how_many_are_needed() {
         let ask = Ask::of(&pod.request, GIB);
         let refusal = ledger.fits(node, &ask, "p").expect_err("refused");
         let report = ledger.explain(node, &ask);
-        let hints: Vec<String> = report.hints.iter().map(|hint| format!("\n  {hint}")).collect();
-        format!("{}\n{report}{}", refusal.filter_text(node), hints.concat())
+        let room = ledger.room(node, &ask);
+        format!(
+            "{}\n{report}\n  {} free on as many, {} in all",
+            refusal.filter_text(node),
+            room.free,
+            room.sum
+        )
     };
     let texts = [
         said(4, 3, "n"),

@@ -56,18 +56,12 @@ pub async fn run(mut args: DoctorArgs) -> anyhow::Result<u8> {
             let style = Style {
                 coloured: std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty()),
                 verbose: args.verbose,
-                width: columns(),
+                width: printer::terminal_width(),
             };
             printer::print(&report.print(style))?;
         }
     }
     Ok(report.exit_status())
-}
-
-/// How wide the terminal is; none where standard output is a file or a program, which get whole lines.
-fn columns() -> Option<usize> {
-    let size = rustix::termios::tcgetwinsize(std::io::stdout()).ok()?;
-    Some(usize::from(size.ws_col)).filter(|columns| *columns > 0)
 }
 
 /// Explains the error texts of a log, which may be long and may never end: line by line. Status 1: it has none that is known.
@@ -89,7 +83,7 @@ fn explain(path: &Path, output: DoctorOutput) -> anyhow::Result<u8> {
     }
     match output {
         DoctorOutput::Json => printer::json(&log.found())?,
-        DoctorOutput::Text => printer::print(&log.text_within(columns()))?,
+        DoctorOutput::Text => printer::print(&log.text_within(printer::terminal_width()))?,
     }
     Ok(u8::from(log.found().is_empty()))
 }

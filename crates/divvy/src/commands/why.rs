@@ -1,94 +1,43 @@
 //! `divvy why`.
 
+mod look;
+
+use std::collections::BTreeMap;
 use std::mem::ManuallyDrop;
 
 use divvy_cluster::list::NotMade;
-use divvy_cluster::objects::{NodeObject, PodObject};
-use divvy_cluster::{client, convert, list};
-use divvy_model::{Pod, PodKey};
-use divvy_placement::{Ledger, kept};
+use divvy_cluster::{client, list, sites};
+use divvy_why::{Answer, Snapshot, Wants};
 
-use super::inspect::{choice, say_left_out};
-use super::progress::Arrived;
+use super::inspect::choice;
 use crate::cli::{WhyArgs, WhyOutput};
+use crate::why::{Name, Style};
 use crate::{printer, why};
 
-/// Reads nodes and pods once, builds the extender's own ledger from them, and explains.
+/// Of more answers than this only the sentence and the best suggestion are printed.
+const IN_FULL: usize = 3;
+
+/// Reads nodes and pods once, and explains the pods that are asked about.
 pub async fn run(args: WhyArgs) -> anyhow::Result<()> {
     let connection = client::connect(&choice(&args.cluster)).await?;
-    let client = &connection.client;
-    let arrived = Arrived::default();
-    let (mut labels, mut nodes, mut pods) = (Vec::new(), Vec::new(), Vec::new());
-    let node = |object: NodeObject| (convert::node(&object), object.metadata.labels.unwrap_or_default());
-    let all_nodes = list::each_node(client, node, |(node, its_labels)| {
-        arrived.node();
-        nodes.push(node);
-        labels.push(its_labels);
-    });
-    // As the ledger keeps it: the rest is several times as much.
-    let pod = |object| list::pod_of(object).map(kept);
-    let all_pods = list::each_pod(client, None, pod, |pod| {
-        arrived.pod();
-        pods.push(pod);
-    });
-    let (no_nodes, no_pods) = arrived.shown(async { tokio::try_join!(all_nodes, all_pods) }).await?;
-    say_left_out("node", &no_nodes);
-    say_left_out("pod", &no_pods);
-    // The cluster's unit is what the agents publish; the flag is for clusters where none does.
-    let published = nodes.iter().find_map(|node| match &node.inventory {
-        Some(Ok(inventory)) => Some(inventory.unit),
-        _ => None,
-    });
     let namespace = args.namespace.clone().unwrap_or(connection.namespace.clone());
-    let waiting = pods
-        .iter()
-        .filter(|pod: &&Pod| pod.node.is_none() && !pod.ended() && pod.request.wants_memory());
-    let waiting: Vec<PodKey> = waiting
-        .filter(|pod| args.all_namespaces || pod.namespace == namespace)
-        .map(Pod::key)
-        .collect();
-    let sites = why::sites(labels, &nodes, &pods);
-    let mut ledger = Ledger::new(published.unwrap_or(args.memory_unit));
-    ledger.replace_nodes(&nodes);
-    drop(nodes);
-    ledger.replace_pods(pods);
-    // The program ends when it has answered: to free 50,000 pods one by one takes 0.1 s of its 1.3.
-    let mut ledger = ManuallyDrop::new(ledger);
-    match list::unhealthy_gpus(&connection.client).await {
-        Ok(named) => ledger.replace_unhealthy(named.into_iter().map(|named| (named.node, named.gpus))),
-        // Who may read pods may often not read kube-system; few clusters have these ConfigMaps.
-        Err(error) => tracing::debug!("{error}"),
+    let client = &connection.client;
+    let look::Look { snapshot, waiting } = look::look(client, args.memory_unit).await?;
+    // The program ends when it has answered: to free 50,000 pods one by one takes 0.1 s.
+    let snapshot = ManuallyDrop::new(snapshot);
+    let mut asked = match (args.names.is_empty(), &args.selector) {
+        (true, None) => waiting
+            .into_iter()
+            .filter(|wants| args.all_namespaces || wants.pod.namespace == namespace)
+            .collect(),
+        (true, Some(selector)) => selected(client, &namespace, selector).await?,
+        (false, _) => named(client, &namespace, &args.names).await?,
+    };
+    for wants in &mut asked {
+        list::look_at_claims(client, wants).await;
     }
-
-    let mut asked: Vec<PodObject> = Vec::new();
-    if let Some(name) = &args.pod {
-        match list::pod(&connection.client, &namespace, name).await {
-            Ok(object) => asked.push(object),
-            Err(error) => {
-                // A controller may have been refused it, and who asks most likely has its name in mind.
-                let refused = not_made(&connection.client, Some(&namespace)).await;
-                let of_it: Vec<String> = refused
-                    .iter()
-                    .filter(|refused| refused.by.contains(name.as_str()))
-                    .map(not_made_text)
-                    .collect();
-                if of_it.is_empty() {
-                    return Err(error.into());
-                }
-                anyhow::bail!("{error}. {}", of_it.join(" "));
-            }
-        }
-    } else {
-        for pod in &waiting {
-            match list::pod(&connection.client, &pod.namespace, &pod.name).await {
-                Ok(object) => asked.push(object),
-                // It has gone since it was listed, most likely.
-                Err(error) => tracing::warn!("{error}"),
-            }
-        }
-    }
-    if let Some(object) = asked.first().filter(|_| args.placement) {
-        let placement = why::placement(&ledger, &convert::pod(object)?, args.policy);
+    if let Some(wants) = asked.first().filter(|_| args.placement) {
+        let placement = why::placement(&snapshot.ledger, &wants.pod, args.policy);
         match args.output {
             Some(WhyOutput::Json) => printer::json(&placement)?,
             Some(WhyOutput::Yaml) => printer::yaml(&placement)?,
@@ -96,30 +45,115 @@ pub async fn run(args: WhyArgs) -> anyhow::Result<()> {
         }
         return Ok(());
     }
-    let mut answers = Vec::new();
-    for object in &asked {
-        answers.push(why::answer(&ledger, &convert::pod(object)?, object, &sites));
-    }
+    let answers = answers(&snapshot, &asked, args.all_nodes);
+    let one = matches!(args.names.as_slice(), [Name::Pod { .. }]);
     match args.output {
-        Some(WhyOutput::Json) if args.pod.is_some() => printer::json(&answers.first())?,
-        Some(WhyOutput::Yaml) if args.pod.is_some() => printer::yaml(&answers.first())?,
+        Some(WhyOutput::Json) if one => printer::json(&answers.first())?,
+        Some(WhyOutput::Yaml) if one => printer::yaml(&answers.first())?,
         Some(WhyOutput::Json) => printer::json(&answers)?,
         Some(WhyOutput::Yaml) => printer::yaml(&answers)?,
-        None if answers.is_empty() => {
-            let place = if args.all_namespaces {
-                "any namespace".to_owned()
-            } else {
-                format!("namespace {namespace}")
-            };
-            printer::line(&format!("No pod waits for GPU memory in {place}."))?;
-            let only = (!args.all_namespaces).then_some(namespace.as_str());
-            for refused in not_made(&connection.client, only).await {
-                printer::line(&not_made_text(&refused))?;
-            }
-        }
-        None => printer::print(&answers.iter().map(why::text).collect::<Vec<_>>().join("\n"))?,
+        None if answers.is_empty() => nothing_waits(client, &args, &namespace).await?,
+        None => printer::print(&page(&answers, args.all_nodes))?,
     }
     Ok(())
+}
+
+/// The answers, those of equal pods as one, in the order of the pods.
+fn answers(snapshot: &Snapshot, asked: &[Wants], all_nodes: bool) -> Vec<Answer> {
+    let mut kinds: Vec<(&Wants, Answer)> = Vec::new();
+    // Equal pods have one controller, so that few are compared with each other.
+    let mut of_owner: BTreeMap<_, Vec<usize>> = BTreeMap::new();
+    for wants in asked {
+        let known = of_owner.entry((&wants.pod.namespace, &wants.owner)).or_default();
+        match known.iter().find(|kind| kinds[**kind].0.is_like(wants)) {
+            Some(kind) => kinds[*kind].1.subject.pods.push(divvy_why::PodName {
+                namespace: wants.pod.namespace.clone(),
+                name: wants.pod.name.clone(),
+            }),
+            None => {
+                known.push(kinds.len());
+                kinds.push((wants, divvy_why::answer(snapshot, wants, all_nodes)));
+            }
+        }
+    }
+    kinds.into_iter().map(|(_, answer)| answer).collect()
+}
+
+fn page(answers: &[Answer], all_nodes: bool) -> String {
+    let style = Style {
+        width: printer::terminal_width(),
+        all_nodes,
+        short: answers.len() > IN_FULL && !all_nodes,
+    };
+    let texts: Vec<String> = answers.iter().map(|answer| why::text(answer, style)).collect();
+    let mut page = texts.join("\n");
+    if style.short {
+        page.push_str("\nMore about one of them: divvy why POD\n");
+    }
+    page
+}
+
+async fn nothing_waits(client: &kube::Client, args: &WhyArgs, namespace: &str) -> anyhow::Result<()> {
+    let only = (!args.all_namespaces).then_some(namespace);
+    let refused = not_made(client, only).await;
+    let place = match only {
+        Some(namespace) => format!("namespace {namespace}"),
+        None => "any namespace".to_owned(),
+    };
+    match refused.is_empty() {
+        true => printer::line(&format!("No pod waits for GPU memory in {place}."))?,
+        false => printer::line(&format!(
+            "No pod waits for GPU memory in {place}, but some could not be made:"
+        ))?,
+    }
+    for refused in refused {
+        printer::line(&not_made_text(&refused))?;
+    }
+    Ok(())
+}
+
+/// The pods that were named, each once.
+async fn named(client: &kube::Client, namespace: &str, names: &[Name]) -> anyhow::Result<Vec<Wants>> {
+    let mut found: Vec<Wants> = Vec::new();
+    for name in names {
+        let pods = match name {
+            Name::Pod { namespace: own, name } => vec![pod(client, own.as_deref().unwrap_or(namespace), name).await?],
+            Name::Workload { kind, name } => {
+                let selector = list::selector_of(client, kind.api(), namespace, name).await?;
+                selected(client, namespace, &selector).await?
+            }
+        };
+        for pod in pods {
+            if !found.iter().any(|known| known.pod.uid == pod.pod.uid) {
+                found.push(pod);
+            }
+        }
+    }
+    Ok(found)
+}
+
+async fn selected(client: &kube::Client, namespace: &str, selector: &str) -> anyhow::Result<Vec<Wants>> {
+    let objects = list::selected_pods(client, namespace, selector).await?;
+    Ok(objects.iter().map(sites::wants).collect::<Result<_, _>>()?)
+}
+
+async fn pod(client: &kube::Client, namespace: &str, name: &str) -> anyhow::Result<Wants> {
+    match list::pod(client, namespace, name).await {
+        Ok(object) => Ok(sites::wants(&object)?),
+        Err(error) => {
+            // A controller may have been refused it, and who asks most likely has its name in mind.
+            let refused = not_made(client, Some(namespace)).await;
+            let of_it: Vec<String> = refused
+                .iter()
+                .filter(|refused| refused.by.contains(name))
+                .map(not_made_text)
+                .collect();
+            match of_it.is_empty() {
+                true => Err(error.into()),
+                false => anyhow::bail!("{error}. {}", of_it.join(" ")),
+            }
+        }
+    }
 }
 
 /// What controllers could not make. Who may read pods may often not read events.
@@ -135,7 +169,7 @@ async fn not_made(client: &kube::Client, namespace: Option<&str>) -> Vec<NotMade
 
 fn not_made_text(refused: &NotMade) -> String {
     let hint = if refused.why.contains("exceeded quota") {
-        " A quota of the namespace is used up: kubectl describe quota shows it; delete what is not needed, or have it raised."
+        " A quota of the namespace is used up: kubectl describe quota shows it. Delete what is not needed, or ask for a larger quota."
     } else {
         ""
     };

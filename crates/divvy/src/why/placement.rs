@@ -6,9 +6,9 @@ use divvy_container::plain;
 use divvy_model::{Held, Pod};
 use divvy_placement::policy::{Fleet, Limits, Offer, Policy};
 use divvy_placement::{Ask, GpuState, Ledger, gpu_list};
+use divvy_why::{amount, asked_where};
 use serde::Serialize;
 
-use super::{asked, asked_where, named};
 use crate::printer::columns;
 
 /// So many nodes are shown.
@@ -92,13 +92,20 @@ pub fn placement(ledger: &Ledger, pod: &Pod, policy: Policy) -> Placement {
     Placement {
         pod: pod.key().to_string(),
         policy: policy.name(),
-        asks: match ask.gpus {
-            1 => asked(&ask),
-            _ => asked_where(&ask),
+        asks: match (ask.gpus, ask.memory) {
+            (1, Some(memory)) => amount(memory, ledger.unit()),
+            _ => asked_where(&ask, ledger.unit()),
         },
         node: pod.node.clone(),
         nodes: offers.len(),
         best: offers.iter().take(SHOWN).map(candidate).collect(),
+    }
+}
+
+fn named(index: u32, model: &str) -> String {
+    match model {
+        "" => format!("GPU {index}"),
+        model => format!("GPU {index} ({model})"),
     }
 }
 

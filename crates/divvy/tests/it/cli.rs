@@ -242,7 +242,7 @@ async fn why_tells_a_bound_pod_without_an_allocation_from_one_that_runs() {
     );
     let json: serde_json::Value = serde_json::from_str(&stdout(&why(&["train-0", "-o", "json"]).await)).expect("JSON");
     assert_eq!(
-        (&json["state"], &json["holds"][0]["memoryMiB"]),
+        (&json["state"], &json["shares"][0]["memoryMiB"]),
         (&json!("bound"), &json!(8192))
     );
 }

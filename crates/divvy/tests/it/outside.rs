@@ -49,7 +49,7 @@ async fn why_says_that_nobody_offers_gpu_memory_and_whether_a_runtime_is_to_blam
     says(
         &text,
         &[
-            "no node of the cluster offers any aliyun.com/gpu-mem: Divvy's agent is not installed, or not ready",
+            "no node of the cluster offers any aliyun.com/gpu-mem: Divvy's agent is not installed, or it is not ready",
             "divvy manifests | kubectl apply -f -",
         ],
     );
@@ -58,7 +58,7 @@ async fn why_says_that_nobody_offers_gpu_memory_and_whether_a_runtime_is_to_blam
     says(
         &text,
         &[
-            "node n1: its container runtime containerd://1.7.24",
+            "Node n1: its container runtime containerd://1.7.24",
             "enable_cdi = true",
             "--device-list-strategy cdi",
         ],
@@ -73,11 +73,11 @@ async fn why_asks_for_the_agent_of_a_node_that_has_no_room_and_offers_nothing() 
     let (_, text) = why(&[(resource, away), ("pods", pod("p").gpu_mem(3).build())], &["p"]).await;
     says(
         &text,
-        &["node n1: is the Divvy agent running there? kubectl get pods -A -o wide --field-selector spec.nodeName=n1"],
+        &["no Divvy agent runs there, or none is ready (kubectl get pods -A -o wide --field-selector spec.nodeName=n1)"],
     );
     let there = node(2, "containerd://2.1.0", 0);
     let (_, text) = why(&[there, ("pods", pod("p").gpu_mem(3).build())], &["p"]).await;
-    assert!(!text.contains("is the Divvy agent running"), "{text}");
+    assert!(!text.contains("no Divvy agent runs there"), "{text}");
 }
 
 /// Who may write to a node or make a pod writes to no terminal of those who look at it.
@@ -117,8 +117,8 @@ async fn why_names_a_second_device_plugin_a_variable_without_effect_and_a_forged
     says(
         &text,
         &[
-            "node n1: another device plugin offers 1 nvidia.com/gpu there",
-            "container main sets NVIDIA_VISIBLE_DEVICES=all itself; that has no effect",
+            "On node n1, another device plugin offers nvidia.com/gpu.",
+            "Container main sets NVIDIA_VISIBLE_DEVICES=all itself. That has no effect",
         ],
     );
     let alone = node(16, "containerd://2.1.0", 0);
@@ -128,7 +128,7 @@ async fn why_names_a_second_device_plugin_a_variable_without_effect_and_a_forged
         .env("NVIDIA_VISIBLE_DEVICES", "void")
         .annotation("divvy.dev/allocation", allocation);
     let (_, text) = why(&[alone, ("pods", forged.build())], &["p"]).await;
-    says(&text, &["the pod carries an allocation though it is bound to no node"]);
+    says(&text, &["The pod carries an allocation though it has no node."]);
     assert!(
         !text.contains("another device plugin") && !text.contains("NVIDIA_VISIBLE_DEVICES"),
         "{text}"
@@ -201,7 +201,7 @@ async fn why_tells_of_pods_that_a_quota_or_a_policy_did_not_let_be_made() {
     says(
         &text,
         &[
-            "No pod waits for GPU memory in namespace default.\n",
+            "No pod waits for GPU memory in namespace default, but some could not be made:\n",
             "ReplicaSet default/train-6d5 could not make a pod: Error creating",
             "kubectl describe quota",
         ],

@@ -11,8 +11,8 @@ use divvy::inspect::{table, view::view};
 use divvy::scheduler_config::check::{Verdict, unclear, verdict};
 use divvy::scheduler_config::installed::{authority, installed};
 use divvy::scheduler_config::second::Version;
-use divvy::why;
-use divvy_cluster::{convert, dump};
+use divvy::why::{self, Style};
+use divvy_cluster::{convert, dump, sites};
 use divvy_container::engines::containerd::release;
 use divvy_container::engines::{Plan, Record, Target as Files, undo};
 use divvy_container::hook::arguments::Hook;
@@ -23,6 +23,7 @@ use divvy_extender::tls::plan::{Data, Lifetimes, plan};
 use divvy_hardware::probe;
 use divvy_model::{MemoryUnit, Node, Pod};
 use divvy_placement::Ledger;
+use divvy_why::Snapshot;
 use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::{Secret, Service};
 use serde_json::{Value, json};
@@ -331,10 +332,19 @@ fn printed(bytes: &[u8]) -> bool {
     let mut ledger = Ledger::new(MemoryUnit::GIB);
     ledger.replace_nodes(&nodes);
     ledger.replace_pods(all.iter().cloned());
-    let labels = read.nodes.iter().map(|node| node.metadata.labels.clone().unwrap_or_default());
-    let sites = why::sites(labels.collect(), &nodes, &all);
-    for (object, pod) in pods.iter().take(10) {
-        calm(&why::text(&why::answer(&ledger, pod, object, &sites)));
+    let tenants = read.pods.iter().filter_map(sites::tenant);
+    let snapshot = Snapshot::new(ledger, read.nodes.iter().map(sites::site).collect(), tenants);
+    for (object, _) in pods.iter().take(10) {
+        let Ok(wants) = sites::wants(object) else { continue };
+        for all_nodes in [false, true] {
+            let answer = divvy_why::answer(&snapshot, &wants, all_nodes);
+            let style = Style {
+                width: Some(80),
+                all_nodes,
+                short: false,
+            };
+            calm(&why::text(&answer, style));
+        }
     }
     true
 }

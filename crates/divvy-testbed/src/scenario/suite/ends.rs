@@ -56,7 +56,7 @@ pub(super) async fn stubborn<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), S
     )
     .await?;
     play.refused("new", "Insufficient GPU Memory in one device").await?;
-    play.why("new", &["default/old is being deleted and still holds"]).await?;
+    play.why("new", &["Pod default/old is being deleted"]).await?;
     let reports = handed_over(play, &old).await?;
     check_own_gpu(play, "new", &reports, 1)
 }

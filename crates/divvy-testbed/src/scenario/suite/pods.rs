@@ -31,10 +31,7 @@ pub(super) async fn too_large<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), 
     play.refused("waits", "Insufficient").await?;
     play.why(
         "too-large",
-        &[
-            "Pod default/too-large waits; it asks for 41 GiB",
-            "no GPU of this node is that large, even empty",
-        ],
+        &["Pod default/too-large waits: it asks for 41 GiB", "is that large, even empty"],
     )
     .await?;
     play.why("waits", &["default/small-0", "default/small-1", "8 GiB"]).await?;

@@ -1,0 +1,103 @@
+//! A part of the ledger of its own, on which a change is tried.
+
+use std::sync::Arc;
+
+use divvy_model::{Health, MiB};
+
+use crate::{Ask, Ledger};
+
+/// How close a node comes to a request. Only GPUs that the pod takes count.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Room {
+    /// The most that one GPU has free; where the pod asks for K GPUs, what K of them have free at least.
+    pub free: MiB,
+    /// What all GPUs have free together.
+    pub sum: MiB,
+    /// The same as `free` if nobody held anything, and GPUs that failed were well.
+    pub size: MiB,
+    /// GPUs with enough free.
+    pub fitting: usize,
+    /// GPUs that the pod takes.
+    pub taken: usize,
+    /// GPUs of those that failed or are lost.
+    pub unwell: usize,
+}
+
+impl Ledger {
+    /// How close a node comes to a request, whatever it is that keeps the pod from it. Of a node that is not known everything is zero.
+    pub fn room(&self, node: &str, ask: &Ask) -> Room {
+        let Some((view, state)) = self.node(node).and_then(|view| Some((view, view.state()?))) else {
+            return Room::default();
+        };
+        let (mut frees, mut sizes, mut room) = (Vec::new(), Vec::new(), Room::default());
+        for (position, gpu) in state.gpus.iter().enumerate().filter(|(_, gpu)| ask.takes(gpu)) {
+            room.taken += 1;
+            sizes.push(gpu.capacity);
+            if gpu.health == Health::Ok {
+                frees.push(view.free_for(position, ask));
+            } else {
+                room.unwell += 1;
+            }
+        }
+        let nth = |amounts: &mut Vec<MiB>| {
+            amounts.sort_unstable_by(|a, b| b.cmp(a));
+            amounts.get(ask.gpus.saturating_sub(1)).copied().unwrap_or(MiB::ZERO)
+        };
+        room.sum = frees.iter().copied().fold(MiB::ZERO, MiB::saturating_add);
+        room.fitting = frees
+            .iter()
+            .filter(|free| ask.memory.is_some_and(|memory| **free >= memory))
+            .count();
+        (room.free, room.size) = (nth(&mut frees), nth(&mut sizes));
+        room
+    }
+
+    /// A ledger of one node: its GPUs, its pods, and what is reserved, kept and nominated there. About that node it gives the same answers as this
+    /// one, and what is changed in it changes nothing here. Of a node that is not known it is empty.
+    pub fn only(&self, node: &str) -> Ledger {
+        let mut part = Ledger::new(self.unit());
+        let Some(entry) = self.nodes.get(node) else {
+            return part;
+        };
+        for uid in entry
+            .pods
+            .keys()
+            .map(|pod| pod.0.uid.as_str())
+            .chain(entry.nominated.iter().map(String::as_str))
+        {
+            if let Some(pod) = self.pods.shared(uid) {
+                part.pods.insert(Arc::clone(pod));
+            }
+        }
+        for uid in &entry.departed {
+            if let Some(departed) = self.departed.get(uid) {
+                part.departed.insert(uid.clone(), departed.clone());
+            }
+        }
+        for uid in &entry.reserved {
+            if let Some(reservation) = self.reservation(uid, node) {
+                part.book_as_it_is(uid, node, reservation.clone());
+            }
+        }
+        part.nodes.insert(node.to_owned(), entry.clone());
+        part
+    }
+
+    /// The pod with this UID has ended with all its containers, and its object is gone.
+    pub fn end_pod(&mut self, uid: &str) {
+        self.delete_pod(uid);
+        self.let_go(uid);
+        self.settle();
+    }
+
+    /// The containers of a node's deleted pods have ended.
+    pub fn end_leftovers(&mut self, node: &str) {
+        self.let_all_go(node);
+        let gpus = self.nodes.get_mut(node).and_then(|entry| entry.state.as_mut());
+        for gpu in gpus.into_iter().flat_map(|state| &mut state.gpus) {
+            gpu.held = MiB::ZERO;
+        }
+        self.dirty.insert(node.to_owned());
+        self.settle();
+    }
+}

@@ -1,0 +1,443 @@
+use std::collections::BTreeMap;
+use std::fmt;
+
+use divvy_model::{Held, MiB, names, runtime};
+use serde::{Deserialize, Serialize};
+
+use crate::look::Question;
+use crate::obstacle::Words;
+use crate::quantity::list;
+use crate::suggest::suggestions;
+use crate::verdict::asked;
+use crate::{GpuAnswer, Hold, Obstacle, Owner, Reported, Snapshot, Spoken, Suggestion, Wants, gpus};
+
+/// A pod's name.
+#[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct PodName {
+    /// Its namespace.
+    pub namespace: String,
+    /// Its name.
+    pub name: String,
+}
+
+impl fmt::Display for PodName {
+    /// `namespace/name`
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.namespace, self.name)
+    }
+}
+
+/// Where a pod is in its life.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum State {
+    /// It has no node yet.
+    Waiting,
+    /// It has a node.
+    Bound,
+    /// It has ended.
+    Ended,
+    /// It asks for no GPU memory.
+    NoGpuMemory,
+}
+
+/// Whom an answer is about: one pod, or several of one controller that ask for the same.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Subject {
+    /// The pods.
+    pub pods: Vec<PodName>,
+    /// Their controller.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub owner: Option<Owner>,
+}
+
+/// What is asked for.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Request {
+    /// Units of gpu-mem in all.
+    pub units: u64,
+    /// The same in MiB; `null` if it is more than can be counted.
+    #[serde(rename = "memoryMiB")]
+    pub memory: Option<MiB>,
+    /// Of so many GPUs of one node.
+    pub gpus: usize,
+    /// The rules of the pod's annotations in words, to be read after "a GPU".
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rules: Option<String>,
+}
+
+/// Nodes with the same first obstacle.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Group {
+    /// How many.
+    pub nodes: usize,
+    /// What they have in common, to be read after "3 nodes: ".
+    pub message: String,
+}
+
+/// What is between the pod and one node.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NodeAnswer {
+    /// The node.
+    pub node: String,
+    /// Whether the pod could go there now.
+    pub fits: bool,
+    /// What keeps it from there, what matters most first.
+    pub obstacles: Vec<Spoken<Obstacle>>,
+    /// The node's GPUs.
+    pub gpus: Vec<GpuAnswer>,
+}
+
+/// A bound pod's share of a GPU.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Share {
+    /// The node.
+    pub node: String,
+    /// The GPU's index; `null` if the node has no such GPU.
+    pub index: Option<u32>,
+    /// Its product name; empty if unknown.
+    pub model: String,
+    /// Its UUID, where known; else what the pod's annotations name.
+    pub uuid: Option<String>,
+    /// The pod's memory there, in MiB.
+    #[serde(rename = "memoryMiB")]
+    pub memory: MiB,
+}
+
+/// The answer.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Answer {
+    /// Whom it is about.
+    #[serde(flatten)]
+    pub subject: Subject,
+    /// Where they are in their lives.
+    pub state: State,
+    /// The answer in a sentence, to be read after the pod's name.
+    pub message: String,
+    /// What each of them asks for; `null` if it asks for no GPU memory.
+    pub request: Option<Request>,
+    /// One unit of gpu-mem in MiB.
+    #[serde(rename = "unitMiB")]
+    pub unit: u64,
+    /// What others say of it in its status.
+    pub reported: Vec<Reported>,
+    /// What keeps it from every node, or keeps Divvy from telling.
+    pub holds: Vec<Spoken<Hold>>,
+    /// For a bound pod: its shares.
+    pub shares: Vec<Share>,
+    /// For a waiting pod: all nodes, each in the group of its first obstacle; the largest group first.
+    pub groups: Vec<Group>,
+    /// For a waiting pod: the nodes that come closest, or have room.
+    pub closest: Vec<NodeAnswer>,
+    /// For a waiting pod, on request: all nodes.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub nodes: Vec<NodeAnswer>,
+    /// Changes of which each alone lets one of them start.
+    pub suggestions: Vec<Suggestion>,
+    /// What else there is to know.
+    pub notes: Vec<String>,
+}
+
+/// So many nodes are shown in detail.
+const CLOSEST: usize = 3;
+
+/// Explains a pod. `all_nodes`: with what each node says.
+pub fn answer(snapshot: &Snapshot, wants: &Wants, all_nodes: bool) -> Answer {
+    let question = Question::new(snapshot, wants);
+    let mut answer = Answer {
+        subject: Subject {
+            pods: vec![PodName {
+                namespace: wants.pod.namespace.clone(),
+                name: wants.pod.name.clone(),
+            }],
+            owner: wants.owner.clone(),
+        },
+        state: State::Waiting,
+        message: String::new(),
+        request: Some(Request {
+            units: question.ask.units,
+            memory: snapshot.ledger.unit().memory(question.ask.units),
+            gpus: question.ask.gpus,
+            rules: question.ask.wanted(),
+        }),
+        unit: snapshot.ledger.unit().mib(),
+        reported: wants.reported.clone(),
+        holds: Vec::new(),
+        shares: Vec::new(),
+        groups: Vec::new(),
+        closest: Vec::new(),
+        nodes: Vec::new(),
+        suggestions: Vec::new(),
+        notes: Vec::new(),
+    };
+    if wants.pod.ended() {
+        answer.state = State::Ended;
+        answer.message = format!("has ended ({}); it holds no GPU memory.", wants.phase);
+    } else if question.ask.units == 0 {
+        answer.state = State::NoGpuMemory;
+        answer.request = None;
+        answer.message = no_gpu_memory(wants);
+    } else if wants.pod.node.is_some() {
+        bound(&mut answer, snapshot, wants);
+    } else {
+        waiting(&mut answer, &question, all_nodes);
+    }
+    beside(&mut answer, &question);
+    answer
+}
+
+fn no_gpu_memory(wants: &Wants) -> String {
+    let whole = wants
+        .requests
+        .iter()
+        .find(|(resource, amount)| resource == names::WHOLE_GPU && *amount > 0);
+    match whole {
+        Some((resource, amount)) => format!(
+            "asks for {resource}: {amount}, which Divvy does not serve; NVIDIA's device plugin does. To share a GPU, ask for memory of it instead: \
+             {} in the limits of its container.",
+            names::GPU_MEM
+        ),
+        None => format!(
+            "asks for no GPU memory, so Divvy has no part in where it runs. To share a GPU, set {} in the limits of its container.",
+            names::GPU_MEM
+        ),
+    }
+}
+
+fn bound(answer: &mut Answer, snapshot: &Snapshot, wants: &Wants) {
+    answer.state = State::Bound;
+    let pod = &wants.pod;
+    let node = pod.node.as_deref().unwrap_or_default();
+    let report = snapshot.ledger.whereabouts(pod);
+    let shares = report.into_iter().flat_map(|report| report.shares);
+    answer.shares = shares
+        .map(|share| {
+            let (uuid, index, model) = match share.known {
+                Some((uuid, index, model)) => (uuid, Some(index), model),
+                None => (Some(share.gpu), None, String::new()),
+            };
+            Share {
+                node: node.to_owned(),
+                index,
+                model,
+                uuid,
+                memory: share.memory,
+            }
+        })
+        .collect();
+    let phase = &wants.phase;
+    let deleting = match pod.deleting {
+        true => "; it is being deleted, and holds its memory until its containers have ended",
+        false => "",
+    };
+    answer.message = match &pod.held {
+        Held::Nothing => format!(
+            "is bound to node {node} ({phase}) without an allocation: kube-scheduler did not ask Divvy's extender, so its containers will not start."
+        ),
+        Held::Unreadable(error) => format!("is bound to node {node} ({phase}), and its allocation cannot be read: {error}"),
+        Held::Allocation(_) | Held::Legacy(_) => format!("is bound to node {node} ({phase}){deleting}."),
+    };
+    if matches!(pod.held, Held::Nothing | Held::Unreadable(_)) {
+        answer.notes.push(
+            "Check that kube-scheduler's configuration names the extender with bindVerb, and that the pod sets neither nodeName nor another \
+             schedulerName."
+                .to_owned(),
+        );
+        answer.notes.push(format!(
+            "Only a new pod gets an allocation. Delete this one, and make another if its controller does not: kubectl delete pod -n {} {}",
+            pod.namespace, pod.name
+        ));
+    }
+}
+
+fn waiting(answer: &mut Answer, question: &Question<'_>, all_nodes: bool) {
+    let unit = question.snapshot.ledger.unit();
+    let size = asked(&question.ask, unit);
+    let words = Words { unit, asked: &size };
+    let looks: Vec<Vec<Obstacle>> = (0..question.snapshot.sites.len())
+        .map(|position| question.obstacles(position))
+        .collect();
+    let order = closest_first(question, &looks);
+    let holds = question.holds();
+    answer.message = question.verdict(&holds, &looks, &order);
+    if let Some(node) = &question.wants.pod.nominated {
+        answer.message.push_str(&format!(
+            " kube-scheduler has evicted pods for it on node {node}, and waits until they have ended."
+        ));
+    }
+    let detail = |position: &usize| node_answer(question, *position, &looks[*position], words);
+    // Of a request that makes no sense nodes have nothing to say.
+    let readable = !holds
+        .iter()
+        .any(|hold| matches!(hold, Hold::Suffix { .. } | Hold::Uncountable | Hold::Annotations { .. }));
+    if readable {
+        answer.groups = groups(&looks, words);
+        let room = looks.iter().any(Vec::is_empty);
+        let worth = |look: &Vec<Obstacle>| {
+            if room {
+                look.is_empty()
+            } else {
+                look.first() != Some(&Obstacle::NoGpuMemory)
+            }
+        };
+        answer.closest = order
+            .iter()
+            .filter(|position| worth(&looks[**position]))
+            .take(CLOSEST)
+            .map(detail)
+            .collect();
+    }
+    if all_nodes && readable {
+        answer.nodes = (0..looks.len()).map(|position| detail(&position)).collect();
+    }
+    if looks.iter().all(|look| !look.is_empty()) {
+        answer.suggestions = suggestions(question, &holds, &looks, &order);
+        answer.notes.extend(preemption(question, &looks, &order));
+    }
+    let spoken = |hold: Hold| Spoken {
+        message: hold.message(unit),
+        what: hold,
+    };
+    answer.holds = holds.into_iter().map(spoken).collect();
+    if looks.iter().all(|look| look.first() == Some(&Obstacle::NoGpuMemory)) {
+        let mut sites = question.snapshot.sites.iter();
+        let no_cdi = sites.find_map(|site| Some((&site.name, runtime::without_cdi(site.runtime.as_deref()?)?)));
+        answer
+            .notes
+            .extend(no_cdi.map(|(node, text)| format!("Node {node}: {text}.")));
+        answer.notes.push(
+            "Is Divvy installed, and does an agent run on the GPU nodes? kubectl get daemonsets,pods -A -o wide | grep divvy"
+                .to_owned(),
+        );
+        answer
+            .notes
+            .push("If it is not installed: divvy manifests | kubectl apply -f -. If it is, its pods say what they wait for: kubectl describe pod".to_owned());
+    }
+}
+
+/// The nodes, those first that lack the least.
+fn closest_first(question: &Question<'_>, looks: &[Vec<Obstacle>]) -> Vec<usize> {
+    let memory = question.ask.memory.unwrap_or(MiB(u64::MAX));
+    let price = |obstacle: &Obstacle| match obstacle {
+        Obstacle::NoGpuMemory => 1000,
+        Obstacle::TooSmall { .. } | Obstacle::Rules { .. } | Obstacle::OneGpuOnly => 30,
+        Obstacle::NotChosen { .. } | Obstacle::Runtime { .. } | Obstacle::AgentAway { .. } | Obstacle::NotOffered { .. } => 20,
+        Obstacle::NotReady | Obstacle::Volume { .. } => 15,
+        Obstacle::NodeSelector { .. } | Obstacle::NodeAffinity { .. } | Obstacle::Taint { .. } => 12,
+        _ => 10,
+    };
+    let missing = |obstacle: &Obstacle| match obstacle {
+        Obstacle::GpuMemory { free, .. } | Obstacle::TooSmall { largest: free } => memory.saturating_sub(*free),
+        _ => MiB::ZERO,
+    };
+    let closeness = |position: &usize| {
+        let look = &looks[*position];
+        let price: u32 = look.iter().map(price).sum();
+        (price, look.iter().map(missing).max(), *position)
+    };
+    let mut order: Vec<usize> = (0..looks.len()).collect();
+    order.sort_by_cached_key(closeness);
+    order
+}
+
+fn groups(looks: &[Vec<Obstacle>], words: Words<'_>) -> Vec<Group> {
+    let mut counts: BTreeMap<Option<String>, usize> = BTreeMap::new();
+    for look in looks {
+        *counts.entry(look.first().map(|first| first.group(words))).or_default() += 1;
+    }
+    let mut groups: Vec<Group> = counts
+        .into_iter()
+        .map(|(message, nodes)| Group {
+            nodes,
+            message: message.unwrap_or_else(|| "room for it".to_owned()),
+        })
+        .collect();
+    groups.sort_by(|a, b| (b.nodes, &a.message).cmp(&(a.nodes, &b.message)));
+    groups
+}
+
+fn node_answer(question: &Question<'_>, position: usize, look: &[Obstacle], words: Words<'_>) -> NodeAnswer {
+    let node = question.site(position).name.clone();
+    let report = question.ledger(position).explain(&node, &question.ask);
+    let spoken = |obstacle: &Obstacle| Spoken {
+        message: obstacle.message(&node, words),
+        what: obstacle.clone(),
+    };
+    NodeAnswer {
+        fits: look.is_empty(),
+        obstacles: look.iter().map(spoken).collect(),
+        gpus: report.gpus.iter().map(gpus::gpu).collect(),
+        node,
+    }
+}
+
+/// Pods of lower priority are in the way, and kube-scheduler evicts nobody: why.
+fn preemption(question: &Question<'_>, looks: &[Vec<Obstacle>], order: &[usize]) -> Option<String> {
+    let pod = &question.wants.pod;
+    let lacks_memory = |position: &&usize| matches!(looks[**position].as_slice(), [Obstacle::GpuMemory { .. }]);
+    let mut near = order.iter().filter(lacks_memory).take(CLOSEST);
+    near.find_map(|position| {
+        let site = question.site(*position);
+        let victims = question.snapshot.ledger.in_the_way(&site.name, pod)?;
+        let names: Vec<String> = victims.pods.iter().map(|victim| format!("{} (priority {})", victim.key(), victim.priority)).collect();
+        if names.is_empty() {
+            return None;
+        }
+        let free = site.free(names::GPU_MEM);
+        let reason = if question.wants.never_preempts {
+            "its PriorityClass says preemptionPolicy: Never".to_owned()
+        } else if free >= question.ask.units {
+            format!("it counts sums, and node {} has {free} units free in all", site.name)
+        } else {
+            return None;
+        };
+        Some(format!(
+            "The pod has priority {}, and on node {} it would have room without {}. kube-scheduler evicts nobody for it: {reason}.",
+            pod.priority,
+            site.name,
+            list(&names)
+        ))
+    })
+}
+
+/// What stands beside Divvy on the nodes that matter to a pod, and in the pod itself.
+fn beside(answer: &mut Answer, question: &Question<'_>) {
+    let pod = &question.wants.pod;
+    if answer.request.is_none() || pod.ended() {
+        return;
+    }
+    let matters = |name: &str| pod.node.as_deref().is_none_or(|node| node == name);
+    let sites = question.snapshot.sites.iter().filter(|site| matters(&site.name));
+    let both: Vec<&str> = sites
+        .filter(|site| site.capacity_units > 0 && site.whole_gpus > 0)
+        .map(|site| site.name.as_str())
+        .collect();
+    if let Some(first) = both.first() {
+        let others = match both.len() {
+            1 => String::new(),
+            count => format!(" and {} others", count - 1),
+        };
+        answer.notes.push(format!(
+            "On node {first}{others}, another device plugin offers {}. Neither knows of the other, so the same GPU can be given out twice. Keep \
+             NVIDIA's plugin off these nodes (a nodeSelector or an affinity of its DaemonSet).",
+            names::WHOLE_GPU
+        ));
+    }
+    let starts = pod.node.is_none() || !matches!(pod.held, Held::Nothing | Held::Unreadable(_));
+    if let Some((container, value)) = pod.own_visible.as_deref().filter(|_| starts) {
+        answer.notes.push(format!(
+            "Container {container} sets {}={value} itself. That has no effect: it sees its own GPU and no other. Take the variable out of the pod.",
+            names::VISIBLE_DEVICES
+        ));
+    }
+    if pod.node.is_none() && matches!(pod.held, Held::Allocation(_) | Held::Legacy(_)) {
+        answer.notes.push(
+            "The pod carries an allocation though it has no node. That has no effect: its binding replaces it. The admission policies refuse such \
+             pods (divvy manifests)."
+                .to_owned(),
+        );
+    }
+}

@@ -1,0 +1,33 @@
+//! Why a pod waits, and what would let it start: pure functions of a [`Snapshot`] of the cluster and of the pod ([`Wants`]).
+//!
+//! - [`Snapshot`]: the GPUs ([`divvy_placement::Ledger`]), the nodes ([`Site`]) and the pods on them ([`Tenant`])
+//! - [`Wants`]: what kube-scheduler and Divvy read of the pod that waits
+//! - [`Obstacle`]: one reason why one node does not take the pod; [`Hold`]: one reason why no node does
+//! - [`Suggestion`]: a change that alone lets the pod start. Each one was applied to the snapshot, and then nothing was in the way any more.
+//! - [`Answer`]: all of this for one pod or for several equal ones, short enough to read
+//!
+//! The obstacles are those of kube-scheduler's default filters (`pkg/scheduler/framework/plugins` in Kubernetes 1.36) and of Divvy's extender.
+//! Unlike kube-scheduler, which stops at the first filter that refuses a node, this crate looks at all of them.
+
+#![forbid(unsafe_code)]
+
+mod answer;
+mod gpus;
+mod look;
+mod obstacle;
+mod peers;
+mod quantity;
+mod selector;
+mod snapshot;
+mod suggest;
+mod verdict;
+mod wants;
+
+pub use answer::{Answer, Group, NodeAnswer, PodName, Request, Share, State, Subject, answer};
+pub use gpus::{GpuAnswer, HolderAnswer};
+pub use obstacle::{Hold, Obstacle, Spoken};
+pub use quantity::{amount, quantity};
+pub use snapshot::{HostPort, Labels, Owner, Site, Snapshot, Tenant};
+pub use suggest::{Change, Suggestion};
+pub use verdict::asked_where;
+pub use wants::{Claim, ClaimState, Reported, Wants};

@@ -1,0 +1,371 @@
+//! What is in the way between the pod and one node: every filter is asked, whatever the others say.
+
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+
+use divvy_model::{MiB, names, runtime};
+use divvy_placement::{Ask, Ledger, Refusal, Unusable};
+use k8s_openapi::api::core::v1::{Taint, Toleration};
+
+use crate::peers::Peers;
+use crate::selector::{in_words, selects_node};
+use crate::{Change, ClaimState, Obstacle, Site, Snapshot, Wants};
+
+/// A pod that looks for a node in a snapshot, which may be changed in one place.
+#[derive(Debug)]
+pub(crate) struct Question<'a> {
+    pub(crate) snapshot: &'a Snapshot,
+    pub(crate) wants: Cow<'a, Wants>,
+    pub(crate) ask: Ask,
+    /// A node as it would be.
+    site: Option<(usize, Site)>,
+    /// A pod that would be gone.
+    gone: Option<usize>,
+    /// The ledger of the one node that would be another one.
+    ledger: Option<Ledger>,
+    peers: Peers,
+}
+
+impl<'a> Question<'a> {
+    pub(crate) fn new(snapshot: &'a Snapshot, wants: &'a Wants) -> Question<'a> {
+        let mut question = Question {
+            snapshot,
+            ask: Ask::of_pod(&wants.pod, snapshot.ledger.unit()),
+            wants: Cow::Borrowed(wants),
+            site: None,
+            gone: None,
+            ledger: None,
+            peers: Peers::default(),
+        };
+        question.peers = Peers::of(&question);
+        question
+    }
+
+    /// The same after a change; `None` if what it changes is not there.
+    pub(crate) fn after(&self, change: &Change) -> Option<Question<'a>> {
+        let mut question = Question {
+            snapshot: self.snapshot,
+            ask: self.ask.clone(),
+            wants: self.wants.clone(),
+            site: None,
+            gone: None,
+            ledger: None,
+            peers: Peers::default(),
+        };
+        change.apply(&mut question)?;
+        question.ask = Ask::of_pod(&question.wants.pod, self.snapshot.ledger.unit());
+        question.peers = Peers::of(&question);
+        Some(question)
+    }
+
+    /// Changes a node.
+    pub(crate) fn alter_site(&mut self, node: &str, alter: impl FnOnce(&mut Site)) -> Option<()> {
+        let position = self.position(node)?;
+        let mut site = self.snapshot.sites[position].clone();
+        alter(&mut site);
+        self.site = Some((position, site));
+        Some(())
+    }
+
+    /// Ends a pod on a node: what it asked for is free, and the GPU memory that it held.
+    pub(crate) fn end(&mut self, node: &str, uid: &str) -> Option<()> {
+        let position = self.position(node)?;
+        let tenant = self.snapshot.tenant(position, uid)?;
+        self.gone = Some(tenant);
+        self.alter_site(node, |site| {
+            for (resource, amount) in &self.snapshot.tenants[tenant].requests {
+                if let Some(used) = site.used.get_mut(&**resource) {
+                    *used = used.saturating_sub(*amount);
+                }
+            }
+        })?;
+        let mut ledger = self.snapshot.ledger.only(node);
+        ledger.end_pod(uid);
+        self.ledger = Some(ledger);
+        Some(())
+    }
+
+    /// Changes what the ledger knows of a node.
+    pub(crate) fn alter_ledger(&mut self, node: &str, alter: impl FnOnce(&mut Ledger)) -> Option<()> {
+        self.alter_site(node, |_| ())?;
+        let mut ledger = self.snapshot.ledger.only(node);
+        alter(&mut ledger);
+        self.ledger = Some(ledger);
+        Some(())
+    }
+
+    pub(crate) fn position(&self, node: &str) -> Option<usize> {
+        self.snapshot.sites.binary_search_by(|site| site.name.as_str().cmp(node)).ok()
+    }
+
+    /// A node as it would be.
+    pub(crate) fn site(&self, position: usize) -> &Site {
+        match &self.site {
+            Some((changed, site)) if *changed == position => site,
+            _ => &self.snapshot.sites[position],
+        }
+    }
+
+    /// Whether a pod would still be there.
+    pub(crate) fn counts(&self, tenant: usize) -> bool {
+        self.gone != Some(tenant)
+    }
+
+    /// The value of a label of the node that a pod is on, with the label.
+    pub(crate) fn place(&self, tenant: usize, label: &str) -> Option<(String, String)> {
+        let value = self.site(self.snapshot.at[tenant]).labels.get(label)?;
+        Some((label.to_owned(), value.clone()))
+    }
+
+    pub(crate) fn ledger(&self, position: usize) -> &Ledger {
+        match (&self.ledger, &self.site) {
+            (Some(ledger), Some((changed, _))) if *changed == position => ledger,
+            _ => &self.snapshot.ledger,
+        }
+    }
+
+    /// All that keeps the pod from a node, what matters most first; nothing if the pod could go there.
+    pub(crate) fn obstacles(&self, position: usize) -> Vec<Obstacle> {
+        let site = self.site(position);
+        let mut found = Vec::new();
+        self.of_gpus(position, &mut found);
+        if found.first() == Some(&Obstacle::NoGpuMemory) {
+            return found;
+        }
+        of_labels(&self.wants, site, &mut found);
+        of_state(&self.wants, site, &mut found);
+        self.of_resources(position, &mut found);
+        self.peers.obstacles(site, &mut found);
+        found.sort();
+        found
+    }
+
+    fn of_resources(&self, position: usize, found: &mut Vec<Obstacle>) {
+        let site = self.site(position);
+        for (resource, asked) in self.wants.requests.iter().filter(|(resource, _)| resource != names::GPU_MEM) {
+            let free = site.free(resource);
+            if *asked > free {
+                found.push(Obstacle::Resource {
+                    resource: resource.clone().into_owned(),
+                    asked: *asked,
+                    free,
+                    allocatable: site.allocatable.get(&**resource).copied().unwrap_or(0),
+                });
+            }
+        }
+        let tenants = self.snapshot.on[position].iter().filter(|tenant| self.counts(**tenant));
+        let taken = tenants.flat_map(|tenant| &self.snapshot.tenants[*tenant].ports);
+        let clash = |taken: &crate::HostPort| self.wants.ports.iter().find(|port| port.clashes(taken));
+        if let Some(port) = (!self.wants.ports.is_empty())
+            .then(|| taken.filter_map(clash).next())
+            .flatten()
+        {
+            found.push(Obstacle::HostPort { port: port.port });
+        }
+    }
+
+    fn of_gpus(&self, position: usize, found: &mut Vec<Obstacle>) {
+        let site = self.site(position);
+        let refusal = self.ledger(position).choose(&site.name, &self.ask).err();
+        let unmarked = self
+            .snapshot
+            .agent_selector
+            .iter()
+            .flatten()
+            .find(|(key, value)| site.labels.get(*key) != Some(*value));
+        let was_there = site.capacity_units > 0 || site.has_inventory;
+        let offered = site.allocatable.get(names::GPU_MEM).copied().unwrap_or(0);
+        let away = site.capacity_units > 0 && offered == 0;
+        let not_offered = away || matches!(refusal, Some(Refusal::UnknownNode | Refusal::Unusable(_)));
+        if let Some((label, value)) = unmarked.filter(|_| was_there && not_offered) {
+            found.push(Obstacle::NotChosen {
+                label: label.clone(),
+                value: value.clone(),
+            });
+        }
+        let no_cdi = site
+            .runtime
+            .as_deref()
+            .and_then(runtime::without_cdi)
+            .filter(|_| offered == 0 && was_there);
+        match (refusal, no_cdi) {
+            (_, Some(remedy)) => found.push(Obstacle::Runtime { remedy }),
+            (Some(Refusal::UnknownNode | Refusal::Unusable(Unusable::NotShared)), _) if found.is_empty() => {
+                found.push(Obstacle::NoGpuMemory);
+            }
+            (Some(Refusal::UnknownNode | Refusal::Unusable(Unusable::NotShared)), _) => {}
+            (Some(Refusal::Unusable(why)), _) => found.push(Obstacle::NotOffered { reason: why.to_string() }),
+            (refusal, None) => {
+                if away {
+                    found.push(Obstacle::AgentAway {
+                        capacity: site.capacity_units,
+                    });
+                }
+                match refusal {
+                    Some(refusal) => found.extend(self.too_little(position, &refusal)),
+                    None => self.of_sums(site, away, found),
+                }
+            }
+        }
+    }
+
+    /// GPUs have room, and yet kube-scheduler's sums may say that the node has none.
+    fn of_sums(&self, site: &Site, away: bool, found: &mut Vec<Obstacle>) {
+        let free = site.free(names::GPU_MEM);
+        if self.ask.units > free && !away {
+            found.push(Obstacle::Counted {
+                free,
+                offered: site.allocatable.get(names::GPU_MEM).copied().unwrap_or(0),
+            });
+        }
+    }
+
+    fn too_little(&self, position: usize, refusal: &Refusal) -> Option<Obstacle> {
+        let room = self.ledger(position).room(&self.site(position).name, &self.ask);
+        Some(match refusal {
+            Refusal::NoGpuTaken(_) => Obstacle::Rules {
+                rules: self.ask.wanted().unwrap_or_default(),
+                allowed: room.taken,
+                needed: self.ask.gpus,
+                products: self.products(position),
+            },
+            Refusal::OneGpuOnly => Obstacle::OneGpuOnly,
+            Refusal::NoGpuFits | Refusal::TooFewFit(_) if self.ask.memory.is_some_and(|memory| room.size < memory) => {
+                Obstacle::TooSmall { largest: room.size }
+            }
+            Refusal::NoGpuFits | Refusal::TooFewFit(_) => Obstacle::GpuMemory {
+                needed: self.ask.gpus,
+                fitting: room.fitting,
+                taken: room.taken,
+                unwell: room.unwell,
+                free: room.free,
+                sum: room.sum,
+            },
+            // It is said of the pod, not of each node.
+            Refusal::Uncountable(_) | Refusal::Unreadable(_) => Obstacle::TooSmall {
+                largest: room.size.max(MiB::ZERO),
+            },
+            Refusal::UnknownNode | Refusal::Unusable(_) => return None,
+        })
+    }
+}
+
+impl Question<'_> {
+    /// `8 NVIDIA A100-SXM4-40GB`, each product once.
+    fn products(&self, position: usize) -> Vec<String> {
+        let view = self.ledger(position).node(&self.site(position).name);
+        let gpus = view
+            .and_then(|view| view.state())
+            .map(|state| state.gpus.as_slice())
+            .unwrap_or_default();
+        let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
+        for gpu in gpus {
+            *counts
+                .entry(if gpu.model.is_empty() {
+                    "of an unknown product"
+                } else {
+                    &gpu.model
+                })
+                .or_default() += 1;
+        }
+        counts.into_iter().map(|(model, count)| format!("{count} {model}")).collect()
+    }
+}
+
+fn of_labels(wants: &Wants, site: &Site, found: &mut Vec<Obstacle>) {
+    for (label, value) in &wants.node_selector {
+        let has = site.labels.get(label);
+        if has != Some(value) {
+            found.push(Obstacle::NodeSelector {
+                label: label.clone(),
+                value: value.clone(),
+                found: has.cloned(),
+            });
+        }
+    }
+    if let Some(affinity) = required(wants).filter(|affinity| !selects_node(affinity, site)) {
+        found.push(Obstacle::NodeAffinity {
+            affinity: in_words(affinity),
+        });
+    }
+    for claim in &wants.claims {
+        if let ClaimState::Bound(Some(reach)) = &claim.state
+            && !selects_node(reach, site)
+        {
+            found.push(Obstacle::Volume {
+                claim: claim.name.clone(),
+            });
+        }
+    }
+}
+
+fn required(wants: &Wants) -> Option<&k8s_openapi::api::core::v1::NodeSelector> {
+    let affinity = wants.affinity.node_affinity.as_ref()?;
+    affinity.required_during_scheduling_ignored_during_execution.as_ref()
+}
+
+/// Whether a node has the labels that the pod asks for.
+pub(crate) fn node_matches(wants: &Wants, site: &Site) -> bool {
+    wants
+        .node_selector
+        .iter()
+        .all(|(label, value)| site.labels.get(label) == Some(value))
+        && required(wants).is_none_or(|affinity| selects_node(affinity, site))
+}
+
+fn of_state(wants: &Wants, site: &Site, found: &mut Vec<Obstacle>) {
+    let marked = |key: &str| Taint {
+        key: key.to_owned(),
+        effect: "NoSchedule".to_owned(),
+        ..Taint::default()
+    };
+    if site.cordoned && !tolerated(wants, &marked("node.kubernetes.io/unschedulable")) {
+        found.push(Obstacle::Cordoned);
+    }
+    // Kubernetes marks a node that is not ready with one of these.
+    let of_readiness = ["node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"];
+    let away = !site.ready && !of_readiness.iter().any(|key| tolerated(wants, &marked(key)));
+    let mut not_ready = away;
+    for taint in untolerated(wants, site) {
+        match taint.key.as_str() {
+            "node.kubernetes.io/unschedulable" if site.cordoned => {}
+            key if of_readiness.contains(&key) => not_ready = true,
+            _ => found.push(Obstacle::Taint {
+                key: taint.key.clone(),
+                value: taint.value.clone().unwrap_or_default(),
+                effect: taint.effect.clone(),
+            }),
+        }
+    }
+    if not_ready {
+        found.push(Obstacle::NotReady);
+    }
+}
+
+fn untolerated<'s>(wants: &'s Wants, site: &'s Site) -> impl Iterator<Item = &'s Taint> {
+    let keeps_out = |taint: &&Taint| matches!(taint.effect.as_str(), "NoSchedule" | "NoExecute");
+    site.taints.iter().filter(keeps_out).filter(|taint| !tolerated(wants, taint))
+}
+
+/// Whether the pod tolerates all taints of a node that keep pods out.
+pub(crate) fn tolerates(wants: &Wants, site: &Site) -> bool {
+    untolerated(wants, site).next().is_none()
+}
+
+fn tolerated(wants: &Wants, taint: &Taint) -> bool {
+    wants.tolerations.iter().any(|toleration| matches_taint(toleration, taint))
+}
+
+/// `component-helpers/scheduling/corev1`, `ToleratesTaint`.
+fn matches_taint(toleration: &Toleration, taint: &Taint) -> bool {
+    let text = |text: &Option<String>| text.clone().unwrap_or_default();
+    let (key, effect) = (text(&toleration.key), text(&toleration.effect));
+    let operator = text(&toleration.operator);
+    let value = match operator.as_str() {
+        "Exists" => true,
+        "" | "Equal" => text(&toleration.value) == text(&taint.value),
+        _ => false,
+    };
+    let any_key = key.is_empty() && operator == "Exists";
+    (effect.is_empty() || effect == taint.effect) && (any_key || key == taint.key) && value
+}

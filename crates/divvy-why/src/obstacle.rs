@@ -1,0 +1,447 @@
+use divvy_model::{MemoryUnit, MiB, names};
+use serde::{Deserialize, Serialize};
+
+use crate::quantity::{amount, list, quantity};
+
+/// Something with a sentence for people beside its fields.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Spoken<T> {
+    /// What it is.
+    #[serde(flatten)]
+    pub what: T,
+    /// The same in words.
+    pub message: String,
+}
+
+/// Why a node does not take the pod. The order is that of how little can be done about it: the first of a node's obstacles stands for the node.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "camelCase", rename_all_fields = "camelCase")]
+pub enum Obstacle {
+    /// The node has no gpu-mem.
+    NoGpuMemory,
+    /// The node lacks a label by which the agent's DaemonSet chooses its nodes, and shows signs of an agent that ran there.
+    NotChosen {
+        /// The label.
+        label: String,
+        /// Its value.
+        value: String,
+    },
+    /// The pod's nodeSelector asks for another value of a label.
+    NodeSelector {
+        /// The label.
+        label: String,
+        /// The value that the pod asks for.
+        value: String,
+        /// What the node has; `null` if it lacks the label.
+        found: Option<String>,
+    },
+    /// The node does not match the pod's required node affinity.
+    NodeAffinity {
+        /// The affinity in words.
+        affinity: String,
+    },
+    /// The pod does not tolerate a taint.
+    Taint {
+        /// Its key.
+        key: String,
+        /// Its value; empty if it has none.
+        value: String,
+        /// `NoSchedule` or `NoExecute`
+        effect: String,
+    },
+    /// The node is not ready.
+    NotReady,
+    /// The node's container runtime does not hand GPUs over.
+    Runtime {
+        /// What to do about it.
+        remedy: String,
+    },
+    /// The node's agent is away: the kubelet offers none of the node's units.
+    AgentAway {
+        /// Units that the node has.
+        capacity: u64,
+    },
+    /// The extender does not offer the node's GPUs.
+    NotOffered {
+        /// Why.
+        reason: String,
+    },
+    /// The pod asks for several GPUs, and gpushare's device plugin on the node gives a container one.
+    OneGpuOnly,
+    /// The node has no GPU, or too few, of those that the pod's annotations allow.
+    Rules {
+        /// The rules in words, to be read after "a GPU".
+        rules: String,
+        /// How many of its GPUs they allow.
+        allowed: usize,
+        /// How many are needed.
+        needed: usize,
+        /// The products of its GPUs.
+        products: Vec<String>,
+    },
+    /// No GPU of the node is that large, even empty.
+    TooSmall {
+        /// The largest one; where K GPUs are asked for, what K of them have at least.
+        #[serde(rename = "largestMiB")]
+        largest: MiB,
+    },
+    /// A volume of the pod cannot be reached from the node.
+    Volume {
+        /// The claim.
+        claim: String,
+    },
+    /// The node is cordoned.
+    Cordoned,
+    /// The pod must be with pods that are not there.
+    PodAffinity {
+        /// The label that says what "with" means.
+        topology: String,
+    },
+    /// The pod must not be with a pod that is there.
+    PodAntiAffinity {
+        /// The label that says what "with" means.
+        topology: String,
+        /// The pod that is there, `namespace/name`.
+        pod: String,
+    },
+    /// A pod that is there must not be with this one.
+    AvoidedBy {
+        /// The label that says what "with" means.
+        topology: String,
+        /// The pod that is there, `namespace/name`.
+        pod: String,
+    },
+    /// The pod's topology spread constraint allows no more pods there.
+    Spread {
+        /// The constraint's label.
+        topology: String,
+        /// `maxSkew`
+        max_skew: i32,
+        /// How many more than elsewhere there would be; `null` if the node lacks the label.
+        skew: Option<i64>,
+    },
+    /// A port of the host that the pod wants is taken.
+    HostPort {
+        /// The port.
+        port: u16,
+    },
+    /// Too little of a resource is left: CPU in thousandths of a core, other resources in whole units (memory in bytes).
+    Resource {
+        /// The resource.
+        resource: String,
+        /// What the pod asks for.
+        asked: u64,
+        /// What is left.
+        free: u64,
+        /// What there is in all.
+        allocatable: u64,
+    },
+    /// No GPU has that much left, or too few have.
+    GpuMemory {
+        /// GPUs that are needed.
+        needed: usize,
+        /// GPUs with enough free.
+        fitting: usize,
+        /// GPUs that the pod takes, failed ones among them.
+        taken: usize,
+        /// GPUs of these that failed or are lost.
+        unwell: usize,
+        /// The most that is free on one GPU; where K GPUs are asked for, what K of them have free at least.
+        #[serde(rename = "freeMiB")]
+        free: MiB,
+        /// What is free on all of them together.
+        #[serde(rename = "freeInAllMiB")]
+        sum: MiB,
+    },
+    /// A GPU has room, but by the sums that kube-scheduler counts the node has too few units left.
+    Counted {
+        /// Units that it takes for free.
+        free: u64,
+        /// Units that the kubelet offers: without those of failed GPUs.
+        offered: u64,
+    },
+}
+
+/// What an obstacle's words need besides its fields.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Words<'a> {
+    pub(crate) unit: MemoryUnit,
+    /// How much of each GPU: `30 GiB`.
+    pub(crate) asked: &'a str,
+}
+
+impl Obstacle {
+    /// In words, to be read after "node n1: ".
+    pub(crate) fn message(&self, node: &str, words: Words<'_>) -> String {
+        let size = |memory: &MiB| amount(*memory, words.unit);
+        match self {
+            Obstacle::NoGpuMemory => format!("it offers no {}", names::GPU_MEM),
+            Obstacle::NotChosen { label, value } => format!(
+                "it lacks the label {label}={value}, by which the agent's DaemonSet chooses its nodes. If it is to share its GPUs: \
+                 kubectl label node {node} {label}={value}"
+            ),
+            Obstacle::NodeSelector { label, value, found } => {
+                let found = found
+                    .as_ref()
+                    .map_or_else(|| "lacks that label".to_owned(), |found| format!("has {label}={found}"));
+                format!("the pod's nodeSelector asks for {label}={value}, and the node {found}")
+            }
+            Obstacle::NodeAffinity { affinity } => format!("it does not match the pod's node affinity ({affinity})"),
+            Obstacle::Taint { .. } => format!("the pod does not tolerate its taint {}", self.taint()),
+            Obstacle::NotReady => "it is not ready".to_owned(),
+            Obstacle::Runtime { remedy } | Obstacle::NotOffered { reason: remedy } => remedy.clone(),
+            Obstacle::AgentAway { capacity } => format!(
+                "its kubelet offers 0 of {capacity} units, so no Divvy agent runs there, or none is ready (kubectl get pods -A -o wide \
+                 --field-selector spec.nodeName={node})"
+            ),
+            Obstacle::OneGpuOnly => {
+                "gpushare's device plugin serves it, which gives a container one GPU; several GPUs need Divvy's agent there"
+                    .to_owned()
+            }
+            Obstacle::Rules {
+                rules,
+                needed: 1,
+                products,
+                ..
+            } => format!("it has no GPU {rules}; it has {}", list(products)),
+            Obstacle::Rules {
+                rules,
+                allowed,
+                needed,
+                products,
+            } => {
+                format!(
+                    "{needed} GPUs {rules} are needed, and it has {allowed}; it has {}",
+                    list(products)
+                )
+            }
+            Obstacle::TooSmall { largest } => format!("its largest GPU has {}, even empty", size(largest)),
+            Obstacle::Volume { claim } => format!("the volume of claim {claim} cannot be reached from it"),
+            Obstacle::Cordoned => "it is cordoned".to_owned(),
+            Obstacle::PodAffinity { topology } => {
+                format!("the pods that its podAffinity asks for are not there (per {topology})")
+            }
+            Obstacle::PodAntiAffinity { topology, pod } => {
+                format!("the pod's podAntiAffinity keeps it away from pod {pod}, which is there (per {topology})")
+            }
+            Obstacle::AvoidedBy { topology, pod } => {
+                format!("the podAntiAffinity of pod {pod}, which is there, keeps this pod away (per {topology})")
+            }
+            Obstacle::Spread {
+                topology, skew: None, ..
+            } => {
+                format!("the pod is to be spread over {topology}, and the node lacks that label")
+            }
+            Obstacle::Spread {
+                topology,
+                max_skew,
+                skew: Some(skew),
+            } => format!(
+                "the pod's spread constraint over {topology} allows {max_skew} more pods than elsewhere, and with this one there would be {skew}"
+            ),
+            Obstacle::HostPort { port } => format!("another pod there has port {port} of the host"),
+            Obstacle::Resource {
+                resource,
+                asked,
+                free,
+                allocatable,
+            } if resource == "pods" && *asked == 1 => {
+                format!(
+                    "it has no place for another pod ({} of {allocatable} are taken)",
+                    allocatable - free
+                )
+            }
+            Obstacle::Resource {
+                resource,
+                asked,
+                free,
+                allocatable,
+            } => format!(
+                "{} of {} {resource} is free, and the pod asks for {}",
+                quantity(resource, *free),
+                quantity(resource, *allocatable),
+                quantity(resource, *asked)
+            ),
+            Obstacle::GpuMemory {
+                needed: 1,
+                taken: 1,
+                unwell: 1,
+                ..
+            } => "its GPU is not well".to_owned(),
+            Obstacle::GpuMemory {
+                needed: 1,
+                taken,
+                free,
+                sum,
+                unwell,
+                ..
+            } => {
+                let unwell = match unwell {
+                    0 => String::new(),
+                    count => format!("; {count} of {taken} GPUs are not well"),
+                };
+                match taken {
+                    1 => format!("{} free on its GPU{unwell}", size(free)),
+                    _ => format!("at most {} free on one GPU, {} on all of them{unwell}", size(free), size(sum)),
+                }
+            }
+            Obstacle::GpuMemory {
+                needed, fitting, taken, ..
+            } => {
+                format!("{fitting} of {taken} GPUs have {} free, and {needed} are needed", words.asked)
+            }
+            Obstacle::Counted { free, offered } => format!(
+                "kube-scheduler counts {free} of the {offered} units that its kubelet offers as free; units of failed GPUs are not offered, and a pod \
+                 counts until it is gone"
+            ),
+        }
+    }
+
+    /// What nodes with this obstacle have in common, to be read after "3 nodes: ". Nothing in it belongs to one node.
+    pub(crate) fn group(&self, words: Words<'_>) -> String {
+        match self {
+            Obstacle::NoGpuMemory => "no GPU memory offered".to_owned(),
+            Obstacle::NotChosen { label, value } => format!("without the label {label}={value} of GPU nodes"),
+            Obstacle::NodeSelector { label, value, .. } => format!("without the label {label}={value} (nodeSelector)"),
+            Obstacle::NodeAffinity { .. } => "excluded by the pod's node affinity".to_owned(),
+            Obstacle::Taint { .. } => format!("taint {} is not tolerated", self.taint()),
+            Obstacle::NotReady => "not ready".to_owned(),
+            Obstacle::Runtime { .. } => "container runtime without CDI".to_owned(),
+            Obstacle::AgentAway { .. } => "no Divvy agent running".to_owned(),
+            Obstacle::NotOffered { .. } => "GPUs not offered (--all-nodes says why)".to_owned(),
+            Obstacle::OneGpuOnly => "gpushare's device plugin gives a container one GPU".to_owned(),
+            Obstacle::Rules { rules, needed: 1, .. } => format!("no GPU {rules}"),
+            Obstacle::Rules { rules, needed, .. } => format!("fewer than {needed} GPUs {rules}"),
+            Obstacle::TooSmall { .. } => format!("no GPU as large as {}, even empty", words.asked),
+            Obstacle::Volume { claim } => format!("out of reach of the volume of claim {claim}"),
+            Obstacle::Cordoned => "cordoned".to_owned(),
+            Obstacle::PodAffinity { .. } => "excluded by the pod's podAffinity".to_owned(),
+            Obstacle::PodAntiAffinity { .. } => "excluded by the pod's podAntiAffinity".to_owned(),
+            Obstacle::AvoidedBy { .. } => "excluded by the podAntiAffinity of pods there".to_owned(),
+            Obstacle::Spread { topology, .. } => format!("excluded by the pod's spread constraint over {topology}"),
+            Obstacle::HostPort { port } => format!("port {port} of the host is taken"),
+            Obstacle::Resource { resource, .. } if resource == "pods" => "no place for another pod".to_owned(),
+            Obstacle::Resource { resource, asked, .. } => format!("less than {} {resource} free", quantity(resource, *asked)),
+            Obstacle::GpuMemory { needed: 1, .. } => format!("no GPU with {} free", words.asked),
+            Obstacle::GpuMemory { needed, .. } => format!("fewer than {needed} GPUs with {} free", words.asked),
+            Obstacle::Counted { .. } => "too few units left by kube-scheduler's sums".to_owned(),
+        }
+    }
+
+    /// Whether it says something about the node's GPUs, or about who offers them.
+    pub(crate) fn is_of_gpus(&self) -> bool {
+        self.is_of_offer()
+            || matches!(
+                self,
+                Obstacle::Rules { .. } | Obstacle::TooSmall { .. } | Obstacle::GpuMemory { .. }
+            )
+    }
+
+    /// Whether the node's GPUs are not offered at all, or not to this pod.
+    pub(crate) fn is_of_offer(&self) -> bool {
+        matches!(
+            self,
+            Obstacle::NoGpuMemory
+                | Obstacle::NotChosen { .. }
+                | Obstacle::Runtime { .. }
+                | Obstacle::AgentAway { .. }
+                | Obstacle::NotOffered { .. }
+                | Obstacle::OneGpuOnly
+        )
+    }
+
+    /// `key=value:effect` of a taint.
+    pub(crate) fn taint(&self) -> String {
+        match self {
+            Obstacle::Taint { key, value, effect } if value.is_empty() => format!("{key}:{effect}"),
+            Obstacle::Taint { key, value, effect } => format!("{key}={value}:{effect}"),
+            _ => String::new(),
+        }
+    }
+}
+
+/// Why no node takes the pod, whatever the nodes are like, or why that cannot be told.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "camelCase", rename_all_fields = "camelCase")]
+pub enum Hold {
+    /// It is being deleted.
+    Deleting,
+    /// Schedulers wait until its gates have been removed.
+    Gates {
+        /// Their names.
+        gates: Vec<String>,
+    },
+    /// Its quantity of gpu-mem has a suffix. It is read as a number of units.
+    Suffix {
+        /// As it was written.
+        written: String,
+        /// Units to write instead; `null` if that cannot be told.
+        write: Option<u64>,
+    },
+    /// It asks for more than can be counted.
+    Uncountable,
+    /// Its annotations cannot be read.
+    Annotations {
+        /// What is wrong.
+        error: String,
+    },
+    /// A volume claim does not exist, or has no volume.
+    Claim {
+        /// The claim.
+        claim: String,
+        /// Whether there is such a claim.
+        exists: bool,
+    },
+    /// kube-scheduler does not reach the extender.
+    ExtenderAway,
+    /// No scheduler has looked at it, and it names one that is not Kubernetes' own.
+    Unheard {
+        /// `spec.schedulerName`
+        scheduler: String,
+    },
+    /// Something that decides where the pod may run was not looked at.
+    NotLookedAt {
+        /// What.
+        what: String,
+        /// Why not.
+        reason: String,
+    },
+}
+
+impl Hold {
+    /// In words.
+    pub(crate) fn message(&self, unit: MemoryUnit) -> String {
+        let key = names::GPU_MEM;
+        match self {
+            Hold::Deleting => "the pod is being deleted".to_owned(),
+            Hold::Gates { gates } => format!(
+                "kube-scheduler does not look at the pod until its scheduling gate{} {} been removed, by whoever put {} there",
+                if gates.len() == 1 { "" } else { "s" },
+                format_args!("{} {}", list(gates), if gates.len() == 1 { "has" } else { "have" }),
+                if gates.len() == 1 { "it" } else { "them" },
+            ),
+            Hold::Suffix { written, write } => {
+                let write = write.map(|write| format!("; write {write}")).unwrap_or_default();
+                format!("{key} is a number of units of {unit} and takes no suffix: {written} is read as more units than any GPU has{write}")
+            }
+            Hold::Uncountable => format!("the pod asks for more {key} than can be counted"),
+            Hold::Annotations { error } => error.clone(),
+            Hold::Claim { claim, exists: false } => format!("there is no PersistentVolumeClaim {claim}"),
+            Hold::Claim { claim, exists: true } => format!("PersistentVolumeClaim {claim} has no volume yet: kubectl describe pvc {claim}"),
+            Hold::ExtenderAway => {
+                "kube-scheduler does not reach Divvy's extender: is it running, and is the urlPrefix in kube-scheduler's configuration its address?"
+                    .to_owned()
+            }
+            Hold::Unheard { scheduler } => format!(
+                "no scheduler has looked at the pod, and its schedulerName is {scheduler:?}: does a scheduler of that name run? \
+                 `divvy scheduler-config --as-second-scheduler` makes divvy-scheduler"
+            ),
+            Hold::NotLookedAt { what, reason } => format!("{what} could not be looked at: {reason}"),
+        }
+    }
+
+    /// Whether the pod cannot start while this lasts. What was not looked at may be all right.
+    pub(crate) fn is_certain(&self) -> bool {
+        !matches!(self, Hold::NotLookedAt { .. })
+    }
+}

@@ -1,0 +1,227 @@
+use std::borrow::Cow;
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::fmt;
+use std::sync::Arc;
+
+use divvy_placement::Ledger;
+use k8s_openapi::api::core::v1::{PodAffinityTerm, Taint};
+
+/// Labels by name.
+pub type Labels = BTreeMap<String, String>;
+
+/// A node without its GPUs: what kube-scheduler's filters read of it.
+#[derive(Debug, Clone, Default)]
+pub struct Site {
+    /// `metadata.name`
+    pub name: String,
+    /// `metadata.labels`
+    pub labels: Labels,
+    /// `spec.taints`
+    pub taints: Vec<Taint>,
+    /// `spec.unschedulable`
+    pub cordoned: bool,
+    /// No condition Ready says otherwise.
+    pub ready: bool,
+    /// `status.capacity` of gpu-mem, in units.
+    pub capacity_units: u64,
+    /// `status.capacity` of the resource of whole GPUs, which another device plugin offers.
+    pub whole_gpus: u64,
+    /// There is an inventory annotation, readable or not.
+    pub has_inventory: bool,
+    /// `status.nodeInfo.containerRuntimeVersion`
+    pub runtime: Option<String>,
+    /// `status.allocatable`: CPU in thousandths of a core, other resources in whole units.
+    pub allocatable: BTreeMap<String, u64>,
+    /// What the pods there ask for, in the same units. [`Snapshot::new`] counts it, whatever is in here before.
+    pub used: BTreeMap<String, u64>,
+}
+
+impl Site {
+    /// What kube-scheduler takes for free; 0 if pods ask for more than there is.
+    pub fn free(&self, resource: &str) -> u64 {
+        let of = |amounts: &BTreeMap<String, u64>| amounts.get(resource).copied().unwrap_or(0);
+        of(&self.allocatable).saturating_sub(of(&self.used))
+    }
+}
+
+/// Who makes a pod anew when it is deleted: its controller.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize)]
+pub struct Owner {
+    /// `ReplicaSet`, `Job`, …
+    pub kind: String,
+    /// Its name.
+    pub name: String,
+}
+
+impl fmt::Display for Owner {
+    /// `ReplicaSet train-6d5`
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}", self.kind, self.name)
+    }
+}
+
+/// A port of the host that a container takes.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct HostPort {
+    /// `hostPort`
+    pub port: u16,
+    /// `TCP`, `UDP` or `SCTP`
+    pub protocol: Cow<'static, str>,
+    /// `hostIP`; empty and `0.0.0.0` mean all addresses.
+    pub address: String,
+}
+
+impl HostPort {
+    /// Whether both cannot be on one node (`pkg/scheduler/framework`, `HostPortInfo.CheckConflict`).
+    pub(crate) fn clashes(&self, other: &HostPort) -> bool {
+        let any = |address: &str| matches!(address, "" | "0.0.0.0");
+        let same_address = any(&self.address) || any(&other.address) || self.address == other.address;
+        (self.port, &self.protocol) == (other.port, &other.protocol) && same_address
+    }
+}
+
+/// A pod that has a node and has not ended (its phase is neither Succeeded nor Failed).
+#[derive(Debug, Clone, Default)]
+pub struct Tenant {
+    /// `metadata.uid`
+    pub uid: String,
+    /// `metadata.namespace`
+    pub namespace: Arc<str>,
+    /// `metadata.name`
+    pub name: String,
+    /// `spec.nodeName`
+    pub node: Arc<str>,
+    /// `metadata.labels`
+    pub labels: Arc<Labels>,
+    /// It is being deleted.
+    pub deleting: bool,
+    /// What it asks for by Kubernetes' formula, `pods: 1` among it: CPU in thousandths of a core, other resources in whole units.
+    pub requests: Vec<(Cow<'static, str>, u64)>,
+    /// Ports of the host that it takes.
+    pub ports: Vec<HostPort>,
+    /// Its required anti-affinity.
+    pub avoids: Vec<PodAffinityTerm>,
+    /// Its controller.
+    pub owner: Option<Arc<Owner>>,
+}
+
+/// The cluster at one moment.
+#[derive(Debug)]
+pub struct Snapshot {
+    /// The GPUs, and who holds what of them.
+    pub ledger: Ledger,
+    /// By name.
+    pub(crate) sites: Vec<Site>,
+    pub(crate) tenants: Vec<Tenant>,
+    by_name: HashMap<String, usize>,
+    /// Position of each tenant's site.
+    pub(crate) at: Vec<usize>,
+    /// The tenants of each site.
+    pub(crate) on: Vec<Vec<usize>>,
+    /// Tenants that other pods may not join.
+    pub(crate) avoiders: Vec<usize>,
+    /// Labels of the namespaces, for selectors of namespaces; `None` if they could not be read.
+    pub namespaces: Option<BTreeMap<String, Labels>>,
+    /// The labels by which the agent's DaemonSet chooses its nodes; `None` if they could not be read.
+    pub agent_selector: Option<Labels>,
+}
+
+impl Snapshot {
+    /// A snapshot of these nodes, and of those of the pods that are on one of them.
+    pub fn new(ledger: Ledger, mut sites: Vec<Site>, tenants: impl IntoIterator<Item = Tenant>) -> Snapshot {
+        sites.sort_by(|a, b| a.name.cmp(&b.name));
+        sites.dedup_by(|a, b| a.name == b.name);
+        for site in &mut sites {
+            site.used.clear();
+        }
+        let by_name = sites
+            .iter()
+            .enumerate()
+            .map(|(position, site)| (site.name.clone(), position))
+            .collect();
+        let mut snapshot = Snapshot {
+            ledger,
+            on: vec![Vec::new(); sites.len()],
+            sites,
+            tenants: Vec::new(),
+            by_name,
+            at: Vec::new(),
+            avoiders: Vec::new(),
+            namespaces: None,
+            agent_selector: None,
+        };
+        let mut names = Names::default();
+        for tenant in tenants {
+            snapshot.add(tenant, &mut names);
+        }
+        snapshot
+    }
+
+    fn add(&mut self, mut tenant: Tenant, names: &mut Names) {
+        let Some(&site) = self.by_name.get(&*tenant.node) else {
+            return;
+        };
+        names.share(&mut tenant);
+        let position = self.tenants.len();
+        for (resource, amount) in &tenant.requests {
+            let used = &mut self.sites[site].used;
+            match used.get_mut(&**resource) {
+                Some(sum) => *sum = sum.saturating_add(*amount),
+                None => {
+                    used.insert(resource.clone().into_owned(), *amount);
+                }
+            }
+        }
+        if !tenant.avoids.is_empty() {
+            self.avoiders.push(position);
+        }
+        self.on[site].push(position);
+        self.at.push(site);
+        self.tenants.push(tenant);
+    }
+
+    /// The nodes, by name.
+    pub fn sites(&self) -> &[Site] {
+        &self.sites
+    }
+
+    /// The node of this name.
+    pub fn site(&self, name: &str) -> Option<&Site> {
+        self.by_name.get(name).map(|position| &self.sites[*position])
+    }
+
+    /// The pod on a node of the snapshot that has this UID.
+    pub(crate) fn tenant(&self, node: usize, uid: &str) -> Option<usize> {
+        self.on[node]
+            .iter()
+            .copied()
+            .find(|position| self.tenants[*position].uid == uid)
+    }
+}
+
+/// Texts that many pods have in common, kept once.
+#[derive(Debug, Default)]
+struct Names {
+    texts: HashSet<Arc<str>>,
+    labels: HashSet<Arc<Labels>>,
+    owners: HashSet<Arc<Owner>>,
+}
+
+impl Names {
+    fn share(&mut self, tenant: &mut Tenant) {
+        tenant.namespace = shared(&mut self.texts, tenant.namespace.clone());
+        tenant.node = shared(&mut self.texts, tenant.node.clone());
+        tenant.labels = shared(&mut self.labels, tenant.labels.clone());
+        tenant.owner = tenant.owner.take().map(|owner| shared(&mut self.owners, owner));
+    }
+}
+
+fn shared<T: ?Sized + std::hash::Hash + Eq>(known: &mut HashSet<Arc<T>>, value: Arc<T>) -> Arc<T> {
+    match known.get(&value) {
+        Some(known) => known.clone(),
+        None => {
+            known.insert(value.clone());
+            value
+        }
+    }
+}

@@ -1,0 +1,514 @@
+//! Changes that alone let the pod start. Each is tried on the snapshot before it is printed.
+
+use divvy_model::{ContainerKind, ContainerRequest, MiB, names};
+use k8s_openapi::api::core::v1::Toleration;
+use serde::{Deserialize, Serialize};
+
+use crate::look::Question;
+use crate::quantity::{amount, quantity};
+use crate::{Hold, Obstacle, Owner, PodName, Tenant};
+
+/// A change of the pod or of the cluster.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "camelCase", rename_all_fields = "camelCase")]
+pub enum Change {
+    /// The pod asks for this many units in all.
+    AskFor {
+        /// Units of gpu-mem.
+        units: u64,
+    },
+    /// A pod ends with all its containers, and nothing comes in its place.
+    PodEnds {
+        /// The node that it is on.
+        node: String,
+        /// The pod.
+        pod: PodName,
+        /// Its UID.
+        uid: String,
+        /// It is being deleted already.
+        deleting: bool,
+        /// Who makes it anew when it is deleted.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        owner: Option<Owner>,
+        /// It has a higher priority than the pod that waits.
+        more_important: bool,
+        /// GPU memory that it holds or asks for.
+        #[serde(rename = "memoryMiB")]
+        memory: MiB,
+    },
+    /// The containers of deleted pods end.
+    LeftoversEnd {
+        /// The node.
+        node: String,
+    },
+    /// A node takes pods again.
+    Uncordon {
+        /// The node.
+        node: String,
+    },
+    /// A label is taken out of the pod's nodeSelector.
+    DropSelector {
+        /// The label.
+        label: String,
+        /// The value that was asked for.
+        value: String,
+    },
+    /// The pod tolerates a taint.
+    Tolerate {
+        /// Its key.
+        key: String,
+        /// Its value; empty if it has none.
+        value: String,
+        /// `NoSchedule` or `NoExecute`
+        effect: String,
+    },
+    /// A node gets a label that it lacks.
+    Label {
+        /// The node.
+        node: String,
+        /// The label.
+        label: String,
+        /// Its value.
+        value: String,
+    },
+    /// The pod asks for less of another resource: CPU in thousandths of a core, memory in bytes.
+    AskForLess {
+        /// The resource.
+        resource: String,
+        /// The most that it may ask for.
+        amount: u64,
+    },
+}
+
+/// A change that alone lets the pod start.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Suggestion {
+    /// The change.
+    #[serde(flatten)]
+    pub change: Change,
+    /// A node that has room then.
+    pub then: String,
+    /// What to type, if a command does it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub command: Vec<String>,
+    /// In words.
+    pub message: String,
+}
+
+/// So many are given at most.
+const MOST: usize = 3;
+/// On so many nodes, the closest ones, the end of a pod is tried, and of so many pods each.
+const NODES: usize = 16;
+const PODS: usize = 128;
+
+impl Change {
+    /// Carries the change out on a question; `None` if what it changes is not there.
+    pub(crate) fn apply(&self, question: &mut Question<'_>) -> Option<()> {
+        match self {
+            Change::AskFor { units } => {
+                let wants = question.wants.to_mut();
+                wants.with_suffix = None;
+                wants.pod.request.containers = vec![ContainerRequest {
+                    name: String::new(),
+                    kind: ContainerKind::App,
+                    units: *units,
+                    gpu_count: 0,
+                }];
+                Some(())
+            }
+            Change::PodEnds { node, uid, .. } => question.end(node, uid),
+            Change::LeftoversEnd { node } => question.alter_ledger(node, |ledger| ledger.end_leftovers(node)),
+            Change::Uncordon { node } => question.alter_site(node, |site| {
+                site.cordoned = false;
+                site.taints.retain(|taint| taint.key != "node.kubernetes.io/unschedulable");
+            }),
+            Change::DropSelector { label, .. } => question.wants.to_mut().node_selector.remove(label).map(|_| ()),
+            Change::Tolerate { key, value, effect } => {
+                question.wants.to_mut().tolerations.push(toleration(key, value, effect));
+                Some(())
+            }
+            Change::Label { node, label, value } => question.alter_site(node, |site| {
+                site.labels.insert(label.clone(), value.clone());
+            }),
+            Change::AskForLess { resource, amount } => {
+                let mut requests = question.wants.to_mut().requests.iter_mut();
+                requests.find(|(name, _)| name == resource)?.1 = *amount;
+                Some(())
+            }
+        }
+    }
+
+    fn command(&self) -> Vec<String> {
+        let words = |words: &[&str]| words.iter().map(|word| (*word).to_owned()).collect();
+        match self {
+            Change::Uncordon { node } => words(&["kubectl", "uncordon", node]),
+            Change::Label { node, label, value } => words(&["kubectl", "label", "node", node, &format!("{label}={value}")]),
+            Change::PodEnds {
+                pod,
+                deleting: false,
+                owner: None,
+                more_important: false,
+                ..
+            } => words(&["kubectl", "delete", "pod", "-n", &pod.namespace, &pod.name]),
+            _ => Vec::new(),
+        }
+    }
+
+    fn message(&self, question: &Question<'_>, then: &str) -> String {
+        let unit = question.snapshot.ledger.unit();
+        let key = names::GPU_MEM;
+        match self {
+            Change::AskFor { units } if question.wants.with_suffix.is_some() => {
+                format!("Write {units} ({key}: {units}). Node {then} has room for that.")
+            }
+            Change::AskFor { units } => {
+                let memory = unit.memory(*units).map(|memory| amount(memory, unit)).unwrap_or_default();
+                format!("Ask for {memory} or less ({key}: {units}). Node {then} has room for that now.")
+            }
+            Change::PodEnds {
+                node,
+                pod,
+                deleting: true,
+                ..
+            } => {
+                format!("Wait. Pod {pod} is being deleted, and node {node} has room when its containers have ended.")
+            }
+            Change::PodEnds {
+                node,
+                pod,
+                owner,
+                memory,
+                more_important,
+                ..
+            } => {
+                let held = match *memory {
+                    MiB::ZERO => String::new(),
+                    memory => format!(" ({})", amount(memory, unit)),
+                };
+                match owner {
+                    _ if *more_important => {
+                        format!("Wait until pod {pod}{held} on node {node} has ended. It has a higher priority than this pod.")
+                    }
+                    None => {
+                        format!("Wait until pod {pod}{held} on node {node} has ended. If nobody needs it any more, delete it:")
+                    }
+                    Some(owner) => {
+                        let scale = match owner.kind.as_str() {
+                            "ReplicaSet" | "StatefulSet" | "ReplicationController" => "; scale it down instead",
+                            _ => "",
+                        };
+                        format!(
+                            "Wait until pod {pod}{held} on node {node} has ended. Its {owner} would replace it, if it were deleted{scale}."
+                        )
+                    }
+                }
+            }
+            Change::LeftoversEnd { node } => {
+                format!("Wait. Containers of deleted pods still run on node {node}, which has room when they have ended.")
+            }
+            Change::Uncordon { node } => format!("If the maintenance of node {node} is over, let pods on to it again:"),
+            Change::DropSelector { label, value } => {
+                format!("Take {label}={value} out of the pod's nodeSelector. Node {then} has room.")
+            }
+            Change::Tolerate { key, value, effect } => {
+                let value = match value.as_str() {
+                    "" => "operator: Exists".to_owned(),
+                    value => format!("value: {value:?}"),
+                };
+                format!(
+                    "If the pod may run on nodes with this taint, add a toleration to it: {{key: {key}, {value}, effect: {effect}}}. Node {then} \
+                     has room."
+                )
+            }
+            Change::Label { node, .. } => format!("If the pod may run on node {node}, give the node the label:"),
+            Change::AskForLess { resource, amount } => {
+                format!(
+                    "Ask for {} {resource} or less. Node {then} has that much free now.",
+                    quantity(resource, *amount)
+                )
+            }
+        }
+    }
+}
+
+fn toleration(key: &str, value: &str, effect: &str) -> Toleration {
+    Toleration {
+        key: Some(key.to_owned()),
+        operator: Some(if value.is_empty() { "Exists" } else { "Equal" }.to_owned()),
+        value: (!value.is_empty()).then(|| value.to_owned()),
+        effect: Some(effect.to_owned()),
+        ..Toleration::default()
+    }
+}
+
+/// Whether a pod is work that comes to an end: pods of DaemonSets, static pods and the cluster's own pods are not.
+fn may_end(tenant: &Tenant) -> bool {
+    let kind = tenant.owner.as_ref().map(|owner| owner.kind.as_str());
+    !matches!(kind, Some("DaemonSet" | "Node")) && &*tenant.namespace != "kube-system"
+}
+
+/// Whether a label or a taint is Kubernetes' own: others rely on what it says.
+fn is_kubernetes_own(key: &str) -> bool {
+    let domain = key.split_once('/').map_or("", |(domain, _)| domain);
+    ["kubernetes.io", "k8s.io"]
+        .iter()
+        .any(|own| domain == *own || domain.ends_with(&format!(".{own}")))
+}
+
+/// What would let the pod start, the best first. `looks`: the obstacles of each node, none of them empty. `order`: the nodes, the closest first.
+pub(crate) fn suggestions(question: &Question<'_>, holds: &[Hold], looks: &[Vec<Obstacle>], order: &[usize]) -> Vec<Suggestion> {
+    let only_suffix = holds.iter().all(|hold| matches!(hold, Hold::Suffix { .. }));
+    if !only_suffix {
+        return Vec::new();
+    }
+    let search = Search { question, looks, order };
+    if let Some(Hold::Suffix { write, .. }) = holds.first() {
+        return write
+            .and_then(|units| search.anywhere(Change::AskFor { units }))
+            .into_iter()
+            .collect();
+    }
+    let found = [
+        search.ending(),
+        search.leftovers(),
+        search.uncordon(),
+        search.drop_selector(),
+        search.tolerate(),
+        search.label(),
+        search.ask_for(),
+        search.ask_for_less(),
+        search.pod_ends(),
+    ];
+    found.into_iter().flatten().take(MOST).collect()
+}
+
+struct Search<'q, 's> {
+    question: &'q Question<'s>,
+    looks: &'q [Vec<Obstacle>],
+    order: &'q [usize],
+}
+
+impl Search<'_, '_> {
+    /// The nodes with one obstacle, the closest first.
+    fn single(&self) -> impl Iterator<Item = (usize, &Obstacle)> {
+        self.order
+            .iter()
+            .filter_map(|position| match self.looks[*position].as_slice() {
+                [one] => Some((*position, one)),
+                _ => None,
+            })
+    }
+
+    fn name(&self, position: usize) -> String {
+        self.question.site(position).name.clone()
+    }
+
+    /// The change as a suggestion, if the pod could start on the node after it.
+    fn tried(&self, change: Change, position: usize) -> Option<Suggestion> {
+        let after = self.question.after(&change)?;
+        let starts = after.holds().is_empty() && after.obstacles(position).is_empty();
+        let then = self.name(position);
+        starts.then(|| Suggestion {
+            message: change.message(self.question, &then),
+            command: change.command(),
+            then,
+            change,
+        })
+    }
+
+    /// As [`Search::tried`], on whichever node it helps.
+    fn anywhere(&self, change: Change) -> Option<Suggestion> {
+        let after = self.question.after(&change)?;
+        let position = self.order.iter().find(|position| after.obstacles(**position).is_empty())?;
+        self.tried(change, *position)
+    }
+
+    fn first(&self, change: impl Fn(String, &Obstacle) -> Option<Change>) -> Option<Suggestion> {
+        self.single()
+            .find_map(|(position, obstacle)| self.tried(change(self.name(position), obstacle)?, position))
+    }
+
+    fn uncordon(&self) -> Option<Suggestion> {
+        self.first(|node, obstacle| matches!(obstacle, Obstacle::Cordoned).then_some(Change::Uncordon { node }))
+    }
+
+    fn drop_selector(&self) -> Option<Suggestion> {
+        self.first(|_, obstacle| match obstacle {
+            Obstacle::NodeSelector { label, value, .. } => Some(Change::DropSelector {
+                label: label.clone(),
+                value: value.clone(),
+            }),
+            _ => None,
+        })
+    }
+
+    fn tolerate(&self) -> Option<Suggestion> {
+        self.first(|_, obstacle| match obstacle {
+            Obstacle::Taint { key, value, effect } if !is_kubernetes_own(key) || key.starts_with("node-role.kubernetes.io/") => {
+                Some(Change::Tolerate {
+                    key: key.clone(),
+                    value: value.clone(),
+                    effect: effect.clone(),
+                })
+            }
+            _ => None,
+        })
+    }
+
+    /// A label that the node has with another value says something about the node: only one that it lacks is proposed.
+    fn label(&self) -> Option<Suggestion> {
+        self.first(|node, obstacle| match obstacle {
+            Obstacle::NodeSelector {
+                label,
+                value,
+                found: None,
+            } if !is_kubernetes_own(label) => Some(Change::Label {
+                node,
+                label: label.clone(),
+                value: value.clone(),
+            }),
+            _ => None,
+        })
+    }
+
+    /// The largest request that fits somewhere now.
+    fn ask_for(&self) -> Option<Suggestion> {
+        let unit = self.question.snapshot.ledger.unit();
+        let gpus = self.question.ask.gpus as u64;
+        let units = |(position, obstacle): (usize, &Obstacle)| {
+            let units = match obstacle {
+                Obstacle::GpuMemory { .. } | Obstacle::TooSmall { .. } => {
+                    let name = &self.question.site(position).name;
+                    let free = self.question.ledger(position).room(name, &self.question.ask).free;
+                    unit.units_in(free).saturating_mul(gpus)
+                }
+                Obstacle::Counted { free, .. } => free - free % gpus,
+                _ => 0,
+            };
+            (units > 0).then_some((units, position))
+        };
+        let mut found: Vec<(u64, usize)> = self.single().filter_map(units).collect();
+        found.sort_by_key(|(units, _)| std::cmp::Reverse(*units));
+        let fits = |(units, position): &(u64, usize)| {
+            let site = self.question.site(*position);
+            // kube-scheduler's sums allow no more.
+            let counted = site.free(names::GPU_MEM);
+            let units = (*units).min(counted - counted % gpus);
+            (units > 0).then(|| self.tried(Change::AskFor { units }, *position)).flatten()
+        };
+        found
+            .iter()
+            .take(NODES)
+            .filter_map(fits)
+            .max_by_key(|found| match found.change {
+                Change::AskFor { units } => units,
+                _ => 0,
+            })
+    }
+
+    fn ask_for_less(&self) -> Option<Suggestion> {
+        const MIB: u64 = 1 << 20;
+        self.first(|_, obstacle| match obstacle {
+            Obstacle::Resource { resource, free, .. } if matches!(resource.as_str(), "cpu" | "memory") => {
+                let amount = if resource == "memory" { free - free % MIB } else { *free };
+                (amount > 0).then(|| Change::AskForLess {
+                    resource: resource.clone(),
+                    amount,
+                })
+            }
+            _ => None,
+        })
+    }
+
+    fn leftovers(&self) -> Option<Suggestion> {
+        let held = |position: usize| {
+            let state = self.question.snapshot.ledger.node(&self.question.site(position).name);
+            let gpus = state
+                .and_then(|view| view.state())
+                .map(|state| state.gpus.as_slice())
+                .unwrap_or_default();
+            gpus.iter().any(|gpu| gpu.held > MiB::ZERO)
+        };
+        let on = self
+            .single()
+            .filter(|(_, obstacle)| matches!(obstacle, Obstacle::GpuMemory { .. }));
+        let mut on = on.filter(|(position, _)| held(*position));
+        on.find_map(|(position, _)| {
+            self.tried(
+                Change::LeftoversEnd {
+                    node: self.name(position),
+                },
+                position,
+            )
+        })
+    }
+
+    fn ending(&self) -> Option<Suggestion> {
+        self.ends(true)
+    }
+
+    fn pod_ends(&self) -> Option<Suggestion> {
+        self.ends(false)
+    }
+
+    /// The end of one pod: of one that nobody would replace rather than of another, then of the one with the least memory.
+    fn ends(&self, deleting: bool) -> Option<Suggestion> {
+        let frees = |obstacle: &Obstacle| {
+            matches!(
+                obstacle,
+                Obstacle::GpuMemory { .. }
+                    | Obstacle::Counted { .. }
+                    | Obstacle::Resource { .. }
+                    | Obstacle::HostPort { .. }
+                    | Obstacle::AvoidedBy { .. }
+                    | Obstacle::PodAntiAffinity { .. }
+            )
+        };
+        let nodes = self.single().filter(|(_, obstacle)| frees(obstacle)).take(NODES);
+        let price = |change: &Change| match change {
+            Change::PodEnds {
+                owner,
+                memory,
+                pod,
+                more_important,
+                ..
+            } => (*more_important, owner.is_some(), *memory, pod.clone()),
+            _ => (true, true, MiB(u64::MAX), PodName::default()),
+        };
+        let on_node = |(position, _): (usize, &Obstacle)| {
+            let mut changes: Vec<Change> = self.tenants(position, deleting).collect();
+            changes.sort_by_key(price);
+            changes.into_iter().take(PODS).find_map(|change| self.tried(change, position))
+        };
+        nodes.filter_map(on_node).min_by_key(|found| price(&found.change))
+    }
+
+    fn tenants(&self, position: usize, deleting: bool) -> impl Iterator<Item = Change> {
+        let snapshot = self.question.snapshot;
+        let unit = snapshot.ledger.unit();
+        let priority = self.question.wants.pod.priority;
+        let tenants = snapshot.on[position].iter().map(|tenant| &snapshot.tenants[*tenant]);
+        tenants
+            .filter(move |tenant| tenant.deleting == deleting && (deleting || may_end(tenant)))
+            .map(move |tenant| {
+                let units = tenant
+                    .requests
+                    .iter()
+                    .find(|(name, _)| name == names::GPU_MEM)
+                    .map_or(0, |(_, units)| *units);
+                Change::PodEnds {
+                    node: tenant.node.to_string(),
+                    pod: PodName {
+                        namespace: tenant.namespace.to_string(),
+                        name: tenant.name.clone(),
+                    },
+                    uid: tenant.uid.clone(),
+                    deleting,
+                    owner: tenant.owner.as_deref().cloned(),
+                    more_important: snapshot.ledger.pod(&tenant.uid).is_some_and(|pod| pod.priority > priority),
+                    memory: unit.memory(units).unwrap_or(MiB::ZERO),
+                }
+            })
+    }
+}

@@ -1,0 +1,239 @@
+//! The answer in a sentence.
+
+use std::cmp::Reverse;
+
+use divvy_model::{GpuRules, MiB, names};
+use divvy_placement::{Ask, Room};
+
+use crate::look::Question;
+use crate::obstacle::Words;
+use crate::quantity::{amount, thousands};
+use crate::{ClaimState, Hold, Obstacle, Wants};
+
+/// `3 GiB on one GPU`, `3 GiB on a GPU of a product like a100*`, `4 GiB on each of 2 GPUs`
+pub fn asked_where(ask: &Ask, unit: divvy_model::MemoryUnit) -> String {
+    let size = asked(ask, unit);
+    match (ask.wanted(), ask.gpus) {
+        (None, 1) => format!("{size} on one GPU"),
+        (Some(rules), 1) => format!("{size} on a GPU {rules}"),
+        (None, gpus) => format!("{size} on each of {gpus} GPUs"),
+        (Some(rules), gpus) => format!("{size} on each of {gpus} GPUs {rules}"),
+    }
+}
+
+/// How much of each GPU.
+pub(crate) fn asked(ask: &Ask, unit: divvy_model::MemoryUnit) -> String {
+    match ask.memory {
+        Some(memory) => amount(memory, unit),
+        None => format!("{} units of {}", ask.units, names::GPU_MEM),
+    }
+}
+
+impl Question<'_> {
+    /// What keeps the pod from every node, or keeps us from telling.
+    pub(crate) fn holds(&self) -> Vec<Hold> {
+        let wants = &*self.wants;
+        let mut holds = Vec::new();
+        if let Some(written) = &wants.with_suffix {
+            holds.push(Hold::Suffix {
+                written: written.clone(),
+                write: self.instead_of(written),
+            });
+        }
+        if wants.pod.deleting {
+            holds.push(Hold::Deleting);
+        }
+        if !wants.gates.is_empty() {
+            holds.push(Hold::Gates {
+                gates: wants.gates.clone(),
+            });
+        }
+        let rules: Option<&Result<GpuRules, _>> = self.ask.rules.as_deref();
+        if let Some(Err(error)) = rules {
+            holds.push(Hold::Annotations {
+                error: error.to_string(),
+            });
+        }
+        if self.ask.memory.is_none() && wants.with_suffix.is_none() {
+            holds.push(Hold::Uncountable);
+        }
+        holds.extend(wants.claims.iter().filter_map(|claim| {
+            let certain = |exists| Hold::Claim {
+                claim: claim.name.clone(),
+                exists,
+            };
+            match &claim.state {
+                ClaimState::Missing => Some(certain(false)),
+                ClaimState::Unbound => Some(certain(true)),
+                ClaimState::Unseen(reason) => Some(Hold::NotLookedAt {
+                    what: format!("the volume of claim {}", claim.name),
+                    reason: reason.clone(),
+                }),
+                ClaimState::BoundLater | ClaimState::Bound(_) => None,
+            }
+        }));
+        if wants.resource_claims {
+            holds.push(Hold::NotLookedAt {
+                what: "the pod's resource claims".to_owned(),
+                reason: "Divvy does not read them yet".to_owned(),
+            });
+        }
+        if self.snapshot.namespaces.is_none() && selects_namespaces(wants) {
+            holds.push(Hold::NotLookedAt {
+                what: "the pod's affinity to pods of other namespaces".to_owned(),
+                reason: "the namespaces could not be listed".to_owned(),
+            });
+        }
+        if wants.extender_is_away() {
+            holds.push(Hold::ExtenderAway);
+        } else if !wants.was_looked_at() && !matches!(wants.scheduler.as_str(), "" | "default-scheduler") {
+            holds.push(Hold::Unheard {
+                scheduler: wants.scheduler.clone(),
+            });
+        }
+        holds
+    }
+
+    /// Units for a quantity that was meant in bytes: `3Gi` is 3 of GiB, rounded up.
+    fn instead_of(&self, written: &str) -> Option<u64> {
+        const MIB: u64 = 1 << 20;
+        let bytes = divvy_model::quantity_value(written).ok()?;
+        let unit = self.snapshot.ledger.unit().mib().checked_mul(MIB)?;
+        Some(bytes.div_ceil(unit)).filter(|units| *units > 0)
+    }
+
+    /// The answer in a sentence, for a pod that waits. `order`: the nodes, the closest first.
+    pub(crate) fn verdict(&self, holds: &[Hold], looks: &[Vec<Obstacle>], order: &[usize]) -> String {
+        let unit = self.snapshot.ledger.unit();
+        let certain = holds.iter().find(|hold| hold.is_certain());
+        if let Some(hold) = certain {
+            return format!("waits: {}.", hold.message(unit).trim_end_matches('.'));
+        }
+        let asked = asked_where(&self.ask, unit);
+        let room = looks.iter().filter(|look| look.is_empty()).count();
+        let closest = order.first().map(|position| (&self.site(*position).name, &looks[*position]));
+        let Some((name, look)) = closest else {
+            return format!("waits: it asks for {asked}, and the cluster has no node.");
+        };
+        if room > 0 {
+            let others = match room {
+                1 => String::new(),
+                _ => format!(", and so have {} others", thousands(room - 1)),
+            };
+            return format!(
+                "waits: it asks for {asked}, and node {name} has room for that{others}.{}",
+                self.not_tried(holds)
+            );
+        }
+        if looks.iter().all(|look| look.first() == Some(&Obstacle::NoGpuMemory)) {
+            return format!(
+                "waits: it asks for {asked}, and no node of the cluster offers any {}: Divvy's agent is not installed, or it is not ready.",
+                names::GPU_MEM
+            );
+        }
+        if !look.iter().any(Obstacle::is_of_gpus) {
+            let what = if self.ask.gpus == 1 { "a GPU" } else { "as many GPUs" };
+            let size = self::asked(&self.ask, unit);
+            let words = Words { unit, asked: &size };
+            let messages: Vec<String> = look.iter().map(|one| one.message(name, words)).collect();
+            return format!(
+                "waits: it asks for {asked}. Node {name} has {what} with that much free, but {}.",
+                crate::quantity::list(&messages)
+            );
+        }
+        format!("waits: it asks for {asked}, and {}.", self.lacking(looks))
+    }
+
+    fn not_tried(&self, holds: &[Hold]) -> &'static str {
+        let unsure = holds.iter().any(|hold| !hold.is_certain());
+        match (unsure, self.wants.was_looked_at()) {
+            (true, _) => " Not everything that decides where it may run could be looked at.",
+            (false, true) => " kube-scheduler has not tried again yet, or sees something else in the way (below).",
+            (false, false) => " No scheduler has looked at it yet.",
+        }
+    }
+
+    /// No node that the pod can use has GPUs with enough free that it takes.
+    fn lacking(&self, looks: &[Vec<Obstacle>]) -> String {
+        let unit = self.snapshot.ledger.unit();
+        // Other nodes may have GPUs with room, or their GPUs are not known.
+        let elsewhere = looks.iter().any(|look| {
+            let shown = |one: &Obstacle| one.is_of_offer() && *one != Obstacle::NoGpuMemory;
+            !look.iter().any(Obstacle::is_of_gpus) || look.iter().any(shown)
+        });
+        let usable = |look: &&Vec<Obstacle>| match elsewhere {
+            true => look.iter().all(Obstacle::is_of_gpus),
+            false => true,
+        };
+        let lacks = |look: &&Vec<Obstacle>| {
+            look.iter()
+                .any(|one| matches!(one, Obstacle::GpuMemory { .. } | Obstacle::TooSmall { .. }))
+        };
+        let nodes = looks.iter().enumerate().filter(|(_, look)| usable(look) && lacks(look));
+        let rooms: Vec<_> = nodes
+            .map(|(position, _)| {
+                let name = &self.site(position).name;
+                (name, self.ledger(position).room(name, &self.ask))
+            })
+            .collect();
+        let no_gpu = if elsewhere { "no GPU that it can use now" } else { "no GPU" };
+        let no_node = if elsewhere { "no node that it can use now" } else { "no node" };
+        let best = |room: &Room| (room.fitting.min(self.ask.gpus), room.free);
+        let Some((name, most)) = rooms.iter().max_by_key(|(name, room)| (best(room), Reverse(*name))) else {
+            let such = looks.iter().flatten().any(|one| matches!(one, Obstacle::Rules { .. }));
+            return match such {
+                true => format!(
+                    "{no_node} has {}",
+                    if self.ask.gpus == 1 {
+                        "such a GPU"
+                    } else {
+                        "as many such GPUs"
+                    }
+                ),
+                false => format!("{no_node} offers it a GPU"),
+            };
+        };
+        let memory = self.ask.memory.unwrap_or(MiB(u64::MAX));
+        if rooms.iter().all(|(_, room)| room.size < memory) {
+            return match self.ask.gpus {
+                1 => format!("{no_gpu} is that large, even empty"),
+                _ => format!("{no_node} has as many GPUs that large, even empty"),
+            };
+        }
+        if self.ask.gpus > 1 {
+            return format!(
+                "{no_node} has as many with that much free; node {name} has {} of {}",
+                most.fitting, most.taken
+            );
+        }
+        let in_sum = rooms.iter().filter(|(_, room)| room.sum >= memory);
+        match in_sum.max_by_key(|(name, room)| (room.free, Reverse(*name))) {
+            Some((name, room)) => format!(
+                "{no_gpu} has that much free; node {name} has {} free in all, but at most {} on one GPU",
+                amount(room.sum, unit),
+                amount(room.free, unit)
+            ),
+            None if most.free == MiB::ZERO => format!("{no_gpu} has any memory free"),
+            None => format!(
+                "{no_gpu} has that much free; the most is {}, on node {name}",
+                amount(most.free, unit)
+            ),
+        }
+    }
+}
+
+fn selects_namespaces(wants: &Wants) -> bool {
+    let affinity = &wants.affinity;
+    let with = affinity
+        .pod_affinity
+        .as_ref()
+        .and_then(|with| with.required_during_scheduling_ignored_during_execution.as_ref());
+    let apart = affinity
+        .pod_anti_affinity
+        .as_ref()
+        .and_then(|apart| apart.required_during_scheduling_ignored_during_execution.as_ref());
+    with.into_iter()
+        .chain(apart)
+        .flatten()
+        .any(|term| term.namespace_selector.is_some())
+}

@@ -1,0 +1,134 @@
+use std::borrow::Cow;
+
+use divvy_model::Pod;
+use k8s_openapi::api::core::v1::{Affinity, NodeSelector, Toleration, TopologySpreadConstraint};
+use serde::{Deserialize, Serialize};
+
+use crate::{HostPort, Labels, Owner};
+
+/// What kube-scheduler and Divvy read of a pod that is asked about.
+#[derive(Debug, Clone, Default)]
+pub struct Wants {
+    /// What Divvy reads of it.
+    pub pod: Pod,
+    /// `metadata.labels`
+    pub labels: Labels,
+    /// Its controller.
+    pub owner: Option<Owner>,
+    /// What it asks for by Kubernetes' formula, as [`crate::Tenant::requests`].
+    pub requests: Vec<(Cow<'static, str>, u64)>,
+    /// Its first quantity of gpu-mem that has a suffix, as it was written: `3Gi`.
+    pub with_suffix: Option<String>,
+    /// Ports of the host that it wants.
+    pub ports: Vec<HostPort>,
+    /// `spec.nodeSelector`
+    pub node_selector: Labels,
+    /// `spec.affinity`
+    pub affinity: Affinity,
+    /// `spec.topologySpreadConstraints`
+    pub spread: Vec<TopologySpreadConstraint>,
+    /// `spec.tolerations`
+    pub tolerations: Vec<Toleration>,
+    /// Names of `spec.schedulingGates`
+    pub gates: Vec<String>,
+    /// `spec.preemptionPolicy` is `Never`.
+    pub never_preempts: bool,
+    /// `spec.schedulerName`
+    pub scheduler: String,
+    /// Its volume claims.
+    pub claims: Vec<Claim>,
+    /// It has ResourceClaims (dynamic resource allocation), which are not looked at here.
+    pub resource_claims: bool,
+    /// `status.phase`
+    pub phase: String,
+    /// What others say of it in its status.
+    pub reported: Vec<Reported>,
+}
+
+/// A PersistentVolumeClaim of a pod.
+#[derive(Debug, Clone)]
+pub struct Claim {
+    /// Its name.
+    pub name: String,
+    /// How far it is.
+    pub state: ClaimState,
+}
+
+/// How far a volume claim is.
+#[derive(Debug, Clone)]
+pub enum ClaimState {
+    /// There is no such claim.
+    Missing,
+    /// It has no volume yet, and gets one before pods are placed (`volumeBindingMode: Immediate`).
+    Unbound,
+    /// It gets a volume when its pod is placed (`WaitForFirstConsumer`).
+    BoundLater,
+    /// It has a volume, which only these nodes can reach; `None`: all can.
+    Bound(Option<NodeSelector>),
+    /// Claim, volume or class could not be read: why.
+    Unseen(String),
+}
+
+/// What a program says of a pod in its status.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Reported {
+    /// `kube-scheduler`, `kubelet`, or `container NAME`.
+    pub by: String,
+    /// One word, `Unschedulable`.
+    pub reason: String,
+    /// In its own words.
+    pub message: String,
+}
+
+impl Wants {
+    /// Whether kube-scheduler, or another scheduler, has looked at it.
+    pub(crate) fn was_looked_at(&self) -> bool {
+        self.reported.iter().any(|reported| reported.by == "kube-scheduler")
+    }
+
+    /// Whether its scheduler cannot reach Divvy's extender: kube-scheduler then quotes its HTTP client, `Post "http://…/filter": dial tcp …`.
+    pub(crate) fn extender_is_away(&self) -> bool {
+        let of_extender = |text: &str| text.contains("Post \"") && (text.contains("/filter\"") || text.contains("/bind\""));
+        self.reported
+            .iter()
+            .any(|reported| reported.by == "kube-scheduler" && of_extender(&reported.message))
+    }
+
+    /// Whether the answer about both is the same: they are of one controller and ask for the same.
+    pub fn is_like(&self, other: &Wants) -> bool {
+        let owned = self.owner.is_some() && self.owner == other.owner && self.pod.namespace == other.pod.namespace;
+        let (a, b) = (&self.pod, &other.pod);
+        let state = |pod: &Pod| {
+            (
+                pod.node.is_some(),
+                pod.deleting,
+                pod.priority,
+                pod.nominated.clone(),
+                pod.ended(),
+            )
+        };
+        let inter_pod = |wants: &Wants| {
+            let affinity = &wants.affinity;
+            affinity.pod_affinity.is_some() || affinity.pod_anti_affinity.is_some() || !wants.spread.is_empty()
+        };
+        owned
+            && a.node.is_none()
+            && state(a) == state(b)
+            && a.request == b.request
+            && a.own_visible == b.own_visible
+            && self.requests == other.requests
+            && self.with_suffix == other.with_suffix
+            && self.ports == other.ports
+            && self.node_selector == other.node_selector
+            && self.affinity == other.affinity
+            && self.spread == other.spread
+            && self.tolerations == other.tolerations
+            && self.gates == other.gates
+            && (self.never_preempts, &self.scheduler) == (other.never_preempts, &other.scheduler)
+            && self.claims.is_empty()
+            && other.claims.is_empty()
+            && self.was_looked_at() == other.was_looked_at()
+            && self.extender_is_away() == other.extender_is_away()
+            && (!inter_pod(self) || self.labels == other.labels)
+    }
+}

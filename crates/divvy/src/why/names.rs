@@ -1,0 +1,146 @@
+//! What can be asked about: `train-0`, `pod/train-0`, `ml/train-0`, `deploy/train`.
+
+use std::fmt;
+
+/// What a user names.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Name {
+    /// A pod; without a namespace it is in that of the command.
+    Pod {
+        /// Its namespace.
+        namespace: Option<String>,
+        /// Its name.
+        name: String,
+    },
+    /// The pods of a workload.
+    Workload {
+        /// Its kind.
+        kind: Workload,
+        /// Its name.
+        name: String,
+    },
+}
+
+/// A kind of objects that make pods.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Workload {
+    /// `apps/v1`
+    Deployment,
+    /// `apps/v1`
+    ReplicaSet,
+    /// `apps/v1`
+    StatefulSet,
+    /// `apps/v1`
+    DaemonSet,
+    /// `batch/v1`
+    Job,
+}
+
+impl Workload {
+    /// Group, version, kind and plural.
+    pub fn api(self) -> (&'static str, &'static str, &'static str, &'static str) {
+        match self {
+            Workload::Deployment => ("apps", "v1", "Deployment", "deployments"),
+            Workload::ReplicaSet => ("apps", "v1", "ReplicaSet", "replicasets"),
+            Workload::StatefulSet => ("apps", "v1", "StatefulSet", "statefulsets"),
+            Workload::DaemonSet => ("apps", "v1", "DaemonSet", "daemonsets"),
+            Workload::Job => ("batch", "v1", "Job", "jobs"),
+        }
+    }
+
+    /// As kubectl spells it: singular, plural or short, with or without its group.
+    fn parse(word: &str) -> Option<Workload> {
+        let word = word.to_ascii_lowercase();
+        let word = word.split_once('.').map_or(word.as_str(), |(word, _)| word);
+        Some(match word {
+            "deploy" | "deployment" | "deployments" => Workload::Deployment,
+            "rs" | "replicaset" | "replicasets" => Workload::ReplicaSet,
+            "sts" | "statefulset" | "statefulsets" => Workload::StatefulSet,
+            "ds" | "daemonset" | "daemonsets" => Workload::DaemonSet,
+            "job" | "jobs" => Workload::Job,
+            _ => return None,
+        })
+    }
+}
+
+impl fmt::Display for Name {
+    /// As it is written.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Name::Pod { namespace: None, name } => f.write_str(name),
+            Name::Pod {
+                namespace: Some(namespace),
+                name,
+            } => write!(f, "{namespace}/{name}"),
+            Name::Workload { kind, name } => write!(f, "{}/{name}", kind.api().2.to_lowercase()),
+        }
+    }
+}
+
+impl std::str::FromStr for Name {
+    type Err = String;
+
+    /// A kind that kubectl knows is a kind, whatever namespaces are called.
+    fn from_str(text: &str) -> Result<Name, String> {
+        let pod = |namespace: Option<&str>, name: &str| Name::Pod {
+            namespace: namespace.map(str::to_owned),
+            name: name.to_owned(),
+        };
+        let parts: Vec<&str> = text.split('/').collect();
+        let found = match parts.as_slice() {
+            [name] => pod(None, name),
+            ["pod" | "pods" | "po", name] => pod(None, name),
+            ["pod" | "pods" | "po", namespace, name] => pod(Some(namespace), name),
+            [kind, name] => match Workload::parse(kind) {
+                Some(kind) => Name::Workload {
+                    kind,
+                    name: (*name).to_owned(),
+                },
+                None => pod(Some(kind), name),
+            },
+            _ => return Err(wrong(text)),
+        };
+        match parts.iter().any(|part| part.is_empty()) {
+            true => Err(wrong(text)),
+            false => Ok(found),
+        }
+    }
+}
+
+fn wrong(text: &str) -> String {
+    format!("{text:?} names no pod; write NAME, pod/NAME, NAMESPACE/NAME, or deploy/NAME (also sts, rs, ds, job)")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pods_and_workloads_are_named_as_kubectl_names_them_and_as_why_prints_them() {
+        let pod = |namespace: Option<&str>, name: &str| Name::Pod {
+            namespace: namespace.map(str::to_owned),
+            name: name.to_owned(),
+        };
+        let of = |kind| Name::Workload {
+            kind,
+            name: "db".to_owned(),
+        };
+        for (text, expected) in [
+            ("db-0", pod(None, "db-0")),
+            ("pod/db-0", pod(None, "db-0")),
+            ("pods/db-0", pod(None, "db-0")),
+            ("walk/db-0", pod(Some("walk"), "db-0")),
+            ("pod/walk/db-0", pod(Some("walk"), "db-0")),
+            ("deploy/db", of(Workload::Deployment)),
+            ("deployments.apps/db", of(Workload::Deployment)),
+            ("sts/db", of(Workload::StatefulSet)),
+            ("ReplicaSet/db", of(Workload::ReplicaSet)),
+            ("job.batch/db", of(Workload::Job)),
+        ] {
+            assert_eq!(text.parse(), Ok(expected), "{text}");
+        }
+        for text in ["", "/", "a/", "/a", "a/b/c", "pod/"] {
+            assert!(text.parse::<Name>().is_err(), "{text:?}");
+        }
+    }
+}

@@ -1,0 +1,584 @@
+use divvy_cluster::objects::{NodeObject, PodObject};
+use divvy_cluster::{convert, sites};
+use divvy_container::plain;
+use divvy_model::MemoryUnit;
+use divvy_placement::Ledger;
+use divvy_placement::policy::Policy;
+use divvy_why::{Answer, Change, Hold, Obstacle, Snapshot};
+use serde_json::{Value, json};
+
+use super::*;
+
+fn node(change: impl Fn(&mut Value)) -> NodeObject {
+    let amounts = json!({"aliyun.com/gpu-mem": "16", "aliyun.com/gpu-count": "1", "cpu": "8", "memory": "64Gi", "pods": "110"});
+    let mut node = json!({
+        "apiVersion": "v1", "kind": "Node", "metadata": {"name": "n1", "labels": {"disk": "hdd"}}, "spec": {},
+        "status": {"capacity": amounts, "allocatable": amounts},
+    });
+    change(&mut node);
+    serde_json::from_value(node).expect("a node")
+}
+
+fn pod(units: u64, change: impl Fn(&mut Value)) -> PodObject {
+    let mut pod = json!({
+        "apiVersion": "v1", "kind": "Pod", "metadata": {"name": "q", "namespace": "default", "uid": "u-q"},
+        "spec": {"containers": [{"name": "main", "resources": {"limits": {"aliyun.com/gpu-mem": units}}}]},
+    });
+    change(&mut pod);
+    serde_json::from_value(pod).expect("a pod")
+}
+
+/// A pod that runs on a GPU of n1.
+fn runs(name: &'static str, index: &'static str, units: u64, change: impl Fn(&mut Value)) -> PodObject {
+    pod(units, move |pod| {
+        pod["metadata"]["name"] = json!(name);
+        pod["metadata"]["uid"] = json!(format!("u-{name}"));
+        pod["metadata"]["annotations"] = json!({"ALIYUN_COM_GPU_MEM_IDX": index, "ALIYUN_COM_GPU_MEM_POD": units.to_string(), "ALIYUN_COM_GPU_MEM_ASSUME_TIME": "1"});
+        pod["spec"]["nodeName"] = json!("n1");
+        pod["status"] = json!({"phase": "Running"});
+        change(pod);
+    })
+}
+
+fn snapshot(nodes: &[NodeObject], pods: &[PodObject]) -> Snapshot {
+    let mut ledger = Ledger::new(MemoryUnit::GIB);
+    ledger.replace_nodes(&nodes.iter().map(convert::node).collect::<Vec<_>>());
+    ledger.replace_pods(pods.iter().map(|pod| convert::pod(pod).expect("readable")));
+    Snapshot::new(
+        ledger,
+        nodes.iter().map(sites::site).collect(),
+        pods.iter().filter_map(sites::tenant),
+    )
+}
+
+/// The answer about a pod in a cluster of these nodes and other pods.
+fn explained(nodes: &[NodeObject], object: &PodObject, others: &[PodObject]) -> Answer {
+    let all: Vec<PodObject> = others.iter().chain([object]).cloned().collect();
+    divvy_why::answer(&snapshot(nodes, &all), &sites::wants(object).expect("readable"), false)
+}
+
+fn shown(answer: &Answer) -> String {
+    text(answer, Style::default())
+}
+
+#[test]
+fn what_a_pod_asks_for_moves_no_cursor() {
+    for (model, shows) in [
+        ("x\u{202e}y", "like x\\u{202e}y,"),
+        ("x\n\u{1b}[2J", "\"x\\n\\u{1b}[2J\" is no pattern"),
+    ] {
+        let wants = |pod: &mut Value| pod["metadata"]["annotations"] = json!({"divvy.dev/gpu-model": model});
+        let text = shown(&explained(&[node(|_| ())], &pod(4, wants), &[]));
+        assert!(text.starts_with("Pod default/q waits") && text.contains(shows), "{text}");
+        assert_eq!(plain(&text), text);
+    }
+}
+
+/// One thing is in the way on the only node. It is named, and the suggestion is the one that helps, or none.
+#[test]
+fn what_is_in_the_way_is_named_and_only_what_helps_is_proposed() {
+    struct Case {
+        name: &'static str,
+        node: fn(&mut Value),
+        pod: fn(&mut Value),
+        others: Vec<PodObject>,
+        says: &'static str,
+        proposes: &'static str,
+    }
+    let case = |name, node, pod, says, proposes| Case {
+        name,
+        node,
+        pod,
+        others: Vec::new(),
+        says,
+        proposes,
+    };
+    let mut cases = vec![
+        case(
+            "nothing",
+            |_| (),
+            |_| (),
+            "node n1 has room for that. No scheduler has looked at it yet",
+            "-",
+        ),
+        case(
+            "a label that the node has",
+            |_| (),
+            |pod| pod["spec"]["nodeSelector"] = json!({"disk": "hdd"}),
+            "node n1 has room for that",
+            "-",
+        ),
+        case(
+            "another value of a label",
+            |_| (),
+            |pod| pod["spec"]["nodeSelector"] = json!({"disk": "ssd"}),
+            "nodeSelector asks for disk=ssd, and the node has disk=hdd",
+            "Take disk=ssd out of the pod's nodeSelector.",
+        ),
+        case(
+            "no such label",
+            |_| (),
+            |pod| pod["spec"]["nodeSelector"] = json!({"zone": "a"}),
+            "nodeSelector asks for zone=a, and the node lacks that label",
+            "kubectl label node n1 zone=a",
+        ),
+        case(
+            "a label of Kubernetes'",
+            |_| (),
+            |pod| pod["spec"]["nodeSelector"] = json!({"kubernetes.io/hostname": "n9"}),
+            "and the node lacks that label",
+            "Take kubernetes.io/hostname=n9 out of the pod's nodeSelector.",
+        ),
+        case(
+            "two labels",
+            |_| (),
+            |pod| pod["spec"]["nodeSelector"] = json!({"zone": "a", "disk": "ssd"}),
+            "asks for disk=ssd, and the node has disk=hdd and the pod's nodeSelector asks for zone=a",
+            "-",
+        ),
+        case(
+            "node affinity",
+            |_| (),
+            |pod| {
+                pod["spec"]["affinity"] = json!({"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [
+                    {"matchExpressions": [{"key": "disk", "operator": "In", "values": ["ssd", "nvme"]}]}]}}});
+            },
+            "it does not match the pod's node affinity (disk in (ssd, nvme))",
+            "-",
+        ),
+        case(
+            "a taint",
+            |node| node["spec"]["taints"] = json!([{"key": "nvidia.com/gpu", "effect": "NoSchedule"}]),
+            |_| (),
+            "the pod does not tolerate its taint nvidia.com/gpu:NoSchedule",
+            "add a toleration to it: {key: nvidia.com/gpu, operator: Exists, effect: NoSchedule}",
+        ),
+        case(
+            "a taint with a value",
+            |node| node["spec"]["taints"] = json!([{"key": "team", "value": "red", "effect": "NoExecute"}]),
+            |_| (),
+            "taint team=red:NoExecute",
+            "{key: team, value: \"red\", effect: NoExecute}",
+        ),
+        case(
+            "a taint that only asks",
+            |node| node["spec"]["taints"] = json!([{"key": "team", "value": "red", "effect": "PreferNoSchedule"}]),
+            |_| (),
+            "node n1 has room for that",
+            "-",
+        ),
+        case(
+            "a taint of Kubernetes'",
+            |node| node["spec"]["taints"] = json!([{"key": "node.kubernetes.io/disk-pressure", "effect": "NoSchedule"}]),
+            |_| (),
+            "taint node.kubernetes.io/disk-pressure:NoSchedule",
+            "-",
+        ),
+        case(
+            "cordoned",
+            |node| node["spec"]["unschedulable"] = json!(true),
+            |_| (),
+            "but it is cordoned",
+            "kubectl uncordon n1",
+        ),
+        case(
+            "cordoned and tainted",
+            |node| node["spec"] = json!({"unschedulable": true, "taints": [{"key": "team", "effect": "NoSchedule"}]}),
+            |_| (),
+            "taint team:NoSchedule and it is cordoned",
+            "-",
+        ),
+        case(
+            "not ready",
+            |node| node["status"]["conditions"] = json!([{"type": "Ready", "status": "Unknown"}]),
+            |_| (),
+            "it is not ready",
+            "-",
+        ),
+        case(
+            "the agent is away",
+            |node| node["status"]["allocatable"]["aliyun.com/gpu-mem"] = json!("0"),
+            |_| (),
+            "no node that it can use now offers it a GPU",
+            "-",
+        ),
+        case(
+            "CPU",
+            |_| (),
+            |pod| pod["spec"]["containers"][0]["resources"]["requests"] = json!({"cpu": "9"}),
+            "8 of 8 cpu is free, and the pod asks for 9",
+            "Ask for 8 cpu or less.",
+        ),
+        case(
+            "a whole GPU besides",
+            |_| (),
+            |pod| pod["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] = json!("1"),
+            "0 of 0 nvidia.com/gpu is free, and the pod asks for 1",
+            "-",
+        ),
+        case(
+            "a scheduling gate",
+            |_| (),
+            |pod| pod["spec"]["schedulingGates"] = json!([{"name": "kueue.x-k8s.io/admission"}]),
+            "until its scheduling gate kueue.x-k8s.io/admission has been removed",
+            "-",
+        ),
+        case(
+            "deleted",
+            |_| (),
+            |pod| pod["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z"),
+            "the pod is being deleted",
+            "-",
+        ),
+        case(
+            "a suffix",
+            |_| (),
+            |pod| pod["spec"]["containers"][0]["resources"]["limits"]["aliyun.com/gpu-mem"] = json!("3Gi"),
+            "takes no suffix: 3Gi is read as more units than any GPU has; write 3",
+            "Write 3 (aliyun.com/gpu-mem: 3). Node n1 has room for that.",
+        ),
+        case(
+            "too much",
+            |_| (),
+            |pod| pod["spec"]["containers"][0]["resources"]["limits"]["aliyun.com/gpu-mem"] = json!("17"),
+            "asks for 17 GiB on one GPU, and no GPU is that large, even empty",
+            "Ask for 16 GiB or less (aliyun.com/gpu-mem: 16).",
+        ),
+        case(
+            "a volume claim",
+            |_| (),
+            |pod| pod["spec"]["volumes"] = json!([{"name": "data", "persistentVolumeClaim": {"claimName": "data-0"}}]),
+            "Not everything that decides where it may run could be looked at",
+            "-",
+        ),
+        case(
+            "affinity to a pod that is not there",
+            |_| (),
+            |pod| {
+                pod["spec"]["affinity"] = json!({"podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [
+                    {"topologyKey": "disk", "labelSelector": {"matchLabels": {"app": "db"}}}]}});
+            },
+            "the pods that its podAffinity asks for are not there (per disk)",
+            "-",
+        ),
+        case(
+            "spread over a label that the node lacks",
+            |_| (),
+            |pod| {
+                pod["spec"]["topologySpreadConstraints"] = json!([{"maxSkew": 1, "topologyKey": "zone", "whenUnsatisfiable": "DoNotSchedule",
+                    "labelSelector": {"matchLabels": {"app": "db"}}}]);
+            },
+            "the pod is to be spread over zone, and the node lacks that label",
+            "-",
+        ),
+    ];
+    let apart = |pod: &mut Value| {
+        pod["metadata"]["labels"] = json!({"app": "db"});
+        pod["spec"]["affinity"] = json!({"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [
+            {"topologyKey": "disk", "labelSelector": {"matchLabels": {"app": "db"}}}]}});
+    };
+    cases.push(Case {
+        others: vec![runs("a", "0", 1, apart)],
+        ..case(
+            "a pod that wants no other beside it",
+            |_| (),
+            |pod| pod["metadata"]["labels"] = json!({"app": "db"}),
+            "the podAntiAffinity of pod default/a, which is there, keeps this pod away (per disk)",
+            "kubectl delete pod -n default a",
+        )
+    });
+    cases.push(Case {
+        others: vec![runs("a", "0", 12, |_| ())],
+        ..case(
+            "a full GPU",
+            |_| (),
+            |_| (),
+            "no GPU has that much free; the most is 4 GiB, on node n1",
+            "Ask for 4 GiB or less (aliyun.com/gpu-mem: 4). Node n1 has room for that now.\n  2. Wait until pod default/a (12 GiB) on node n1 \
+             has ended. If nobody needs it any more, delete it: kubectl delete pod -n default a",
+        )
+    });
+    cases.push(Case {
+        others: vec![runs("a", "0", 12, |_| ())],
+        ..case(
+            "a full GPU, and a label besides",
+            |_| (),
+            |pod| pod["spec"]["nodeSelector"] = json!({"disk": "ssd"}),
+            "no GPU has that much free",
+            "-",
+        )
+    });
+    let of_job = |pod: &mut Value| {
+        pod["metadata"]["ownerReferences"] =
+            json!([{"apiVersion": "batch/v1", "kind": "Job", "name": "train", "uid": "j", "controller": true}]);
+    };
+    cases.push(Case {
+        others: vec![runs("a", "0", 16, of_job)],
+        ..case(
+            "a full GPU of a Job",
+            |_| (),
+            |_| (),
+            "no GPU has any memory free",
+            "has ended. Its Job train would replace it, if it were deleted.",
+        )
+    });
+    cases.push(Case {
+        others: vec![runs("a", "0", 16, |pod| {
+            pod["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z")
+        })],
+        ..case(
+            "a GPU of a pod that is going",
+            |_| (),
+            |_| (),
+            "no GPU has any memory free",
+            "Wait. Pod default/a is being deleted, and node n1 has room when its containers have ended.",
+        )
+    });
+    for case in cases {
+        let answer = explained(&[node(case.node)], &pod(8, case.pod), &case.others);
+        let text = shown(&answer);
+        assert!(answer.message.contains(case.says), "{}: {}", case.name, answer.message);
+        match case.proposes {
+            "-" => assert!(answer.suggestions.is_empty(), "{}: {:?}", case.name, answer.suggestions),
+            proposes => assert!(text.contains(proposes), "{}: no {proposes:?} in\n{text}", case.name),
+        }
+        assert!(!text.contains("kubectl label node n1 kubernetes.io"), "{}: {text}", case.name);
+    }
+}
+
+/// The obstacles of one node are all found, whatever comes first, and stand in the order of how little can be done about them.
+#[test]
+fn a_node_with_several_obstacles_shows_them_all() {
+    let node = node(|node| node["spec"] = json!({"unschedulable": true, "taints": [{"key": "team", "effect": "NoSchedule"}]}));
+    let asks = pod(8, |pod| pod["spec"]["nodeSelector"] = json!({"disk": "ssd"}));
+    let answer = explained(&[node], &asks, &[runs("a", "0", 12, |_| ())]);
+    let kinds: Vec<&Obstacle> = answer.closest[0].obstacles.iter().map(|obstacle| &obstacle.what).collect();
+    assert!(
+        matches!(
+            kinds.as_slice(),
+            [
+                Obstacle::NodeSelector { .. },
+                Obstacle::Taint { .. },
+                Obstacle::Cordoned,
+                Obstacle::GpuMemory { .. }
+            ]
+        ),
+        "{kinds:?}"
+    );
+    assert!(answer.suggestions.is_empty());
+}
+
+#[test]
+fn units_that_the_kubelet_does_not_offer_are_not_free_whatever_the_gpus_have() {
+    // A GPU failed: 8 of 16 units are offered, and 4 are asked for by a pod whose allocation nobody sees.
+    let nodes = [node(|node| node["status"]["allocatable"]["aliyun.com/gpu-mem"] = json!("8"))];
+    let other = pod(4, |pod| {
+        pod["metadata"]["name"] = json!("other");
+        pod["metadata"]["uid"] = json!("u-other");
+        pod["spec"]["nodeName"] = json!("n1");
+    });
+    let answer = explained(&nodes, &pod(6, |_| ()), std::slice::from_ref(&other));
+    assert!(answer.message.contains("counts 4 of the 8 units"), "{}", answer.message);
+    let expected = Change::AskFor { units: 4 };
+    assert!(
+        answer.suggestions.iter().any(|found| found.change == expected),
+        "{:?}",
+        answer.suggestions
+    );
+    assert!(explained(&nodes, &pod(4, |_| ()), &[other]).closest[0].fits);
+}
+
+#[test]
+fn a_pod_that_names_a_scheduler_which_never_looked_at_it_is_told_so() {
+    let told = |name: &'static str, status: Value| {
+        let object = pod(8, move |pod| {
+            pod["spec"]["schedulerName"] = json!(name);
+            pod["status"] = status.clone();
+        });
+        shown(&explained(&[node(|_| ())], &object, &[])).contains(&format!("its schedulerName is {name:?}"))
+    };
+    assert!(told("divvy-scheduler", json!({})));
+    assert!(!told("default-scheduler", json!({})));
+    let refused = json!({"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "no"});
+    assert!(!told("divvy-scheduler", json!({"conditions": [refused]})));
+}
+
+/// kube-scheduler evicts for sums, and never for a pod whose class forbids it. What is said of it is the reason that is true.
+#[test]
+fn where_a_pod_matters_more_and_nobody_is_evicted_the_reason_is_told() {
+    let nodes = [node(|node| {
+        node["status"]["capacity"] = json!({"aliyun.com/gpu-mem": "32", "aliyun.com/gpu-count": "2"});
+        node["status"]["allocatable"] = json!({"aliyun.com/gpu-mem": "32", "aliyun.com/gpu-count": "2", "pods": "110"});
+    })];
+    let others = [runs("a", "0", 10, |_| ()), runs("b", "1", 9, |_| ())];
+    let note = |priority: i64, units: u64, policy: &'static str| {
+        let object = pod(units, move |pod| {
+            pod["spec"]["priority"] = json!(priority);
+            pod["spec"]["preemptionPolicy"] = json!(policy);
+        });
+        explained(&nodes, &object, &others).notes.concat()
+    };
+    let lower = "The pod has priority 100, and on node n1 it would have room without default/b (priority 0). kube-scheduler evicts nobody for it: ";
+    for (priority, units, policy, expected) in [
+        (
+            100,
+            12,
+            "PreemptLowerPriority",
+            format!("{lower}it counts sums, and node n1 has 13 units free in all."),
+        ),
+        (
+            100,
+            12,
+            "Never",
+            format!("{lower}its PriorityClass says preemptionPolicy: Never."),
+        ),
+        (
+            100,
+            14,
+            "Never",
+            format!("{lower}its PriorityClass says preemptionPolicy: Never."),
+        ),
+        (0, 12, "PreemptLowerPriority", String::new()),
+        (100, 14, "PreemptLowerPriority", String::new()),
+        (100, 6, "Never", String::new()),
+        (100, 17, "Never", String::new()),
+    ] {
+        assert_eq!(note(priority, units, policy), expected, "{priority}, {units}, {policy}");
+    }
+}
+
+#[test]
+fn an_extender_that_is_away_is_named_and_preemption_is_not() {
+    let says = |message: &str| {
+        let message = message.to_owned();
+        let object = pod(8, move |pod| {
+            pod["status"] = json!({"conditions": [
+                {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message},
+            ]});
+        });
+        explained(&[node(|_| ())], &object, &[])
+    };
+    let away = says(r#"Post "http://127.0.0.1:9/gpushare-scheduler/filter": dial tcp 127.0.0.1:9: connect: connection refused"#);
+    assert_eq!(away.holds[0].what, Hold::ExtenderAway);
+    assert!(away.message.contains("does not reach Divvy's extender"), "{}", away.message);
+    let full = says(
+        "0/1 nodes are available: 1 Insufficient aliyun.com/gpu-mem. no new claims to deallocate, preemption: 0/1 nodes are \
+         available: 1 Preemption is not helpful for scheduling.",
+    );
+    assert!(full.holds.is_empty(), "{:?}", full.holds);
+    let text = shown(&full);
+    assert!(
+        text.contains("1 Insufficient aliyun.com/gpu-mem.\n") && !text.contains("reemption"),
+        "{text}"
+    );
+}
+
+/// Finding 16: the node object was deleted, the kubelet registered again, and the label is gone.
+#[test]
+fn a_gpu_node_without_the_label_of_the_agents_daemonset_is_told_by_that_label() {
+    let gone = node(|node| {
+        node["metadata"]["annotations"] =
+            json!({"divvy.dev/inventory": r#"{"v":1,"agent":"0","driver":"1","unitMiB":1024,"unschedulable":true,"gpus":[]}"#});
+        node["status"]["allocatable"]["aliyun.com/gpu-mem"] = json!("0");
+    });
+    let cpu = node(|node| {
+        node["metadata"]["name"] = json!("cpu");
+        node["status"] = json!({"capacity": {"cpu": "8"}, "allocatable": {"cpu": "8"}});
+    });
+    let object = pod(8, |_| ());
+    let mut snapshot = snapshot(&[gone, cpu], std::slice::from_ref(&object));
+    snapshot.agent_selector = Some([("gpushare".to_owned(), "true".to_owned())].into());
+    let answer = divvy_why::answer(&snapshot, &sites::wants(&object).expect("readable"), true);
+    let said = |node: usize| answer.nodes[node].obstacles[0].message.clone();
+    assert_eq!(said(0), "it offers no aliyun.com/gpu-mem");
+    assert!(
+        said(1).starts_with("it lacks the label gpushare=true") && said(1).ends_with("kubectl label node n1 gpushare=true"),
+        "{}",
+        said(1)
+    );
+}
+
+#[test]
+fn an_answer_about_a_large_cluster_fits_a_screen() {
+    let mut nodes = Vec::new();
+    let mut pods = Vec::new();
+    for number in 0..400 {
+        nodes.push(node(move |node| {
+            node["metadata"]["name"] = json!(format!("gpu-{number:03}"));
+            let resources = json!({"aliyun.com/gpu-mem": "64", "aliyun.com/gpu-count": "4", "pods": "110", "cpu": "8"});
+            (node["status"]["capacity"], node["status"]["allocatable"]) = (resources.clone(), resources);
+            if number % 40 == 0 {
+                node["spec"]["taints"] = json!([{"key": "team", "value": "red", "effect": "NoSchedule"}]);
+            }
+        }));
+        for index in ["0", "1", "2", "3"] {
+            pods.push(runs("x", index, 10, move |pod| {
+                pod["metadata"]["name"] = json!(format!("p-{number}-{index}"));
+                pod["metadata"]["uid"] = json!(format!("u-{number}-{index}"));
+                pod["spec"]["nodeName"] = json!(format!("gpu-{number:03}"));
+            }));
+        }
+    }
+    for number in 0..100 {
+        nodes.push(node(move |node| {
+            node["metadata"]["name"] = json!(format!("cpu-{number:02}"));
+            node["status"] = json!({"capacity": {"cpu": "8"}, "allocatable": {"cpu": "8"}});
+        }));
+    }
+    let answer = explained(&nodes, &pod(12, |_| ()), &pods);
+    let text = text(
+        &answer,
+        Style {
+            width: Some(100),
+            ..Style::default()
+        },
+    );
+    insta::assert_snapshot!(text);
+    assert!(
+        text.lines().count() <= 24 && text.lines().all(|line| line.chars().count() <= 100),
+        "{text}"
+    );
+}
+
+#[test]
+fn what_the_policy_thinks_of_each_node_is_shown_with_its_terms() {
+    let named = |name: &'static str, units: &'static str, gpus: &'static str| {
+        convert::node(&node(move |node| {
+            node["metadata"]["name"] = json!(name);
+            node["status"]["capacity"] = json!({"aliyun.com/gpu-mem": units, "aliyun.com/gpu-count": gpus});
+            node["status"]["allocatable"] = json!({"aliyun.com/gpu-mem": units, "cpu": "8", "memory": "64Gi", "pods": "110"});
+        }))
+    };
+    let mut ledger = Ledger::new(MemoryUnit::GIB);
+    ledger.replace_nodes(&[
+        named("n1", "32", "2"),
+        named("n2", "32", "2"),
+        named("n3", "8", "1"),
+        named("n4", "3", "1"),
+    ]);
+    let other = |number: u64, index: &'static str, units: u64| {
+        let object = pod(units, move |pod| {
+            pod["metadata"]["name"] = json!(format!("p{number}"));
+            pod["metadata"]["uid"] = json!(format!("u-p{number}"));
+            pod["metadata"]["annotations"] = json!({"ALIYUN_COM_GPU_MEM_IDX": index, "ALIYUN_COM_GPU_MEM_POD": units.to_string(), "ALIYUN_COM_GPU_MEM_ASSUME_TIME": "1"});
+            pod["spec"]["nodeName"] = json!("n1");
+        });
+        convert::pod(&object).expect("readable")
+    };
+    let bound = other(1, "0", 10);
+    ledger.replace_pods([bound.clone(), other(2, "1", 6), other(3, "1", 6)]);
+    let asking = convert::pod(&pod(6, |_| ())).expect("readable");
+    ledger.apply_pod(asking.clone());
+    let found = placement(&ledger, &asking, Policy::Divvy);
+    insta::assert_snapshot!(placement_text(&found));
+    assert_eq!(found.nodes, 3, "n4 is too small");
+    let json = serde_json::to_value(&found).expect("JSON");
+    assert_eq!(json["best"][0]["terms"][0]["name"], "stranding");
+    assert!(json["best"][0]["terms"][0]["milliGPU"].is_i64());
+    // One that is bound is asked about as if it were not.
+    let found = placement(&ledger, &bound, Policy::BestFit);
+    assert_eq!((found.node.as_deref(), found.best.len()), (Some("n1"), 2));
+    insta::assert_snapshot!(placement_text(&found));
+    let large = convert::pod(&pod(17, |_| ())).expect("readable");
+    assert!(placement_text(&placement(&ledger, &large, Policy::Divvy)).contains("sees no node with room"));
+}

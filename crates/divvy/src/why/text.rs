@@ -1,0 +1,321 @@
+//! An answer as people read it: a sentence, the nodes in groups, the closest ones in detail, and what would help. It fits a screen.
+
+use divvy_container::plain;
+use divvy_model::{Health, MemoryUnit, MiB};
+use divvy_why::{Answer, GpuAnswer, HolderAnswer, NodeAnswer, Obstacle, Reported, Share, State, amount};
+
+/// How an answer is laid out.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Style {
+    /// Columns of the terminal; none: lines are not wrapped.
+    pub width: Option<usize>,
+    /// Every node, every GPU and every holder.
+    pub all_nodes: bool,
+    /// The sentence and the best suggestion only: one answer of many.
+    pub short: bool,
+}
+
+/// GPUs that are shown in all, unless every node is: for each node those with the most left.
+const GPUS: usize = 4;
+/// Holders that are shown of each.
+const HOLDERS: usize = 2;
+/// Groups of nodes that are shown.
+const GROUPS: usize = 6;
+/// Names of equal pods that are shown.
+const PODS: usize = 3;
+
+/// The answer as text, with a newline at its end.
+pub fn text(answer: &Answer, style: Style) -> String {
+    let mut page = Page {
+        unit: MemoryUnit::new(answer.unit).unwrap_or_default(),
+        style,
+        lines: Vec::new(),
+    };
+    page.put("", "", &format!("{} {}", subject(answer), answer.message));
+    if style.short {
+        if let Some(best) = answer.suggestions.first() {
+            page.put("  ", "  ", &with_command(&best.message, &best.command));
+        }
+    } else {
+        page.body(answer);
+    }
+    plain(&(page.lines.join("\n") + "\n")).into_owned()
+}
+
+/// `Pod ml/a`, `Each of 4 pods of ReplicaSet a-6d5 in namespace ml (a-1, a-2, a-3 and 1 more)`
+fn subject(answer: &Answer) -> String {
+    let pods = &answer.subject.pods;
+    match (pods.as_slice(), &answer.subject.owner) {
+        ([one], _) => format!("Pod {one}"),
+        ([first, ..], Some(owner)) => {
+            let mut names: Vec<&str> = pods.iter().map(|pod| pod.name.as_str()).take(PODS).collect();
+            let more = pods.len() - names.len();
+            let more = (more > 0).then(|| format!(" and {more} more"));
+            let last = if more.is_none() { names.pop() } else { None };
+            let last = last.map(|last| format!(" and {last}")).or(more).unwrap_or_default();
+            format!(
+                "Each of {} pods of {owner} in namespace {} ({}{last})",
+                pods.len(),
+                first.namespace,
+                names.join(", ")
+            )
+        }
+        _ => "The pod".to_owned(),
+    }
+}
+
+fn with_command(message: &str, command: &[String]) -> String {
+    match command {
+        [] => message.to_owned(),
+        command => format!("{message} {}", command.join(" ")),
+    }
+}
+
+struct Page {
+    unit: MemoryUnit,
+    style: Style,
+    lines: Vec<String>,
+}
+
+impl Page {
+    /// Adds a text, wrapped to the terminal.
+    fn put(&mut self, first: &str, rest: &str, text: &str) {
+        match self.style.width {
+            None => self.lines.push(format!("{first}{text}")),
+            Some(width) => {
+                let options = textwrap::Options::new(width.max(40))
+                    .initial_indent(first)
+                    .subsequent_indent(rest)
+                    .break_words(false)
+                    .word_splitter(textwrap::WordSplitter::NoHyphenation);
+                self.lines.extend(textwrap::wrap(text, options).into_iter().map(String::from));
+            }
+        }
+    }
+
+    fn title(&mut self, title: &str) {
+        self.lines.push(String::new());
+        self.lines.push(title.to_owned());
+    }
+
+    fn body(&mut self, answer: &Answer) {
+        if tells_more(answer) {
+            for reported in &answer.reported {
+                self.put("  ", "    ", &said(reported));
+            }
+        }
+        for share in &answer.shares {
+            let text = self.share(share);
+            self.put("  ", "    ", &text);
+        }
+        for hold in answer.holds.iter().filter(|hold| !answer.message.contains(&hold.message)) {
+            self.put("  ", "    ", &format!("Also: {}.", hold.message.trim_end_matches('.')));
+        }
+        self.nodes(answer);
+        self.suggestions(answer);
+        if !answer.notes.is_empty() {
+            self.title("Note:");
+            for note in &answer.notes {
+                self.put("  ", "  ", note);
+            }
+        }
+    }
+
+    fn share(&self, share: &Share) -> String {
+        let size = amount(share.memory, self.unit);
+        match share.index {
+            Some(index) => format!("holds {size} of {} of node {}", named(index, &share.model), share.node),
+            None => format!(
+                "holds {size} of GPU {}, which node {} does not have",
+                share.uuid.as_deref().unwrap_or_default(),
+                share.node
+            ),
+        }
+    }
+
+    fn nodes(&mut self, answer: &Answer) {
+        let all = answer.groups.iter().map(|group| group.nodes).sum::<usize>();
+        let shown = if self.style.all_nodes {
+            &answer.nodes
+        } else {
+            &answer.closest
+        };
+        let fits = shown.iter().any(|node| node.fits);
+        if (all > shown.len() && !fits) || self.style.all_nodes {
+            self.groups(answer);
+        }
+        if shown.is_empty() {
+            return;
+        }
+        self.title(match (self.style.all_nodes || all == shown.len(), fits, shown.len()) {
+            (true, _, 1) => "The node:",
+            (true, ..) => "The nodes:",
+            (_, true, _) => "Nodes with room:",
+            (_, _, 1) => "The closest node:",
+            _ => "The closest nodes:",
+        });
+        let per_node = if self.style.all_nodes {
+            usize::MAX
+        } else {
+            GPUS / shown.len()
+        };
+        for node in shown {
+            self.node(node, per_node);
+        }
+    }
+
+    fn groups(&mut self, answer: &Answer) {
+        let most = if self.style.all_nodes { usize::MAX } else { GROUPS };
+        let shown = answer.groups.iter().take(most);
+        let width = answer
+            .groups
+            .iter()
+            .map(|group| group.nodes.to_string().len())
+            .max()
+            .unwrap_or(1);
+        self.lines.push(String::new());
+        for group in shown {
+            let (count, s) = (group.nodes, if group.nodes == 1 { ": " } else { "s:" });
+            self.put(
+                &format!("  {count:>width$} node{s} "),
+                &" ".repeat(width + 10),
+                &group.message,
+            );
+        }
+        let rest = answer.groups.iter().skip(most);
+        let (reasons, nodes) = (rest.clone().count(), rest.map(|group| group.nodes).sum::<usize>());
+        if reasons > 0 {
+            self.put(
+                &format!("  {nodes:>width$} more "),
+                "",
+                &format!("for {reasons} other reasons (--all-nodes)"),
+            );
+        }
+    }
+
+    fn node(&mut self, node: &NodeAnswer, gpus: usize) {
+        let reasons: Vec<&str> = node.obstacles.iter().map(|obstacle| obstacle.message.as_str()).collect();
+        let reasons = match reasons.as_slice() {
+            [] => "it has room".to_owned(),
+            reasons => reasons.join("; "),
+        };
+        self.put(&format!("  {}: ", node.node), "    ", &reasons);
+        let said = |obstacle: &Obstacle| {
+            matches!(
+                obstacle,
+                Obstacle::TooSmall { .. } | Obstacle::NoGpuMemory | Obstacle::Rules { .. }
+            )
+        };
+        if !self.style.all_nodes && node.obstacles.iter().any(|obstacle| said(&obstacle.what)) {
+            return;
+        }
+        // Where the GPUs are not what is in the way, one of those with room is enough.
+        let of_gpus = |obstacle: &Obstacle| matches!(obstacle, Obstacle::GpuMemory { .. });
+        let matter = self.style.all_nodes || node.obstacles.iter().any(|obstacle| of_gpus(&obstacle.what));
+        let gpus = if matter { gpus } else { 1 };
+        let mut order: Vec<&GpuAnswer> = node.gpus.iter().collect();
+        if !self.style.all_nodes {
+            order.sort_by_key(|gpu| (!gpu.fits, !gpu.allowed, std::cmp::Reverse(gpu.free), gpu.index));
+        }
+        for gpu in order.iter().take(gpus) {
+            let text = self.gpu(gpu);
+            self.put("    ", "      ", &text);
+        }
+        // Several nodes are too many to count what is left out; each says what one GPU has at most.
+        let more = order.len().saturating_sub(gpus);
+        if more > 0 && gpus > 1 {
+            let s = if more == 1 { "" } else { "s" };
+            self.put("    ", "", &format!("and {more} other GPU{s}"));
+        }
+    }
+
+    /// `GPU 0 (NVIDIA A100): 8 of 40 GiB free; ml/a 30 GiB, ml/b 2 GiB`
+    fn gpu(&self, gpu: &GpuAnswer) -> String {
+        let name = named(gpu.index, &gpu.model);
+        let mut text = format!("{name}: {} of {} free", self.number(gpu.free), amount(gpu.total, self.unit));
+        if gpu.health != Health::Ok {
+            let word = if gpu.health == Health::Lost { "is lost" } else { "failed" };
+            let reason = gpu.reason.as_ref().map(|reason| format!(" ({reason})")).unwrap_or_default();
+            text = format!("{name} {word}{reason}");
+        } else if !gpu.allowed {
+            text.push_str(", and the pod's annotations do not allow it");
+        }
+        let most = if self.style.all_nodes { usize::MAX } else { HOLDERS };
+        let holders: Vec<String> = gpu.held_by.iter().take(most).map(|holder| self.holder(holder)).collect();
+        if !holders.is_empty() {
+            text.push_str(&format!("; held by {}", holders.join(", ")));
+        }
+        let rest = gpu.held_by.iter().skip(most);
+        let (count, sum) = (
+            rest.clone().count(),
+            rest.fold(MiB::ZERO, |sum, holder| sum.saturating_add(holder.memory)),
+        );
+        if count > 0 {
+            let s = if count == 1 { "" } else { "s" };
+            text.push_str(&format!(" and {count} other pod{s} ({})", amount(sum, self.unit)));
+        }
+        text
+    }
+
+    /// An amount without its unit, which follows.
+    fn number(&self, memory: MiB) -> String {
+        let text = amount(memory, self.unit);
+        text.split(' ').next().unwrap_or_default().to_owned()
+    }
+
+    fn holder(&self, holder: &HolderAnswer) -> String {
+        let size = amount(holder.memory, self.unit);
+        let state = match holder.state.as_str() {
+            "beingDeleted" => ", being deleted",
+            "beingBound" => ", being bound",
+            "deleted" => ", deleted, and its containers may still run",
+            "nominated" => ", kept for it, because it preempted others",
+            _ => "",
+        };
+        match &holder.pod {
+            Some(pod) => format!("{pod} ({size}{state})"),
+            None => format!("containers of deleted pods ({size})"),
+        }
+    }
+
+    fn suggestions(&mut self, answer: &Answer) {
+        if answer.suggestions.is_empty() {
+            return;
+        }
+        self.title(match answer.subject.pods.len() {
+            1 => "What would let it start, each alone:",
+            _ => "What would let one of them start, each alone:",
+        });
+        for (number, suggestion) in (1..).zip(&answer.suggestions) {
+            let text = with_command(&suggestion.message, &suggestion.command);
+            self.put(&format!("  {number}. "), "     ", &text);
+        }
+    }
+}
+
+/// Whether the scheduler's or the kubelet's own words add to the answer: of a pod that waits for room they count the same nodes once more.
+fn tells_more(answer: &Answer) -> bool {
+    let fits = answer.closest.iter().any(|node| node.fits);
+    answer.state != State::Waiting || fits || !answer.holds.is_empty() || answer.closest.is_empty()
+}
+
+fn said(reported: &Reported) -> String {
+    let Reported { by, reason, message } = reported;
+    match message.as_str() {
+        "" => format!("{by} says: {reason}"),
+        message => format!("{by} says: {}", without_preemption(message)),
+    }
+}
+
+/// kube-scheduler goes on about preemption, which has no part in this.
+fn without_preemption(line: &str) -> &str {
+    let line = line.split(" preemption: ").next().unwrap_or(line);
+    line.strip_suffix(" no new claims to deallocate,").unwrap_or(line)
+}
+
+fn named(index: u32, model: &str) -> String {
+    match model {
+        "" => format!("GPU {index}"),
+        model => format!("GPU {index} ({model})"),
+    }
+}
