@@ -203,7 +203,7 @@ mod tests {
         );
     }
 
-    /// kube-scheduler calls such a node UnschedulableAndUnresolvable, though without the two pods the first of its kind might go there.
+    /// kube-scheduler calls such nodes UnschedulableAndUnresolvable, and does not look at their pods.
     #[test]
     fn nobody_goes_for_a_pod_whose_affinity_or_node_affinity_is_in_the_way() {
         let nodes = labelled(&["n1", "n2"]);

@@ -1,7 +1,6 @@
 use serde_json::{Value, json};
 
 use super::super::cases;
-use super::super::selector::Labels;
 use super::*;
 
 fn map(of: &[(&str, u64)]) -> BTreeMap<String, u64> {
@@ -180,22 +179,52 @@ fn a_cordon_is_a_taint_that_can_be_tolerated() {
 
 #[test]
 fn only_what_other_pods_may_give_back_is_resolvable() {
-    for (without, resolvable) in [false, false, false, true, true, true, true].into_iter().enumerate() {
-        let (cluster, pod) = troubled(without);
-        let nodes: BTreeMap<String, NodeView> = [("n".to_owned(), NodeView::of(&cluster.nodes[0]))].into();
-        let (holder, pod, namespaces) = (
-            PodView::of(&cluster.bound[0]),
-            PodView::of(&pod),
-            BTreeMap::<String, Labels>::new(),
-        );
+    let spread = |key: &str| {
+        let selector = json!({"matchLabels": {"app": "web"}});
+        json!({"topologySpreadConstraints": [{"maxSkew": 1, "topologyKey": key, "whenUnsatisfiable": "DoNotSchedule", "labelSelector": selector}]})
+    };
+    let affinity = |kind: &str| {
+        let terms = json!([{"topologyKey": "node", "labelSelector": {"matchLabels": {"app": kind}}}]);
+        let kind = if kind == "web" { "podAntiAffinity" } else { "podAffinity" };
+        json!({"affinity": {kind: {"requiredDuringSchedulingIgnoredDuringExecution": terms}}})
+    };
+    let nodes = cases::Cluster::default()
+        .node("n", "node=n")
+        .node("other", "node=other")
+        .nodes;
+    let mut nodes: BTreeMap<String, NodeView> = nodes.iter().map(|node| (name(node), NodeView::of(node))).collect();
+    let port = json!({"containers": [{"name": "c", "image": "i", "ports": [{"hostPort": 80, "containerPort": 80}]}]});
+    let holder = PodView::of(&cases::pod("", "app=web", port.clone()));
+    let namespaces = BTreeMap::new();
+    let look = |nodes: &BTreeMap<String, NodeView>, spec: Value| {
+        let pod = PodView::of(&cases::pod("p", "app=web", spec));
         let cluster = Cluster {
-            nodes: &nodes,
+            nodes,
             pods: vec![("n", &holder)],
             namespaces: &namespaces,
         };
         let refusal = Cycle::new(&pod, &cluster).refusal("n", &nodes["n"], &Taken::by([&holder]));
-        let refusal = refusal.map(|refusal| (refusal.by, refusal.resolvable));
-        // Alone, the node is the domain with the fewest: the spread lets the pod in, and the anti-affinity does not.
-        assert_eq!(refusal.map(|of| of.1), Some(resolvable), "{without}: {refusal:?}");
+        refusal.map(|refusal| (refusal.by, refusal.resolvable))
+    };
+    for (spec, expected) in [
+        (json!({"nodeSelector": {"node": "other"}}), (Plugin::NodeAffinity, false)),
+        (port, (Plugin::NodePorts, true)),
+        (spread("node"), (Plugin::PodTopologySpread, true)),
+        (spread("rack"), (Plugin::PodTopologySpread, false)),
+        (affinity("web"), (Plugin::InterPodAffinity, true)),
+        (affinity("db"), (Plugin::InterPodAffinity, false)),
+    ] {
+        assert_eq!(look(&nodes, spec.clone()), Some(expected), "{spec}");
     }
+    let mut change = |change: fn(&mut NodeView), expected| {
+        change(nodes.get_mut("n").expect("n"));
+        assert_eq!(look(&nodes, json!({})), Some(expected));
+    };
+    change(|node| node.allocatable.clear(), (Plugin::NodeResourcesFit, true));
+    change(|node| node.ready = false, (Plugin::TaintToleration, false));
+    change(|node| node.unschedulable = true, (Plugin::NodeUnschedulable, false));
+}
+
+fn name(node: &Node) -> String {
+    node.metadata.name.clone().expect("a name")
 }

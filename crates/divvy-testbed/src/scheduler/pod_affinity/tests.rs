@@ -227,6 +227,16 @@ fn a_term_means_its_own_namespace_or_those_that_it_lists_and_selects() {
     }
 }
 
+#[test]
+fn a_namespace_selector_does_not_mean_the_own_namespace_too() {
+    let cluster = nodes().namespace("default", "").has("n1", "service=web");
+    let other = json!({"namespaceSelector": {"matchLabels": {"team": "one"}}});
+    let pod = near("", &[term("zone", &["web"], other)]);
+    cluster.check(&pod, &[AFFINITY; 3], "default is not of the team");
+    let cluster = nodes().namespace("default", "team=one").has("n1", "service=web");
+    cluster.check(&pod, &[FITS, AFFINITY, AFFINITY], "it is");
+}
+
 /// The lister knows no such namespace: it is not in the list that a pod's own selector is turned into, and has no labels when others' selectors look.
 #[test]
 fn a_namespace_that_is_not_known_is_in_no_selector_of_the_pods_own_but_the_empty_one() {
