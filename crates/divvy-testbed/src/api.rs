@@ -46,6 +46,7 @@ pub use clock::Clock;
 pub use error::ApiError;
 pub use faults::{Effect, Faults, Match, Rule, RuleId};
 pub use listen::Listening;
+pub(crate) use pods::is_dns_subdomain;
 pub use registry::{DeleteOptions, Deleted, PatchKind};
 pub use resources::Resource;
 pub(crate) use store::splitmix64;

@@ -1,21 +1,48 @@
-//! A scheduler loop that behaves as kube-scheduler 1.36 does where Divvy can see it: one pod at a time from a queue,
-//! NodeResourcesFit over node sums first, then the extender over HTTP (research/k8s-seams.md section 2).
+//! A scheduler loop that behaves as kube-scheduler 1.36 does where Divvy can see it: one pod at a time from a queue, the filters of the
+//! default profile first, then the extender over HTTP (research/k8s-seams.md section 2).
 //!
-//! What is true: the queue's three parts and what moves a pod between them; the order of filters and their messages;
-//! assume, bind beside the next cycle, forget on an error; Go field names; only status 200 counts; 5 s for a call; the
-//! extender's answer must name nodes that it was asked about; prioritize is skipped when one node is left.
+//! What is true: the queue's three parts and what moves a pod between them; the filters that are there, their order and their messages
+//! ([`filters`]; one file for each plugin); assume, bind beside the next cycle, forget on an error; Go field names; only status 200 counts; 5 s
+//! for a call; the extender's answer must name nodes that it was asked about; prioritize is skipped when one node is left.
 //!
-//! Preemption is what DefaultPreemption does with those filters ([`preempt`] says where it is simpler), and asks the extender as that does.
+//! The filters are NodeUnschedulable, TaintToleration, NodeAffinity, NodePorts, NodeResourcesFit, PodTopologySpread and InterPodAffinity, with the
+//! feature gates as they are by default. [`feasible`] asks them about a pod without a cluster, as a function of objects. A pod with scheduling
+//! gates waits until the last is gone. Preemption is what DefaultPreemption does with these filters ([`preempt`] says where it is simpler), and
+//! asks the extender as that does; a pod with `preemptionPolicy: Never` evicts nobody.
 //!
-//! What is simpler: scoring is LeastAllocated over cpu and memory; no volumes, affinity between pods, topology
-//! spread or gang scheduling; of node affinity only `nodeSelector`; one extender. Every node is looked at
-//! (`percentageOfNodesToScore: 100`). Queue order is priority, then creation.
+//! What is simpler:
+//!
+//! - Scoring is LeastAllocated over cpu and memory: preferred affinity, `ScheduleAnyway` and `PreferNoSchedule` move nothing.
+//! - No volumes, resource claims or gang scheduling; NodeName is not asked, since a pod with a node is not scheduled; one profile, one extender.
+//! - There is no node controller: a node whose condition Ready is not True is one with the taint `node.kubernetes.io/not-ready:NoSchedule`, and a
+//!   cordoned one has `node.kubernetes.io/unschedulable:NoSchedule`.
+//! - `matchLabelKeys` and `mismatchLabelKeys` are read with the labels that their pod has when a pod is tried. A real API server writes them into
+//!   the selectors when their pod is created.
+//! - Constraints that a real API server refuses are not refused. A selector between pods that cannot be read matches no pod; kube-scheduler fails
+//!   a pod with such a selector.
+//! - A change wakes more pods than queueing hints would: a node that changes and a pod that leaves wake all; a pod that is placed, or whose labels
+//!   change, or that is being deleted, and a namespace that changes its labels (which wakes nobody in kube-scheduler), wake those that
+//!   PodTopologySpread or InterPodAffinity refused somewhere.
+//! - A nominated pod keeps nothing from others, and the message of a refusal does not go on to say what preemption found.
+//! - Every node is looked at (`percentageOfNodesToScore: 100`). Queue order is priority, then creation.
 
+#[cfg(test)]
+mod cases;
 pub mod extender;
+pub mod filters;
 pub mod fit;
+pub mod node_affinity;
+pub mod node_ports;
+pub mod pod_affinity;
 pub mod preempt;
 pub mod queue;
 mod run;
+pub mod selector;
+pub mod spread;
+pub mod taints;
+pub mod view;
+
+pub use filters::feasible;
 
 use std::time::Duration;
 

@@ -179,3 +179,13 @@ pub(crate) fn node_quantities(node: &mut Value) {
         }
     }
 }
+
+/// A namespace can be selected by its name (`SetDefaults_Namespace`).
+pub(crate) fn name_as_label(namespace: &mut Value) {
+    let metadata = &mut namespace["metadata"];
+    let name = metadata["name"].clone();
+    if !metadata["labels"].is_object() {
+        metadata["labels"] = serde_json::json!({});
+    }
+    metadata["labels"]["kubernetes.io/metadata.name"] = name;
+}

@@ -58,9 +58,10 @@ pub(crate) fn admit_priority(pod: &mut Value, class: impl Fn(&str) -> Option<Pri
 pub(crate) fn set_defaults(pod: &mut Value) {
     default_to(pod, "spec", json!({}));
     normalise_quantities(pod);
+    let on_host = pod["spec"]["hostNetwork"] == true;
     for list in ["initContainers", "containers"] {
         for container in array_mut(&mut pod["spec"], list) {
-            default_container(container);
+            default_container(container, on_host);
         }
     }
     let spec = &mut pod["spec"];
@@ -91,9 +92,13 @@ pub(crate) fn set_defaults(pod: &mut Value) {
     }
     let qos = qos_class(pod);
     pod["status"] = json!({"phase": "Pending", "qosClass": qos});
+    if !array(&pod["spec"], "schedulingGates").is_empty() {
+        pod["status"]["conditions"] = json!([{"type": "PodScheduled", "status": "False", "reason": "SchedulingGated",
+            "message": "Scheduling is blocked due to non-empty scheduling gates", "lastProbeTime": null, "lastTransitionTime": null}]);
+    }
 }
 
-fn default_container(container: &mut Value) {
+fn default_container(container: &mut Value, on_host: bool) {
     let image = container["image"].as_str().unwrap_or("");
     // A digest or a tag other than latest pins the image.
     let name = image.rsplit('/').next().unwrap_or("");
@@ -109,6 +114,9 @@ fn default_container(container: &mut Value) {
     }
     for port in array_mut(container, "ports") {
         default_to(port, "protocol", json!("TCP"));
+        if on_host && port["hostPort"].as_i64().unwrap_or(0) == 0 {
+            port["hostPort"] = port["containerPort"].clone();
+        }
     }
     // A limit without a request is the request too (SetDefaults_Pod).
     let limits = container["resources"]["limits"].as_object().cloned().unwrap_or_default();

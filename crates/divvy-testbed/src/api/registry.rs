@@ -132,6 +132,7 @@ impl Registry {
         } else if resource.is_core("namespaces") {
             object["spec"] = json!({"finalizers": ["kubernetes"]});
             object["status"] = json!({"phase": "Active"});
+            checks::name_as_label(&mut object);
         } else if resource.is_core("nodes") {
             // A kubelet registers its node with the status in one request.
             checks::node_quantities(&mut object);
@@ -280,6 +281,8 @@ impl Registry {
             }
         } else if resource.is_core("nodes") {
             checks::node_quantities(&mut new);
+        } else if resource.is_core("namespaces") {
+            checks::name_as_label(&mut new);
         }
         // An update that changes nothing is no commit: no revision, no event (etcd3 store, GuaranteedUpdate).
         if new == **existing {

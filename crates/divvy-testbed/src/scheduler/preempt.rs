@@ -1,48 +1,59 @@
 //! Who would have to go for a pod, as kube-scheduler's DefaultPreemption finds it (`pkg/scheduler/framework/preemption`,
-//! `plugins/defaultpreemption`): node by node, by the filters alone, which know sums.
+//! `plugins/defaultpreemption`): node by node, by the filters alone, with the victims taken out of the sums, the ports and the counts of labels.
 //!
 //! Simpler: no PodDisruptionBudgets, no starting times (pods of one priority go by UID), every node is looked at, and other pods do not wait for
-//! the one that was promised the room.
+//! the one that was promised the room. A victim that is being deleted already is in no count of PodTopologySpread, and is not taken out of one;
+//! kube-scheduler takes it out.
 
 use std::collections::BTreeMap;
 
-use super::fit::{NodeView, PodView, reasons};
+use super::filters::Cycle;
+use super::view::{NodeView, PodView, Taken};
 
 /// A pod on a node, as far as preemption goes.
-#[derive(Debug, Clone, Default, PartialEq)]
-pub struct Running {
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Running<'a> {
     /// Its UID.
-    pub uid: String,
+    pub uid: &'a str,
     /// `spec.priority`
     pub priority: i32,
-    /// Effective requests.
-    pub requests: BTreeMap<String, u64>,
+    /// What the filters read of it.
+    pub pod: &'a PodView,
 }
 
-/// A pod that is being placed, and its `spec.priority`.
-pub type Preemptor<'a> = (&'a PodView, i32);
+/// A pod that is being placed, in the cluster with everybody in it, and its `spec.priority`.
+pub type Preemptor<'a, 'c> = (&'c Cycle<'a>, i32);
 
-/// The pods of lower priority that a node must lose; `None` if that does not help, or if none has to go.
-pub fn victims((pod, priority): Preemptor<'_>, node: &NodeView, running: &[Running]) -> Option<Vec<String>> {
-    let fits = |stay: &[&Running]| {
-        let mut used = BTreeMap::new();
-        for (resource, amount) in stay.iter().flat_map(|other| &other.requests) {
-            *used.entry(resource.clone()).or_insert(0_u64) += amount;
-        }
-        reasons(pod, node, &used).is_empty()
-    };
-    let (mut lower, mut stay): (Vec<&Running>, Vec<&Running>) = running.iter().partition(|other| other.priority < priority);
-    if lower.is_empty() || !fits(&stay) {
+/// The UIDs of the pods of lower priority that a node must lose; `None` if that does not help, or if none has to go. `running`: all pods on the
+/// node, and on their way to it.
+pub fn victims<'a>(
+    (cycle, priority): Preemptor<'a, '_>,
+    (name, node): (&str, &'a NodeView),
+    running: &[Running<'a>],
+) -> Option<Vec<String>> {
+    let taken = |pods: &[Running<'_>]| Taken::by(pods.iter().map(|other| other.pod));
+    let (mut lower, mut stay): (Vec<Running<'a>>, Vec<Running<'a>>) = running.iter().partition(|other| other.priority < priority);
+    let refusal = cycle.refusal(name, node, &taken(running));
+    if lower.is_empty() || refusal.is_some_and(|refusal| !refusal.resolvable) {
+        return None;
+    }
+    let mut cycle = cycle.clone();
+    for other in &lower {
+        cycle.count(name, node, other.pod, -1);
+    }
+    if cycle.refusal(name, node, &taken(&stay)).is_some() {
         return None;
     }
     // The most important are let off first.
-    lower.sort_by_key(|other| (std::cmp::Reverse(other.priority), other.uid.clone()));
+    lower.sort_by_key(|other| (std::cmp::Reverse(other.priority), other.uid));
     let mut victims = Vec::new();
     for other in lower {
         stay.push(other);
-        if !fits(&stay) {
+        cycle.count(name, node, other.pod, 1);
+        if cycle.refusal(name, node, &taken(&stay)).is_some() {
             stay.pop();
-            victims.push(other.uid.clone());
+            cycle.count(name, node, other.pod, -1);
+            victims.push(other.uid.to_owned());
         }
     }
     (!victims.is_empty()).then_some(victims)
@@ -62,6 +73,10 @@ pub fn pick(candidates: &BTreeMap<String, Vec<String>>, priority: impl Fn(&str) 
 
 #[cfg(test)]
 mod tests {
+    use serde_json::{Value, json};
+
+    use super::super::cases;
+    use super::super::view::Cluster;
     use super::*;
 
     const MEM: &str = "aliyun.com/gpu-mem";
@@ -78,24 +93,48 @@ mod tests {
         }
     }
 
-    fn running(pods: &[(&str, u64, i32)]) -> Vec<Running> {
-        let one = |(uid, units, priority): &(&str, u64, i32)| Running {
-            uid: (*uid).to_owned(),
-            priority: *priority,
-            requests: requests(*units),
+    /// A pod on a node: UID, node, priority, and what the filters read of it.
+    type Placed<'a> = (&'a str, &'a str, i32, PodView);
+
+    /// Whom a node would lose for a pod of priority 50.
+    fn lost(pod: &PodView, nodes: &BTreeMap<String, NodeView>, name: &str, placed: &[Placed<'_>]) -> Option<Vec<String>> {
+        let namespaces = BTreeMap::new();
+        let cluster = Cluster {
+            nodes,
+            pods: placed.iter().map(|(_, node, _, pod)| (*node, pod)).collect(),
+            namespaces: &namespaces,
         };
-        pods.iter().map(one).collect()
+        let here = placed.iter().filter(|(_, node, ..)| *node == name);
+        let running = here.map(|(uid, _, priority, pod)| Running {
+            uid,
+            priority: *priority,
+            pod,
+        });
+        victims(
+            (&Cycle::new(pod, &cluster), 50),
+            (name, &nodes[name]),
+            &running.collect::<Vec<_>>(),
+        )
+    }
+
+    /// The same for a node with so many units, and pods as UID, units and priority.
+    fn lost_units(units: u64, of: u64, pods: &[(&str, u64, i32)]) -> Option<Vec<String>> {
+        let view = |units| PodView {
+            requests: requests(units),
+            ..PodView::default()
+        };
+        let pods: Vec<Placed<'_>> = pods
+            .iter()
+            .map(|(uid, units, priority)| (*uid, "n", *priority, view(*units)))
+            .collect();
+        lost(&view(units), &BTreeMap::from([("n".to_owned(), node(of))]), "n", &pods)
     }
 
     #[test]
     fn as_few_go_as_the_sums_need_and_the_least_important_of_them() {
         let pods = [("a", 8, 5), ("b", 8, 1), ("c", 4, 1), ("rock", 4, 100)];
         let check = |units: u64, expected: Option<&[&str]>| {
-            let pod = PodView {
-                requests: requests(units),
-                ..PodView::default()
-            };
-            let found = victims((&pod, 50), &node(24), &running(&pods));
+            let found = lost_units(units, 24, &pods);
             assert_eq!(
                 found,
                 expected.map(|uids| uids.iter().map(|uid| (*uid).to_owned()).collect()),
@@ -111,11 +150,94 @@ mod tests {
 
     #[test]
     fn where_the_sum_is_enough_nobody_is_found_whatever_single_gpus_have() {
-        let pod = PodView {
-            requests: requests(8),
-            ..PodView::default()
+        assert_eq!(lost_units(8, 32, &[("a", 12, 0), ("b", 12, 0)]), None);
+    }
+
+    /// Nodes with a label `node` of their own.
+    fn labelled(names: &[&str]) -> BTreeMap<String, NodeView> {
+        let one = |name: &&str| {
+            let labels = cases::labels(&format!("node={name}"));
+            let node = NodeView { labels, ..node(0) };
+            ((*name).to_owned(), node)
         };
-        assert_eq!(victims((&pod, 50), &node(32), &running(&[("a", 12, 0), ("b", 12, 0)])), None);
+        names.iter().map(one).collect()
+    }
+
+    fn view(labels: &str, spec: Value) -> PodView {
+        PodView::of(&cases::pod("p", labels, spec))
+    }
+
+    fn terms(kind: &str, app: &str) -> Value {
+        let terms = json!([{"topologyKey": "node", "labelSelector": {"matchLabels": {"app": app}}}]);
+        json!({"affinity": {kind: {"requiredDuringSchedulingIgnoredDuringExecution": terms}}})
+    }
+
+    #[test]
+    fn victims_count_no_more_for_ports_spread_and_anti_affinity() {
+        let port = json!({"containers": [{"name": "c", "image": "i", "ports": [{"hostPort": 80, "containerPort": 80}]}]});
+        let spread = json!({"topologySpreadConstraints": [{"maxSkew": 1, "topologyKey": "node", "whenUnsatisfiable": "DoNotSchedule",
+            "labelSelector": {"matchLabels": {"app": "web"}}}]});
+        let plain = || view("app=web", json!({}));
+        for (case, pod, other, expected) in [
+            ("ports", view("", port.clone()), view("", port), Some("b")),
+            ("anti-affinity", view("", terms("podAntiAffinity", "web")), plain(), Some("b")),
+            (
+                "others' anti-affinity",
+                plain(),
+                view("", terms("podAntiAffinity", "web")),
+                Some("b"),
+            ),
+            ("spread", view("app=web", spread.clone()), plain(), Some("b")),
+            ("nothing", plain(), plain(), None),
+        ] {
+            // n2 is empty; "a" is on n1, too, and in nobody's way.
+            let placed = [("a", "n1", 1, view("", json!({}))), ("b", "n1", 2, other)];
+            let found = lost(&pod, &labelled(&["n1", "n2"]), "n1", &placed);
+            assert_eq!(found, expected.map(|uid| vec![uid.to_owned()]), "{case}");
+        }
+        // Where one more may stay, the more important one does.
+        let placed = [("a", "n1", 1, plain()), ("b", "n1", 2, plain()), ("c", "n2", 1, plain())];
+        assert_eq!(
+            lost(&view("app=web", spread), &labelled(&["n1", "n2"]), "n1", &placed),
+            Some(vec!["a".to_owned()])
+        );
+    }
+
+    /// kube-scheduler calls such nodes UnschedulableAndUnresolvable, and does not look at their pods.
+    #[test]
+    fn nobody_goes_for_a_pod_whose_affinity_or_node_affinity_is_in_the_way() {
+        let nodes = labelled(&["n1", "n2"]);
+        let placed = [
+            ("web", "n2", 1, view("app=web", json!({}))),
+            ("a", "n1", 1, view("", json!({}))),
+        ];
+        let together = view("app=web", terms("podAffinity", "web"));
+        assert_eq!(lost(&together, &nodes, "n1", &placed), None);
+        let elsewhere = view("", json!({"nodeSelector": {"node": "n2"}}));
+        assert_eq!(lost(&elsewhere, &nodes, "n1", &placed), None);
+    }
+
+    #[test]
+    fn a_pod_that_the_preemptor_wants_to_be_near_does_not_go() {
+        let full = |units| NodeView {
+            labels: cases::labels("node=n1"),
+            ..node(units)
+        };
+        let with = |mut view: PodView, units| {
+            view.requests = requests(units);
+            view
+        };
+        let nodes = BTreeMap::from([("n1".to_owned(), full(8))]);
+        let friend = with(view("app=web", json!({})), 4);
+        let near = with(view("", terms("podAffinity", "web")), 4);
+        // Without its only friend it may not be there at all.
+        let alone = [
+            ("friend", "n1", 1, friend.clone()),
+            ("rock", "n1", 100, with(view("", json!({})), 4)),
+        ];
+        assert_eq!(lost(&near, &nodes, "n1", &alone), None);
+        let lasting = [("friend", "n1", 100, friend), ("a", "n1", 1, with(view("", json!({})), 4))];
+        assert_eq!(lost(&near, &nodes, "n1", &lasting), Some(vec!["a".to_owned()]));
     }
 
     #[test]

@@ -20,6 +20,8 @@ struct Waiting {
     rank: Rank,
     attempts: u32,
     place: Place,
+    /// The last refusal hung on the labels of pods on nodes.
+    minds_pods: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -70,6 +72,7 @@ impl Queue {
             rank: rank.clone(),
             attempts: 0,
             place: Place::Active,
+            minds_pods: false,
         };
         self.pods.insert(rank.uid, waiting);
     }
@@ -90,6 +93,7 @@ impl Queue {
         let waiting = self.pods.get_mut(&rank.uid)?;
         waiting.attempts = waiting.attempts.saturating_add(1);
         waiting.place = Place::InFlight { moves };
+        waiting.minds_pods = false;
         Some(rank.uid)
     }
 
@@ -113,6 +117,22 @@ impl Queue {
     pub fn wake_all(&mut self) {
         self.moves += 1;
         for waiting in self.pods.values_mut() {
+            if matches!(waiting.place, Place::Unschedulable { .. }) {
+                waiting.place = Place::Backoff;
+            }
+        }
+    }
+
+    /// It did not fit, and [`wake_minding`](Queue::wake_minding) is about it until it is tried again.
+    pub fn minds_pods(&mut self, uid: &str) {
+        if let Some(waiting) = self.pods.get_mut(uid) {
+            waiting.minds_pods = true;
+        }
+    }
+
+    /// A pod came to a node, or the labels changed that pods on nodes are counted by: pods that were refused because of such pods may fit now.
+    pub fn wake_minding(&mut self) {
+        for waiting in self.pods.values_mut().filter(|waiting| waiting.minds_pods) {
             if matches!(waiting.place, Place::Unschedulable { .. }) {
                 waiting.place = Place::Backoff;
             }
@@ -201,6 +221,24 @@ mod tests {
         assert_eq!(queue.pop(10_199), None);
         assert_eq!(queue.next_ms(), Some(10_200));
         assert_eq!(queue.pop(10_200).as_deref(), Some("a"));
+    }
+
+    #[test]
+    fn a_pod_that_is_placed_wakes_those_that_mind_pods_and_no_others() {
+        let mut queue = queue();
+        for (uid, created) in [("a", 1), ("b", 2)] {
+            queue.add(rank(uid, created, 0));
+            assert_eq!(queue.pop(0).as_deref(), Some(uid));
+            queue.failed(uid, 0, true);
+        }
+        queue.minds_pods("b");
+        queue.wake_minding();
+        assert_eq!(queue.pop(100).as_deref(), Some("b"));
+        assert_eq!(queue.pop(100), None);
+        // What it was refused for last is what counts.
+        queue.failed("b", 100, true);
+        queue.wake_minding();
+        assert_eq!(queue.pop(10_000), None);
     }
 
     #[test]

@@ -1,14 +1,15 @@
 //! The loop: watches in, one decision at a time, binds beside it.
 
+mod state;
+mod watches;
+mod writes;
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use futures::{FutureExt as _, StreamExt as _};
-use k8s_openapi::api::core::v1::{Binding, Node, ObjectReference, Pod, PodCondition};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
-use kube::api::{DeleteParams, Patch, PatchParams, PostParams, Preconditions};
-use kube::runtime::watcher;
-use kube::{Api, Client};
+use futures::FutureExt as _;
+use k8s_openapi::api::core::v1::Pod;
+use kube::{Client, Resource};
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -16,17 +17,21 @@ use tokio_util::task::TaskTracker;
 
 use super::SchedulerConfig;
 use super::extender::Extender;
-use super::fit::{NodeView, PodView, least_allocated, reasons, refusal};
+use super::filters::Cycle;
+use super::fit::{least_allocated, refusal};
 use super::preempt::{self, Running};
-use super::queue::{Queue, Rank};
-use crate::node::events::{Note, Recorder};
+use super::queue::Queue;
+use super::selector::Labels;
+use super::view::{NodeView, PodView, Taken};
+use crate::node::events::Recorder;
 use crate::node::seed::Seed;
+use watches::{Seen, Watches};
 
 /// A pod on a node, or on its way to one.
 #[derive(Debug, Clone)]
 struct Placed {
     node: String,
-    requests: BTreeMap<String, u64>,
+    view: PodView,
     pod: Arc<Pod>,
 }
 
@@ -37,10 +42,21 @@ fn priority_of(pod: &Pod) -> i32 {
 /// Why a pod was not placed.
 #[derive(Debug)]
 enum Failure {
-    /// It fits nowhere: reason Unschedulable; waits for an event.
-    Unschedulable(String),
+    /// It fits nowhere: reason Unschedulable; waits for an event, also of pods that are placed if it minds them.
+    Unschedulable { message: String, minds_pods: bool },
     /// A call failed: reason SchedulerError; tried again after the back-off.
     Error(String),
+}
+
+/// What the filters leave of the nodes.
+#[derive(Debug, Default)]
+struct Filtered {
+    /// Nodes that fit, with their scores.
+    fits: BTreeMap<String, i64>,
+    /// Why the others do not.
+    refusals: Vec<String>,
+    /// One of these reasons hangs on pods on nodes.
+    minds_pods: bool,
 }
 
 struct BindResult {
@@ -60,44 +76,19 @@ struct Loop {
     seed: Seed,
     queue: Queue,
     nodes: BTreeMap<String, NodeView>,
+    namespaces: BTreeMap<String, Labels>,
     pending: BTreeMap<String, Arc<Pod>>,
     bound: BTreeMap<String, Placed>,
     assumed: BTreeMap<String, Placed>,
     binds: mpsc::UnboundedSender<BindResult>,
 }
 
-/// Collects a watch's list until it is whole, and says which objects are gone after it.
-struct Listing<K>(Option<BTreeMap<String, K>>);
-
-enum Change<K> {
-    Apply(K),
-    Delete(String),
-    List(BTreeMap<String, K>),
-}
-
-impl<K> Listing<K> {
-    fn take(&mut self, event: watcher::Event<K>, key: impl Fn(&K) -> String) -> Option<Change<K>> {
-        match event {
-            watcher::Event::Init => self.0 = Some(BTreeMap::new()),
-            watcher::Event::InitApply(object) => {
-                if let Some(listing) = &mut self.0 {
-                    listing.insert(key(&object), object);
-                }
-            }
-            watcher::Event::InitDone => return self.0.take().map(Change::List),
-            watcher::Event::Apply(object) => return Some(Change::Apply(object)),
-            watcher::Event::Delete(object) => return Some(Change::Delete(key(&object))),
-        }
-        None
-    }
-}
-
 fn uid_of(pod: &Pod) -> String {
     pod.metadata.uid.clone().unwrap_or_default()
 }
 
-fn name_of(node: &Node) -> String {
-    node.metadata.name.clone().unwrap_or_default()
+fn name_of<K: Resource>(object: &K) -> String {
+    object.meta().name.clone().unwrap_or_default()
 }
 
 /// Runs until it is dropped.
@@ -123,6 +114,7 @@ pub(super) async fn run(client: Client, config: SchedulerConfig, token: Cancella
         began: Instant::now(),
         seed,
         nodes: BTreeMap::new(),
+        namespaces: BTreeMap::new(),
         pending: BTreeMap::new(),
         bound: BTreeMap::new(),
         assumed: BTreeMap::new(),
@@ -130,52 +122,17 @@ pub(super) async fn run(client: Client, config: SchedulerConfig, token: Cancella
         client: client.clone(),
         config,
     };
-    let retry = scheduler.config.api_retry;
+    let mut watches = Watches::new(&client);
     let mut failures = 0;
-    let mut pods = watcher(Api::<Pod>::all(client.clone()), watcher::Config::default()).boxed();
-    let mut nodes = watcher(Api::<Node>::all(client), watcher::Config::default()).boxed();
-    let (mut pod_list, mut node_list) = (Listing(None), Listing(None));
-    let (mut pods_known, mut nodes_known) = (false, false);
     loop {
         // Everything that has come already counts for the next decision.
-        let mut quiet = false;
-        while !quiet {
-            quiet = true;
-            let mut failed = None;
-            if let Some(Some(event)) = pods.next().now_or_never() {
-                quiet = false;
-                match event {
-                    Ok(event) => {
-                        failures = 0;
-                        let change = pod_list.take(event, uid_of);
-                        pods_known |= matches!(change, Some(Change::List(_)));
-                        scheduler.pods(change);
-                    }
-                    Err(error) => failed = Some(error),
-                }
-            }
-            if let Some(Some(event)) = nodes.next().now_or_never() {
-                quiet = false;
-                match event {
-                    Ok(event) => {
-                        failures = 0;
-                        let change = node_list.take(event, name_of);
-                        nodes_known |= matches!(change, Some(Change::List(_)));
-                        scheduler.nodes(change);
-                    }
-                    Err(error) => failed = Some(error),
-                }
-            }
-            while let Ok(result) = bound.try_recv() {
-                scheduler.bind_ended(result);
-            }
-            if let Some(error) = failed {
-                tracing::warn!(%error, "watch failed; will be tried again");
-                tokio::time::sleep(retry.delay(failures)).await;
-                failures += 1;
-            }
+        while let Some(seen) = watches.next().now_or_never() {
+            scheduler.seen(seen, &mut failures).await;
         }
-        let ready = pods_known && nodes_known;
+        while let Ok(result) = bound.try_recv() {
+            scheduler.bind_ended(result);
+        }
+        let ready = watches.known();
         if ready && let Some(uid) = scheduler.queue.pop(scheduler.now_ms()) {
             scheduler.cycle(&uid).await;
             continue;
@@ -188,34 +145,7 @@ pub(super) async fn run(client: Client, config: SchedulerConfig, token: Cancella
             }
         };
         tokio::select! {
-            event = pods.next() => match event {
-                Some(Ok(event)) => {
-                    failures = 0;
-                    let change = pod_list.take(event, uid_of);
-                    pods_known |= matches!(change, Some(Change::List(_)));
-                    scheduler.pods(change);
-                }
-                Some(Err(error)) => {
-                    tracing::warn!(%error, "pod watch failed; will be tried again");
-                    tokio::time::sleep(retry.delay(failures)).await;
-                    failures += 1;
-                }
-                None => return,
-            },
-            event = nodes.next() => match event {
-                Some(Ok(event)) => {
-                    failures = 0;
-                    let change = node_list.take(event, name_of);
-                    nodes_known |= matches!(change, Some(Change::List(_)));
-                    scheduler.nodes(change);
-                }
-                Some(Err(error)) => {
-                    tracing::warn!(%error, "node watch failed; will be tried again");
-                    tokio::time::sleep(retry.delay(failures)).await;
-                    failures += 1;
-                }
-                None => return,
-            },
+            seen = watches.next() => scheduler.seen(seen, &mut failures).await,
             Some(result) = bound.recv() => scheduler.bind_ended(result),
             () = sleep => {}
         }
@@ -227,115 +157,21 @@ impl Loop {
         u64::try_from(self.began.elapsed().as_millis()).unwrap_or(u64::MAX)
     }
 
-    fn pods(&mut self, change: Option<Change<Pod>>) {
-        match change {
-            None => {}
-            Some(Change::Apply(pod)) => self.pod(pod),
-            Some(Change::Delete(uid)) => self.pod_gone(&uid),
-            Some(Change::List(listed)) => {
-                let known = self.pending.keys().chain(self.bound.keys()).chain(self.assumed.keys());
-                let gone: Vec<String> = known.filter(|uid| !listed.contains_key(*uid)).cloned().collect();
-                for uid in gone {
-                    self.pod_gone(&uid);
-                }
-                for pod in listed.into_values() {
-                    self.pod(pod);
-                }
-            }
-        }
-    }
-
-    fn pod(&mut self, pod: Pod) {
-        let uid = uid_of(&pod);
-        let spec = pod.spec.as_ref();
-        let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
-        if matches!(phase, Some("Succeeded" | "Failed")) {
-            return self.pod_gone(&uid);
-        }
-        if let Some(node) = spec.and_then(|spec| spec.node_name.clone()).filter(|node| !node.is_empty()) {
-            let requests = PodView::of(&pod).requests;
-            self.assumed.remove(&uid);
-            self.pending.remove(&uid);
-            self.queue.remove(&uid);
-            let pod = Arc::new(pod);
-            self.bound.insert(uid, Placed { node, requests, pod });
+    /// Takes in what a watch says. `failures`: how many watches have failed since one last worked.
+    async fn seen(&mut self, seen: Seen, failures: &mut u32) {
+        if let Seen::Failed(error) = seen {
+            tracing::warn!(%error, "a watch failed; will be tried again");
+            tokio::time::sleep(self.config.api_retry.delay(*failures)).await;
+            *failures += 1;
             return;
         }
-        let ours = spec
-            .and_then(|spec| spec.scheduler_name.as_deref())
-            .unwrap_or("default-scheduler")
-            == self.config.name;
-        let gated = spec
-            .and_then(|spec| spec.scheduling_gates.as_ref())
-            .is_some_and(|gates| !gates.is_empty());
-        if !ours || gated || pod.metadata.deletion_timestamp.is_some() {
-            self.queue.remove(&uid);
-            self.pending.remove(&uid);
-            return;
+        *failures = 0;
+        match seen {
+            Seen::Pods(change) => self.pods(change),
+            Seen::Nodes(change) => self.nodes(change),
+            Seen::Namespaces(change) => self.namespaces(change),
+            Seen::Part | Seen::Failed(_) => {}
         }
-        let rank = Rank {
-            priority: -i64::from(spec.and_then(|spec| spec.priority).unwrap_or(0)),
-            created: pod
-                .metadata
-                .creation_timestamp
-                .as_ref()
-                .map_or(0, |time| time.0.as_nanosecond()),
-            uid: uid.clone(),
-        };
-        let changed = self.pending.get(&uid).is_some_and(|known| {
-            let (new, old) = (&pod.metadata, &known.metadata);
-            known.spec != pod.spec || old.annotations != new.annotations || old.labels != new.labels
-        });
-        self.pending.insert(uid.clone(), Arc::new(pod));
-        self.queue.add(rank);
-        if changed {
-            self.queue.wake(&uid);
-        }
-    }
-
-    fn pod_gone(&mut self, uid: &str) {
-        self.queue.remove(uid);
-        self.pending.remove(uid);
-        if self.bound.remove(uid).is_some() || self.assumed.remove(uid).is_some() {
-            self.queue.wake_all();
-        }
-    }
-
-    fn nodes(&mut self, change: Option<Change<Node>>) {
-        let mut changed = false;
-        match change {
-            None => {}
-            Some(Change::Apply(node)) => {
-                let (name, view) = (name_of(&node), NodeView::of(&node));
-                changed = self.nodes.get(&name) != Some(&view);
-                self.nodes.insert(name, view);
-            }
-            Some(Change::Delete(name)) => {
-                self.nodes.remove(&name);
-                changed = true;
-            }
-            Some(Change::List(listed)) => {
-                let listed = listed.iter().map(|(name, node)| (name.clone(), NodeView::of(node))).collect();
-                changed = self.nodes != listed;
-                self.nodes = listed;
-            }
-        }
-        if changed {
-            self.queue.wake_all();
-        }
-    }
-
-    /// What pods on each node request, those on their way included.
-    fn used(&self) -> BTreeMap<String, BTreeMap<String, u64>> {
-        let mut used: BTreeMap<String, BTreeMap<String, u64>> = BTreeMap::new();
-        for placed in self.bound.values().chain(self.assumed.values()) {
-            let node = used.entry(placed.node.clone()).or_default();
-            for (resource, amount) in &placed.requests {
-                let sum = node.entry(resource.clone()).or_default();
-                *sum = sum.saturating_add(*amount);
-            }
-        }
-        used
     }
 
     /// One scheduling cycle.
@@ -346,19 +182,16 @@ impl Loop {
         };
         match self.choose(&pod).await {
             Ok(node) => {
-                let requests = PodView::of(&pod).requests;
-                self.assumed.insert(
-                    uid.to_owned(),
-                    Placed {
-                        node: node.clone(),
-                        requests,
-                        pod: pod.clone(),
-                    },
-                );
+                let placed = Placed {
+                    node: node.clone(),
+                    view: PodView::of(&pod),
+                    pod: pod.clone(),
+                };
+                self.assumed.insert(uid.to_owned(), placed);
                 self.bind(pod, node);
             }
             Err(failure) => {
-                if matches!(failure, Failure::Unschedulable(_)) {
+                if matches!(failure, Failure::Unschedulable { .. }) {
                     self.preempt(&pod).await;
                 }
                 self.failed(&pod, failure);
@@ -384,20 +217,7 @@ impl Loop {
             // The room that it made is not free yet.
             return;
         }
-        let view = PodView::of(pod);
-        let mut running: BTreeMap<&str, Vec<Running>> = BTreeMap::new();
-        for (uid, placed) in self.bound.iter().chain(&self.assumed) {
-            running.entry(&placed.node).or_default().push(Running {
-                uid: uid.clone(),
-                priority: priority_of(&placed.pod),
-                requests: placed.requests.clone(),
-            });
-        }
-        let found = self.nodes.iter().filter_map(|(name, node)| {
-            let victims = preempt::victims((&view, priority), node, running.get(name.as_str())?)?;
-            Some((name.clone(), victims))
-        });
-        let mut candidates: BTreeMap<String, Vec<String>> = found.collect();
+        let mut candidates = self.candidates(pod, priority);
         let extender = self.extender.clone().filter(|extender| extender.is_interested(pod));
         if let (Some(extender), Some(verb)) = (extender, &self.config.preempt_verb)
             && !candidates.is_empty()
@@ -420,75 +240,78 @@ impl Loop {
         self.nominate(pod, node);
     }
 
-    fn evict(&self, victim: &Pod, preemptor: &Pod, node: &str) {
-        self.note(
-            victim,
-            false,
-            "Preempted",
-            format!("Preempted by pod {} on node {node}", uid_of(preemptor)),
-        );
-        if victim.metadata.deletion_timestamp.is_some() {
-            return;
+    /// By node the pods that would have to go for a pod of this priority.
+    fn candidates(&self, pod: &Pod, priority: i32) -> BTreeMap<String, Vec<String>> {
+        let (view, cluster) = (PodView::of(pod), self.cluster());
+        let cycle = Cycle::new(&view, &cluster);
+        if cycle.rejection().is_some() {
+            return BTreeMap::new();
         }
-        let api: Api<Pod> = Api::namespaced(self.client.clone(), victim.metadata.namespace.as_deref().unwrap_or("default"));
-        let name = victim.metadata.name.clone().unwrap_or_default();
-        let params = DeleteParams::default().preconditions(Preconditions {
-            uid: victim.metadata.uid.clone(),
-            resource_version: None,
+        let mut running: BTreeMap<&str, Vec<Running<'_>>> = BTreeMap::new();
+        for (uid, placed) in self.bound.iter().chain(&self.assumed) {
+            running.entry(&placed.node).or_default().push(Running {
+                uid,
+                priority: priority_of(&placed.pod),
+                pod: &placed.view,
+            });
+        }
+        let found = self.nodes.iter().filter_map(|(name, node)| {
+            let victims = preempt::victims((&cycle, priority), (name, node), running.get(name.as_str())?)?;
+            Some((name.clone(), victims))
         });
-        let token = self.token.clone();
-        self.tasks.spawn(async move {
-            if let Some(Err(error)) = token.run_until_cancelled(api.delete(&name, &params)).await {
-                tracing::warn!(%error, name, "a victim was not deleted");
-            }
-        });
+        found.collect()
     }
 
-    fn nominate(&self, pod: &Pod, node: &str) {
-        let api: Api<Pod> = Api::namespaced(self.client.clone(), pod.metadata.namespace.as_deref().unwrap_or("default"));
-        let name = pod.metadata.name.clone().unwrap_or_default();
-        let patch = serde_json::json!({"metadata": {"uid": uid_of(pod)}, "status": {"nominatedNodeName": node}});
-        let token = self.token.clone();
-        self.tasks.spawn(async move {
-            let params = PatchParams::default();
-            let patch = Patch::Merge(patch);
-            if let Some(Err(error)) = token.run_until_cancelled(api.patch_status(&name, &params, &patch)).await {
-                tracing::warn!(%error, name, "the node was not nominated");
+    /// The nodes that pass the filters, with their scores before an extender's; or why none is asked about further.
+    fn filter(&self, pod: &Pod) -> Result<Filtered, Failure> {
+        let (view, cluster) = (PodView::of(pod), self.cluster());
+        let cycle = Cycle::new(&view, &cluster);
+        let (taken, none) = (cluster.taken(), Taken::default());
+        let mut filtered = Filtered::default();
+        if let Some(reason) = cycle.rejection().filter(|_| !self.nodes.is_empty()) {
+            let message = format!("0/{} nodes are available: {reason}.", self.nodes.len());
+            return Err(Failure::Unschedulable {
+                message,
+                minds_pods: false,
+            });
+        }
+        for (name, node) in &self.nodes {
+            let taken = taken.get(name).unwrap_or(&none);
+            match cycle.refusal(name, node, taken) {
+                None => {
+                    let score = least_allocated(&view, node, &taken.requests);
+                    filtered.fits.insert(name.clone(), score);
+                }
+                Some(refusal) => {
+                    filtered.minds_pods |= refusal.by.minds_other_pods();
+                    filtered.refusals.extend(refusal.reasons);
+                }
             }
-        });
+        }
+        Ok(filtered)
     }
 
     async fn choose(&mut self, pod: &Arc<Pod>) -> Result<String, Failure> {
-        let view = PodView::of(pod);
-        let used = self.used();
-        let none = BTreeMap::new();
-        let mut refusals: Vec<String> = Vec::new();
-        let mut fits: Vec<String> = Vec::new();
-        for (name, node) in &self.nodes {
-            let reasons = reasons(&view, node, used.get(name).unwrap_or(&none));
-            if reasons.is_empty() {
-                fits.push(name.clone());
-            }
-            refusals.extend(reasons);
-        }
+        let Filtered {
+            fits: mut scores,
+            mut refusals,
+            minds_pods,
+        } = self.filter(pod)?;
         let extender = self.extender.clone().filter(|extender| extender.is_interested(pod));
+        let mut fits: Vec<String> = scores.keys().cloned().collect();
         if let Some(extender) = extender.as_ref().filter(|_| !fits.is_empty()) {
             let filtered = extender.filter(pod, &fits).await.map_err(Failure::Error)?;
             refusals.extend(filtered.failed.into_values());
             fits = filtered.fits;
         }
         if fits.is_empty() {
-            return Err(Failure::Unschedulable(refusal(self.nodes.len(), refusals)));
+            let message = refusal(self.nodes.len(), refusals);
+            return Err(Failure::Unschedulable { message, minds_pods });
         }
         if fits.len() == 1 {
             return Ok(fits.remove(0));
         }
-        let mut scores: BTreeMap<String, i64> = BTreeMap::new();
-        for name in &fits {
-            if let Some(node) = self.nodes.get(name) {
-                scores.insert(name.clone(), least_allocated(&view, node, used.get(name).unwrap_or(&none)));
-            }
-        }
+        scores.retain(|name, _| fits.contains(name));
         if let (Some(extender), Some(verb)) = (&extender, &self.config.prioritize_verb) {
             // An error here is swallowed by kube-scheduler, too.
             match extender.prioritize(verb, pod, &fits).await {
@@ -511,28 +334,6 @@ impl Loop {
         best.get(chosen)
             .map(|name| (*name).clone())
             .ok_or_else(|| Failure::Error("no node has a score".to_owned()))
-    }
-
-    fn bind(&self, pod: Arc<Pod>, node: String) {
-        let (client, binds, token) = (self.client.clone(), self.binds.clone(), self.token.clone());
-        let extender = self.extender.clone().filter(|extender| extender.is_interested(&pod));
-        self.tasks.spawn(async move {
-            let work = async {
-                let meta = &pod.metadata;
-                let (name, namespace) = (
-                    meta.name.clone().unwrap_or_default(),
-                    meta.namespace.clone().unwrap_or_default(),
-                );
-                let uid = uid_of(&pod);
-                let result = match extender {
-                    Some(extender) => extender.bind(&namespace, &name, &uid, &node).await,
-                    None => bind_directly(client, &namespace, &name, &uid, &node).await,
-                };
-                // The loop is gone only when everything ends.
-                let _ = binds.send(BindResult { pod, node, result });
-            };
-            let _ = token.run_until_cancelled(work).await;
-        });
     }
 
     fn bind_ended(&mut self, ended: BindResult) {
@@ -559,8 +360,11 @@ impl Loop {
         let uid = uid_of(pod);
         let now = self.now_ms();
         let (reason, message) = match failure {
-            Failure::Unschedulable(message) => {
+            Failure::Unschedulable { message, minds_pods } => {
                 self.queue.failed(&uid, now, true);
+                if minds_pods {
+                    self.queue.minds_pods(&uid);
+                }
                 ("Unschedulable", message)
             }
             Failure::Error(message) => {
@@ -569,78 +373,6 @@ impl Loop {
             }
         };
         self.note(pod, true, "FailedScheduling", message.clone());
-        let known = pod
-            .status
-            .as_ref()
-            .and_then(|status| status.conditions.clone())
-            .unwrap_or_default();
-        let stands = |condition: &PodCondition| {
-            condition.type_ == "PodScheduled"
-                && condition.status == "False"
-                && condition.reason.as_deref() == Some(reason)
-                && condition.message.as_deref() == Some(message.as_str())
-        };
-        if known.iter().any(stands) {
-            return;
-        }
-        let mut conditions: Vec<PodCondition> = known
-            .into_iter()
-            .filter(|condition| condition.type_ != "PodScheduled")
-            .collect();
-        conditions.push(PodCondition {
-            type_: "PodScheduled".to_owned(),
-            status: "False".to_owned(),
-            reason: Some(reason.to_owned()),
-            message: Some(message),
-            last_transition_time: Some(Time(jiff::Timestamp::now())),
-            ..PodCondition::default()
-        });
-        let api: Api<Pod> = Api::namespaced(self.client.clone(), pod.metadata.namespace.as_deref().unwrap_or("default"));
-        let name = pod.metadata.name.clone().unwrap_or_default();
-        let patch = serde_json::json!({"metadata": {"uid": uid}, "status": {"conditions": conditions}});
-        let token = self.token.clone();
-        self.tasks.spawn(async move {
-            let params = PatchParams::default();
-            let patch = Patch::Merge(patch);
-            if let Some(Err(error)) = token.run_until_cancelled(api.patch_status(&name, &params, &patch)).await {
-                tracing::warn!(%error, name, "condition was not written");
-            }
-        });
+        self.write_condition(pod, reason, message);
     }
-
-    fn note(&self, pod: &Pod, warning: bool, reason: &str, message: String) {
-        self.recorder.note(Note {
-            namespace: pod.metadata.namespace.clone().unwrap_or_default(),
-            pod: pod.metadata.name.clone().unwrap_or_default(),
-            uid: uid_of(pod),
-            warning,
-            reason: reason.to_owned(),
-            message,
-        });
-    }
-}
-
-async fn bind_directly(client: Client, namespace: &str, name: &str, uid: &str, node: &str) -> Result<(), String> {
-    let api: Api<Pod> = Api::namespaced(client, namespace);
-    let binding = Binding {
-        metadata: ObjectMeta {
-            name: Some(name.to_owned()),
-            namespace: Some(namespace.to_owned()),
-            uid: Some(uid.to_owned()),
-            ..ObjectMeta::default()
-        },
-        target: ObjectReference {
-            kind: Some("Node".to_owned()),
-            name: Some(node.to_owned()),
-            ..ObjectReference::default()
-        },
-    };
-
-    let sent: kube::Result<serde_json::Value> = api
-        .create_subresource("binding", name, &PostParams::default(), &binding)
-        .await;
-    sent.map(|_| ()).map_err(|error| match error {
-        kube::Error::Api(status) => status.message,
-        other => other.to_string(),
-    })
 }

@@ -6,6 +6,7 @@ mod kubectl;
 mod objects;
 mod pods;
 mod port;
+mod scheduling;
 mod watches;
 
 use axum::body::Body;

@@ -1,5 +1,7 @@
 //! The scheduler loop against an extender of the tests' own.
 
+mod constraints;
+
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;

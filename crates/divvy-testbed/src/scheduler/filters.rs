@@ -1,0 +1,209 @@
+//! The filters of kube-scheduler's default profile, in its order; the first that refuses gives the reason
+//! (`pkg/scheduler/apis/config/v1/default_plugins.go`, `framework/runtime/framework.go`: `RunFilterPlugins`).
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::core::v1::{Namespace, Node, Pod};
+
+use super::node_affinity::{self, Names};
+use super::pod_affinity::{self, Between};
+use super::selector::Labels;
+use super::spread::{self, Spread};
+use super::view::{Cluster, NodeView, PodView, Taken};
+use super::{fit, node_ports, taints};
+
+/// A filter, by its name in the profile.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Plugin {
+    /// `spec.unschedulable`
+    NodeUnschedulable,
+    /// Taints.
+    TaintToleration,
+    /// `nodeSelector` and node affinity, its part before the filters among it.
+    NodeAffinity,
+    /// Ports of the host.
+    NodePorts,
+    /// Sums of requests.
+    NodeResourcesFit,
+    /// Topology spread constraints.
+    PodTopologySpread,
+    /// Affinity between pods.
+    InterPodAffinity,
+}
+
+impl Plugin {
+    /// Whether what it says hangs on the labels of pods on nodes.
+    pub fn minds_other_pods(self) -> bool {
+        matches!(self, Plugin::PodTopologySpread | Plugin::InterPodAffinity)
+    }
+}
+
+/// Why a pod does not fit on a node.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Refusal {
+    /// Who refused.
+    pub by: Plugin,
+    /// kube-scheduler's words; several only from NodeResourcesFit.
+    pub reasons: Vec<String>,
+    /// Whether the pod might fit if others went (`Unschedulable`, not `UnschedulableAndUnresolvable`).
+    pub resolvable: bool,
+}
+
+impl Refusal {
+    fn new(by: Plugin, reason: &str, resolvable: bool) -> Refusal {
+        let reasons = vec![reason.to_owned()];
+        Refusal { by, reasons, resolvable }
+    }
+}
+
+/// A pod in a cluster: what the filters know before they look at single nodes (`CycleState` after PreFilter).
+#[derive(Debug, Clone)]
+pub struct Cycle<'a> {
+    pod: &'a PodView,
+    spread: Spread<'a>,
+    between: Between<'a>,
+}
+
+impl<'a> Cycle<'a> {
+    /// Looks at the cluster as a whole.
+    pub fn new(pod: &'a PodView, cluster: &Cluster<'a>) -> Cycle<'a> {
+        Cycle {
+            pod,
+            spread: Spread::new(pod, cluster),
+            between: Between::new(pod, cluster),
+        }
+    }
+
+    /// A pod comes to a node (1), or leaves it (-1).
+    pub fn count(&mut self, name: &str, node: &'a NodeView, other: &'a PodView, by: i64) {
+        self.spread.count(name, node, other, by);
+        self.between.count(node, other, by);
+    }
+
+    /// What is said of all nodes at once, before the filters.
+    pub fn rejection(&self) -> Option<&'static str> {
+        (self.names() == &Names::Conflict).then_some(node_affinity::CONFLICT)
+    }
+
+    fn names(&self) -> &Names {
+        self.pod
+            .node_affinity
+            .as_ref()
+            .map_or(&Names::Any, |affinity| affinity.names())
+    }
+
+    /// Why the pod does not fit on the node, of which that much is taken; `None` when it fits.
+    pub fn refusal(&self, name: &str, node: &NodeView, taken: &Taken) -> Option<Refusal> {
+        self.left_out(name)
+            .or_else(|| self.closed(node))
+            .or_else(|| self.elsewhere(name, node))
+            .or_else(|| self.full(node, taken))
+            .or_else(|| self.crowded(node))
+    }
+
+    fn left_out(&self, name: &str) -> Option<Refusal> {
+        let refuse = |reason| Some(Refusal::new(Plugin::NodeAffinity, reason, false));
+        match self.names() {
+            Names::Any => None,
+            Names::Only(names) if names.contains(name) => None,
+            Names::Only(_) => refuse(node_affinity::NOT_NAMED),
+            Names::Conflict => refuse(node_affinity::CONFLICT),
+        }
+    }
+
+    fn closed(&self, node: &NodeView) -> Option<Refusal> {
+        let tolerations = &self.pod.tolerations;
+        if node.unschedulable && !taints::tolerated(&taints::CORDONED, tolerations) {
+            return Some(Refusal::new(Plugin::NodeUnschedulable, taints::UNSCHEDULABLE, false));
+        }
+        let refused = !taints::all_tolerated(node.every_taint(), tolerations);
+        refused.then(|| Refusal::new(Plugin::TaintToleration, taints::UNTOLERATED, false))
+    }
+
+    fn elsewhere(&self, name: &str, node: &NodeView) -> Option<Refusal> {
+        let refused = !self.pod.selects(name, &node.labels);
+        refused.then(|| Refusal::new(Plugin::NodeAffinity, node_affinity::MISMATCH, false))
+    }
+
+    fn full(&self, node: &NodeView, taken: &Taken) -> Option<Refusal> {
+        if node_ports::clash(&self.pod.ports, &taken.ports) {
+            return Some(Refusal::new(Plugin::NodePorts, node_ports::TAKEN, true));
+        }
+        let reasons = fit::insufficient(self.pod, node, &taken.requests);
+        let refusal = Refusal {
+            by: Plugin::NodeResourcesFit,
+            reasons,
+            resolvable: true,
+        };
+        (!refusal.reasons.is_empty()).then_some(refusal)
+    }
+
+    fn crowded(&self, node: &NodeView) -> Option<Refusal> {
+        let spread = self.spread.refusal(node);
+        let spread = spread.map(|reason| Refusal::new(Plugin::PodTopologySpread, reason, reason != spread::NO_LABEL));
+        spread.or_else(|| {
+            let reason = self.between.refusal(node)?;
+            Some(Refusal::new(
+                Plugin::InterPodAffinity,
+                reason,
+                reason != pod_affinity::AFFINITY,
+            ))
+        })
+    }
+}
+
+/// Which nodes a pod fits on by kube-scheduler's filters: for each node the reasons of the first filter that refuses it, none where the pod
+/// fits. What extenders say, preemption and the queue (scheduling gates among it) are not asked.
+///
+/// `bound`: the pods that have a node in `spec.nodeName`; others in it, those that have ended and the pod itself do not count. A node whose
+/// condition Ready is not True is one with the taint that the node controller gives it. A namespace that is not in `namespaces` has no
+/// labels, and is in no `namespaceSelector` of `pod` but the empty one.
+pub fn feasible(pod: &Pod, nodes: &[Node], bound: &[Pod], namespaces: &[Namespace]) -> BTreeMap<String, Vec<String>> {
+    let nodes: BTreeMap<String, NodeView> = nodes
+        .iter()
+        .filter_map(|node| Some((node.metadata.name.clone()?, NodeView::of(node))))
+        .collect();
+    let placed = bound.iter().filter(|other| !is_same(pod, other) && !has_ended(other));
+    let placed: Vec<(String, PodView)> = placed
+        .filter_map(|other| Some((node_of(other)?, PodView::of(other))))
+        .collect();
+    let namespaces = namespaces
+        .iter()
+        .filter_map(|namespace| Some((namespace.metadata.name.clone()?, labels_of(namespace))));
+    let namespaces: BTreeMap<String, Labels> = namespaces.collect();
+    let cluster = Cluster {
+        nodes: &nodes,
+        pods: placed.iter().map(|(node, pod)| (node.as_str(), pod)).collect(),
+        namespaces: &namespaces,
+    };
+    let pod = PodView::of(pod);
+    let (cycle, taken, none) = (Cycle::new(&pod, &cluster), cluster.taken(), Taken::default());
+    let look = |(name, node): (&String, &NodeView)| {
+        let refusal = cycle.refusal(name, node, taken.get(name).unwrap_or(&none));
+        (name.clone(), refusal.map(|refusal| refusal.reasons).unwrap_or_default())
+    };
+    nodes.iter().map(look).collect()
+}
+
+/// `spec.nodeName`, if there is one.
+pub(super) fn node_of(pod: &Pod) -> Option<String> {
+    let node = pod.spec.as_ref()?.node_name.clone()?;
+    (!node.is_empty()).then_some(node)
+}
+
+/// Whether its containers are gone for good: kube-scheduler does not see such pods.
+pub(super) fn has_ended(pod: &Pod) -> bool {
+    let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
+    matches!(phase, Some("Succeeded" | "Failed"))
+}
+
+pub(super) fn labels_of(namespace: &Namespace) -> Labels {
+    namespace.metadata.labels.clone().unwrap_or_default()
+}
+
+fn is_same(one: &Pod, other: &Pod) -> bool {
+    one.metadata.uid.is_some() && one.metadata.uid == other.metadata.uid
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,230 @@
+use serde_json::{Value, json};
+
+use super::super::cases;
+use super::*;
+
+fn map(of: &[(&str, u64)]) -> BTreeMap<String, u64> {
+    of.iter().map(|(name, amount)| ((*name).to_owned(), *amount)).collect()
+}
+
+fn reasons(pod: &PodView, node: &NodeView, used: &BTreeMap<String, u64>) -> Vec<String> {
+    let (nodes, namespaces) = (BTreeMap::from([("n".to_owned(), node.clone())]), BTreeMap::new());
+    let cluster = Cluster {
+        nodes: &nodes,
+        pods: Vec::new(),
+        namespaces: &namespaces,
+    };
+    let taken = Taken {
+        requests: used.clone(),
+        ports: Vec::new(),
+    };
+    let refusal = Cycle::new(pod, &cluster).refusal("n", node, &taken);
+    refusal.map(|refusal| refusal.reasons).unwrap_or_default()
+}
+
+#[test]
+fn a_pod_fits_where_the_sums_allow_it() {
+    let node = NodeView {
+        allocatable: map(&[("cpu", 4000), ("pods", 2), ("aliyun.com/gpu-mem", 16)]),
+        ready: true,
+        ..NodeView::default()
+    };
+    let pod = |mem: u64| PodView {
+        requests: map(&[("pods", 1), ("aliyun.com/gpu-mem", mem)]),
+        ..PodView::default()
+    };
+    for (mem, used, expected) in [
+        (16, map(&[]), vec![]),
+        (4, map(&[("aliyun.com/gpu-mem", 12)]), vec![]),
+        (5, map(&[("aliyun.com/gpu-mem", 12)]), vec!["Insufficient aliyun.com/gpu-mem"]),
+        (
+            17,
+            map(&[("pods", 2)]),
+            vec!["Too many pods", "Insufficient aliyun.com/gpu-mem"],
+        ),
+    ] {
+        assert_eq!(reasons(&pod(mem), &node, &used), expected);
+    }
+    let closed = NodeView {
+        unschedulable: true,
+        ..node.clone()
+    };
+    assert_eq!(reasons(&pod(1), &closed, &map(&[])), ["node(s) were unschedulable"]);
+    let lost = NodeView {
+        ready: false,
+        ..node.clone()
+    };
+    assert_eq!(reasons(&pod(1), &lost, &map(&[])), ["node(s) had untolerated taint(s)"]);
+    let picky = PodView {
+        node_selector: BTreeMap::from([("disk".to_owned(), "ssd".to_owned())]),
+        ..pod(1)
+    };
+    assert_eq!(
+        reasons(&picky, &node, &map(&[])),
+        ["node(s) didn't match Pod's node affinity/selector"]
+    );
+}
+
+/// A pod with something for every filter to refuse, without the first so many of these.
+fn troubled(without: usize) -> (cases::Cluster, Pod) {
+    let tolerations = [
+        json!({"key": "node.kubernetes.io/unschedulable", "operator": "Exists", "effect": "NoSchedule"}),
+        json!({"key": "dedicated", "operator": "Exists"}),
+    ];
+    let shy = json!([{"topologyKey": "node", "labelSelector": {"matchLabels": {"app": "web"}}}]);
+    let mut spec = json!({
+        "tolerations": tolerations.iter().take(without).cloned().collect::<Vec<Value>>(),
+        "containers": [{"name": "c", "image": "i", "resources": {"requests": {"cpu": "3"}}, "ports": [{"hostPort": 80, "containerPort": 80}]}],
+        "topologySpreadConstraints": [{"maxSkew": 1, "topologyKey": "node", "whenUnsatisfiable": "DoNotSchedule",
+            "labelSelector": {"matchLabels": {"app": "web"}}}],
+        "affinity": {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": shy}},
+    });
+    spec["nodeSelector"] = if without > 2 { json!(null) } else { json!({"disk": "ssd"}) };
+    if without > 3 {
+        spec["containers"][0]["ports"] = json!(null);
+    }
+    if without > 4 {
+        spec["containers"][0]["resources"] = json!(null);
+    }
+    if without > 5 {
+        spec["topologySpreadConstraints"] = json!(null);
+    }
+    if without > 6 {
+        spec["affinity"] = json!(null);
+    }
+    let close = |node: &mut Node| {
+        let spec = json!({"unschedulable": true, "taints": [{"key": "dedicated", "effect": "NoExecute"}]});
+        node.spec = Some(serde_json::from_value(spec).expect("spec"));
+        let allocatable = json!({"pods": "2", "cpu": "2"});
+        node.status.as_mut().expect("status").allocatable = Some(serde_json::from_value(allocatable).expect("amounts"));
+    };
+    let holder = json!({"containers": [{"name": "c", "image": "i", "ports": [{"hostPort": 80, "containerPort": 80}]}]});
+    let cluster = cases::Cluster::default().node("n", "node=n").with(close);
+    // A domain with no pod, where nothing fits either.
+    let cluster = cluster
+        .holds("n", cases::pod("", "app=web", holder))
+        .node("other", "node=other")
+        .with(close);
+    (cluster, cases::pod("p", "app=web", spec))
+}
+
+#[test]
+fn the_filters_are_asked_in_the_order_of_the_default_profile_and_the_first_that_refuses_is_named() {
+    let order = [
+        "node(s) were unschedulable",
+        "node(s) had untolerated taint(s)",
+        "node(s) didn't match Pod's node affinity/selector",
+        "node(s) didn't have free ports for the requested pod ports",
+        "Insufficient cpu",
+        "node(s) didn't match pod topology spread constraints",
+        "node(s) didn't match pod anti-affinity rules",
+        "",
+    ];
+    for (without, expected) in order.into_iter().enumerate() {
+        let (cluster, pod) = troubled(without);
+        let said = cluster.says(&pod);
+        assert_eq!(said[0], ("n".to_owned(), expected.to_owned()), "{said:?}");
+    }
+}
+
+#[test]
+fn nodes_that_the_pod_does_not_name_are_left_out_before_the_filters() {
+    let named = |names: &[&str]| {
+        let fields: Vec<Value> = names
+            .iter()
+            .map(|name| json!({"key": "metadata.name", "operator": "In", "values": [name]}))
+            .collect();
+        let terms = json!([{"matchFields": fields}]);
+        json!({"affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}}})
+    };
+    let cordon = |node: &mut Node| node.spec = Some(serde_json::from_value(json!({"unschedulable": true})).expect("spec"));
+    let cluster = cases::Cluster::default()
+        .node("n1", "")
+        .node("n2", "")
+        .with(cordon)
+        .node("n3", "")
+        .with(cordon);
+    let left_out = "node(s) didn't satisfy plugin(s) [NodeAffinity]";
+    cluster.check(&cases::pod("p", "", named(&["n1"])), &["", left_out, left_out], "one name");
+    cluster.check(
+        &cases::pod("p", "", named(&["n2"])),
+        &[left_out, "node(s) were unschedulable", left_out],
+        "a cordoned one",
+    );
+    cluster.check(
+        &cases::pod("p", "", named(&["n1", "n2"])),
+        &["pod affinity terms conflict"; 3],
+        "two names at once",
+    );
+}
+
+#[test]
+fn a_cordon_is_a_taint_that_can_be_tolerated() {
+    let cordon = |node: &mut Node| node.spec = Some(serde_json::from_value(json!({"unschedulable": true})).expect("spec"));
+    let cluster = cases::Cluster::default().node("n", "").with(cordon);
+    for (toleration, expected) in [
+        (json!({"key": "node.kubernetes.io/unschedulable", "operator": "Exists"}), ""),
+        (json!({"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedule"}), ""),
+        (json!({"operator": "Exists"}), ""),
+        (
+            json!({"key": "node.kubernetes.io/unschedulable", "operator": "Exists", "effect": "NoExecute"}),
+            "node(s) were unschedulable",
+        ),
+        (json!({"key": "other", "operator": "Exists"}), "node(s) were unschedulable"),
+    ] {
+        let pod = cases::pod("p", "", json!({"tolerations": [toleration]}));
+        cluster.check(&pod, &[expected], &toleration.to_string());
+    }
+}
+
+#[test]
+fn only_what_other_pods_may_give_back_is_resolvable() {
+    let spread = |key: &str| {
+        let selector = json!({"matchLabels": {"app": "web"}});
+        json!({"topologySpreadConstraints": [{"maxSkew": 1, "topologyKey": key, "whenUnsatisfiable": "DoNotSchedule", "labelSelector": selector}]})
+    };
+    let affinity = |kind: &str| {
+        let terms = json!([{"topologyKey": "node", "labelSelector": {"matchLabels": {"app": kind}}}]);
+        let kind = if kind == "web" { "podAntiAffinity" } else { "podAffinity" };
+        json!({"affinity": {kind: {"requiredDuringSchedulingIgnoredDuringExecution": terms}}})
+    };
+    let nodes = cases::Cluster::default()
+        .node("n", "node=n")
+        .node("other", "node=other")
+        .nodes;
+    let mut nodes: BTreeMap<String, NodeView> = nodes.iter().map(|node| (name(node), NodeView::of(node))).collect();
+    let port = json!({"containers": [{"name": "c", "image": "i", "ports": [{"hostPort": 80, "containerPort": 80}]}]});
+    let holder = PodView::of(&cases::pod("", "app=web", port.clone()));
+    let namespaces = BTreeMap::new();
+    let look = |nodes: &BTreeMap<String, NodeView>, spec: Value| {
+        let pod = PodView::of(&cases::pod("p", "app=web", spec));
+        let cluster = Cluster {
+            nodes,
+            pods: vec![("n", &holder)],
+            namespaces: &namespaces,
+        };
+        let refusal = Cycle::new(&pod, &cluster).refusal("n", &nodes["n"], &Taken::by([&holder]));
+        refusal.map(|refusal| (refusal.by, refusal.resolvable))
+    };
+    for (spec, expected) in [
+        (json!({"nodeSelector": {"node": "other"}}), (Plugin::NodeAffinity, false)),
+        (port, (Plugin::NodePorts, true)),
+        (spread("node"), (Plugin::PodTopologySpread, true)),
+        (spread("rack"), (Plugin::PodTopologySpread, false)),
+        (affinity("web"), (Plugin::InterPodAffinity, true)),
+        (affinity("db"), (Plugin::InterPodAffinity, false)),
+    ] {
+        assert_eq!(look(&nodes, spec.clone()), Some(expected), "{spec}");
+    }
+    let mut change = |change: fn(&mut NodeView), expected| {
+        change(nodes.get_mut("n").expect("n"));
+        assert_eq!(look(&nodes, json!({})), Some(expected));
+    };
+    change(|node| node.allocatable.clear(), (Plugin::NodeResourcesFit, true));
+    change(|node| node.ready = false, (Plugin::TaintToleration, false));
+    change(|node| node.unschedulable = true, (Plugin::NodeUnschedulable, false));
+}
+
+fn name(node: &Node) -> String {
+    node.metadata.name.clone().expect("a name")
+}

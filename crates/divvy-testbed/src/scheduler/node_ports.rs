@@ -1,0 +1,110 @@
+//! The plugin NodePorts: ports of the host that pods on a node have taken (`plugins/nodeports`, `framework/types.go`: `HostPortInfo`).
+
+use k8s_openapi::api::core::v1::{Container, Pod};
+
+/// What Filter says.
+pub const TAKEN: &str = "node(s) didn't have free ports for the requested pod ports";
+
+const EVERY_ADDRESS: &str = "0.0.0.0";
+
+/// A port of a host.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HostPort {
+    /// The host's address; `0.0.0.0` stands for all.
+    pub address: String,
+    /// `TCP`, `UDP` or `SCTP`.
+    pub protocol: String,
+    /// 1 to 65535.
+    pub port: i32,
+}
+
+/// The ports of the host that a pod asks for: those of its containers, and of init containers that are always restarted (`GetHostPorts`).
+pub fn host_ports(pod: &Pod) -> Vec<HostPort> {
+    let Some(spec) = &pod.spec else {
+        return Vec::new();
+    };
+    let sidecar = |container: &&Container| container.restart_policy.as_deref() == Some("Always");
+    let containers = spec.init_containers.iter().flatten().filter(sidecar).chain(&spec.containers);
+    let ports = containers.flat_map(|container| container.ports.iter().flatten());
+    let or = |text: Option<&String>, default: &str| text.filter(|text| !text.is_empty()).map_or(default, |text| text).to_owned();
+    ports
+        .filter_map(|port| {
+            Some(HostPort {
+                address: or(port.host_ip.as_ref(), EVERY_ADDRESS),
+                protocol: or(port.protocol.as_ref(), "TCP"),
+                port: port.host_port.filter(|port| *port > 0)?,
+            })
+        })
+        .collect()
+}
+
+/// Whether one of the ports is taken: by the same protocol, on the same address or where one of the two has all addresses
+/// (`HostPortInfo.CheckConflict`).
+pub fn clash(wanted: &[HostPort], taken: &[HostPort]) -> bool {
+    let same_address = |one: &HostPort, other: &HostPort| {
+        one.address == other.address || [one, other].iter().any(|of| of.address == EVERY_ADDRESS)
+    };
+    let clashes =
+        |one: &HostPort, other: &HostPort| one.port == other.port && one.protocol == other.protocol && same_address(one, other);
+    wanted.iter().any(|one| taken.iter().any(|other| clashes(one, other)))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    /// `UDP/127.0.0.1/8080`, as upstream's tests write it.
+    fn ports(of: &[&str]) -> Vec<HostPort> {
+        let ports: Vec<_> = of.iter().map(|text| text.split('/').collect::<Vec<_>>()).collect();
+        let ports: Vec<_> = ports
+            .iter()
+            .map(|of| json!({"protocol": of[0], "hostIP": of[1], "hostPort": of[2].parse::<i32>().expect("port"), "containerPort": 80}))
+            .collect();
+        let pod = json!({"spec": {"containers": [{"name": "c", "image": "i", "ports": ports}]}});
+        host_ports(&serde_json::from_value(pod).expect("pod"))
+    }
+
+    /// `TestNodePorts` and `TestHostPortInfo_Check` upstream.
+    #[test]
+    fn a_port_is_taken_by_protocol_number_and_address() {
+        for (wanted, taken, expected) in [
+            (&[][..], &["UDP/127.0.0.1/8080"][..], false),
+            (&["UDP/127.0.0.1/8080"], &["UDP/127.0.0.1/9090"], false),
+            (&["UDP/127.0.0.1/8080"], &["UDP/127.0.0.1/8080"], true),
+            (&["TCP/127.0.0.1/8080"], &["TCP/127.0.0.1/8080"], true),
+            (&["TCP/127.0.0.1/8080"], &["TCP/127.0.0.2/8080"], false),
+            (&["UDP/127.0.0.1/8080"], &["TCP/127.0.0.1/8080"], false),
+            (&["UDP/127.0.0.1/8000", "UDP/127.0.0.1/8080"], &["UDP/127.0.0.1/8080"], true),
+            (
+                &["TCP/127.0.0.1/8001", "UDP/127.0.0.1/8080"],
+                &["TCP/127.0.0.1/8001", "UDP/127.0.0.1/8081"],
+                true,
+            ),
+            (&["TCP/0.0.0.0/8001"], &["TCP/127.0.0.1/8001"], true),
+            (&["TCP/10.0.10.10/8001"], &["TCP/0.0.0.0/8001"], true),
+            (&["TCP/127.0.0.1/8001"], &["UDP/0.0.0.0/8001"], false),
+            (&["TCP//8001"], &["TCP/127.0.0.1/8001"], true),
+            (&["/127.0.0.1/8001"], &["TCP/127.0.0.1/8001"], true),
+            (&["TCP/127.0.0.1/0"], &["TCP/127.0.0.1/0"], false),
+        ] {
+            assert_eq!(clash(&ports(wanted), &ports(taken)), expected, "{wanted:?} {taken:?}");
+        }
+    }
+
+    #[test]
+    fn init_containers_count_where_they_are_always_restarted() {
+        let port = |number: i32| json!([{"hostPort": number, "containerPort": 80}]);
+        let pod = json!({"spec": {
+            "initContainers": [
+                {"name": "once", "image": "i", "ports": port(1)},
+                {"name": "sidecar", "image": "i", "restartPolicy": "Always", "ports": port(2)},
+            ],
+            "containers": [{"name": "c", "image": "i", "ports": [{"containerPort": 80}, {"hostPort": 3, "containerPort": 80}]}],
+        }});
+        let found = host_ports(&serde_json::from_value(pod).expect("pod"));
+        let numbers: Vec<i32> = found.iter().map(|port| port.port).collect();
+        assert_eq!(numbers, [2, 3]);
+    }
+}

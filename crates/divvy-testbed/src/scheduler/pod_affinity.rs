@@ -1,0 +1,190 @@
+//! The plugin InterPodAffinity: required affinity and anti-affinity between pods, and the anti-affinity of the pods that are there
+//! (`plugins/interpodaffinity`, `framework/types.go`: `AffinityTerm`).
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use k8s_openapi::api::core::v1::PodAffinityTerm;
+
+use super::selector::{Labels, Selector};
+use super::view::{Cluster, NodeView, PodView};
+
+/// What Filter says of a node with no pod near it that the pod wants to be near.
+pub const AFFINITY: &str = "node(s) didn't match pod affinity rules";
+
+/// What Filter says of a node near a pod that the pod wants to be away from.
+pub const ANTI_AFFINITY: &str = "node(s) didn't match pod anti-affinity rules";
+
+/// What Filter says of a node near a pod that wants to be away from the pod.
+pub const EXISTING: &str = "node(s) didn't satisfy existing pods anti-affinity rules";
+
+static NO_LABELS: Labels = Labels::new();
+
+/// A required term, read.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Term {
+    namespaces: BTreeSet<String>,
+    namespace_selector: Selector,
+    selector: Selector,
+    key: String,
+}
+
+impl Term {
+    /// Reads a term of a pod in this namespace, with these labels. Without `namespaces` and `namespaceSelector` the term is about the pod's own
+    /// namespace.
+    pub fn of(term: &PodAffinityTerm, namespace: &str, labels: &Labels) -> Term {
+        let named = term.namespaces.iter().flatten().cloned().collect::<BTreeSet<_>>();
+        let own = named.is_empty() && term.namespace_selector.is_none();
+        Term {
+            namespaces: if own { BTreeSet::from([namespace.to_owned()]) } else { named },
+            namespace_selector: Selector::of(term.namespace_selector.as_ref()),
+            selector: Selector::of(term.label_selector.as_ref())
+                .with_keys("In", term.match_label_keys.as_ref(), labels)
+                .with_keys("NotIn", term.mismatch_label_keys.as_ref(), labels),
+            key: term.topology_key.clone(),
+        }
+    }
+
+    /// Whether a pod is meant whose namespace has these labels.
+    fn matches(&self, pod: &PodView, namespace: &Labels) -> bool {
+        (self.namespaces.contains(&pod.namespace) || self.namespace_selector.matches(namespace))
+            && self.selector.matches(&pod.labels)
+    }
+}
+
+/// A term of the pod that is being placed, with the namespaces that its selector finds (`mergeAffinityTermNamespacesIfNotEmpty`). So a
+/// namespace that is not known is found by the empty selector only.
+#[derive(Debug, Clone)]
+struct OwnTerm<'a> {
+    term: &'a Term,
+    found: BTreeSet<&'a str>,
+}
+
+impl<'a> OwnTerm<'a> {
+    fn all(terms: &'a [Term], namespaces: &'a BTreeMap<String, Labels>) -> Vec<OwnTerm<'a>> {
+        let found = |term: &Term| {
+            let chosen = namespaces
+                .iter()
+                .filter(|(_, labels)| term.namespace_selector.matches(labels));
+            chosen.map(|(name, _)| name.as_str()).collect()
+        };
+        let own = |term| OwnTerm {
+            term,
+            found: found(term),
+        };
+        terms.iter().map(own).collect()
+    }
+
+    fn matches(&self, pod: &PodView) -> bool {
+        let everywhere = self.term.namespace_selector.is_everything();
+        let namespace =
+            everywhere || self.term.namespaces.contains(&pod.namespace) || self.found.contains(pod.namespace.as_str());
+        namespace && self.term.selector.matches(&pod.labels)
+    }
+}
+
+/// How many terms pods match, by topology key and value. None has 0.
+type Counts<'a> = BTreeMap<(&'a str, &'a str), i64>;
+
+fn add<'a>(counts: &mut Counts<'a>, key: &'a str, node: &'a NodeView, by: i64) {
+    let Some(value) = node.labels.get(key) else {
+        return;
+    };
+    let count = counts.entry((key, value)).or_default();
+    *count += by;
+    if *count == 0 {
+        counts.remove(&(key, value.as_str()));
+    }
+}
+
+/// The pods of a cluster, as far as they want to be near or away from one pod, or it from them.
+#[derive(Debug, Clone)]
+pub struct Between<'a> {
+    pod: &'a PodView,
+    /// The labels of its namespace.
+    namespace: &'a Labels,
+    affinity: Vec<OwnTerm<'a>>,
+    anti_affinity: Vec<OwnTerm<'a>>,
+    wanted: Counts<'a>,
+    unwanted: Counts<'a>,
+    unwanting: Counts<'a>,
+}
+
+impl<'a> Between<'a> {
+    /// Counts the pods of a cluster.
+    pub fn new(pod: &'a PodView, cluster: &Cluster<'a>) -> Between<'a> {
+        let mut between = Between {
+            pod,
+            namespace: cluster.namespaces.get(&pod.namespace).unwrap_or(&NO_LABELS),
+            affinity: OwnTerm::all(&pod.affinity, cluster.namespaces),
+            anti_affinity: OwnTerm::all(&pod.anti_affinity, cluster.namespaces),
+            wanted: Counts::new(),
+            unwanted: Counts::new(),
+            unwanting: Counts::new(),
+        };
+        let alone = pod.affinity.is_empty() && pod.anti_affinity.is_empty();
+        for (name, other) in cluster
+            .pods
+            .iter()
+            .filter(|(_, other)| !alone || !other.anti_affinity.is_empty())
+        {
+            if let Some(node) = cluster.nodes.get(*name) {
+                between.count(node, other, 1);
+            }
+        }
+        between
+    }
+
+    /// Counts a pod that comes to a node (1), or leaves it (-1). Pods that are being deleted count.
+    pub fn count(&mut self, node: &'a NodeView, other: &'a PodView, by: i64) {
+        for term in &other.anti_affinity {
+            if term.matches(self.pod, self.namespace) {
+                add(&mut self.unwanting, &term.key, node, by);
+            }
+        }
+        if all_match(&self.affinity, other) {
+            for own in &self.affinity {
+                add(&mut self.wanted, &own.term.key, node, by);
+            }
+        }
+        for own in self.anti_affinity.iter().filter(|own| own.matches(other)) {
+            add(&mut self.unwanted, &own.term.key, node, by);
+        }
+    }
+
+    /// Why the pod may not be placed on the node; `None` when it may.
+    pub fn refusal(&self, node: &NodeView) -> Option<&'static str> {
+        let here = |counts: &Counts<'_>, key: &str| {
+            let value = node.labels.get(key);
+            value.is_some_and(|value| counts.contains_key(&(key, value.as_str())))
+        };
+        if !self.is_near(node, |key| here(&self.wanted, key)) {
+            return Some(AFFINITY);
+        }
+        if self.anti_affinity.iter().any(|own| here(&self.unwanted, &own.term.key)) {
+            return Some(ANTI_AFFINITY);
+        }
+        let kept_away = self
+            .unwanting
+            .keys()
+            .any(|(key, value)| node.labels.get(*key).is_some_and(|have| have == value));
+        kept_away.then_some(EXISTING)
+    }
+
+    /// `satisfyPodAffinity`. Where no pod at all matches, the pod may be the first of those that want to be together, and then any node
+    /// with the topology keys will do.
+    fn is_near(&self, node: &NodeView, here: impl Fn(&str) -> bool) -> bool {
+        let keys = || self.affinity.iter().map(|own| own.term.key.as_str());
+        if !keys().all(|key| node.labels.contains_key(key)) {
+            return false;
+        }
+        keys().all(here) || (self.wanted.is_empty() && all_match(&self.affinity, self.pod))
+    }
+}
+
+/// Whether a pod matches all terms, and there is one (`podMatchesAllAffinityTerms`).
+fn all_match(terms: &[OwnTerm<'_>], pod: &PodView) -> bool {
+    !terms.is_empty() && terms.iter().all(|own| own.matches(pod))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,110 @@
+//! What the loop watches: pods, nodes and namespaces, each a list and then its changes.
+
+use std::collections::BTreeMap;
+
+use futures::StreamExt as _;
+use futures::stream::BoxStream;
+use k8s_openapi::api::core::v1::{Namespace, Node, Pod};
+use kube::runtime::watcher;
+use kube::{Api, Client};
+use serde::de::DeserializeOwned;
+
+/// A change of one object, or of all.
+pub(super) enum Change<K> {
+    Apply(Box<K>),
+    /// By the key.
+    Delete(String),
+    /// All objects by their keys; others are gone.
+    List(BTreeMap<String, K>),
+}
+
+/// What came of a watch.
+pub(super) enum Seen {
+    Pods(Change<Pod>),
+    Nodes(Change<Node>),
+    Namespaces(Change<Namespace>),
+    /// A part of a list that is not whole yet.
+    Part,
+    Failed(watcher::Error),
+}
+
+/// One watch: collects a list until it is whole.
+struct Watch<K> {
+    events: BoxStream<'static, watcher::Result<watcher::Event<K>>>,
+    key: fn(&K) -> String,
+    listing: Option<BTreeMap<String, K>>,
+    known: bool,
+}
+
+impl<K> Watch<K>
+where
+    K: kube::Resource<DynamicType = ()> + DeserializeOwned + Clone + std::fmt::Debug + Send + 'static,
+{
+    fn new(client: Client, key: fn(&K) -> String) -> Watch<K> {
+        Watch {
+            events: watcher(Api::<K>::all(client), watcher::Config::default()).boxed(),
+            key,
+            listing: None,
+            known: false,
+        }
+    }
+
+    async fn next(&mut self, seen: fn(Change<K>) -> Seen) -> Seen {
+        match self.events.next().await {
+            Some(Ok(event)) => self.take(event).map_or(Seen::Part, seen),
+            Some(Err(error)) => Seen::Failed(error),
+            // A watch has no end.
+            None => std::future::pending().await,
+        }
+    }
+
+    fn take(&mut self, event: watcher::Event<K>) -> Option<Change<K>> {
+        match event {
+            watcher::Event::Init => self.listing = Some(BTreeMap::new()),
+            watcher::Event::InitApply(object) => {
+                if let Some(listing) = &mut self.listing {
+                    listing.insert((self.key)(&object), object);
+                }
+            }
+            watcher::Event::InitDone => {
+                self.known = true;
+                return self.listing.take().map(Change::List);
+            }
+            watcher::Event::Apply(object) => return Some(Change::Apply(Box::new(object))),
+            watcher::Event::Delete(object) => return Some(Change::Delete((self.key)(&object))),
+        }
+        None
+    }
+}
+
+/// All watches of the loop.
+pub(super) struct Watches {
+    pods: Watch<Pod>,
+    nodes: Watch<Node>,
+    namespaces: Watch<Namespace>,
+}
+
+impl Watches {
+    pub(super) fn new(client: &Client) -> Watches {
+        Watches {
+            pods: Watch::new(client.clone(), super::uid_of),
+            nodes: Watch::new(client.clone(), super::name_of),
+            namespaces: Watch::new(client.clone(), super::name_of),
+        }
+    }
+
+    /// What comes next. Nothing is lost when it is dropped.
+    pub(super) async fn next(&mut self) -> Seen {
+        tokio::select! {
+            biased;
+            seen = self.pods.next(Seen::Pods) => seen,
+            seen = self.nodes.next(Seen::Nodes) => seen,
+            seen = self.namespaces.next(Seen::Namespaces) => seen,
+        }
+    }
+
+    /// Every list has been whole once.
+    pub(super) fn known(&self) -> bool {
+        self.pods.known && self.nodes.known && self.namespaces.known
+    }
+}

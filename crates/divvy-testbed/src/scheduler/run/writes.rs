@@ -1,0 +1,148 @@
+//! What the loop writes: bindings, conditions, nominations, evictions and events. Each request runs beside the loop.
+
+use std::sync::Arc;
+
+use k8s_openapi::api::core::v1::{Binding, ObjectReference, Pod, PodCondition};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
+use kube::api::{DeleteParams, Patch, PatchParams, PostParams, Preconditions};
+use kube::{Api, Client};
+
+use super::{BindResult, Loop, uid_of};
+use crate::node::events::Note;
+
+impl Loop {
+    /// Has the pod bound, by the extender if it is its business.
+    pub(super) fn bind(&self, pod: Arc<Pod>, node: String) {
+        let (client, binds, token) = (self.client.clone(), self.binds.clone(), self.token.clone());
+        let extender = self.extender.clone().filter(|extender| extender.is_interested(&pod));
+        self.tasks.spawn(async move {
+            let work = async {
+                let meta = &pod.metadata;
+                let (name, namespace) = (
+                    meta.name.clone().unwrap_or_default(),
+                    meta.namespace.clone().unwrap_or_default(),
+                );
+                let uid = uid_of(&pod);
+                let result = match extender {
+                    Some(extender) => extender.bind(&namespace, &name, &uid, &node).await,
+                    None => bind_directly(client, &namespace, &name, &uid, &node).await,
+                };
+                // The loop is gone only when everything ends.
+                let _ = binds.send(BindResult { pod, node, result });
+            };
+            let _ = token.run_until_cancelled(work).await;
+        });
+    }
+
+    /// Deletes a victim.
+    pub(super) fn evict(&self, victim: &Pod, preemptor: &Pod, node: &str) {
+        self.note(
+            victim,
+            false,
+            "Preempted",
+            format!("Preempted by pod {} on node {node}", uid_of(preemptor)),
+        );
+        if victim.metadata.deletion_timestamp.is_some() {
+            return;
+        }
+        let api: Api<Pod> = Api::namespaced(self.client.clone(), victim.metadata.namespace.as_deref().unwrap_or("default"));
+        let name = victim.metadata.name.clone().unwrap_or_default();
+        let params = DeleteParams::default().preconditions(Preconditions {
+            uid: victim.metadata.uid.clone(),
+            resource_version: None,
+        });
+        let token = self.token.clone();
+        self.tasks.spawn(async move {
+            if let Some(Err(error)) = token.run_until_cancelled(api.delete(&name, &params)).await {
+                tracing::warn!(%error, name, "a victim was not deleted");
+            }
+        });
+    }
+
+    /// Promises the node to the pod.
+    pub(super) fn nominate(&self, pod: &Pod, node: &str) {
+        self.write_status(pod, &serde_json::json!({"nominatedNodeName": node}));
+    }
+
+    /// Says in the condition PodScheduled why the pod has no node, unless it says so already.
+    pub(super) fn write_condition(&self, pod: &Pod, reason: &str, message: String) {
+        let known = pod
+            .status
+            .as_ref()
+            .and_then(|status| status.conditions.clone())
+            .unwrap_or_default();
+        let stands = |condition: &PodCondition| {
+            condition.type_ == "PodScheduled"
+                && condition.status == "False"
+                && condition.reason.as_deref() == Some(reason)
+                && condition.message.as_deref() == Some(message.as_str())
+        };
+        if known.iter().any(stands) {
+            return;
+        }
+        let mut conditions: Vec<PodCondition> = known
+            .into_iter()
+            .filter(|condition| condition.type_ != "PodScheduled")
+            .collect();
+        conditions.push(PodCondition {
+            type_: "PodScheduled".to_owned(),
+            status: "False".to_owned(),
+            reason: Some(reason.to_owned()),
+            message: Some(message),
+            last_transition_time: Some(Time(jiff::Timestamp::now())),
+            ..PodCondition::default()
+        });
+        self.write_status(pod, &serde_json::json!({"conditions": conditions}));
+    }
+
+    fn write_status(&self, pod: &Pod, status: &serde_json::Value) {
+        let api: Api<Pod> = Api::namespaced(self.client.clone(), pod.metadata.namespace.as_deref().unwrap_or("default"));
+        let name = pod.metadata.name.clone().unwrap_or_default();
+        let patch = serde_json::json!({"metadata": {"uid": uid_of(pod)}, "status": status});
+        let token = self.token.clone();
+        self.tasks.spawn(async move {
+            let params = PatchParams::default();
+            let patch = Patch::Merge(patch);
+            if let Some(Err(error)) = token.run_until_cancelled(api.patch_status(&name, &params, &patch)).await {
+                tracing::warn!(%error, name, "the pod's status was not written");
+            }
+        });
+    }
+
+    /// Writes an event about the pod.
+    pub(super) fn note(&self, pod: &Pod, warning: bool, reason: &str, message: String) {
+        self.recorder.note(Note {
+            namespace: pod.metadata.namespace.clone().unwrap_or_default(),
+            pod: pod.metadata.name.clone().unwrap_or_default(),
+            uid: uid_of(pod),
+            warning,
+            reason: reason.to_owned(),
+            message,
+        });
+    }
+}
+
+async fn bind_directly(client: Client, namespace: &str, name: &str, uid: &str, node: &str) -> Result<(), String> {
+    let api: Api<Pod> = Api::namespaced(client, namespace);
+    let binding = Binding {
+        metadata: ObjectMeta {
+            name: Some(name.to_owned()),
+            namespace: Some(namespace.to_owned()),
+            uid: Some(uid.to_owned()),
+            ..ObjectMeta::default()
+        },
+        target: ObjectReference {
+            kind: Some("Node".to_owned()),
+            name: Some(node.to_owned()),
+            ..ObjectReference::default()
+        },
+    };
+
+    let sent: kube::Result<serde_json::Value> = api
+        .create_subresource("binding", name, &PostParams::default(), &binding)
+        .await;
+    sent.map(|_| ()).map_err(|error| match error {
+        kube::Error::Api(status) => status.message,
+        other => other.to_string(),
+    })
+}

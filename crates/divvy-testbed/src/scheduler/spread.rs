@@ -1,0 +1,134 @@
+//! The plugin PodTopologySpread: constraints with `whenUnsatisfiable: DoNotSchedule` (`plugins/podtopologyspread`).
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::core::v1::TopologySpreadConstraint;
+
+use super::selector::{Labels, Selector};
+use super::taints;
+use super::view::{Cluster, NodeView, PodView};
+
+/// What Filter says of a node where the pod would be one too many.
+pub const SKEW: &str = "node(s) didn't match pod topology spread constraints";
+
+/// What Filter says of a node without the topology key.
+pub const NO_LABEL: &str = "node(s) didn't match pod topology spread constraints (missing required label)";
+
+/// A constraint, read.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Constraint {
+    max_skew: i64,
+    key: String,
+    selector: Selector,
+    min_domains: i64,
+    honor_affinity: bool,
+    honor_taints: bool,
+}
+
+impl Constraint {
+    /// Reads a constraint of a pod with these labels; `None` where it does not keep the pod from being placed.
+    pub fn of(constraint: &TopologySpreadConstraint, labels: &Labels) -> Option<Constraint> {
+        let selector = Selector::of(constraint.label_selector.as_ref());
+        (constraint.when_unsatisfiable == "DoNotSchedule").then(|| Constraint {
+            max_skew: i64::from(constraint.max_skew),
+            key: constraint.topology_key.clone(),
+            selector: selector.with_keys("In", constraint.match_label_keys.as_ref(), labels),
+            min_domains: constraint.min_domains.map_or(1, i64::from),
+            honor_affinity: constraint.node_affinity_policy.as_deref().unwrap_or("Honor") == "Honor",
+            honor_taints: constraint.node_taints_policy.as_deref().unwrap_or("Ignore") == "Honor",
+        })
+    }
+
+    /// Whether the node's domain counts for the pod (`matchNodeInclusionPolicies`).
+    fn includes(&self, pod: &PodView, name: &str, node: &NodeView) -> bool {
+        (!self.honor_affinity || pod.selects(name, &node.labels))
+            && (!self.honor_taints || taints::all_tolerated(node.every_taint(), &pod.tolerations))
+    }
+}
+
+/// How pods are spread now, as far as one pod's constraints are about them.
+#[derive(Debug, Clone)]
+pub struct Spread<'a> {
+    pod: &'a PodView,
+    /// For each constraint the pods that match it, by domain.
+    domains: Vec<BTreeMap<&'a str, i64>>,
+}
+
+impl<'a> Spread<'a> {
+    /// Counts the pods of a cluster.
+    pub fn new(pod: &'a PodView, cluster: &Cluster<'a>) -> Spread<'a> {
+        let mut spread = Spread {
+            pod,
+            domains: vec![BTreeMap::new(); pod.spread.len()],
+        };
+        if pod.spread.is_empty() {
+            return spread;
+        }
+        for (name, node) in cluster.nodes {
+            for index in spread.counting(name, node) {
+                spread.add(index, node, 0);
+            }
+        }
+        for (name, other) in &cluster.pods {
+            if let Some(node) = cluster.nodes.get(*name) {
+                spread.count(name, node, other, 1);
+            }
+        }
+        spread
+    }
+
+    /// Counts a pod that comes to a node (1), or leaves it (-1). Pods that are being deleted, and those of other namespaces, do not count.
+    pub fn count(&mut self, name: &str, node: &'a NodeView, other: &PodView, by: i64) {
+        if self.pod.spread.is_empty() || other.terminating || other.namespace != self.pod.namespace {
+            return;
+        }
+        for index in self.counting(name, node) {
+            let matches = |constraint: &Constraint| constraint.selector.matches(&other.labels);
+            if self.pod.spread.get(index).is_some_and(matches) {
+                self.add(index, node, by);
+            }
+        }
+    }
+
+    /// The constraints that a node counts for; none where it lacks the topology key of any.
+    fn counting(&self, name: &str, node: &NodeView) -> Vec<usize> {
+        let constraints = &self.pod.spread;
+        if !constraints.iter().all(|constraint| node.labels.contains_key(&constraint.key)) {
+            return Vec::new();
+        }
+        let included = constraints.iter().map(|constraint| constraint.includes(self.pod, name, node));
+        included
+            .enumerate()
+            .filter_map(|(index, included)| included.then_some(index))
+            .collect()
+    }
+
+    fn add(&mut self, index: usize, node: &'a NodeView, by: i64) {
+        let domain = self
+            .pod
+            .spread
+            .get(index)
+            .and_then(|constraint| node.labels.get(&constraint.key));
+        if let (Some(domain), Some(counts)) = (domain, self.domains.get_mut(index)) {
+            *counts.entry(domain).or_default() += by;
+        }
+    }
+
+    /// Why the pod may not be placed on the node; `None` when it may.
+    pub fn refusal(&self, node: &NodeView) -> Option<&'static str> {
+        self.pod.spread.iter().zip(&self.domains).find_map(|(constraint, counts)| {
+            let Some(domain) = node.labels.get(&constraint.key) else {
+                return Some(NO_LABEL);
+            };
+            let least = counts.values().min().copied().unwrap_or(0);
+            let enough = i64::try_from(counts.len()).unwrap_or(i64::MAX) >= constraint.min_domains;
+            let least = if enough { least } else { 0 };
+            let here = counts.get(domain.as_str()).copied().unwrap_or(0);
+            let own = i64::from(constraint.selector.matches(&self.pod.labels));
+            (here + own - least > constraint.max_skew).then_some(SKEW)
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,192 @@
+//! What the filters read of nodes and pods, and of the cluster that they are in.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::core::v1::{Affinity, Node, Pod, PodAffinityTerm, Taint, Toleration};
+
+use super::node_affinity::NodeAffinity;
+use super::node_ports::{HostPort, host_ports};
+use super::pod_affinity::Term;
+use super::selector::Labels;
+use super::spread::Constraint;
+use super::taints;
+use crate::node::plan::{amount, effective_requests};
+
+/// What the filters read of a node.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct NodeView {
+    /// Allocatable: cpu in thousandths, else whole units.
+    pub allocatable: BTreeMap<String, u64>,
+    /// Labels.
+    pub labels: Labels,
+    /// Taints.
+    pub taints: Vec<Taint>,
+    /// `spec.unschedulable`
+    pub unschedulable: bool,
+    /// The condition Ready is True.
+    pub ready: bool,
+    /// Annotations: a change of them wakes pods that an extender refused.
+    pub annotations: BTreeMap<String, String>,
+}
+
+impl NodeView {
+    /// Reads a node.
+    pub fn of(node: &Node) -> NodeView {
+        let status = node.status.as_ref();
+        let spec = node.spec.as_ref();
+        let conditions = status.and_then(|status| status.conditions.as_deref()).unwrap_or_default();
+        let allocatable = status.and_then(|status| status.allocatable.as_ref());
+        NodeView {
+            allocatable: allocatable
+                .into_iter()
+                .flatten()
+                .map(|(name, q)| (name.clone(), amount(name, &q.0)))
+                .collect(),
+            labels: node.metadata.labels.clone().unwrap_or_default(),
+            taints: spec.and_then(|spec| spec.taints.clone()).unwrap_or_default(),
+            unschedulable: spec.and_then(|spec| spec.unschedulable).unwrap_or(false),
+            ready: conditions
+                .iter()
+                .any(|condition| condition.type_ == "Ready" && condition.status == "True"),
+            annotations: node.metadata.annotations.clone().unwrap_or_default(),
+        }
+    }
+
+    /// The node's taints, with those that the node controller would have put on it.
+    pub fn every_taint(&self) -> impl Iterator<Item = &Taint> {
+        let cordoned = self.unschedulable.then_some(&*taints::CORDONED);
+        let not_ready = (!self.ready).then_some(&*taints::NOT_READY);
+        self.taints.iter().chain(cordoned).chain(not_ready)
+    }
+}
+
+/// What the filters read of a pod: of the one that is being placed, and of those on nodes.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct PodView {
+    /// `metadata.namespace`
+    pub namespace: String,
+    /// Labels.
+    pub labels: Labels,
+    /// It is being deleted.
+    pub terminating: bool,
+    /// Effective requests, `pods` = 1 among them.
+    pub requests: BTreeMap<String, u64>,
+    /// `spec.nodeSelector`
+    pub node_selector: Labels,
+    /// Required node affinity.
+    pub node_affinity: Option<NodeAffinity>,
+    /// `spec.tolerations`
+    pub tolerations: Vec<Toleration>,
+    /// Ports of the host.
+    pub ports: Vec<HostPort>,
+    /// Topology spread constraints that keep it from being placed.
+    pub spread: Vec<Constraint>,
+    /// Required terms of its affinity to pods.
+    pub affinity: Vec<Term>,
+    /// Required terms of its anti-affinity to pods.
+    pub anti_affinity: Vec<Term>,
+}
+
+impl PodView {
+    /// Reads a pod.
+    pub fn of(pod: &Pod) -> PodView {
+        let meta = &pod.metadata;
+        let mut view = PodView {
+            namespace: meta.namespace.clone().unwrap_or_else(|| "default".to_owned()),
+            labels: meta.labels.clone().unwrap_or_default(),
+            terminating: meta.deletion_timestamp.is_some(),
+            requests: effective_requests(pod),
+            ports: host_ports(pod),
+            ..PodView::default()
+        };
+        let Some(spec) = &pod.spec else {
+            return view;
+        };
+        view.node_selector = spec.node_selector.clone().unwrap_or_default();
+        view.tolerations = spec.tolerations.clone().unwrap_or_default();
+        let constraints = spec.topology_spread_constraints.iter().flatten();
+        view.spread = constraints
+            .filter_map(|constraint| Constraint::of(constraint, &view.labels))
+            .collect();
+        if let Some(affinity) = &spec.affinity {
+            view.read_affinity(affinity);
+        }
+        view
+    }
+
+    fn read_affinity(&mut self, affinity: &Affinity) {
+        let nodes = affinity.node_affinity.as_ref();
+        let nodes = nodes.and_then(|nodes| nodes.required_during_scheduling_ignored_during_execution.as_ref());
+        self.node_affinity = nodes.map(NodeAffinity::of);
+        let near = affinity.pod_affinity.as_ref();
+        let near = near.and_then(|near| near.required_during_scheduling_ignored_during_execution.as_ref());
+        let away = affinity.pod_anti_affinity.as_ref();
+        let away = away.and_then(|away| away.required_during_scheduling_ignored_during_execution.as_ref());
+        let read = |terms: Option<&Vec<PodAffinityTerm>>| {
+            let terms = terms.into_iter().flatten();
+            terms.map(|term| Term::of(term, &self.namespace, &self.labels)).collect()
+        };
+        (self.affinity, self.anti_affinity) = (read(near), read(away));
+    }
+
+    /// Whether `nodeSelector` and required node affinity allow a node with this name and these labels.
+    pub fn selects(&self, name: &str, labels: &Labels) -> bool {
+        let equal = |(key, value): (&String, &String)| labels.get(key) == Some(value);
+        self.node_selector.iter().all(equal)
+            && self
+                .node_affinity
+                .as_ref()
+                .is_none_or(|affinity| affinity.matches(name, labels))
+    }
+}
+
+/// What pods on one node have taken.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Taken {
+    /// Requests, summed up.
+    pub requests: BTreeMap<String, u64>,
+    /// Ports of the host.
+    pub ports: Vec<HostPort>,
+}
+
+impl Taken {
+    /// Adds what a pod takes.
+    pub fn add(&mut self, pod: &PodView) {
+        for (resource, amount) in &pod.requests {
+            let sum = self.requests.entry(resource.clone()).or_default();
+            *sum = sum.saturating_add(*amount);
+        }
+        self.ports.extend(pod.ports.iter().cloned());
+    }
+
+    /// What these pods take together.
+    pub fn by<'a>(pods: impl IntoIterator<Item = &'a PodView>) -> Taken {
+        let mut taken = Taken::default();
+        for pod in pods {
+            taken.add(pod);
+        }
+        taken
+    }
+}
+
+/// A cluster, as it is when a pod is looked at.
+#[derive(Debug, Clone)]
+pub struct Cluster<'a> {
+    /// Nodes by name.
+    pub nodes: &'a BTreeMap<String, NodeView>,
+    /// Pods on nodes, and on their way to them, each with the node's name. Those of nodes that are not there do not count.
+    pub pods: Vec<(&'a str, &'a PodView)>,
+    /// Labels of namespaces by name.
+    pub namespaces: &'a BTreeMap<String, Labels>,
+}
+
+impl Cluster<'_> {
+    /// What is taken of each node that has pods.
+    pub fn taken(&self) -> BTreeMap<String, Taken> {
+        let mut taken: BTreeMap<String, Taken> = BTreeMap::new();
+        for (node, pod) in &self.pods {
+            taken.entry((*node).to_owned()).or_default().add(pod);
+        }
+        taken
+    }
+}
