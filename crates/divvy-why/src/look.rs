@@ -313,38 +313,45 @@ pub(crate) fn node_matches(wants: &Wants, site: &Site) -> bool {
         && required(wants).is_none_or(|affinity| selects_node(affinity, site))
 }
 
+const CORDONED: &str = "node.kubernetes.io/unschedulable";
+/// Kubernetes marks a node that is not ready with one of these.
+const NOT_READY: [&str; 2] = ["node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"];
+
 fn of_state(wants: &Wants, site: &Site, found: &mut Vec<Obstacle>) {
-    let marked = |key: &str| Taint {
-        key: key.to_owned(),
-        effect: "NoSchedule".to_owned(),
-        ..Taint::default()
-    };
-    if site.cordoned && !tolerated(wants, &marked("node.kubernetes.io/unschedulable")) {
-        found.push(Obstacle::Cordoned);
-    }
-    // Kubernetes marks a node that is not ready with one of these.
-    let of_readiness = ["node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"];
-    let away = !site.ready && !of_readiness.iter().any(|key| tolerated(wants, &marked(key)));
-    let mut not_ready = away;
-    for taint in untolerated(wants, site) {
-        match taint.key.as_str() {
-            "node.kubernetes.io/unschedulable" if site.cordoned => {}
-            key if of_readiness.contains(&key) => not_ready = true,
-            _ => found.push(Obstacle::Taint {
+    let mut obstacles: Vec<Obstacle> = untolerated(wants, site)
+        .map(|taint| match taint.key.as_str() {
+            CORDONED => Obstacle::Cordoned,
+            key if NOT_READY.contains(&key) => Obstacle::NotReady,
+            _ => Obstacle::Taint {
                 key: taint.key.clone(),
                 value: taint.value.clone().unwrap_or_default(),
                 effect: taint.effect.clone(),
-            }),
-        }
-    }
-    if not_ready {
-        found.push(Obstacle::NotReady);
-    }
+            },
+        })
+        .collect();
+    obstacles.sort();
+    obstacles.dedup();
+    found.extend(obstacles);
 }
 
-fn untolerated<'s>(wants: &'s Wants, site: &'s Site) -> impl Iterator<Item = &'s Taint> {
+/// The taints of a node that keep out pods which do not tolerate them, and those that Kubernetes' node controller is about to put on it.
+fn taints(site: &Site) -> impl Iterator<Item = Cow<'_, Taint>> {
+    let has = |keys: &[&str]| site.taints.iter().any(|taint| keys.contains(&taint.key.as_str()));
+    let cordoned = (site.cordoned && !has(&[CORDONED])).then_some(CORDONED);
+    let not_ready = (!site.ready && !has(&NOT_READY)).then_some(NOT_READY[0]);
+    let coming = cordoned.into_iter().chain(not_ready).map(|key| {
+        Cow::Owned(Taint {
+            key: key.to_owned(),
+            effect: "NoSchedule".to_owned(),
+            ..Taint::default()
+        })
+    });
     let keeps_out = |taint: &&Taint| matches!(taint.effect.as_str(), "NoSchedule" | "NoExecute");
-    site.taints.iter().filter(keeps_out).filter(|taint| !tolerated(wants, taint))
+    site.taints.iter().filter(keeps_out).map(Cow::Borrowed).chain(coming)
+}
+
+fn untolerated<'s>(wants: &'s Wants, site: &'s Site) -> impl Iterator<Item = Cow<'s, Taint>> {
+    taints(site).filter(|taint| !tolerated(wants, taint))
 }
 
 /// Whether the pod tolerates all taints of a node that keep pods out.

@@ -20,6 +20,7 @@ mod races;
 mod replicas;
 mod scheduler_config;
 mod simulate;
+mod suggestions;
 mod unreadable;
 
 #[path = "../../../divvy-container/tests/it/machine.rs"]

@@ -1,0 +1,180 @@
+//! What `divvy why` says comes true: in random clusters, what it finds in the way is what kube-scheduler's filters and the extender's say, and
+//! each suggestion, carried out, makes the pod schedulable.
+
+mod world;
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use divvy_cluster::objects::{NodeObject, PodObject};
+use divvy_cluster::{convert, sites};
+use divvy_model::MemoryUnit;
+use divvy_placement::{Ask, Ledger};
+use divvy_testbed::api::DeleteOptions;
+use divvy_testbed::embedded::{Embedded, Settings};
+use divvy_testbed::scheduler::feasible;
+use divvy_why::{Answer, Change, Hold, Snapshot};
+use proptest::prelude::*;
+use proptest::strategy::ValueTree as _;
+use proptest::test_runner::TestRunner;
+use serde_json::{Value, json};
+
+use crate::cli::{beside, stdout};
+use crate::cluster::programs;
+use world::World;
+
+fn parsed<T: serde::de::DeserializeOwned>(value: &Value) -> T {
+    serde_json::from_value(value.clone()).expect("an object")
+}
+
+/// What `divvy why` says of the world's pod.
+fn answer(world: &World) -> Answer {
+    let nodes: Vec<NodeObject> = world.nodes.iter().map(parsed).collect();
+    let pods: Vec<PodObject> = world.pods.iter().chain([&world.asking]).map(parsed).collect();
+    let mut snapshot = Snapshot::new(
+        ledger(world),
+        nodes.iter().map(sites::site).collect(),
+        pods.iter().filter_map(sites::tenant),
+    );
+    let namespaces = world.namespaces.iter().map(parsed);
+    let metas = namespaces.map(|namespace: k8s_openapi::api::core::v1::Namespace| namespace.metadata);
+    snapshot.namespaces = Some(sites::labels(metas));
+    let wants = sites::wants(&parsed(&world.asking)).expect("readable");
+    divvy_why::answer(&snapshot, &wants, true)
+}
+
+fn ledger(world: &World) -> Ledger {
+    let nodes: Vec<_> = world.nodes.iter().map(|node| convert::node(&parsed(node))).collect();
+    let pods = world.pods.iter().chain([&world.asking]);
+    let mut ledger = Ledger::new(MemoryUnit::GIB);
+    ledger.replace_nodes(&nodes);
+    ledger.replace_pods(pods.map(|pod| convert::pod(&parsed(pod)).expect("readable")));
+    ledger
+}
+
+/// For each node what kube-scheduler's filters and the extender's say against the pod; nothing if both take it.
+fn refusals(world: &World) -> BTreeMap<String, Vec<String>> {
+    let nodes: Vec<_> = world.nodes.iter().map(parsed).collect();
+    let pods: Vec<_> = world.pods.iter().map(parsed).collect();
+    let namespaces: Vec<_> = world.namespaces.iter().map(parsed).collect();
+    let mut found = feasible(&parsed(&world.asking), &nodes, &pods, &namespaces);
+    let ledger = ledger(world);
+    let pod = convert::pod(&parsed(&world.asking)).expect("readable");
+    let ask = Ask::of_pod(&pod, MemoryUnit::GIB);
+    for (node, reasons) in &mut found {
+        if let Err(refusal) = ledger.fits(node, &ask, &pod.uid) {
+            reasons.push(refusal.filter_message(node));
+        }
+    }
+    found
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(3000))]
+
+    /// The filters were written twice, by different people: here, and for the embedded scheduler.
+    #[test]
+    fn a_node_has_an_obstacle_exactly_where_the_scheduler_or_the_extender_refuses_it(world in world::any()) {
+        let answer = answer(&world);
+        if answer.holds.iter().any(|hold| matches!(hold.what, Hold::Suffix { .. })) {
+            // Of a request that makes no sense nodes are not shown.
+            return Ok(());
+        }
+        for (node, reasons) in refusals(&world) {
+            let said = answer.nodes.iter().find(|said| said.node == node).expect("each node is shown");
+            prop_assert_eq!(said.fits, reasons.is_empty(), "{}: {:?}, and why says {:?}", node, reasons, said.obstacles);
+        }
+    }
+
+    /// Carried out on the objects, as a user would.
+    #[test]
+    fn each_suggestion_alone_makes_the_pod_schedulable(world in world::any()) {
+        let answer = answer(&world);
+        prop_assert!(answer.suggestions.len() <= 3);
+        for suggestion in &answer.suggestions {
+            harmless(&suggestion.change)?;
+            let mut changed = world.clone();
+            changed.carry_out(&suggestion.change);
+            prop_assert!(!changed.is_gated(), "a gated pod is looked at by nobody: {:?}", suggestion);
+            let found = refusals(&changed);
+            prop_assert!(found.get(&suggestion.then).is_some_and(Vec::is_empty), "{:?}: {:?}", suggestion, found);
+        }
+    }
+}
+
+/// Whatever helps: nothing that others rely on is changed.
+fn harmless(change: &Change) -> Result<(), TestCaseError> {
+    match change {
+        Change::Label { label, .. } => prop_assert!(!label.contains("kubernetes.io"), "{}", label),
+        Change::Tolerate { key, .. } => prop_assert!(!key.starts_with("node.kubernetes.io/"), "{}", key),
+        Change::PodEnds { pod, .. } => prop_assert!(pod.namespace != "kube-system", "{}", pod),
+        _ => {}
+    }
+    Ok(())
+}
+
+/// Worlds that are played on the embedded cluster.
+const PLAYED: usize = 60;
+
+/// The same with the program, the real extender and the embedded scheduler: what is printed is carried out, and the pod gets a node.
+#[tokio::test]
+async fn what_why_prints_lets_the_pod_start_on_a_cluster() {
+    let settings = Settings::new(
+        "v = 1\n[[node]]\nname = \"unused\"\n[[node.gpu]]\nmodel = \"T4\"\nmemory_mib = 1024\n",
+        programs(),
+    );
+    let mut cluster = Embedded::start(settings).await.expect("the cluster comes up");
+    let mut runner = TestRunner::deterministic();
+    let mut played = 0;
+    while played < PLAYED {
+        let world = world::any().new_tree(&mut runner).expect("a world").current();
+        let said = answer(&world);
+        let kinds: Vec<&Change> = said.suggestions.iter().map(|suggestion| &suggestion.change).collect();
+        if kinds.is_empty() {
+            continue;
+        }
+        for (number, change) in kinds.into_iter().enumerate() {
+            play(&mut cluster, &world, number, change).await;
+        }
+        played += 1;
+    }
+    cluster.shutdown().await;
+}
+
+async fn play(cluster: &mut Embedded, world: &World, number: usize, expected: &Change) {
+    let api = cluster.api().clone();
+    world.create(&api);
+    let kubeconfig = cluster.kubeconfig().display().to_string();
+    let output = beside(&["why", "pod/default/asking", "-o", "json", "--kubeconfig", &kubeconfig], &[]).await;
+    let printed: Answer = serde_json::from_str(&stdout(&output)).expect("JSON");
+    let change = &printed.suggestions[number].change;
+    assert_eq!(kind(change), kind(expected), "{printed:?}");
+    world.carry_out_on(&api, change);
+    let began = tokio::time::Instant::now();
+    loop {
+        let pod = api.get("pods", "default", "asking").expect("it is there");
+        if pod["spec"]["nodeName"].is_string() {
+            break;
+        }
+        assert!(
+            began.elapsed() < Duration::from_secs(20),
+            "{change:?} did not help: {}",
+            pod["status"]
+        );
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    let options = DeleteOptions {
+        grace_period_s: Some(0),
+        ..DeleteOptions::default()
+    };
+    for (resource, object) in world.objects(&api) {
+        let text = |key: &str| object["metadata"][key].as_str().unwrap_or_default().to_owned();
+        api.delete(resource, &text("namespace"), &text("name"), &options)
+            .expect("it goes");
+    }
+}
+
+/// The kind of a change, and not what was chosen of equals.
+fn kind(change: &Change) -> Value {
+    json!(change)["kind"].clone()
+}
