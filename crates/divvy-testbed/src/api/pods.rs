@@ -2,7 +2,8 @@
 //! deletion (`pkg/apis/core/{v1/defaults.go,validation}`, `pkg/registry/core/pod`).
 //!
 //! Simplifications: of validation, what concerns names, images and resources is done; service account token volumes are not
-//! added; ephemeral containers and in-place resize are not served. Quantities are kept as written, not made canonical.
+//! added; ephemeral containers and in-place resize are not served; a gated pod cannot narrow its node selector or node affinity. Quantities are kept
+//! as written, not made canonical.
 
 use divvy_model::quantity_milli;
 use serde_json::{Map, Value, json};

@@ -33,8 +33,12 @@ pub fn victims<'a>(
 ) -> Option<Vec<String>> {
     let taken = |pods: &[Running<'_>]| Taken::by(pods.iter().map(|other| other.pod));
     let (mut lower, mut stay): (Vec<Running<'a>>, Vec<Running<'a>>) = running.iter().partition(|other| other.priority < priority);
-    let refusal = cycle.refusal(name, node, &taken(running));
-    if lower.is_empty() || refusal.is_some_and(|refusal| !refusal.resolvable) {
+    let hopeless = || {
+        cycle
+            .refusal(name, node, &taken(running))
+            .is_some_and(|refusal| !refusal.resolvable)
+    };
+    if lower.is_empty() || hopeless() {
         return None;
     }
     let mut cycle = cycle.clone();
