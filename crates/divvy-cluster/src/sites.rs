@@ -190,12 +190,15 @@ fn requests(spec: &PodSpec) -> Vec<(Cow<'static, str>, u64)> {
     found
 }
 
-/// The first quantity of gpu-mem that is more than digits: `3Gi`.
+/// The first quantity of gpu-mem that was meant in bytes: `3Gi`. The API server shortens 4000 to `4k`.
 fn with_suffix(spec: &PodSpec) -> Option<String> {
     let containers = spec.init_containers.iter().chain(&spec.containers);
     let amounts = containers.flat_map(|container| [&container.resources.limits, &container.resources.requests]);
     let mut amounts = amounts.filter_map(|amounts| amounts.get(names::GPU_MEM));
-    let plain = |amount: &&Amount| amount.0.bytes().all(|byte| byte.is_ascii_digit());
+    let plain = |amount: &&Amount| {
+        let digits = amount.0.strip_suffix('k').unwrap_or(&amount.0);
+        !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit())
+    };
     amounts.find(|amount| !plain(amount)).map(|amount| amount.0.clone())
 }
 

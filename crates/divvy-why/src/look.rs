@@ -373,6 +373,5 @@ fn matches_taint(toleration: &Toleration, taint: &Taint) -> bool {
         "" | "Equal" => text(&toleration.value) == text(&taint.value),
         _ => false,
     };
-    let any_key = key.is_empty() && operator == "Exists";
-    (effect.is_empty() || effect == taint.effect) && (any_key || key == taint.key) && value
+    (effect.is_empty() || effect == taint.effect) && (key.is_empty() || key == taint.key) && value
 }

@@ -18,12 +18,16 @@ struct Policy {
 
 impl Policy {
     fn of_chart(name: &str) -> Policy {
+        Policy::of_chart_with(name, &json!({}))
+    }
+
+    fn of_chart_with(name: &str, values: &Value) -> Policy {
         let release = Release {
             name: "divvy".into(),
             namespace: "divvy-system".into(),
         };
         let chosen = json!({"policies": {"gpushareAccounts": ["gpushare"]}});
-        let rendered = render(&Chart::embedded().expect("a chart"), &release, &[chosen]).expect("manifests");
+        let rendered = render(&Chart::embedded().expect("a chart"), &release, &[chosen, values.clone()]).expect("manifests");
         let documents = rendered.objects.split("\n---\n").map(|text| text.trim_start_matches("---\n"));
         let mut objects = documents.map(|text| serde_saphyr::from_str::<Value>(text).expect("YAML"));
         let policy = objects
@@ -98,6 +102,40 @@ impl Policy {
 fn pod(annotations: &Value, units: Option<u64>) -> Value {
     let limits = units.map_or(json!({}), |units| json!({"aliyun.com/gpu-mem": units.to_string()}));
     json!({"metadata": {"name": "p", "annotations": annotations}, "spec": {"containers": [{"name": "main", "resources": {"limits": limits}}]}})
+}
+
+/// `3Gi` is 3,221,225,472 units to Kubernetes. Whoever writes it means 3, and is told so; a pod that is there already may still change its status.
+#[test]
+fn an_amount_of_bytes_is_refused_with_the_number_to_write() {
+    let told = |unit: &str, amount: &str, old: &Value| {
+        let policy = Policy::of_chart_with("divvy-request", &json!({"memoryUnit": unit}));
+        let mut pod = pod(&json!({}), Some(0));
+        pod["spec"]["containers"][0]["resources"]["limits"]["aliyun.com/gpu-mem"] = json!(amount);
+        policy.refusals(&pod, old, "ann")
+    };
+    for (unit, amount, write) in [
+        ("GiB", "3Gi", Some(3)),
+        ("GiB", "3G", Some(3)),
+        ("GiB", "512Mi", Some(1)),
+        ("GiB", "1500Mi", Some(2)),
+        ("MiB", "3Gi", Some(3072)),
+        ("256MiB", "3Gi", Some(12)),
+        ("GiB", "3", None),
+        ("MiB", "16384", None),
+        // As the API server writes 4000.
+        ("MiB", "4k", None),
+    ] {
+        let expected: Vec<String> = write
+            .map(|write| {
+                format!(
+                    "aliyun.com/gpu-mem: \"{amount}\" was found; it is a number of units of {unit} and takes no suffix: write {write}"
+                )
+            })
+            .into_iter()
+            .collect();
+        assert_eq!(told(unit, amount, &Value::Null), expected, "{unit}, {amount}");
+        assert!(told(unit, amount, &json!({"metadata": {"name": "p"}})).is_empty(), "{unit}, {amount}");
+    }
 }
 
 /// What the extender says of the same pod.
