@@ -45,17 +45,18 @@ pub fn tenant(object: &PodObject) -> Option<Tenant> {
     let affinity = object.spec.affinity.as_deref();
     let apart = affinity.and_then(|affinity| affinity.pod_anti_affinity.as_ref());
     Some(Tenant {
-        uid: object.metadata.uid.clone().unwrap_or_default(),
+        uid: object.metadata.uid.clone().unwrap_or_default().into(),
         namespace: object.metadata.namespace.clone().unwrap_or_default().into(),
-        name: object.metadata.name.clone().unwrap_or_default(),
+        name: object.metadata.name.clone().unwrap_or_default().into(),
         node: node.into(),
         labels: Arc::new(object.metadata.labels.clone().unwrap_or_default()),
         deleting: object.metadata.deletion_timestamp.is_some(),
-        requests: requests(&object.spec),
-        ports: ports(&object.spec),
+        requests: requests(&object.spec).into(),
+        ports: ports(&object.spec).into(),
         avoids: apart
             .and_then(|apart| apart.required_during_scheduling_ignored_during_execution.clone())
-            .unwrap_or_default(),
+            .unwrap_or_default()
+            .into(),
         owner: owner(&object.metadata).map(Arc::new),
     })
 }

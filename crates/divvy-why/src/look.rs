@@ -73,7 +73,7 @@ impl<'a> Question<'a> {
         let tenant = self.snapshot.tenant(position, uid)?;
         self.gone = Some(tenant);
         self.alter_site(node, |site| {
-            for (resource, amount) in &self.snapshot.tenants[tenant].requests {
+            for (resource, amount) in self.snapshot.tenants[tenant].requests.iter() {
                 if let Some(used) = site.used.get_mut(&**resource) {
                     *used = used.saturating_sub(*amount);
                 }

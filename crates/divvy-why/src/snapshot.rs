@@ -84,11 +84,11 @@ impl HostPort {
 #[derive(Debug, Clone, Default)]
 pub struct Tenant {
     /// `metadata.uid`
-    pub uid: String,
+    pub uid: Box<str>,
     /// `metadata.namespace`
     pub namespace: Arc<str>,
     /// `metadata.name`
-    pub name: String,
+    pub name: Box<str>,
     /// `spec.nodeName`
     pub node: Arc<str>,
     /// `metadata.labels`
@@ -96,11 +96,11 @@ pub struct Tenant {
     /// It is being deleted.
     pub deleting: bool,
     /// What it asks for by Kubernetes' formula, `pods: 1` among it: CPU in thousandths of a core, other resources in whole units.
-    pub requests: Vec<(Cow<'static, str>, u64)>,
+    pub requests: Arc<[(Cow<'static, str>, u64)]>,
     /// Ports of the host that it takes.
-    pub ports: Vec<HostPort>,
+    pub ports: Box<[HostPort]>,
     /// Its required anti-affinity.
-    pub avoids: Vec<PodAffinityTerm>,
+    pub avoids: Box<[PodAffinityTerm]>,
     /// Its controller.
     pub owner: Option<Arc<Owner>>,
 }
@@ -128,7 +128,7 @@ pub struct Snapshot {
 
 impl Snapshot {
     /// A snapshot of these nodes, and of those of the pods that are on one of them.
-    pub fn new(ledger: Ledger, mut sites: Vec<Site>, tenants: impl IntoIterator<Item = Tenant>) -> Snapshot {
+    pub fn new(ledger: Ledger, mut sites: Vec<Site>, tenants: Tenants) -> Snapshot {
         sites.sort_by(|a, b| a.name.cmp(&b.name));
         sites.dedup_by(|a, b| a.name == b.name);
         for site in &mut sites {
@@ -150,20 +150,18 @@ impl Snapshot {
             namespaces: None,
             agent_selector: None,
         };
-        let mut names = Names::default();
-        for tenant in tenants {
-            snapshot.add(tenant, &mut names);
+        for tenant in tenants.tenants {
+            snapshot.add(tenant);
         }
         snapshot
     }
 
-    fn add(&mut self, mut tenant: Tenant, names: &mut Names) {
+    fn add(&mut self, tenant: Tenant) {
         let Some(&site) = self.by_name.get(&*tenant.node) else {
             return;
         };
-        names.share(&mut tenant);
         let position = self.tenants.len();
-        for (resource, amount) in &tenant.requests {
+        for (resource, amount) in tenant.requests.iter() {
             let used = &mut self.sites[site].used;
             match used.get_mut(&**resource) {
                 Some(sum) => *sum = sum.saturating_add(*amount),
@@ -195,24 +193,38 @@ impl Snapshot {
         self.on[node]
             .iter()
             .copied()
-            .find(|position| self.tenants[*position].uid == uid)
+            .find(|position| &*self.tenants[*position].uid == uid)
     }
 }
 
-/// Texts that many pods have in common, kept once.
+/// Pods that have nodes. What many of them have in common is kept once, from the moment in which they are added: a list has tens of thousands.
 #[derive(Debug, Default)]
-struct Names {
+pub struct Tenants {
+    tenants: Vec<Tenant>,
     texts: HashSet<Arc<str>>,
     labels: HashSet<Arc<Labels>>,
+    requests: HashSet<Arc<[(Cow<'static, str>, u64)]>>,
     owners: HashSet<Arc<Owner>>,
 }
 
-impl Names {
-    fn share(&mut self, tenant: &mut Tenant) {
-        tenant.namespace = shared(&mut self.texts, tenant.namespace.clone());
-        tenant.node = shared(&mut self.texts, tenant.node.clone());
-        tenant.labels = shared(&mut self.labels, tenant.labels.clone());
-        tenant.owner = tenant.owner.take().map(|owner| shared(&mut self.owners, owner));
+impl Extend<Tenant> for Tenants {
+    fn extend<T: IntoIterator<Item = Tenant>>(&mut self, tenants: T) {
+        for mut tenant in tenants {
+            tenant.namespace = shared(&mut self.texts, tenant.namespace);
+            tenant.node = shared(&mut self.texts, tenant.node);
+            tenant.labels = shared(&mut self.labels, tenant.labels);
+            tenant.requests = shared(&mut self.requests, tenant.requests);
+            tenant.owner = tenant.owner.map(|owner| shared(&mut self.owners, owner));
+            self.tenants.push(tenant);
+        }
+    }
+}
+
+impl FromIterator<Tenant> for Tenants {
+    fn from_iter<T: IntoIterator<Item = Tenant>>(tenants: T) -> Tenants {
+        let mut all = Tenants::default();
+        all.extend(tenants);
+        all
     }
 }
 

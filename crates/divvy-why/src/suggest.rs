@@ -501,9 +501,9 @@ impl Search<'_, '_> {
                     node: tenant.node.to_string(),
                     pod: PodName {
                         namespace: tenant.namespace.to_string(),
-                        name: tenant.name.clone(),
+                        name: tenant.name.to_string(),
                     },
-                    uid: tenant.uid.clone(),
+                    uid: tenant.uid.to_string(),
                     deleting,
                     owner: tenant.owner.as_deref().cloned(),
                     more_important: snapshot.ledger.pod(&tenant.uid).is_some_and(|pod| pod.priority > priority),

@@ -134,7 +134,10 @@ fn an_amount_of_bytes_is_refused_with_the_number_to_write() {
             .into_iter()
             .collect();
         assert_eq!(told(unit, amount, &Value::Null), expected, "{unit}, {amount}");
-        assert!(told(unit, amount, &json!({"metadata": {"name": "p"}})).is_empty(), "{unit}, {amount}");
+        assert!(
+            told(unit, amount, &json!({"metadata": {"name": "p"}})).is_empty(),
+            "{unit}, {amount}"
+        );
     }
 }
 

@@ -47,7 +47,7 @@ fn snapshot(nodes: &[NodeObject], pods: &[PodObject]) -> Snapshot {
     Snapshot::new(
         ledger,
         nodes.iter().map(sites::site).collect(),
-        pods.iter().filter_map(sites::tenant),
+        pods.iter().filter_map(sites::tenant).collect(),
     )
 }
 

@@ -154,10 +154,10 @@ impl Page {
             (_, _, 1) => "The closest node:",
             _ => "The closest nodes:",
         });
-        let per_node = if self.style.all_nodes {
-            usize::MAX
-        } else {
-            GPUS / shown.len()
+        let with_gpus = shown.iter().filter(|node| lacks_memory(node)).count();
+        let per_node = match self.style.all_nodes {
+            true => usize::MAX,
+            false => GPUS / with_gpus.max(1),
         };
         for node in shown {
             self.node(node, per_node);
@@ -167,6 +167,11 @@ impl Page {
     fn groups(&mut self, answer: &Answer) {
         let most = if self.style.all_nodes { usize::MAX } else { GROUPS };
         let shown = answer.groups.iter().take(most);
+        let pad = if answer.groups.iter().any(|group| group.nodes > 1) {
+            ": "
+        } else {
+            ":"
+        };
         let width = answer
             .groups
             .iter()
@@ -175,7 +180,7 @@ impl Page {
             .unwrap_or(1);
         self.lines.push(String::new());
         for group in shown {
-            let (count, s) = (group.nodes, if group.nodes == 1 { ": " } else { "s:" });
+            let (count, s) = (group.nodes, if group.nodes == 1 { pad } else { "s:" });
             self.put(
                 &format!("  {count:>width$} node{s} "),
                 &" ".repeat(width + 10),
@@ -210,9 +215,7 @@ impl Page {
             return;
         }
         // Where the GPUs are not what is in the way, one of those with room is enough.
-        let of_gpus = |obstacle: &Obstacle| matches!(obstacle, Obstacle::GpuMemory { .. });
-        let matter = self.style.all_nodes || node.obstacles.iter().any(|obstacle| of_gpus(&obstacle.what));
-        let gpus = if matter { gpus } else { 1 };
+        let gpus = if self.style.all_nodes || lacks_memory(node) { gpus } else { 1 };
         let mut order: Vec<&GpuAnswer> = node.gpus.iter().collect();
         if !self.style.all_nodes {
             order.sort_by_key(|gpu| (!gpu.fits, !gpu.allowed, std::cmp::Reverse(gpu.free), gpu.index));
@@ -291,6 +294,13 @@ impl Page {
             self.put(&format!("  {number}. "), "     ", &text);
         }
     }
+}
+
+/// Whether what is free on its GPUs is part of what keeps the pod away.
+fn lacks_memory(node: &NodeAnswer) -> bool {
+    node.obstacles
+        .iter()
+        .any(|obstacle| matches!(obstacle.what, Obstacle::GpuMemory { .. }))
 }
 
 /// Whether the scheduler's or the kubelet's own words add to the answer: of a pod that waits for room they count the same nodes once more.

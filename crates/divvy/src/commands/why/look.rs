@@ -4,7 +4,7 @@ use divvy_cluster::objects::{NodeObject, PodObject};
 use divvy_cluster::{convert, list, sites};
 use divvy_model::{MemoryUnit, Pod, names};
 use divvy_placement::{Ledger, kept};
-use divvy_why::{Snapshot, Tenant, Wants};
+use divvy_why::{Snapshot, Tenant, Tenants, Wants};
 
 use crate::commands::inspect::say_left_out;
 use crate::commands::progress::Arrived;
@@ -25,7 +25,8 @@ struct Listed {
 /// Reads all nodes and pods. `unit`: for clusters whose agents publish none.
 pub(super) async fn look(client: &kube::Client, unit: MemoryUnit) -> Result<Look, divvy_cluster::Error> {
     let arrived = Arrived::default();
-    let (mut sites, mut nodes, mut pods, mut tenants, mut waiting) = (Vec::new(), Vec::new(), Vec::new(), Vec::new(), Vec::new());
+    let (mut sites, mut nodes, mut pods, mut waiting) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+    let mut tenants = Tenants::default();
     let node = |object: NodeObject| (convert::node(&object), sites::site(&object));
     let all_nodes = list::each_node(client, node, |(node, site)| {
         arrived.node();
