@@ -10,7 +10,7 @@ use divvy_why::{Claim, ClaimState, HostPort, Owner, Reported, Site, Tenant, Want
 use kube::core::ObjectMeta;
 
 use crate::convert;
-use crate::objects::{Amount, NodeObject, PodObject, PodSpec, PodStatus};
+use crate::objects::{Amount, Amounts, Container, NodeObject, PodObject, PodSpec, PodStatus, Resources};
 
 /// A node without its GPUs. Quantities that cannot be read count as zero.
 pub fn site(object: &NodeObject) -> Site {
@@ -36,28 +36,27 @@ pub fn site(object: &NodeObject) -> Site {
 }
 
 /// A pod that has a node and whose phase is neither Succeeded nor Failed, as kube-scheduler counts it.
-pub fn tenant(object: &PodObject) -> Option<Tenant> {
-    let node = object.spec.node_name.as_deref().filter(|node| !node.is_empty())?;
+pub fn tenant(object: PodObject) -> Option<Tenant> {
+    let (meta, spec) = (object.metadata, object.spec);
     let phase = object.status.as_ref().and_then(|status| status.phase.as_deref());
     if matches!(phase, Some("Succeeded" | "Failed")) {
         return None;
     }
-    let affinity = object.spec.affinity.as_deref();
-    let apart = affinity.and_then(|affinity| affinity.pod_anti_affinity.as_ref());
+    let owner = owner(&meta).map(Arc::new);
+    let (requests, ports) = (requests(&spec), ports(&spec));
+    let apart = spec.affinity.and_then(|affinity| affinity.pod_anti_affinity);
+    let avoids = apart.and_then(|apart| apart.required_during_scheduling_ignored_during_execution);
     Some(Tenant {
-        uid: object.metadata.uid.clone().unwrap_or_default().into(),
-        namespace: object.metadata.namespace.clone().unwrap_or_default().into(),
-        name: object.metadata.name.clone().unwrap_or_default().into(),
-        node: node.into(),
-        labels: Arc::new(object.metadata.labels.clone().unwrap_or_default()),
-        deleting: object.metadata.deletion_timestamp.is_some(),
-        requests: requests(&object.spec).into(),
-        ports: ports(&object.spec).into(),
-        avoids: apart
-            .and_then(|apart| apart.required_during_scheduling_ignored_during_execution.clone())
-            .unwrap_or_default()
-            .into(),
-        owner: owner(&object.metadata).map(Arc::new),
+        uid: meta.uid.unwrap_or_default().into(),
+        namespace: meta.namespace.unwrap_or_default().into(),
+        name: meta.name.unwrap_or_default().into(),
+        node: spec.node_name.filter(|node| !node.is_empty())?.into(),
+        labels: Arc::new(meta.labels.unwrap_or_default()),
+        deleting: meta.deletion_timestamp.is_some(),
+        requests: requests.into(),
+        ports: ports.into(),
+        avoids: avoids.unwrap_or_default().into(),
+        owner,
     })
 }
 
@@ -148,6 +147,9 @@ fn requests(spec: &PodSpec) -> Vec<(Cow<'static, str>, u64)> {
             Some("Always") => (ContainerKind::Sidecar, container),
             _ => (ContainerKind::Init, container),
         });
+    if let ([], [container]) = (spec.init_containers.as_slice(), spec.containers.as_slice()) {
+        return requests_of_one(container, &spec.overhead);
+    }
     let containers: Vec<_> = init
         .chain(spec.containers.iter().map(|container| (ContainerKind::App, container)))
         .collect();
@@ -159,7 +161,7 @@ fn requests(spec: &PodSpec) -> Vec<(Cow<'static, str>, u64)> {
         .flat_map(|amounts| amounts.iter().map(|(name, _)| name))
         .collect();
     let of = |resource: &Cow<'static, str>| {
-        let one = |(kind, container): &(ContainerKind, &crate::objects::Container)| {
+        let one = |(kind, container): &(ContainerKind, &Container)| {
             let asked = container
                 .resources
                 .requests
@@ -187,6 +189,25 @@ fn requests(spec: &PodSpec) -> Vec<(Cow<'static, str>, u64)> {
         )
     };
     let mut found: Vec<(Cow<'static, str>, u64)> = resources.into_iter().map(of).filter(|(_, amount)| *amount > 0).collect();
+    found.push((Cow::Borrowed("pods"), 1));
+    found
+}
+
+/// The same of a pod with one container, as most have.
+fn requests_of_one(container: &Container, overhead: &Amounts) -> Vec<(Cow<'static, str>, u64)> {
+    let Resources { requests, limits } = &container.resources;
+    let defaulted = limits.iter().filter(|(name, _)| !requests.contains_key(name));
+    let asked = requests.iter().chain(defaulted);
+    let amount = |(name, amount): (&Cow<'static, str>, &Amount)| (name.clone(), value(name, amount).unwrap_or(0));
+    let mut found: Vec<(Cow<'static, str>, u64)> = asked.map(amount).collect();
+    for (name, more) in overhead.iter().map(amount) {
+        match found.iter_mut().find(|(known, _)| *known == name) {
+            Some((_, amount)) => *amount = amount.saturating_add(more),
+            None => found.push((name, more)),
+        }
+    }
+    found.retain(|(_, amount)| *amount > 0);
+    found.sort();
     found.push((Cow::Borrowed("pods"), 1));
     found
 }

@@ -27,7 +27,7 @@ pub use answer::{Answer, Group, NodeAnswer, PodName, Request, Share, State, Subj
 pub use gpus::{GpuAnswer, HolderAnswer};
 pub use obstacle::{Hold, Obstacle, Spoken};
 pub use quantity::{amount, quantity};
-pub use snapshot::{HostPort, Labels, Owner, Site, Snapshot, Tenant, Tenants};
+pub use snapshot::{HostPort, Labels, Owner, Requests, Site, Snapshot, Tenant, Tenants};
 pub use suggest::{Change, Suggestion};
 pub use verdict::asked_where;
 pub use wants::{Claim, ClaimState, Reported, Wants};

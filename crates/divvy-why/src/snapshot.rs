@@ -80,6 +80,9 @@ impl HostPort {
     }
 }
 
+/// Resources and how much of each is asked for: CPU in thousandths of a core, other resources in whole units.
+pub type Requests = [(Cow<'static, str>, u64)];
+
 /// A pod that has a node and has not ended (its phase is neither Succeeded nor Failed).
 #[derive(Debug, Clone, Default)]
 pub struct Tenant {
@@ -96,7 +99,7 @@ pub struct Tenant {
     /// It is being deleted.
     pub deleting: bool,
     /// What it asks for by Kubernetes' formula, `pods: 1` among it: CPU in thousandths of a core, other resources in whole units.
-    pub requests: Arc<[(Cow<'static, str>, u64)]>,
+    pub requests: Arc<Requests>,
     /// Ports of the host that it takes.
     pub ports: Box<[HostPort]>,
     /// Its required anti-affinity.
@@ -203,7 +206,7 @@ pub struct Tenants {
     tenants: Vec<Tenant>,
     texts: HashSet<Arc<str>>,
     labels: HashSet<Arc<Labels>>,
-    requests: HashSet<Arc<[(Cow<'static, str>, u64)]>>,
+    requests: HashSet<Arc<Requests>>,
     owners: HashSet<Arc<Owner>>,
 }
 

@@ -47,7 +47,7 @@ fn snapshot(nodes: &[NodeObject], pods: &[PodObject]) -> Snapshot {
     Snapshot::new(
         ledger,
         nodes.iter().map(sites::site).collect(),
-        pods.iter().filter_map(sites::tenant).collect(),
+        pods.iter().cloned().filter_map(sites::tenant).collect(),
     )
 }
 

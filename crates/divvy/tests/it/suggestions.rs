@@ -34,7 +34,7 @@ fn answer(world: &World) -> Answer {
     let mut snapshot = Snapshot::new(
         ledger(world),
         nodes.iter().map(sites::site).collect(),
-        pods.iter().filter_map(sites::tenant).collect(),
+        pods.iter().cloned().filter_map(sites::tenant).collect(),
     );
     let namespaces = world.namespaces.iter().map(parsed);
     let metas = namespaces.map(|namespace: k8s_openapi::api::core::v1::Namespace| namespace.metadata);

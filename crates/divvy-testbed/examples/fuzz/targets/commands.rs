@@ -332,7 +332,7 @@ fn printed(bytes: &[u8]) -> bool {
     let mut ledger = Ledger::new(MemoryUnit::GIB);
     ledger.replace_nodes(&nodes);
     ledger.replace_pods(all.iter().cloned());
-    let tenants = read.pods.iter().filter_map(sites::tenant).collect();
+    let tenants = read.pods.iter().cloned().filter_map(sites::tenant).collect();
     let snapshot = Snapshot::new(ledger, read.nodes.iter().map(sites::site).collect(), tenants);
     for (object, _) in pods.iter().take(10) {
         let Ok(wants) = sites::wants(object) else { continue };

@@ -68,18 +68,17 @@ fn seen<T>(read: Result<T, divvy_cluster::Error>) -> Option<T> {
 }
 
 fn listed(object: PodObject) -> Result<Listed, String> {
-    let tenant = sites::tenant(&object);
+    let words = |error: divvy_model::Error| error.to_string();
     let waits = object.spec.node_name.as_deref().is_none_or(str::is_empty);
-    let waiting = match waits {
-        true => Some(sites::wants(&object).map_err(|error| error.to_string())?)
-            .filter(|wants| !wants.pod.ended() && wants_gpus(wants)),
-        false => None,
+    let wants = if waits {
+        Some(sites::wants(&object).map_err(words)?)
+    } else {
+        None
     };
-    let pod = list::pod_of(object).map(kept)?;
     Ok(Listed {
-        pod,
-        tenant,
-        waiting: waiting.map(Box::new),
+        waiting: wants.filter(|wants| !wants.pod.ended() && wants_gpus(wants)).map(Box::new),
+        pod: kept(convert::pod(&object).map_err(words)?),
+        tenant: sites::tenant(object),
     })
 }
 
