@@ -263,6 +263,7 @@ fn from_facts(facts: GpuFacts) -> Gpu {
         cc: facts.cc,
         sms: facts.sms,
         clock_mhz: facts.clock_mhz,
+        bandwidth_gbs: facts.bandwidth_gbs,
         total: facts.total,
         reserve: MiB::ZERO,
         units: 0,

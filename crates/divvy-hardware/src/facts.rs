@@ -54,6 +54,9 @@ pub struct GpuFacts {
     /// Highest SM clock in MHz; 0 if unknown.
     #[serde(default, rename = "clockMHz")]
     pub clock_mhz: u32,
+    /// Memory bandwidth in GB/s (10⁹ bytes); 0 if unknown.
+    #[serde(default, rename = "bandwidthGBs", skip_serializing_if = "is_zero")]
+    pub bandwidth_gbs: u32,
     /// Memory in all.
     #[serde(rename = "totalMiB")]
     pub total: MiB,
@@ -90,6 +93,11 @@ pub struct GpuFacts {
     /// Why something could not be read.
     #[serde(default)]
     pub error: Option<String>,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+fn is_zero(number: &u32) -> bool {
+    *number == 0
 }
 
 /// A device without a name.
@@ -278,6 +286,7 @@ fn fill_in(gpu: &mut GpuFacts, before: &GpuFacts) {
     take(&mut gpu.cc, &before.cc);
     take(&mut gpu.sms, &before.sms);
     take(&mut gpu.clock_mhz, &before.clock_mhz);
+    take(&mut gpu.bandwidth_gbs, &before.bandwidth_gbs);
     take(&mut gpu.total, &before.total);
     take(&mut gpu.numa, &before.numa);
     take(&mut gpu.links, &before.links);

@@ -62,6 +62,9 @@ pub struct Gpu {
     /// Highest SM clock in MHz; 0 if unknown.
     #[serde(default, rename = "clockMHz")]
     pub clock_mhz: u32,
+    /// Memory bandwidth in GB/s (10⁹ bytes); 0 if unknown. In the format only where it is known: older agents do not write it.
+    #[serde(default, rename = "bandwidthGBs", skip_serializing_if = "is_zero")]
+    pub bandwidth_gbs: u32,
     /// Memory in all, in MiB.
     #[serde(rename = "totalMiB")]
     pub total: MiB,
@@ -84,6 +87,11 @@ pub struct Gpu {
     /// Connections to other GPUs of the node.
     #[serde(default)]
     pub links: Vec<Link>,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+fn is_zero(number: &u32) -> bool {
+    *number == 0
 }
 
 fn kind_gpu() -> String {
@@ -214,6 +222,15 @@ mod tests {
         let inventory = Inventory::parse(TEXT).expect("documented form");
         assert_eq!(inventory.to_json(), TEXT);
         assert_eq!(inventory.total_units(), 40);
+    }
+
+    #[test]
+    fn an_inventory_of_an_older_agent_has_no_memory_bandwidth() {
+        let older = Inventory::parse(TEXT).expect("documented form");
+        assert_eq!(older.gpus[0].bandwidth_gbs, 0);
+        let text = TEXT.replacen("\"clockMHz\":1410,", "\"clockMHz\":1410,\"bandwidthGBs\":1555,", 1);
+        let newer = Inventory::parse(&text).expect("with bandwidth");
+        assert_eq!((newer.gpus[0].bandwidth_gbs, newer.to_json()), (1555, text));
     }
 
     #[test]

@@ -65,6 +65,12 @@ pub struct MachineGpu {
     /// Highest SM clock in MHz.
     #[serde(default = "default_clock")]
     pub clock_mhz: u32,
+    /// Highest memory clock in MHz; when absent the driver does not say it.
+    #[serde(default)]
+    pub memory_clock_mhz: Option<u32>,
+    /// Width of the memory bus in bits; when absent the driver does not say it, as before version 495.
+    #[serde(default)]
+    pub memory_bus_bits: Option<u32>,
     /// NUMA node; none when absent.
     #[serde(default)]
     pub numa: Option<u32>,

@@ -27,7 +27,7 @@ pub const MOST_GPUS: u32 = 16;
 /// A preference among GPUs that fit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Prefer {
-    /// The highest compute capability, then the most streaming multiprocessors, then the highest clock.
+    /// The most FP16 operations per second times memory bandwidth, by an estimate.
     Fastest,
     /// The most memory in all.
     MostMemory,

@@ -123,6 +123,11 @@ pub struct Outcome {
 }
 
 impl Outcome {
+    /// No GPU memory was offered and none was given: there is nothing of which anything could be said.
+    pub fn is_empty(&self) -> bool {
+        self.findings.is_empty() && self.summary.gpus == 0 && self.summary.allocations == 0
+    }
+
     /// The worst that was found.
     pub fn worst(&self) -> Option<Level> {
         self.findings.iter().map(|finding| finding.what.level()).min()
@@ -142,6 +147,8 @@ pub struct Summary {
     pub pods: u64,
     /// Pods that were bound with an allocation.
     pub allocations: u64,
+    /// Nodes that were seen.
+    pub nodes_seen: u64,
     /// Nodes with GPUs.
     pub nodes: u64,
     /// GPUs.
@@ -211,6 +218,8 @@ pub struct Audit {
     omitted: BTreeMap<&'static str, u64>,
     summary: Summary,
     generation: u64,
+    /// All nodes were listed, at least once.
+    nodes_listed: bool,
     /// Lists that have begun: their generation, and the gap's finding.
     listing: BTreeMap<Kind, (u64, Option<usize>)>,
     last_of: BTreeMap<Kind, Moment>,
@@ -241,6 +250,7 @@ impl Audit {
             omitted: BTreeMap::new(),
             summary: Summary::default(),
             generation: 0,
+            nodes_listed: false,
             listing: BTreeMap::new(),
             last_of: BTreeMap::new(),
             dirty: BTreeSet::new(),
@@ -302,9 +312,9 @@ impl Audit {
         self.finish_pods(end);
         self.finish_sites(end);
         self.finish_reports(end);
-        let sites = self.sites.values().filter(|site| site.known && !site.gpus.is_empty());
-        for site in sites {
-            self.summary.nodes += 1;
+        for site in self.sites.values().filter(|site| site.known) {
+            self.summary.nodes_seen += 1;
+            self.summary.nodes += u64::from(!site.gpus.is_empty());
             self.summary.gpus += site.gpus.len() as u64;
             for gpu in &site.gpus {
                 self.summary.capacity = self.summary.capacity.saturating_add(gpu.capacity);
@@ -356,6 +366,7 @@ impl Audit {
                 }
             }
             Kind::Nodes => {
+                self.nodes_listed = true;
                 let sites = self
                     .sites
                     .iter()

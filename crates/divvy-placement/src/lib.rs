@@ -3,6 +3,7 @@
 //! - [`NodeState`]: one node's GPUs as its inventory or its capacity describes them
 //! - [`Ledger`]: nodes, pods and allocations in flight, updated event by event; what each GPU has left
 //! - [`Ask`], [`Choice`], [`Refusal`]: does it fit, on which GPUs, and why not
+//! - `speed`: how fast a GPU is, by an estimate (`divvy.dev/gpu-prefer: fastest`)
 //! - [`Topology`]: how a node's GPUs are connected, and which of them work best together
 //! - [`NodeReport`]: a refusal in full, for `divvy why`, events and error messages
 //! - [`Anomaly`]: what in the ledger should not be; [`Overbooked`]: a GPU that was promised twice, and to whom
@@ -31,6 +32,7 @@ mod pods;
 pub mod policy;
 mod products;
 mod several;
+mod speed;
 mod topology;
 mod totals;
 mod victims;

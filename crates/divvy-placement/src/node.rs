@@ -2,11 +2,12 @@ use std::collections::BTreeSet;
 use std::fmt;
 
 use divvy_model::limits::NODE_GPUS;
-use divvy_model::{Error, Gpu, Health, Inventory, MemoryUnit, MiB, Node, Prefer, legacy};
+use divvy_model::{Error, Health, Inventory, MemoryUnit, MiB, Node, Prefer, legacy};
 
 use crate::Topology;
 use crate::policy::rank;
 use crate::products::Product;
+use crate::speed;
 
 /// What is known of one node: its GPUs, and whether and from what they may be offered.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -46,8 +47,8 @@ pub struct GpuState {
     pub capacity: MiB,
     /// Memory that it has in all; where that is not known, what it offers.
     pub total: MiB,
-    /// Compute capability (major, minor), streaming multiprocessors, highest clock in MHz; zeros where that is not known.
-    pub speed: (u16, u16, u32, u32),
+    /// How fast it is, by an estimate: the higher, the faster; 0 if nothing is known of it.
+    pub speed: u64,
     /// Held by containers whose pod object is gone; not to be given again yet.
     pub held: MiB,
     /// Whether work may be placed on it.
@@ -65,16 +66,11 @@ pub struct GpuState {
 impl GpuState {
     /// The higher, the more a pod with this preference likes it; all are alike without one.
     pub fn preference(&self, prefer: Option<Prefer>) -> u64 {
-        let (major, minor, sms, clock_mhz) = self.speed;
         match prefer {
             None => 0,
             Some(Prefer::MostMemory) => self.total.0,
             Some(Prefer::LeastMemory) => u64::MAX - self.total.0,
-            // Compute capabilities have two digits, GPUs some hundred multiprocessors, clocks a few thousand MHz.
-            Some(Prefer::Fastest) => {
-                let capability = (u64::from(major.min(255)) << 8 | u64::from(minor.min(255))) << 48;
-                capability | u64::from(sms.min(0xff_ffff)) << 24 | u64::from(clock_mhz.min(0xff_ffff))
-            }
+            Some(Prefer::Fastest) => self.speed,
         }
     }
 }
@@ -90,11 +86,6 @@ fn topology(node: &Node, gpus: &[GpuState]) -> Topology {
     let uuids = gpus.iter().map(|gpu| gpu.uuid.as_deref().unwrap_or_default());
     let gpus: Vec<_> = uuids.map(|uuid| (uuid, links(uuid))).collect();
     Topology::new(&gpus)
-}
-
-fn speed(gpu: &Gpu) -> (u16, u16, u32, u32) {
-    let (major, minor) = gpu.cc.split_once('.').unwrap_or((&gpu.cc, ""));
-    (major.parse().unwrap_or(0), minor.parse().unwrap_or(0), gpu.sms, gpu.clock_mhz)
 }
 
 /// Where a node's GPUs were read from.
@@ -245,7 +236,7 @@ fn read_division(node: &Node, unit: MemoryUnit) -> (Source, Vec<GpuState>) {
                     units: each,
                     capacity: unit.memory(each).unwrap_or(MiB::ZERO),
                     total: unit.memory(each).unwrap_or(MiB::ZERO),
-                    speed: (0, 0, 0, 0),
+                    speed: 0,
                     held: MiB::ZERO,
                     health: Health::Ok,
                     reason: None,
@@ -271,7 +262,7 @@ fn read_inventory(node: &Node, inventory: &Inventory, unit: MemoryUnit) -> (Sour
             units: gpu.units,
             capacity: inventory.unit.memory(gpu.units).unwrap_or(MiB::ZERO),
             total: gpu.total,
-            speed: speed(gpu),
+            speed: speed::of(gpu),
             held: gpu.held,
             health: gpu.health,
             reason: gpu.reason.clone(),

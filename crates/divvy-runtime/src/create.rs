@@ -10,7 +10,7 @@ use divvy_container::runtime::live::{self, Live};
 use divvy_container::runtime::plan::{self, Asked, Decides, Plan};
 use divvy_container::runtime::request::{Container, Wanted};
 use divvy_container::runtime::require::{self, Facts};
-use divvy_container::runtime::settings::{Mode, Settings};
+use divvy_container::runtime::settings::{self, Mode, Settings};
 use divvy_container::runtime::{extras, legacy};
 use divvy_files::Files;
 
@@ -140,12 +140,8 @@ fn without_groups(registry: Registry) -> Registry {
     Registry::new(files)
 }
 
-/// Where Debian's ldconfig is a script, the program behind it.
 pub(crate) fn ldconfig() -> &'static str {
-    match Path::new("/sbin/ldconfig.real").exists() {
-        true => "@/sbin/ldconfig.real",
-        false => "@/sbin/ldconfig",
-    }
+    settings::ldconfig(|path| Path::new(path).exists())
 }
 
 /// The hook that calls `nvidia-container-cli` once the container has a process and a root; and, where that is asked for, the one that puts the image's

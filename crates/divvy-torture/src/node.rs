@@ -861,6 +861,7 @@ fn gpu(node: &str, index: u32, mib: u64) -> Gpu {
         cc: "7.5".to_owned(),
         sms: 40,
         clock_mhz: 1590,
+        bandwidth_gbs: 320,
         total: MiB(mib),
         reserve: MiB::ZERO,
         units: 0,

@@ -474,7 +474,8 @@ A line of --reports, one when a container begins and one (\"running\":false) whe
   {\"at\":1767323046.5,\"node\":\"n1\",\"pod_uid\":\"…\",\"container\":\"main\",\"id\":\"…\",\"running\":true,\"gpus\":[0],\"env\":{\"ALIYUN_COM_GPU_MEM_IDX\":\"0\"}}
   gpus: minor numbers of /dev/nvidia*, or UUIDs; without it the variables decide.
 
-Exit status: 0 sound; 1 findings; 2 it cannot be told for all of it (a gap in the history, a node that is not in it), or nothing could be read."
+Exit status: 0 sound; 1 findings; 2 it cannot be told for all of it (a gap in the history, a node that is not in it), there is no GPU memory to look at, or
+nothing could be read."
 )]
 pub struct AuditArgs {
     #[command(subcommand)]

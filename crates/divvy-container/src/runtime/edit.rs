@@ -9,50 +9,110 @@ use toml_edit::{Array, DocumentMut, Item, Table, Value};
 
 use super::settings::{self, Settings};
 
-/// The file that says what is assumed without one, as NVIDIA's tool prints it, to the byte.
-pub const DEFAULT: &str = r##"#accept-nvidia-visible-devices-as-volume-mounts = false
-#accept-nvidia-visible-devices-envvar-when-unprivileged = true
-disable-require = false
-supported-driver-capabilities = "compat32,compute,display,graphics,ngx,utility,video"
-#swarm-resource = "DOCKER_RESOURCE_GPU"
-
-[nvidia-container-cli]
-#debug = "/var/log/nvidia-container-toolkit.log"
-environment = []
-#ldcache = "/etc/ld.so.cache"
-ldconfig = "@/sbin/ldconfig"
-load-kmods = true
-#no-cgroups = false
-#path = "/usr/bin/nvidia-container-cli"
-#root = "/run/nvidia/driver"
-#user = "root:video"
-
-[nvidia-container-runtime]
-#debug = "/var/log/nvidia-container-runtime.log"
-log-level = "info"
-mode = "auto"
-runtimes = ["runc", "crun"]
-
-[nvidia-container-runtime.modes]
-
-[nvidia-container-runtime.modes.cdi]
-annotation-prefixes = ["cdi.k8s.io/"]
-default-kind = "nvidia.com/gpu"
-spec-dirs = ["/etc/cdi", "/var/run/cdi"]
-
-[nvidia-container-runtime.modes.csv]
-mount-spec-path = "/etc/nvidia-container-runtime/host-files-for-container.d"
-
-[nvidia-container-runtime.modes.legacy]
-cuda-compat-mode = "ldconfig"
-
-[nvidia-container-runtime-hook]
-path = "nvidia-container-runtime-hook"
-skip-mode-detection = false
-
-[nvidia-ctk]
-path = "nvidia-ctk"
-"##;
+/// The file that says what is assumed without one: the lines of NVIDIA's tool, with the values of [`Settings::default`].
+///
+/// A line that begins with `#` and a key is an example of what is not set. `set` puts a value in its place.
+pub fn assumed(ldconfig: &str) -> String {
+    let settings = Settings::default();
+    let text = |value: &str| Value::from(value).to_string();
+    let list = |values: &[String]| Value::from(values.iter().map(String::as_str).collect::<Array>()).to_string();
+    // Where nothing is set, an example.
+    let optional = |key: &str, value: Option<Value>, example: &str| match value {
+        Some(value) => format!("{key} = {}", value.to_string().trim()),
+        None => format!("#{key} = {example}"),
+    };
+    let maybe = |key: &str, value: &Option<String>, example: &str| optional(key, value.clone().map(Value::from), &text(example));
+    let Settings {
+        mode,
+        runtimes,
+        debug,
+        log_level,
+        spec_dirs,
+        default_kind,
+        annotation_prefixes,
+        accept_mounts,
+        accept_environment,
+        swarm_resources,
+        disable_require,
+        capabilities,
+        cli,
+        cuda_compat_mode,
+        skip_mode_detection,
+        // NVIDIA's tool does not write these.
+        no_imex_creation: _,
+        ignore_imex: _,
+        no_additional_groups: _,
+        no_compat_hook: _,
+        probe: _,
+        nvml_library: _,
+    } = &settings;
+    let swarm = (!swarm_resources.is_empty()).then(|| Value::from(swarm_resources.join(",")));
+    let blocks = [
+        vec![
+            "# Lines without # are what divvy-runtime assumes where they are missing. Lines with # are examples of what can be set.".to_owned(),
+            String::new(),
+            format!("#accept-nvidia-visible-devices-as-volume-mounts = {accept_mounts}"),
+            "# If this is not set, NVIDIA_VISIBLE_DEVICES counts in an unprivileged container only where docker run --gpus wrote it.".to_owned(),
+            "# false: it never counts there. true: it always counts, so that an image can take every GPU of the machine.".to_owned(),
+            optional(
+                "accept-nvidia-visible-devices-envvar-when-unprivileged",
+                accept_environment.map(Value::from),
+                "false",
+            ),
+            format!("disable-require = {disable_require}"),
+            format!("supported-driver-capabilities = {}", text(&capabilities.join(","))),
+            optional("swarm-resource", swarm, "\"DOCKER_RESOURCE_GPU\""),
+        ],
+        vec![
+            "[nvidia-container-cli]".to_owned(),
+            maybe("debug", &cli.debug, "/var/log/nvidia-container-toolkit.log"),
+            format!("environment = {}", list(&cli.environment)),
+            maybe("ldcache", &cli.ldcache, "/etc/ld.so.cache"),
+            format!("ldconfig = {}", text(ldconfig)),
+            format!("load-kmods = {}", cli.loads_kmods()),
+            format!("#no-cgroups = {}", cli.no_cgroups),
+            maybe("path", &cli.path, "/usr/bin/nvidia-container-cli"),
+            maybe("root", &cli.root, "/run/nvidia/driver"),
+            maybe("user", &cli.user, "root:video"),
+        ],
+        vec![
+            "[nvidia-container-runtime]".to_owned(),
+            maybe("debug", debug, "/var/log/nvidia-container-runtime.log"),
+            format!("log-level = {}", text(log_level.as_str())),
+            format!("mode = {}", text(mode.as_str())),
+            format!("runtimes = {}", list(runtimes)),
+        ],
+        vec!["[nvidia-container-runtime.modes]".to_owned()],
+        vec![
+            "[nvidia-container-runtime.modes.cdi]".to_owned(),
+            format!("annotation-prefixes = {}", list(annotation_prefixes)),
+            format!("default-kind = {}", text(default_kind)),
+            format!("spec-dirs = {}", list(spec_dirs)),
+        ],
+        vec![
+            "# NVIDIA's programs read this; divvy-runtime does not.".to_owned(),
+            "[nvidia-container-runtime.modes.csv]".to_owned(),
+            "mount-spec-path = \"/etc/nvidia-container-runtime/host-files-for-container.d\"".to_owned(),
+        ],
+        vec![
+            "[nvidia-container-runtime.modes.legacy]".to_owned(),
+            format!("cuda-compat-mode = {}", text(cuda_compat_mode)),
+        ],
+        vec![
+            "[nvidia-container-runtime-hook]".to_owned(),
+            "# NVIDIA's programs read this; divvy-runtime does not.".to_owned(),
+            "path = \"nvidia-container-runtime-hook\"".to_owned(),
+            format!("skip-mode-detection = {skip_mode_detection}"),
+        ],
+        vec![
+            "# NVIDIA's programs read this; divvy-runtime does not.".to_owned(),
+            "[nvidia-ctk]".to_owned(),
+            "path = \"nvidia-ctk\"".to_owned(),
+        ],
+    ];
+    let blocks = blocks.map(|lines| lines.iter().map(|line| format!("{line}\n")).collect::<String>());
+    blocks.join("\n")
+}
 
 /// Why a setting cannot be set.
 #[derive(Debug, ThisError)]

@@ -56,7 +56,7 @@ pub fn words(container: &Container, wanted: &Wanted, settings: &Settings, defaul
             .map(|value| format!("--{name}={value}"))
     };
     let root = set("root", cli.root.as_deref());
-    flag("load-kmods", cli.load_kmods.unwrap_or(true));
+    flag("load-kmods", cli.loads_kmods());
     flag("no-create-imex-channels", settings.no_imex_creation);
     flag("no-pivot", cli.no_pivot);
     words.splice(0..0, root);

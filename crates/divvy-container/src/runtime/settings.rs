@@ -2,7 +2,7 @@
 //!
 //! What is absent has the toolkit's own default, but for one: a container that is not privileged gets no GPU by its environment alone
 //! (`accept-nvidia-visible-devices-envvar-when-unprivileged`), unless the file says so. An image that carries `NVIDIA_VISIBLE_DEVICES=all` would
-//! else have every GPU of a node.
+//! else have every GPU of a node. [`edit::assumed`](super::edit::assumed) writes the defaults out.
 
 use serde::Deserialize;
 use thiserror::Error as ThisError;
@@ -57,6 +57,19 @@ pub enum Mode {
     Legacy,
     /// The allocation of the container's pod, whatever else is asked for.
     Divvy,
+}
+
+impl Mode {
+    /// As the file names it.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Mode::Auto => "auto",
+            Mode::Cdi => "cdi",
+            Mode::JitCdi => "jit-cdi",
+            Mode::Legacy => "legacy",
+            Mode::Divvy => "divvy",
+        }
+    }
 }
 
 /// What goes into a log file of our own: this, and what weighs more.
@@ -163,6 +176,21 @@ pub struct Cli {
     pub root: Option<String>,
     /// As whom the program runs, `user:group`.
     pub user: Option<String>,
+}
+
+impl Cli {
+    /// Whether kernel modules are loaded.
+    pub fn loads_kmods(&self) -> bool {
+        self.load_kmods.unwrap_or(true)
+    }
+}
+
+/// What `nvidia-container-cli.ldconfig` is where it is not set: where Debian's ldconfig is a script, the program behind it.
+pub fn ldconfig(exists: impl Fn(&str) -> bool) -> &'static str {
+    match exists("/sbin/ldconfig.real") {
+        true => "@/sbin/ldconfig.real",
+        false => "@/sbin/ldconfig",
+    }
 }
 
 /// Names of `NVIDIA_DRIVER_CAPABILITIES`, sorted.
@@ -319,12 +347,12 @@ fn capabilities(list: Option<&str>) -> Result<Vec<String>, Error> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::edit::DEFAULT;
+    use super::super::edit::assumed;
     use super::*;
 
     #[test]
-    fn nvidias_own_file_says_what_is_assumed_without_one() {
-        let found = Settings::parse(DEFAULT).expect("read");
+    fn the_file_that_says_what_is_assumed_is_read_as_no_file() {
+        let found = Settings::parse(&assumed(ldconfig(|_| false))).expect("read");
         // That file writes down what is else found out on the machine.
         let expected = Settings {
             cli: Cli {

@@ -1,7 +1,11 @@
 //! NVIDIA's `config.toml` with settings set.
 
-use divvy_container::runtime::edit::{DEFAULT, set};
+use divvy_container::runtime::edit::{assumed, set};
 use divvy_container::runtime::settings::Settings;
+
+fn default_text() -> String {
+    assumed("@/sbin/ldconfig")
+}
 
 fn with(text: &str, options: &[&str]) -> Result<String, String> {
     let options: Vec<String> = options.iter().map(|option| (*option).to_owned()).collect();
@@ -10,14 +14,15 @@ fn with(text: &str, options: &[&str]) -> Result<String, String> {
 
 /// Lines that went, and lines that came.
 fn changed(options: &[&str]) -> (Vec<String>, Vec<String>) {
-    let after = with(DEFAULT, options).expect("set");
+    let before = default_text();
+    let after = with(&before, options).expect("set");
     let only = |a: &str, b: &str| {
         a.lines()
             .filter(|line| !b.lines().any(|other| other == *line))
             .map(str::to_owned)
             .collect()
     };
-    (only(DEFAULT, &after), only(&after, DEFAULT))
+    (only(&before, &after), only(&after, &before))
 }
 
 #[test]
@@ -65,7 +70,7 @@ fn case_16_b_what_is_set_takes_the_place_of_what_was_there_or_of_its_comment() {
         ),
         (
             &["accept-nvidia-visible-devices-envvar-when-unprivileged"],
-            &["#accept-nvidia-visible-devices-envvar-when-unprivileged = true"],
+            &["#accept-nvidia-visible-devices-envvar-when-unprivileged = false"],
             &["accept-nvidia-visible-devices-envvar-when-unprivileged = true"],
         ),
         (
@@ -86,7 +91,7 @@ fn case_16_b_what_is_set_takes_the_place_of_what_was_there_or_of_its_comment() {
         );
     }
     let read = with(
-        DEFAULT,
+        &default_text(),
         &["nvidia-container-cli.debug=/a", "nvidia-container-cli.user=root:video"],
     )
     .expect("set");
@@ -125,7 +130,7 @@ fn case_16_c_what_is_wrong_is_refused_in_nvidias_words() {
         ),
         ("nvidia-container-cli.ldconfig=/sbin/ldconfig", "would refuse the file"),
     ] {
-        let error = with(DEFAULT, &[option]).expect_err(option);
+        let error = with(&default_text(), &[option]).expect_err(option);
         assert!(error.contains(says), "{option}: {error}");
     }
     assert!(

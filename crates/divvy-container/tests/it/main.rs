@@ -1,5 +1,6 @@
 //! CDI specs from outside, specs that are made from machines which exist as values, and what a container's configuration becomes.
 
+mod assumed;
 mod bundle;
 mod documents;
 mod edit;

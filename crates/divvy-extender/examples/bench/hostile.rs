@@ -60,6 +60,7 @@ fn node(number: usize, gpus: usize, each: impl Fn(usize, &mut Gpu)) -> Node {
             cc: "8.0".to_owned(),
             sms: 108,
             clock_mhz: 1410,
+            bandwidth_gbs: 1555,
             total: MiB(SIZE),
             reserve: MiB::ZERO,
             units: SIZE,

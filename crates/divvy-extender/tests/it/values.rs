@@ -31,6 +31,7 @@ pub(crate) fn node(name: &str, sizes: &[u64]) -> Node {
             cc: String::new(),
             sms: 0,
             clock_mhz: 0,
+            bandwidth_gbs: 0,
             total: MiB(units * 1024),
             reserve: MiB::ZERO,
             units: *units,

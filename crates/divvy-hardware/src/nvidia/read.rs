@@ -101,6 +101,9 @@ fn gpu(device: &Device<'_>, index: u32, uuid: &str, before: Option<&GpuFacts>) -
             reader.facts.sms = cores / lanes(major, minor);
         }
         reader.facts.clock_mhz = reader.read("highest clock", device.max_clock_info(Clock::SM));
+        let clock = reader.read("highest memory clock", device.max_clock_info(Clock::Memory));
+        let bits = reader.read("width of the memory bus", device.memory_bus_width());
+        reader.facts.bandwidth_gbs = bandwidth_gbs(clock, bits);
         reader.facts.brand = device.brand().ok().map(|brand| words_of(&brand).to_owned());
         reader.facts.compute_mode = device.compute_mode().ok().map(|mode| compute_mode(&mode).to_owned());
         reader.facts.persistence = device.is_in_persistent_mode().ok();
@@ -202,6 +205,13 @@ fn lanes(major: i32, minor: i32) -> u32 {
         (6, 0) | (7, _) | (8, 0) => 64,
         _ => 128,
     }
+}
+
+/// Memory bandwidth in GB/s. Memory transfers twice per clock, and the driver scales the clock so that this holds for every kind of memory (CUDA C++
+/// Best Practices Guide, "Theoretical Bandwidth Calculation").
+fn bandwidth_gbs(clock_mhz: u32, bus_bits: u32) -> u32 {
+    let mega_bytes = u64::from(clock_mhz).saturating_mul(2 * u64::from(bus_bits)) / 8;
+    u32::try_from(mega_bytes / 1000).unwrap_or(u32::MAX)
 }
 
 /// NUMA node of the card: the kernel's word (−1 is "none"). NVML's is asked only where the kernel does not know the
@@ -339,6 +349,22 @@ fn processes_of(device: &Device<'_>, uuid: String) -> GpuProcesses {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn memory_bandwidth_is_that_of_the_data_sheets() {
+        for (clock_mhz, bus_bits, gbs) in [
+            (1215, 5120, 1555), // A100-SXM4-40GB, HBM2
+            (2619, 5120, 3352), // H100 80GB HBM3
+            (5001, 256, 320),   // T4, GDDR6
+            (9751, 384, 936),   // RTX 3090, GDDR6X
+            (14001, 512, 1792), // RTX 5090, GDDR7
+            (1215, 0, 0),
+            (0, 5120, 0),
+            (u32::MAX, u32::MAX, u32::MAX),
+        ] {
+            assert_eq!(bandwidth_gbs(clock_mhz, bus_bits), gbs);
+        }
+    }
 
     #[test]
     fn bus_ids_are_written_as_the_kernel_does() {

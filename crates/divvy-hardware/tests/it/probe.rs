@@ -33,7 +33,7 @@ fn once_prints_what_the_machine_description_says() {
     let gpus = json!([
         {
             "uuid": GPU0, "index": 0, "minor": 0, "pci": "0000:80:00.0", "model": "NVIDIA A100-SXM4-40GB", "brand": "nvidia", "cc": "8.0",
-            "sms": 108, "clockMHz": 1410, "totalMiB": 40960, "usedMiB": 510, "numa": null, "temperature": 35,
+            "sms": 108, "clockMHz": 1410, "bandwidthGBs": 1555, "totalMiB": 40960, "usedMiB": 510, "numa": null, "temperature": 35,
             "utilization": 0, "links": [[GPU1, "nvlink", 12], [GPU1, "single-switch", 0]],
             "computeMode": "default", "persistence": true, "lost": false, "error": null,
         },

@@ -61,6 +61,8 @@ driver = "550.54.15"
 model = "NVIDIA A100-SXM4-40GB"
 uuid = "GPU-00000000-0000-4000-8000-000000000000"
 memory_mib = 40960
+memory_clock_mhz = 1215
+memory_bus_bits = 5120
 links = [[1, "nvlink", 12], [1, "single-switch", 0]]
 processes = [{ pid = 1, used_mib = 10 }, { pid = 7, used_mib = 500 }]
 [[node.gpu]]

@@ -285,8 +285,23 @@ unsafe extern "C" fn nvmlDeviceGetMaxClockInfo(
         device_call(device, |_, card, _| match kind {
             // SAFETY: the caller's out parameter.
             0 | 1 | 3 => unsafe { put(clock, card.described.clock_mhz) },
-            2 => Err(NOT_SUPPORTED),
+            2 => {
+                let memory = card.described.memory_clock_mhz.ok_or(NOT_SUPPORTED)?;
+                // SAFETY: the caller's out parameter.
+                unsafe { put(clock, memory) }
+            }
             _ => Err(INVALID_ARGUMENT),
+        })
+    })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn nvmlDeviceGetMemoryBusWidth(device: ffi::nvmlDevice_t, bits: *mut c_uint) -> ffi::nvmlReturn_t {
+    answer(|| {
+        device_call(device, |_, card, _| {
+            let described = card.described.memory_bus_bits.ok_or(NOT_SUPPORTED)?;
+            // SAFETY: the caller's out parameter.
+            unsafe { put(bits, described) }
         })
     })
 }

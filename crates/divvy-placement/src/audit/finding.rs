@@ -275,6 +275,8 @@ pub enum What {
         node: String,
         /// How many pods.
         pods: u64,
+        /// All nodes were listed, and it was not among them.
+        gone: bool,
     },
     /// Containers reported, of whose pods the history says nothing.
     ReportsUnmatched {

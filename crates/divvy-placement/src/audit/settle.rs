@@ -101,8 +101,8 @@ impl Audit {
         for (name, site) in &mut self.sites {
             let pods = if site.known { site.missed } else { site.allocated };
             if pods > 0 {
-                let node = name.clone();
-                found.push((end, What::NodeUnknown { node, pods }));
+                let (node, gone) = (name.clone(), !site.known && self.nodes_listed);
+                found.push((end, What::NodeUnknown { node, pods, gone }));
             }
             for suspect in std::mem::take(&mut site.suspects) {
                 if !(site.reports && matches!(suspect.what, What::GivenEarly { .. })) {

@@ -207,7 +207,10 @@ impl What {
             What::OutlivedPod { .. } => "on its node: crictl ps shows it, crictl stop ends it".to_owned(),
             What::Gap { .. } => "record near the API server, and leave the recorder running: divvy audit record FILE".to_owned(),
             What::ListUnfinished { .. } => "record again: divvy audit record FILE".to_owned(),
-            What::NodeUnknown { .. } => {
+            What::NodeUnknown { node, gone: true, .. } => format!(
+                "Kubernetes deletes pods of a node that is gone; which are left: kubectl get pods -A --field-selector spec.nodeName={node}"
+            ),
+            What::NodeUnknown { gone: false, .. } => {
                 "give the nodes, too: kubectl get pods,nodes -A -o json, or divvy audit record FILE".to_owned()
             }
             What::ReportsUnmatched { .. } => "begin to record before the pods are made: divvy audit record FILE".to_owned(),
@@ -370,11 +373,16 @@ impl fmt::Display for What {
                 }
             }
             What::ListUnfinished { of } => write!(f, "a list of {of} has no end: who wrote it was stopped in the middle"),
-            What::NodeUnknown { node, pods } => {
-                write!(
-                    f,
-                    "{pods} pods were allocated GPUs of node {node}, of which nothing is known here"
-                )
+            What::NodeUnknown { node, pods, gone } => {
+                let (pods, were) = match pods {
+                    1 => ("1 pod".to_owned(), "was"),
+                    _ => (format!("{pods} pods"), "were"),
+                };
+                let why = match gone {
+                    true => "which does not exist (any more)",
+                    false => "of which nothing is known here",
+                };
+                write!(f, "{pods} {were} allocated GPUs of node {node}, {why}")
             }
             What::ReportsUnmatched { containers } => {
                 write!(f, "{containers} containers reported of whose pods nothing is known here")

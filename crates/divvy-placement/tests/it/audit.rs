@@ -608,13 +608,70 @@ fn a_gap_is_said_and_what_vanished_in_it_is_gone() {
     ]);
     assert_eq!(ids(&unknown), ["node-unknown"]);
     assert_eq!(unknown.worst(), Some(Level::Doubt));
-    assert!(unknown.findings[0].what.to_string().starts_with("1 pods"));
+    assert_eq!(
+        unknown.findings[0].what.to_string(),
+        "1 pod was allocated GPUs of node n1, of which nothing is known here"
+    );
+    assert!(unknown.findings[0].what.next().starts_with("give the nodes, too"));
     let too_late = audit(vec![
         (1, there(bound("a", "n1", 0, 10))),
         (1, Fact::PodGone(bound("a", "n1", 0, 10))),
         (1, Fact::Node(divvy_node("n1", &[16]))),
     ]);
     assert_eq!(ids(&too_late), ["node-unknown"]);
+}
+
+#[test]
+fn where_all_nodes_were_listed_nobody_is_asked_for_the_nodes() {
+    let nodes = |what: fn(Kind) -> Fact| (1, what(Kind::Nodes));
+    let begins = |kind| Fact::ListBegins { kind, why: None };
+    let gone = audit(vec![
+        nodes(begins),
+        (1, Fact::Node(divvy_node("n2", &[16]))),
+        nodes(|kind| Fact::ListEnds { kind }),
+        (1, there(bound("a", "n1", 0, 10))),
+        (1, there(bound("b", "n1", 0, 6))),
+    ]);
+    assert_eq!(ids(&gone), ["node-unknown"]);
+    let what = &gone.findings[0].what;
+    assert_eq!(
+        (what.to_string().as_str(), what.next().as_str()),
+        (
+            "2 pods were allocated GPUs of node n1, which does not exist (any more)",
+            "Kubernetes deletes pods of a node that is gone; which are left: kubectl get pods -A --field-selector spec.nodeName=n1"
+        )
+    );
+}
+
+#[test]
+fn a_history_without_gpu_memory_is_empty_and_one_with_any_is_not() {
+    let cpu = || Node {
+        inventory: None,
+        capacity_units: 0,
+        capacity_gpus: 0,
+        ..divvy_node("cpu", &[])
+    };
+    let pod = || Pod {
+        node: Some("cpu".to_owned()),
+        ..pending("web", 0)
+    };
+    for (facts, expected) in [
+        (vec![], true),
+        (vec![Fact::Node(cpu())], true),
+        (vec![Fact::Node(cpu()), there(pod())], true),
+        (vec![there(pending("a", 10))], true),
+        (vec![Fact::Node(divvy_node("n1", &[16]))], false),
+        (
+            vec![Fact::Node(divvy_node("n1", &[16])), Fact::NodeGone("n1".to_owned())],
+            false,
+        ),
+        (vec![there(bound("a", "n1", 0, 10))], false),
+    ] {
+        let outcome = audit(facts.into_iter().map(|fact| (1, fact)).collect());
+        assert_eq!(outcome.is_empty(), expected, "{outcome:?}");
+    }
+    let two = audit(vec![(1, Fact::Node(cpu())), (1, Fact::Node(divvy_node("n1", &[16])))]);
+    assert_eq!((two.summary.nodes_seen, two.summary.nodes), (2, 1));
 }
 
 #[test]

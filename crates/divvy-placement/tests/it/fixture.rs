@@ -54,6 +54,7 @@ fn gpu(node: &str, index: usize, units: u64) -> Gpu {
         cc: String::new(),
         sms: 0,
         clock_mhz: 0,
+        bandwidth_gbs: 0,
         total: MiB(units * 1024),
         reserve: MiB::ZERO,
         units,

@@ -12,5 +12,6 @@ mod policies;
 mod recount;
 mod rules;
 mod several;
+mod speed;
 mod topology;
 mod victims;

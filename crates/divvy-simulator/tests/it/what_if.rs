@@ -22,6 +22,7 @@ fn node(name: &str, gpus: &[(&str, u64)]) -> ClusterNode {
         cc: String::new(),
         sms: 0,
         clock_mhz: 0,
+        bandwidth_gbs: 0,
         total: MiB(*mib),
         reserve: MiB::ZERO,
         units: mib / 1024,

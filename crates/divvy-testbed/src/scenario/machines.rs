@@ -41,6 +41,8 @@ memory_mib = 16384
 cc = "8.6"
 sms = 58
 clock_mhz = 2100
+memory_clock_mhz = 8001
+memory_bus_bits = 256
 
 [[node]]
 name = "mixed"
@@ -48,11 +50,15 @@ address = "192.168.8.101"
 [[node.gpu]]
 model = "NVIDIA A100-SXM4-40GB"
 memory_mib = 40960
+memory_clock_mhz = 1215
+memory_bus_bits = 5120
 links = [[1, "nvlink", 12]]
 numa = 0
 [[node.gpu]]
 model = "NVIDIA A100-SXM4-40GB"
 memory_mib = 40960
+memory_clock_mhz = 1215
+memory_bus_bits = 5120
 links = [[0, "nvlink", 12]]
 numa = 0
 [[node.gpu]]
@@ -61,6 +67,8 @@ memory_mib = 15360
 cc = "7.5"
 sms = 40
 clock_mhz = 1590
+memory_clock_mhz = 5001
+memory_bus_bits = 256
 numa = 1
 
 [[node]]

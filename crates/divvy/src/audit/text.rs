@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 
 use divvy_container::{plain, plain_line};
-use divvy_placement::audit::{Finding, Level, Moment, Outcome, What, span};
+use divvy_placement::audit::{Finding, Level, Moment, Outcome, Summary, What, span};
 use serde::Serialize;
 
 /// What was looked at.
@@ -25,6 +25,9 @@ pub enum Verdict {
     Faults,
     /// It cannot be told for all of it.
     Unclear,
+    /// There was no GPU memory, and no pod that was given any.
+    #[serde(rename = "nothing-seen")]
+    NothingSeen,
 }
 
 /// The answer to an outcome.
@@ -32,8 +35,7 @@ pub fn verdict(outcome: &Outcome) -> Verdict {
     match outcome.worst() {
         Some(Level::Fault) => Verdict::Faults,
         Some(Level::Doubt) => Verdict::Unclear,
-        // No node and no pod: nothing was looked at.
-        _ if outcome.summary.nodes == 0 && outcome.summary.pods == 0 => Verdict::Unclear,
+        _ if outcome.is_empty() => Verdict::NothingSeen,
         Some(Level::Note) | None => Verdict::Sound,
     }
 }
@@ -65,8 +67,35 @@ fn question(what: &What) -> Option<Question> {
     })
 }
 
-/// The whole answer as text.
+/// Why there is no answer, in one sentence; none if there is one.
+pub fn unclear(outcome: &Outcome, scope: Scope) -> Option<String> {
+    let Summary { nodes_seen, pods, .. } = outcome.summary;
+    match verdict(outcome) {
+        Verdict::Sound | Verdict::Faults => None,
+        Verdict::Unclear => Some("it cannot be told for all of it; what is missing is said above (UNCLEAR)".to_owned()),
+        Verdict::NothingSeen => {
+            let nodes = counted(nodes_seen, "node", "nodes");
+            let seen = match (scope.live, nodes_seen, pods) {
+                (_, 0, 0) => "no node and no pod was seen".to_owned(),
+                (true, ..) => format!("{nodes} and {} were seen, none with GPU memory", counted(pods, "pod", "pods")),
+                // A recorder leaves out pods that do not ask for GPU memory.
+                (false, ..) => format!("{nodes} without GPU memory, and no pod that has any"),
+            };
+            let next = match (scope.live, nodes_seen) {
+                (true, 0) => "which cluster this is: kubectl config current-context",
+                (true, _) => "what is missing: divvy doctor --cluster",
+                (false, _) => "record where GPU memory is shared: divvy audit record FILE",
+            };
+            Some(format!("nothing to audit: {seen}; {next}"))
+        }
+    }
+}
+
+/// The whole answer as text; empty where nothing was seen.
 pub fn text(outcome: &Outcome, scope: Scope) -> String {
+    if verdict(outcome) == Verdict::NothingSeen {
+        return String::new();
+    }
     let mut text = String::new();
     for finding in &outcome.findings {
         write_finding(&mut text, finding);
@@ -143,9 +172,6 @@ fn lines(outcome: &Outcome, scope: Scope) -> String {
     };
     let findings = |number: u64| format!("{} above", counted(number, "finding", "findings"));
     let mut text = String::new();
-    if summary.nodes == 0 && summary.pods == 0 {
-        text.push_str("Nothing to look at: no node and no pod was seen. Does anybody look at the right cluster?\n");
-    }
     let on = format!(
         "{} on {}",
         counted(summary.allocations, "allocation", "allocations"),
@@ -275,6 +301,7 @@ struct SummaryView {
     changes: u64,
     pods: u64,
     allocations: u64,
+    nodes_seen: u64,
     nodes: u64,
     gpus: u64,
     containers: u64,
@@ -333,6 +360,7 @@ pub fn answer(outcome: &Outcome) -> Answer {
             changes: summary.changes,
             pods: summary.pods,
             allocations: summary.allocations,
+            nodes_seen: summary.nodes_seen,
             nodes: summary.nodes,
             gpus: summary.gpus,
             containers: summary.containers,

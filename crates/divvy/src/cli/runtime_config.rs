@@ -9,7 +9,7 @@ use clap::Args;
 #[command(after_help = "\
 Examples:
   divvy runtime-config                                               the file as it is, or what is assumed without one
-  divvy runtime-config --default                                     all settings, those that nobody sets as comments
+  divvy runtime-config --default                                     what is assumed without a file; lines with # are examples
   sudo divvy runtime-config --in-place --set nvidia-container-runtime.mode=cdi
   divvy runtime-config --set nvidia-container-runtime.runtimes=crun:runc --set disable-require
   sudo divvy runtime-config -i --set nvidia-container-runtime.debug=/var/log/divvy-runtime.log

@@ -64,12 +64,9 @@ pub async fn run(args: AuditArgs) -> anyhow::Result<bool> {
         Some(AuditOutput::Json) => printer::json(&text::answer(&outcome))?,
         None => printer::print(&text::text(&outcome, scope))?,
     }
-    match text::verdict(&outcome) {
-        Verdict::Sound => Ok(true),
-        Verdict::Faults => Ok(false),
-        Verdict::Unclear => {
-            Err(Unclear("it cannot be told for all of it; what is missing is said above (UNCLEAR)".to_owned()).into())
-        }
+    match text::unclear(&outcome, scope) {
+        Some(why) => Err(Unclear(why).into()),
+        None => Ok(text::verdict(&outcome) == Verdict::Sound),
     }
 }
 
@@ -139,7 +136,8 @@ async fn record(args: AuditRecordArgs) -> anyhow::Result<()> {
         &connection.address,
         &now.to_string(),
     ))?;
-    let place = if args.file == Path::new("-") {
+    let to_stdout = args.file == Path::new("-");
+    let place = if to_stdout {
         "standard output".to_owned()
     } else {
         args.file.display().to_string()
@@ -189,10 +187,14 @@ async fn record(args: AuditRecordArgs) -> anyhow::Result<()> {
     log.write(&history::stopped(Timestamp::now().as_millisecond()))?;
     log.flush()?;
     tracing::info!(
-        "recorded {} lines, {} KiB, in {}; next: divvy audit {place}",
+        "recorded {} lines, {} KiB, in {}; next: {}",
         log.lines,
         log.bytes / 1024,
-        divvy_placement::audit::span(i64::try_from(started.elapsed().as_millis()).unwrap_or(i64::MAX))
+        divvy_placement::audit::span(i64::try_from(started.elapsed().as_millis()).unwrap_or(i64::MAX)),
+        match to_stdout {
+            true => "divvy audit FILE, with what was written to standard output (- reads standard input)".to_owned(),
+            false => format!("divvy audit {place}"),
+        }
     );
     Ok(())
 }

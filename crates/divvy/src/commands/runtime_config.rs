@@ -5,7 +5,7 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 
 use anyhow::Context as _;
-use divvy_container::runtime::edit;
+use divvy_container::runtime::{edit, settings};
 
 use super::{read_bounded, say, write_whole};
 use crate::cli::runtime_config::RuntimeConfigArgs;
@@ -22,7 +22,9 @@ pub fn run(args: &RuntimeConfigArgs) -> anyhow::Result<()> {
         Err(error) if error.kind() == ErrorKind::NotFound => None,
         text => Some(text.with_context(|| format!("{} cannot be read", file.display()))?),
     };
-    let after = edit::set(before.as_deref().unwrap_or(edit::DEFAULT), &args.set).with_context(|| match before {
+    // As the runtime finds it on this machine.
+    let assumed = edit::assumed(settings::ldconfig(|path| Path::new(path).exists()));
+    let after = edit::set(before.as_deref().unwrap_or(&assumed), &args.set).with_context(|| match before {
         Some(_) => file.display().to_string(),
         None => "what is assumed without a file".to_owned(),
     })?;

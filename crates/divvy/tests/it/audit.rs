@@ -97,6 +97,117 @@ async fn the_exit_status_is_0_when_sound_1_with_findings_2_when_it_cannot_be_tol
     );
 }
 
+#[tokio::test]
+async fn a_look_at_the_cluster_and_its_recording_replayed_have_the_same_verdict() {
+    let cpu = |name: &str| json!({"kind": "Node", "metadata": {"name": name}, "status": {"capacity": {"cpu": "4"}, "allocatable": {"cpu": "4"}}});
+    let web = json!({"kind": "Pod", "metadata": {"name": "web", "namespace": "default"},
+        "spec": {"nodeName": "cpu-1", "containers": [{"name": "main", "image": "i"}]}});
+    type Expected<'a> = (&'a str, Vec<Value>, Vec<Value>, i32, &'a str, [&'a str; 2]);
+    let cases: [Expected<'_>; 6] = [
+        (
+            "an empty cluster",
+            vec![],
+            vec![],
+            2,
+            "nothing-seen",
+            [
+                "error: nothing to audit: no node and no pod was seen; which cluster this is: kubectl config current-context\n",
+                "error: nothing to audit: no node and no pod was seen; record where GPU memory is shared: divvy audit record FILE\n",
+            ],
+        ),
+        (
+            "Divvy is not installed",
+            vec![cpu("cpu-1"), cpu("cpu-2")],
+            vec![web.clone()],
+            2,
+            "nothing-seen",
+            [
+                "error: nothing to audit: 2 nodes and 1 pod were seen, none with GPU memory; what is missing: divvy doctor --cluster\n",
+                "error: nothing to audit: 2 nodes without GPU memory, and no pod that has any; record where GPU memory is shared: divvy audit record FILE\n",
+            ],
+        ),
+        ("no pod", vec![node()], vec![], 0, "sound", ["", ""]),
+        (
+            "sound",
+            vec![node(), cpu("cpu-1")],
+            vec![pod("a", 0, 10), web],
+            0,
+            "sound",
+            ["", ""],
+        ),
+        (
+            "given twice",
+            vec![node()],
+            vec![pod("a", 0, 10), pod("b", 0, 7)],
+            1,
+            "faults",
+            ["", ""],
+        ),
+        (
+            "the node was deleted",
+            vec![cpu("cpu-1")],
+            vec![pod("a", 0, 10)],
+            2,
+            "unclear",
+            [
+                "error: it cannot be told for all of it; what is missing is said above (UNCLEAR)\n",
+                "error: it cannot be told for all of it; what is missing is said above (UNCLEAR)\n",
+            ],
+        ),
+    ];
+    for (name, nodes, pods, expected, verdict, said) in cases {
+        let folder = tempfile::tempdir().expect("a folder");
+        let api = ApiServer::new(Options::default());
+        for node in nodes {
+            api.create("nodes", node).expect("a node");
+        }
+        for pod in pods {
+            api.create("pods", pod).expect("a pod");
+        }
+        let listening = api.listen(([127, 0, 0, 1], 0).into()).await.expect("a port");
+        let (config, log) = (folder.path().join("kubeconfig"), folder.path().join("day.log"));
+        std::fs::write(&config, api.kubeconfig(listening.addr())).expect("written");
+        let (config, file) = (config.display().to_string(), log.display().to_string());
+        let ended = Recorder::start(&config, &log).await.end(Signal::INT).await;
+        assert!(ended.success(), "{name}");
+        for (of, said) in [["--kubeconfig", &config].to_vec(), vec![file.as_str()]].iter().zip(said) {
+            let text = beside(&[&["audit"][..], of].concat(), &[]).await;
+            assert_eq!(status(&text), expected, "{name}: {}", stdout(&text));
+            // Progress and warnings are on standard error, too.
+            let last = stderr(&text)
+                .lines()
+                .last()
+                .map(|line| format!("{line}\n"))
+                .unwrap_or_default();
+            assert_eq!(last, said, "{name}");
+            assert_eq!(
+                verdict == "nothing-seen",
+                stdout(&text).is_empty(),
+                "{name}: {}",
+                stdout(&text)
+            );
+            assert_eq!(verdict == "unclear", stdout(&text).contains("UNCLEAR"), "{name}");
+            assert!(!stdout(&text).contains("give the nodes, too"), "{name}: {}", stdout(&text));
+            let json = beside(&[&["audit", "-o", "json"][..], of].concat(), &[]).await;
+            let answer: Value = serde_json::from_str(&stdout(&json)).expect("JSON");
+            assert_eq!((status(&json), &answer["verdict"]), (expected, &json!(verdict)), "{name}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn what_was_recorded_to_standard_output_is_no_file_of_that_name() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let (_api, _listening, kubeconfig) = cluster(folder.path()).await;
+    let output = beside(&["audit", "record", "--kubeconfig", &kubeconfig, "-", "--for", "1s"], &[]).await;
+    assert_eq!(status(&output), 0, "{}", stderr(&output));
+    let said = stderr(&output);
+    assert!(
+        said.contains("next: divvy audit FILE, with what was written to standard output"),
+        "{said}"
+    );
+}
+
 /// A recorder, as a process.
 struct Recorder(tokio::process::Child);
 

@@ -12,6 +12,9 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::PathBuf;
 use std::process::{Command, Output};
 
+use divvy_container::runtime::request::{Container, Request, Wanted};
+use divvy_container::runtime::{edit, settings};
+
 use crate::cli::{divvy, stderr, stdout};
 
 struct Machine(tempfile::TempDir);
@@ -310,6 +313,7 @@ fn nvidia_s_tool_s_flags_do_the_same_here() {
 fn case_16_a_the_runtimes_settings_are_shown_and_set_as_by_nvidias_tool() {
     let machine = Machine::of(&[]);
     let file = machine.at("/deep/config.toml").display().to_string();
+    let assumed = edit::assumed(settings::ldconfig(|path| std::path::Path::new(path).exists()));
     for words in [
         &["config", "default"][..],
         &["config", "create-default"],
@@ -317,7 +321,7 @@ fn case_16_a_the_runtimes_settings_are_shown_and_set_as_by_nvidias_tool() {
     ] {
         let output = nvidia_ctk(words);
         went_well(&output);
-        assert_eq!(stdout(&output), divvy_container::runtime::edit::DEFAULT, "{words:?}");
+        assert_eq!(stdout(&output), assumed, "{words:?}");
     }
     let output = nvidia_ctk(&["config", "--config-file", &file, "--set", "bogus.key=1", "--in-place"]);
     assert_eq!(output.status.code(), Some(1));
@@ -357,7 +361,41 @@ fn case_16_a_the_runtimes_settings_are_shown_and_set_as_by_nvidias_tool() {
     );
     let other = machine.at("/other.toml").display().to_string();
     went_well(&nvidia_ctk(&["config", "default", "-o", &other]));
-    assert_eq!(machine.read("/other.toml"), divvy_container::runtime::edit::DEFAULT);
+    assert_eq!(machine.read("/other.toml"), assumed);
+}
+
+/// The one line that decides whether an image can take GPUs is not in a new file, unless somebody asks for it.
+#[test]
+fn a_new_settings_file_gives_no_image_gpus() {
+    let machine = Machine::of(&[]);
+    let file = machine.at("/etc/config.toml").display().to_string();
+    let image = Container {
+        env: vec!["NVIDIA_VISIBLE_DEVICES=all".to_owned()],
+        ..Container::default()
+    };
+    let gets = |text: &str| Request::of(&image, &settings::Settings::parse(text).expect("settings")).wanted;
+    went_well(&nvidia_ctk(&[
+        "config",
+        "-c",
+        &file,
+        "-i",
+        "--set",
+        "nvidia-container-runtime.mode=cdi",
+    ]));
+    let text = machine.read("/etc/config.toml");
+    assert_eq!(gets(&text), Wanted::Nothing);
+    let taken = text.replace("\n#accept-", "\naccept-");
+    assert!(taken != text);
+    assert_eq!(gets(&taken), Wanted::Nothing, "the comments, taken as lines");
+    went_well(&nvidia_ctk(&[
+        "config",
+        "-c",
+        &file,
+        "-i",
+        "--set",
+        "accept-nvidia-visible-devices-envvar-when-unprivileged",
+    ]));
+    assert_eq!(gets(&machine.read("/etc/config.toml")), Wanted::All, "who asks for it");
 }
 
 #[test]

@@ -56,8 +56,8 @@ pub(crate) fn targets() -> Vec<Target> {
             "an edit of config.toml",
             edited,
             &[
-                &format!("nvidia-container-runtime.mode=cdi\n{}", edit::DEFAULT),
-                &format!("nvidia-container-cli.no-cgroups\n{}", edit::DEFAULT),
+                &format!("nvidia-container-runtime.mode=cdi\n{}", edit::assumed("@/sbin/ldconfig")),
+                &format!("nvidia-container-cli.no-cgroups\n{}", edit::assumed("@/sbin/ldconfig")),
                 "nvidia-container-runtime.runtimes=a,b\ndisable-require = true # why\n[nvidia-container-runtime]\nmode = 'auto'\n",
             ],
         ),

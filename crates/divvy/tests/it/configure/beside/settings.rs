@@ -83,7 +83,8 @@ fn better(words: &str, theirs: i32) -> Option<(&'static str, bool)> {
 fn settings_are_shown_and_changed_as_by_nvidia_s_tool() {
     let Some(mut compared) = Compared::new() else { return };
     let (mut equal, mut wrong) = (0, Vec::new());
-    for file in [None, Some(MINE), Some(divvy_container::runtime::edit::DEFAULT), Some("= =\n")] {
+    let assumed = divvy_container::runtime::edit::assumed("@/sbin/ldconfig");
+    for file in [None, Some(MINE), Some(assumed.as_str()), Some("= =\n")] {
         for words in WORDS {
             let files: Tree = file.map(|text| (FILE.to_owned(), text.to_owned())).into_iter().collect();
             let run = Run::of(files, &format!("config {words}"));
