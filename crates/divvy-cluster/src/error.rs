@@ -57,6 +57,11 @@ impl Error {
 }
 
 impl Error {
+    /// Whether the API server said that the user has no right to it (403).
+    pub fn is_forbidden(&self) -> bool {
+        matches!(self, Error::Api { answer, .. } if matches!(&**answer, kube::Error::Api(status) if status.code == 403))
+    }
+
     pub(crate) fn list(what: impl Into<String>, failure: Failure) -> Error {
         match failure {
             Failure::Api(source) => Error::api(what, source),

@@ -7,13 +7,15 @@ mod tests;
 
 use std::collections::BTreeMap;
 
-use divvy_model::{Node, Pod, legacy};
-use divvy_why::ClaimState;
+use divvy_model::{Node, Pod, legacy, names};
+use divvy_why::{ClaimState, Reported};
 use k8s_openapi::api::apps::v1::DaemonSet;
-use k8s_openapi::api::core::v1::{ConfigMap, Event, Namespace, PersistentVolume, PersistentVolumeClaim};
+use k8s_openapi::api::authentication::v1::SelfSubjectReview;
+use k8s_openapi::api::core::v1::{ConfigMap, Event, Namespace, PersistentVolume, PersistentVolumeClaim, ResourceQuota};
 use k8s_openapi::api::storage::v1::StorageClass;
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
-use kube::api::{Api, ListParams, ObjectMeta};
+use kube::api::{Api, ListParams, ObjectMeta, PostParams};
 use kube::core::Selector;
 use serde::de::DeserializeOwned;
 use tokio::sync::mpsc;
@@ -451,6 +453,111 @@ async fn claim_state(client: &kube::Client, namespace: &str, name: &str) -> Resu
         .map_err(|source| failed("its storage class", source))?;
     let later = class.is_some_and(|class| class.volume_binding_mode.as_deref() == Some("WaitForFirstConsumer"));
     Ok(if later { ClaimState::BoundLater } else { ClaimState::Unbound })
+}
+
+/// What of a cluster the user may not list: `nodes`, `pods`. An error other than a missing right is returned.
+pub async fn refused(client: &kube::Client) -> Result<Vec<&'static str>, Error> {
+    let one = ListParams::default().limit(1);
+    let nodes: Api<NodeObject> = Api::all_with(client.clone(), &objects::nodes());
+    let pods: Api<PodObject> = Api::all_with(client.clone(), &objects::pods());
+    let (nodes, pods) = tokio::join!(nodes.list_metadata(&one), pods.list_metadata(&one));
+    let mut refused = Vec::new();
+    for (what, answer) in [("nodes", nodes.map(|_| ())), ("pods", pods.map(|_| ()))] {
+        match answer.map_err(|source| Error::api(format!("the {what} could not be listed"), source)) {
+            Ok(()) => {}
+            Err(error) if error.is_forbidden() => refused.push(what),
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(refused)
+}
+
+/// How an administrator names the user in a binding: `--user=ann`, `--serviceaccount=ml:ann`; `None` if the API server does not tell.
+pub async fn myself(client: &kube::Client) -> Option<String> {
+    let api: Api<SelfSubjectReview> = Api::all(client.clone());
+    let review = api.create(&PostParams::default(), &SelfSubjectReview::default()).await;
+    let user = review.ok()?.status?.user_info?.username?;
+    let account = user
+        .strip_prefix("system:serviceaccount:")
+        .and_then(|account| account.split_once(':'));
+    Some(match account {
+        Some((namespace, name)) => format!("--serviceaccount={namespace}:{name}"),
+        None => format!("--user={user}"),
+    })
+}
+
+/// The pods of a namespace whose phase is Pending.
+pub async fn pending_pods(client: &kube::Client, namespace: &str) -> Result<Vec<PodObject>, Error> {
+    let api: Api<PodObject> = Api::namespaced_with(client.clone(), namespace, &objects::pods());
+    let list = api
+        .list(&ListParams::default().fields("status.phase=Pending"))
+        .await
+        .map_err(|source| Error::api(format!("the pods of namespace {namespace} could not be listed"), source))?;
+    Ok(list.items)
+}
+
+/// So many events of a pod are shown.
+const EVENTS: usize = 3;
+
+/// The last warnings about a pod, the oldest first, each text once.
+pub async fn warnings_of(client: &kube::Client, namespace: &str, name: &str) -> Result<Vec<Reported>, Error> {
+    let api: Api<Event> = Api::namespaced(client.clone(), namespace);
+    let selector = format!("involvedObject.kind=Pod,involvedObject.name={name}");
+    let list = api
+        .list(&ListParams::default().fields(&selector).limit(500))
+        .await
+        .map_err(|source| Error::api("the pod's events could not be listed", source))?;
+    let mut events = list.items;
+    events.retain(|event| event.type_.as_deref() == Some("Warning"));
+    let seen = |event: &Event| {
+        let series = event
+            .series
+            .as_ref()
+            .and_then(|series| series.last_observed_time.clone())
+            .map(|time| time.0);
+        let last = event.last_timestamp.clone().map(|time| time.0);
+        series.max(last).max(event.event_time.clone().map(|time| time.0))
+    };
+    events.sort_by_key(seen);
+    let mut found: Vec<Reported> = Vec::new();
+    for event in events {
+        let by = event.reporting_component.filter(|by| !by.is_empty());
+        let one = Reported {
+            by: by
+                .or(event.source.and_then(|source| source.component))
+                .unwrap_or_else(|| "an event".to_owned()),
+            reason: event.reason.unwrap_or_default(),
+            message: event.message.unwrap_or_default(),
+        };
+        found.retain(|known| known.message != one.message);
+        found.push(one);
+    }
+    Ok(found.split_off(found.len().saturating_sub(EVENTS)))
+}
+
+/// What the quotas of a namespace say of GPU memory: `8 of 10 requests.aliyun.com/gpu-mem of quota gpus are used`.
+pub async fn quotas(client: &kube::Client, namespace: &str) -> Result<Vec<String>, Error> {
+    let api: Api<ResourceQuota> = Api::namespaced(client.clone(), namespace);
+    let list = api
+        .list(&ListParams::default())
+        .await
+        .map_err(|source| Error::api(format!("the quotas of namespace {namespace} could not be listed"), source))?;
+    let words = |quota: ResourceQuota| {
+        let name = quota.metadata.name.unwrap_or_default();
+        let status = quota.status.unwrap_or_default();
+        let used = status.used.unwrap_or_default();
+        let hard = status
+            .hard
+            .unwrap_or_default()
+            .into_iter()
+            .filter(|(resource, _)| resource.ends_with(names::GPU_MEM));
+        let one = move |(resource, hard): (String, Quantity)| {
+            let used = used.get(&resource).map_or("0", |used| used.0.as_str());
+            format!("{used} of {} {resource} of quota {name} are used", hard.0)
+        };
+        hard.map(one).collect::<Vec<String>>()
+    };
+    Ok(list.items.into_iter().flat_map(words).collect())
 }
 
 /// The pods of a namespace that a selector of labels names.

@@ -1,7 +1,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use divvy_model::{Held, MiB, names, runtime};
+use divvy_model::{Held, MemoryUnit, MiB, Pod, names, runtime};
 use serde::{Deserialize, Serialize};
 
 use crate::look::Question;
@@ -95,8 +95,10 @@ pub struct NodeAnswer {
 pub struct Share {
     /// The node.
     pub node: String,
-    /// The GPU's index; `null` if the node has no such GPU.
+    /// The GPU's index; `null` if it is not known, or if the node has no such GPU.
     pub index: Option<u32>,
+    /// Whether the node has the GPU; `null` if the node could not be looked at.
+    pub there: Option<bool>,
     /// Its product name; empty if unknown.
     pub model: String,
     /// Its UUID, where known; else what the pod's annotations name.
@@ -215,6 +217,7 @@ fn bound(answer: &mut Answer, snapshot: &Snapshot, wants: &Wants) {
     let shares = report.into_iter().flat_map(|report| report.shares);
     answer.shares = shares
         .map(|share| {
+            let there = Some(share.known.is_some());
             let (uuid, index, model) = match share.known {
                 Some((uuid, index, model)) => (uuid, Some(index), model),
                 None => (Some(share.gpu), None, String::new()),
@@ -222,12 +225,16 @@ fn bound(answer: &mut Answer, snapshot: &Snapshot, wants: &Wants) {
             Share {
                 node: node.to_owned(),
                 index,
+                there,
                 model,
                 uuid,
                 memory: share.memory,
             }
         })
         .collect();
+    if !snapshot.unseen.is_empty() {
+        answer.shares = written(pod, node, snapshot.ledger.unit());
+    }
     let phase = &wants.phase;
     let deleting = match pod.deleting {
         true => "; it is being deleted, and holds its memory until its containers have ended",
@@ -250,6 +257,30 @@ fn bound(answer: &mut Answer, snapshot: &Snapshot, wants: &Wants) {
             "Only a new pod gets an allocation. Delete this one, and make another if its controller does not: kubectl delete pod -n {} {}",
             pod.namespace, pod.name
         ));
+    }
+}
+
+/// The shares as the pod's annotations have them.
+fn written(pod: &Pod, node: &str, unit: MemoryUnit) -> Vec<Share> {
+    let share = |index: Option<u32>, uuid: Option<String>, memory: MiB| Share {
+        node: node.to_owned(),
+        index,
+        there: None,
+        model: String::new(),
+        uuid,
+        memory,
+    };
+    match &pod.held {
+        Held::Allocation(allocation) => {
+            let gpus = allocation.gpus.iter();
+            gpus.map(|gpu| share(None, Some(gpu.uuid.clone()), gpu.memory)).collect()
+        }
+        Held::Legacy(legacy) => {
+            let gpus = legacy.gpus.iter();
+            gpus.map(|(index, units)| share(Some(*index), None, unit.memory(*units).unwrap_or(MiB::ZERO)))
+                .collect()
+        }
+        Held::Nothing | Held::Unreadable(_) => Vec::new(),
     }
 }
 
@@ -302,7 +333,7 @@ fn waiting(answer: &mut Answer, question: &Question<'_>, all_nodes: bool) {
         what: hold,
     };
     answer.holds = holds.into_iter().map(spoken).collect();
-    if looks.iter().all(|look| look.first() == Some(&Obstacle::NoGpuMemory)) {
+    if question.snapshot.unseen.is_empty() && looks.iter().all(|look| look.first() == Some(&Obstacle::NoGpuMemory)) {
         let mut sites = question.snapshot.sites.iter();
         let no_cdi = sites.find_map(|site| Some((&site.name, runtime::without_cdi(site.runtime.as_deref()?)?)));
         answer

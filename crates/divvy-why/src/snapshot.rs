@@ -3,6 +3,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt;
 use std::sync::Arc;
 
+use divvy_model::MemoryUnit;
 use divvy_placement::Ledger;
 use k8s_openapi::api::core::v1::{PodAffinityTerm, Taint};
 
@@ -127,6 +128,8 @@ pub struct Snapshot {
     pub namespaces: Option<BTreeMap<String, Labels>>,
     /// The labels by which the agent's DaemonSet chooses its nodes; `None` if they could not be read.
     pub agent_selector: Option<Labels>,
+    /// What could not be listed, `nodes` or `pods`: then there are no nodes here.
+    pub unseen: Vec<&'static str>,
 }
 
 impl Snapshot {
@@ -152,11 +155,20 @@ impl Snapshot {
             avoiders: Vec::new(),
             namespaces: None,
             agent_selector: None,
+            unseen: Vec::new(),
         };
         for tenant in tenants.tenants {
             snapshot.add(tenant);
         }
         snapshot
+    }
+
+    /// A snapshot of a cluster of which the user may not list this: what its pods say of themselves is all that is known.
+    pub fn unseen(unit: MemoryUnit, unseen: Vec<&'static str>) -> Snapshot {
+        Snapshot {
+            unseen,
+            ..Snapshot::new(Ledger::new(unit), Vec::new(), Tenants::default())
+        }
     }
 
     fn add(&mut self, tenant: Tenant) {

@@ -72,13 +72,17 @@ impl Question<'_> {
                 ClaimState::BoundLater | ClaimState::Bound(_) => None,
             }
         }));
+        holds.extend(self.snapshot.unseen.iter().map(|what| Hold::NotLookedAt {
+            what: format!("the {what} of the cluster"),
+            reason: format!("you may not list {what}"),
+        }));
         if wants.resource_claims {
             holds.push(Hold::NotLookedAt {
                 what: "the pod's resource claims".to_owned(),
                 reason: "Divvy does not read them yet".to_owned(),
             });
         }
-        if self.snapshot.namespaces.is_none() && selects_namespaces(wants) {
+        if self.snapshot.namespaces.is_none() && self.snapshot.unseen.is_empty() && selects_namespaces(wants) {
             holds.push(Hold::NotLookedAt {
                 what: "the pod's affinity to pods of other namespaces".to_owned(),
                 reason: "the namespaces could not be listed".to_owned(),
@@ -111,6 +115,9 @@ impl Question<'_> {
         }
         let asked = asked_where(&self.ask, unit);
         let room = looks.iter().filter(|look| look.is_empty()).count();
+        if !self.snapshot.unseen.is_empty() {
+            return format!("waits: it asks for {asked}. Which nodes have that much free could not be looked at.");
+        }
         let closest = order.first().map(|position| (&self.site(*position).name, &looks[*position]));
         let Some((name, look)) = closest else {
             return format!("waits: it asks for {asked}, and the cluster has no node.");

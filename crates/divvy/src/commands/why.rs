@@ -7,7 +7,7 @@ use std::mem::ManuallyDrop;
 
 use divvy_cluster::list::NotMade;
 use divvy_cluster::{client, list, sites};
-use divvy_why::{Answer, Snapshot, Wants};
+use divvy_why::{Answer, Reported, Snapshot, Wants};
 
 use super::inspect::choice;
 use crate::cli::{WhyArgs, WhyOutput};
@@ -22,7 +22,13 @@ pub async fn run(args: WhyArgs) -> anyhow::Result<()> {
     let connection = client::connect(&choice(&args.cluster)).await?;
     let namespace = args.namespace.clone().unwrap_or(connection.namespace.clone());
     let client = &connection.client;
-    let look::Look { snapshot, waiting } = look::look(client, args.memory_unit).await?;
+    let look::Look { snapshot, waiting } = match look::look(client, args.memory_unit).await {
+        Err(error) if error.is_forbidden() => {
+            let only = (!args.all_namespaces).then_some(namespace.as_str());
+            look::of_namespace(client, args.memory_unit, only, error).await?
+        }
+        look => look?,
+    };
     // The program ends when it has answered: to free 50,000 pods one by one takes 0.1 s.
     let snapshot = ManuallyDrop::new(snapshot);
     let mut asked = match (args.names.is_empty(), &args.selector) {
@@ -45,7 +51,10 @@ pub async fn run(args: WhyArgs) -> anyhow::Result<()> {
         }
         return Ok(());
     }
-    let answers = answers(&snapshot, &asked, args.all_nodes);
+    let mut answers = answers(&snapshot, &asked, args.all_nodes);
+    if !snapshot.unseen.is_empty() {
+        say_what_may_be_read(client, &mut answers).await;
+    }
     let one = matches!(args.names.as_slice(), [Name::Pod { .. }]);
     match args.output {
         Some(WhyOutput::Json) if one => printer::json(&answers.first())?,
@@ -77,6 +86,35 @@ fn answers(snapshot: &Snapshot, asked: &[Wants], all_nodes: bool) -> Vec<Answer>
         }
     }
     kinds.into_iter().map(|(_, answer)| answer).collect()
+}
+
+/// Adds what a user of a namespace may read about a pod, and how to see more.
+async fn say_what_may_be_read(client: &kube::Client, answers: &mut [Answer]) {
+    let user = list::myself(client).await;
+    for answer in answers {
+        let Some(pod) = answer.subject.pods.first().cloned() else {
+            continue;
+        };
+        // Who may read pods may often not read events or quotas; the answer is good without them.
+        match list::warnings_of(client, &pod.namespace, &pod.name).await {
+            Ok(warnings) => {
+                let known = |warning: &Reported| answer.reported.iter().any(|known| known.message == warning.message);
+                let new: Vec<Reported> = warnings.into_iter().filter(|warning| !known(warning)).collect();
+                answer.reported.extend(new);
+            }
+            Err(error) => tracing::debug!("{error}"),
+        }
+        match list::quotas(client, &pod.namespace).await {
+            Ok(quotas) => answer.notes.extend(quotas.into_iter().map(|quota| format!("{quota}."))),
+            Err(error) => tracing::debug!("{error}"),
+        }
+        let user = user.as_deref().unwrap_or("--user=YOU");
+        answer.notes.push(format!(
+            "With the cluster role divvy-viewer you would see what each node says. An administrator gives it to you: kubectl create \
+             clusterrolebinding divvy-viewer-{} --clusterrole=divvy-viewer {user}",
+            user.rsplit(['=', ':']).next().unwrap_or_default()
+        ));
+    }
 }
 
 fn page(answers: &[Answer], all_nodes: bool) -> String {

@@ -125,6 +125,11 @@ impl Page {
         let size = amount(share.memory, self.unit);
         match share.index {
             Some(index) => format!("holds {size} of {} of node {}", named(index, &share.model), share.node),
+            None if share.there.is_none() => format!(
+                "holds {size} of GPU {} of node {}",
+                share.uuid.as_deref().unwrap_or_default(),
+                share.node
+            ),
             None => format!(
                 "holds {size} of GPU {}, which node {} does not have",
                 share.uuid.as_deref().unwrap_or_default(),

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use divvy_testbed::api::{ApiServer, Options, PatchKind};
+use divvy_testbed::api::{ApiServer, Effect, Match, Options, PatchKind, Rule};
 use divvy_testbed::builders::pod;
 use serde_json::{Value, json};
 
@@ -215,6 +215,86 @@ async fn why_tells_of_pods_that_a_quota_or_a_policy_did_not_let_be_made() {
     let (status, text) = why(&objects, &["train"]).await;
     assert_eq!(status, 1, "{text}");
     says(&text, &["pod default/train could not be read", "exceeded quota: gpus"]);
+}
+
+/// An API server on which its user may list the pods of a namespace, and neither nodes nor the pods of all namespaces.
+async fn as_a_user_of_a_namespace(objects: &[(&str, Value)], args: &[&str]) -> (i32, String) {
+    let folder = tempfile::tempdir().expect("a folder");
+    let api = ApiServer::new(Options::default());
+    for (resource, object) in objects {
+        api.create(resource, object.clone()).expect("it is made");
+    }
+    let refused = json!({"status": {"phase": "Pending", "conditions": [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable",
+        "message": "0/2 nodes are available: 2 Insufficient aliyun.com/gpu-mem."}]}});
+    api.patch("pods/status", "default", "mine", PatchKind::Merge, &refused)
+        .expect("it waits");
+    let forbidden = || Effect::Refuse {
+        code: 403,
+        retry_after_s: None,
+    };
+    for matching in [
+        Match::any().verb("list").resource("nodes"),
+        Match::any().verb("list").resource("pods").namespace(""),
+        Match::any().verb("list").resource("namespaces"),
+        Match::any().verb("list").resource("daemonsets.apps"),
+    ] {
+        api.faults().add(Rule::new(matching, forbidden()));
+    }
+    let listening = api.listen(([127, 0, 0, 1], 0).into()).await.expect("a port");
+    let path = folder.path().join("kubeconfig");
+    std::fs::write(&path, api.kubeconfig(listening.addr())).expect("written");
+    let kubeconfig = path.display().to_string();
+    let output = beside(&[&["why"], args, &["--kubeconfig", &kubeconfig]].concat(), &[]).await;
+    (output.status.code().expect("it ended"), stdout(&output) + &stderr(&output))
+}
+
+#[tokio::test]
+async fn why_answers_a_user_of_a_namespace_from_what_it_may_read_and_says_what_it_did_not_see() {
+    let about = json!({"kind": "Pod", "namespace": "default", "name": "mine"});
+    let warning = json!({"metadata": {"name": "mine.1", "namespace": "default"}, "involvedObject": about, "type": "Warning", "reason": "GpuPromisedTwice",
+        "message": "another pod got the GPU first", "reportingComponent": "divvy-extender"});
+    let quota = json!({"metadata": {"name": "gpus", "namespace": "default"}, "spec": {"hard": {"requests.aliyun.com/gpu-mem": "10"}},
+        "status": {"hard": {"requests.aliyun.com/gpu-mem": "10"}, "used": {"requests.aliyun.com/gpu-mem": "3"}}});
+    let runs = pod("runs").gpu_mem(2).on_node("n1").annotation(
+        "divvy.dev/allocation",
+        r#"{"v":1,"gpus":[{"uuid":"GPU-1","memMiB":2048,"cores":0,"whole":false}],"containers":{}}"#,
+    );
+    let objects = [
+        node(16, "containerd://2.1.0", 0),
+        ("pods", pod("mine").gpu_mem(3).build()),
+        ("pods", runs.build()),
+        ("events", warning),
+        ("resourcequotas", quota),
+    ];
+    for args in [&["mine"][..], &[], &["pod/mine"]] {
+        let (status, text) = as_a_user_of_a_namespace(&objects, args).await;
+        assert_eq!(status, 0, "{text}");
+        says(
+            &text,
+            &[
+                "Pod default/mine waits: it asks for 3 GiB on one GPU. Which nodes have that much free could not be looked at.",
+                "kube-scheduler says: 0/2 nodes are available: 2 Insufficient aliyun.com/gpu-mem.",
+                "divvy-extender says: another pod got the GPU first",
+                "the nodes of the cluster could not be looked at: you may not list nodes.",
+                "the pods of the cluster could not be looked at: you may not list pods.",
+                "3 of 10 requests.aliyun.com/gpu-mem of quota gpus are used.",
+                "--clusterrole=divvy-viewer --",
+            ],
+        );
+        assert!(
+            !text.contains("What would") && !text.contains("agent is not installed"),
+            "{text}"
+        );
+    }
+    let (status, text) = as_a_user_of_a_namespace(&objects, &["runs"]).await;
+    assert_eq!(status, 0, "{text}");
+    says(
+        &text,
+        &["Pod default/runs is bound to node n1", "holds 2 GiB of GPU GPU-1 of node n1"],
+    );
+    let (status, text) = as_a_user_of_a_namespace(&objects, &["-A"]).await;
+    assert_eq!(status, 1, "{text}");
+    says(&text, &["--all-namespaces needs the right to list nodes and pods", "-n NAME"]);
 }
 
 /// Events of this reason: how many, and all that they say.

@@ -62,6 +62,31 @@ pub(super) async fn look(client: &kube::Client, unit: MemoryUnit) -> Result<Look
     Ok(Look { snapshot, waiting })
 }
 
+/// What the pods of a namespace say of themselves, for a user who may not list the nodes, or the pods of all namespaces. `error`: the refusal.
+pub(super) async fn of_namespace(
+    client: &kube::Client,
+    unit: MemoryUnit,
+    namespace: Option<&str>,
+    error: divvy_cluster::Error,
+) -> anyhow::Result<Look> {
+    let unseen = list::refused(client).await?;
+    let Some(namespace) = namespace.filter(|_| !unseen.is_empty()) else {
+        return Err(anyhow::Error::new(error)
+            .context("--all-namespaces needs the right to list nodes and pods; without it, ask about one namespace: -n NAME"));
+    };
+    let mut waiting = Vec::new();
+    for object in list::pending_pods(client, namespace).await? {
+        let wants = sites::wants(&object)?;
+        if wants.pod.node.is_none() && wants_gpus(&wants) {
+            waiting.push(wants);
+        }
+    }
+    Ok(Look {
+        snapshot: Snapshot::unseen(unit, unseen),
+        waiting,
+    })
+}
+
 /// What could be read; the answer says what it lacks where that matters.
 fn seen<T>(read: Result<T, divvy_cluster::Error>) -> Option<T> {
     read.inspect_err(|error| tracing::debug!("{error}")).ok()
