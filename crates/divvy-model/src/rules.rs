@@ -72,7 +72,7 @@ impl ModelRule {
             return false;
         }
         let product = normal(product.trim());
-        let matches = |pattern: &String| is_match(&normal(pattern), &product);
+        let matches = |pattern: &String| is_match(pattern, &product);
         (self.allow.is_empty() || self.allow.iter().any(matches)) && !self.deny.iter().any(matches)
     }
 
@@ -97,7 +97,7 @@ impl ModelRule {
                     pattern.len()
                 ));
             }
-            list.push(pattern.to_owned());
+            list.push(normal(pattern));
         }
         Ok(rule)
     }
@@ -440,7 +440,7 @@ mod tests {
         assert_eq!((rules.least_memory, rules.prefer), (MiB(40 * 1024), Some(Prefer::Fastest)));
         assert_eq!(
             rules.to_string(),
-            "of a product like A100* and with at least 40960 MiB in all and named GPU-1 or GPU-2"
+            "of a product like a100* and with at least 40960 MiB in all and named GPU-1 or GPU-2"
         );
         assert!(rules.allow("NVIDIA A100-SXM4-40GB", MiB(40960), Some("GPU-2")));
         assert!(!rules.allow("NVIDIA A100-SXM4-40GB", MiB(40959), Some("GPU-2")));

@@ -28,7 +28,10 @@ async fn r05_memory_is_given_again_when_the_container_has_ended_not_when_deletio
     bed.delete("old");
     let said = bed.cluster.divvy(&["why", "newcomer"]).output().await.expect("divvy runs");
     let why = String::from_utf8_lossy(&said.stdout);
-    assert!(why.contains("default/old") && why.contains("(being deleted)"), "{why}");
+    assert!(
+        why.contains("default/old (3 GiB, being deleted)") && why.contains("Wait. Pod default/old is being deleted"),
+        "{why}"
+    );
     bed.until("the old container to end", async |bed: &Bed| {
         // In this order: bound first, and still running after that, is too early.
         let bound = bed.is_bound("newcomer");
