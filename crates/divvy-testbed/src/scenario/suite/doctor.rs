@@ -144,7 +144,13 @@ pub(super) async fn play<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), Stop>
     play.scene("The agent of a node is stopped").await?;
     play.cluster.stop(Part::Agent(&node), End::Stopped).await?;
     play.step("stopped", &format!("the agent of {node}"), "", Vec::new())?;
-    let said = fires(play, &["K03"], 1).await?;
+    // A pod of a DaemonSet is stopped by taking the label from its node, and K07 finds that.
+    let of_it: &[&str] = if play.cluster.agents_are_pods() {
+        &["K03", "K07"]
+    } else {
+        &["K03"]
+    };
+    let said = fires(play, of_it, 1).await?;
     let found = said.found("K03").to_owned();
     play.check(found.contains(&node), &format!("K03 names node {node}"), || found.clone())?;
     play.cluster.start(Part::Agent(&node)).await?;
