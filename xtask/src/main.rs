@@ -13,6 +13,7 @@ mod purity;
 mod skips;
 mod suite;
 
+use std::io::Write as _;
 use std::process::ExitCode;
 
 use anyhow::Result;
@@ -52,7 +53,11 @@ fn run() -> Result<ExitCode> {
     }
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
-    match arguments.as_slice() {
+    command(&arguments)
+}
+
+fn command(arguments: &[&str]) -> Result<ExitCode> {
+    match arguments {
         ["demo", rest @ ..] => return build::demo(rest),
         ["test", rest @ ..] => build::test(rest)?,
         ["bench", rest @ ..] => return bench::run(rest),
@@ -66,7 +71,28 @@ fn run() -> Result<ExitCode> {
         ["purity"] => purity::check()?,
         ["codegen"] => codegen::write()?,
         ["codegen", "--check"] => codegen::check()?,
+        ["help" | "--help" | "-h"] => writeln!(std::io::stdout(), "{USAGE}")?,
         _ => anyhow::bail!("{USAGE}"),
     }
     Ok(ExitCode::SUCCESS)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn help_that_is_asked_for_is_no_error() {
+        for word in ["--help", "-h", "help"] {
+            assert_eq!(
+                command(&[word]).map_err(|error| error.to_string()),
+                Ok(ExitCode::SUCCESS),
+                "{word}"
+            );
+        }
+        for arguments in [&[][..], &["bogus"], &["purity", "--help-me"]] {
+            let error = command(arguments).map_err(|error| error.to_string());
+            assert_eq!(error, Err(USAGE.to_owned()), "{arguments:?}");
+        }
+    }
 }

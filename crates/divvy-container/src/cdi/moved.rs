@@ -36,7 +36,14 @@ pub fn move_root(spec: &mut Spec, from: &str, to: &str, side: Side) -> usize {
 fn of_edits(edits: &mut Edits, side: Side, replace: &mut impl FnMut(&mut String)) {
     for node in &mut edits.device_nodes {
         match (side, &mut node.host_path) {
-            (Side::Host, Some(path)) => replace(path),
+            (Side::Host, Some(path)) => {
+                let before = path.clone();
+                replace(path);
+                // Back where it came from, it needs no path of its own.
+                if *path != before && *path == node.path {
+                    node.host_path = None;
+                }
+            }
             // One path for both sides, of which one is to change.
             (Side::Host, None) => {
                 let mut host = node.path.clone();
@@ -46,8 +53,9 @@ fn of_edits(edits: &mut Edits, side: Side, replace: &mut impl FnMut(&mut String)
             (Side::Container, host) => {
                 let before = node.path.clone();
                 replace(&mut node.path);
-                if host.is_none() && node.path != before {
-                    *host = Some(before);
+                if node.path != before {
+                    let of_host = host.take().unwrap_or(before);
+                    *host = (of_host != node.path).then_some(of_host);
                 }
             }
         }

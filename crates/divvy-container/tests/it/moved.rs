@@ -49,6 +49,38 @@ fn case_32_a_the_machines_paths_move_by_whole_components_and_arguments_of_hooks_
 }
 
 #[test]
+fn what_is_moved_there_and_back_is_what_it_was() {
+    let mut original = spec();
+    // A path of the machine's own takes this version; the way there would raise it.
+    original["cdiVersion"] = json!("0.5.0");
+    for side in [Side::Host, Side::Container] {
+        let mut there = Spec::parse(&original.to_string()).expect("a spec");
+        assert!(move_root(&mut there, "/driver", "/run/nvidia/driver", side) > 0);
+        let text = serde_json::to_string(&there).expect("JSON");
+        assert!(
+            text.contains("\"hostPath\":\"/driver/dev/nvidia0\"") || side == Side::Host,
+            "{text}"
+        );
+        let mut back = Spec::parse(&text).expect("a spec");
+        move_root(&mut back, "/run/nvidia/driver", "/driver", side);
+        assert_eq!(serde_json::to_value(&back).expect("JSON"), original, "{side:?}");
+    }
+}
+
+/// Who wrote the path down keeps it while nothing of it moves.
+#[test]
+fn a_path_of_the_machines_that_is_the_containers_stays_written_where_nothing_moves() {
+    let mut original = spec();
+    original["cdiVersion"] = json!("0.5.0");
+    original["devices"][0]["containerEdits"]["deviceNodes"][1] = json!({"path": "/dev/x", "hostPath": "/dev/x"});
+    for side in [Side::Host, Side::Container] {
+        let mut moved = Spec::parse(&original.to_string()).expect("a spec");
+        move_root(&mut moved, "/elsewhere", "/y", side);
+        assert_eq!(serde_json::to_value(&moved).expect("JSON"), original, "{side:?}");
+    }
+}
+
+#[test]
 fn case_32_b_the_containers_paths_move_without_the_machines() {
     let mut expected = spec();
     expected["cdiVersion"] = json!("0.5.0");

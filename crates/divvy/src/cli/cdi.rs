@@ -50,7 +50,7 @@ pub struct CdiGenerateArgs {
     /// The form [default: by the file's ending, else yaml]
     #[arg(long, value_name = "FORMAT")]
     pub format: Option<CdiFormat>,
-    /// The root of the driver's files; a driver container's is /run/nvidia/driver
+    /// The root of the driver's files; a driver container's is /run/nvidia/driver. A relative path is below --sys-root where that is given
     #[arg(long, env = "NVIDIA_CTK_DRIVER_ROOT", value_name = "DIR", default_value = "/")]
     pub driver_root: String,
     /// The root of /dev [default: the driver's root if there are device nodes, else /]

@@ -18,7 +18,7 @@ use crate::printer;
 use crate::scheduler_config::check::{Verdict, has_room, no_room, not_called, pod, unclear, verdict};
 use crate::scheduler_config::distribution::Distribution;
 use crate::scheduler_config::installed::{authority, installed, secret_name};
-use crate::scheduler_config::merge::{Wanted, merge};
+use crate::scheduler_config::merge::{Address, Wanted, merge};
 use crate::scheduler_config::second::mutation::{MutateWith, Mutation, Webhook};
 use crate::scheduler_config::second::{DEFAULT_VERSION, NAME, SECRET_NAME, Second, TLS_FOLDER, Version};
 use crate::scheduler_config::{DEFAULT_PROFILE, Inline, LOCAL_URL, SERVICE_URL, Stanza, Tls, Whole};
@@ -67,7 +67,11 @@ pub async fn run(args: SchedulerConfigArgs) -> anyhow::Result<bool> {
     let text = if let Some(file) = &args.merge {
         let wanted = Wanted {
             stanza,
-            url_given: args.extender_url.is_some() || args.from_cluster.is_some(),
+            address: match (&args.extender_url, &args.from_cluster) {
+                (Some(_), _) => Address::Flag,
+                (None, Some(_)) => Address::Cluster,
+                (None, None) => Address::Default,
+            },
             kubeconfig: args.kubeconfig_path.clone(),
             default_kubeconfig: kubeconfig.to_owned(),
             profile: args.profile.clone(),
@@ -188,7 +192,7 @@ async fn from_cluster(args: &SchedulerConfigArgs, namespace: &str, name: &str) -
     let service = service.with_context(|| {
         format!(
             "there is no Service {namespace}/{name}: no extender is installed under that name (kubectl get service -A | grep extender; then \
-             --from-cluster=NAMESPACE/NAME), or it listens on the loopback address of its node only (Helm: extender.hostNetwork=true), and then \
+             --from-cluster=NAMESPACE/NAME), or it listens on the loopback address of its node only (Helm: extender.loopback=true), and then \
              --from-cluster is not needed"
         )
     })?;
@@ -374,13 +378,15 @@ async fn check(args: &SchedulerConfigArgs) -> anyhow::Result<bool> {
     let began = Instant::now();
     // Not interrupted: a request that was cut off may be carried out after the pod was deleted.
     let told = match answer(create(&api, &object, &namespace)).await {
+        Ok(Created::Refused(why)) => return Err(Unclear(why).into()),
+        Ok(Created::Unknown(why)) => Err(Unclear(why).into()),
         Err(error) => Err(error),
-        Ok(()) => tokio::select! {
+        Ok(Created::Yes) => tokio::select! {
             told = watch(&api, &name, &nonce, began, args.timeout) => told,
             () = stopped.cancelled() => Err(Unclear("stopped before the scheduler had looked at the pod".to_owned()).into()),
         },
     };
-    // In any case: what got no answer may have been carried out.
+    // What got no answer may have been carried out.
     let deleted = answer(delete(&api, &name)).await;
     match (told, deleted) {
         (told, Ok(())) => told,
@@ -401,15 +407,28 @@ async fn answer<T>(request: impl Future<Output = anyhow::Result<T>>) -> anyhow::
     }
 }
 
-async fn create(api: &Api<DynamicObject>, object: &DynamicObject, namespace: &str) -> anyhow::Result<()> {
-    api.create(&PostParams::default(), object).await.map_err(|error| {
-        anyhow::Error::new(Unclear(format!(
-            "the pod of the check could not be created in namespace {namespace}: {}; give another namespace with -n, or an account that may \
-             create and delete pods there",
-            in_words(&error)
-        )))
-    })?;
-    Ok(())
+/// Whether the pod of the check was created.
+enum Created {
+    Yes,
+    /// The API server refused it: there is no such pod.
+    Refused(String),
+    Unknown(String),
+}
+
+async fn create(api: &Api<DynamicObject>, object: &DynamicObject, namespace: &str) -> anyhow::Result<Created> {
+    let Err(error) = api.create(&PostParams::default(), object).await else {
+        return Ok(Created::Yes);
+    };
+    let why = format!(
+        "the pod of the check could not be created in namespace {namespace}: {}; give another namespace with -n, or an account that may \
+         create and delete pods there",
+        in_words(&error)
+    );
+    Ok(match error {
+        // By these the API server says that it did nothing.
+        kube::Error::Api(status) if matches!(status.code, 400 | 401 | 403 | 404 | 409 | 422 | 429) => Created::Refused(why),
+        _ => Created::Unknown(why),
+    })
 }
 
 async fn watch(api: &Api<DynamicObject>, name: &str, nonce: &str, began: Instant, timeout: Duration) -> anyhow::Result<bool> {

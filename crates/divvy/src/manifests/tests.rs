@@ -1,5 +1,7 @@
 mod events;
 
+use std::path::{Path, PathBuf};
+
 use serde_json::{Value, json};
 
 use super::template::Templates;
@@ -274,6 +276,42 @@ fn every_value_that_a_template_names_is_in_values_yaml() {
         let pointer = format!("/{}", path.join("/"));
         assert!(chart.values().pointer(&pointer).is_some(), "{file} names {}", path.join("."));
     }
+}
+
+/// Texts say `(Helm: extender.loopback=true)`.
+#[test]
+fn every_value_that_a_text_of_a_program_names_is_in_values_yaml() {
+    fn sources(folder: &Path, found: &mut Vec<PathBuf>) {
+        for entry in std::fs::read_dir(folder).expect("sources") {
+            let path = entry.expect("an entry").path();
+            if path.is_dir() {
+                sources(&path, found);
+            } else if path.extension().is_some_and(|ending| ending == "rs" || ending == "md") {
+                found.push(path);
+            }
+        }
+    }
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let mut files = Vec::new();
+    for crate_ in ["divvy", "divvy-agent", "divvy-extender", "divvy-doctor"] {
+        sources(&root.join("crates").join(crate_).join("src"), &mut files);
+    }
+    sources(&root.join("docs"), &mut files);
+    let chart = Chart::embedded().expect("a chart");
+    let mut named = 0;
+    for file in files {
+        let text = std::fs::read_to_string(&file).expect("text");
+        for rest in text.split("Helm: ").skip(1) {
+            let path: String = rest.chars().take_while(|c| c.is_ascii_alphanumeric() || *c == '.').collect();
+            if !rest[path.len()..].starts_with('=') {
+                continue;
+            }
+            let pointer = format!("/{}", path.replace('.', "/"));
+            assert!(chart.values().pointer(&pointer).is_some(), "{} names {path}", file.display());
+            named += 1;
+        }
+    }
+    assert!(named >= 2, "{named}");
 }
 
 #[test]

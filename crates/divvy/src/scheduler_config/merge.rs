@@ -10,14 +10,25 @@ use super::{Error, INLINE_NOTE, Inline, MANAGED, PATH, PERCENTAGE, Stanza, Tls, 
 pub struct Wanted {
     /// Our extender.
     pub stanza: Stanza,
-    /// Whether its address was asked for; else that of an extender of ours in the file stays.
-    pub url_given: bool,
+    /// Who says its address.
+    pub address: Address,
     /// The scheduler's kubeconfig, if it was asked for.
     pub kubeconfig: Option<String>,
     /// The scheduler's kubeconfig where the file names none.
     pub default_kubeconfig: String,
     /// A profile that must be there.
     pub profile: Option<String>,
+}
+
+/// Who says the extender's address.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Address {
+    /// `--extender-url`.
+    Flag,
+    /// The extender that is installed (`--from-cluster`).
+    Cluster,
+    /// Nobody: that of an extender of ours in the file stays.
+    Default,
 }
 
 /// The new file.
@@ -284,11 +295,11 @@ fn extenders(
                 continue;
             }
             place = Some(rest.len());
-            if !wanted.url_given {
+            if wanted.address == Address::Default {
                 stanza = keep_address(&extender, &url, &stanza);
             }
             keep_weight(&extender, &mut stanza);
-            explain_replaced(&extender, &stanza, &path, &url, notes);
+            explain_replaced(&extender, &stanza, wanted.address, &path, &url, notes);
         } else if of_ours > 0 {
             return Err(clash(
                 format!("({url}) manages {}", managed.join(", ")),
@@ -358,7 +369,7 @@ fn keep_weight(extender: &Value, stanza: &mut Stanza) {
     }
 }
 
-fn explain_replaced(extender: &Value, stanza: &Stanza, path: &str, url: &str, notes: &mut Vec<String>) {
+fn explain_replaced(extender: &Value, stanza: &Stanza, address: Address, path: &str, url: &str, notes: &mut Vec<String>) {
     let Ok(Value::Array(ours)) = serde_saphyr::from_str::<Value>(&stanza.text()) else {
         return;
     };
@@ -376,7 +387,11 @@ fn explain_replaced(extender: &Value, stanza: &Stanza, path: &str, url: &str, no
             "managedResources" => ": these, counted by the scheduler as well, and no others",
             "bindVerb" => ": the extender writes the GPU in the request that binds",
             "httpTimeout" => ": longer than the extender takes at worst (4.5 s)",
-            "urlPrefix" => ": --extender-url says so",
+            "urlPrefix" => match address {
+                Address::Flag => ": --extender-url says so",
+                Address::Cluster => ": the extender that is installed is there (--from-cluster)",
+                Address::Default => ": the address of Divvy's extender",
+            },
             "prioritizeVerb" => ": the extender says which node is best",
             "preemptVerb" => ": else pods are evicted in vain, whose memory is on several GPUs",
             "weight" => ": the scheduler's own scores do not undo the extender's",
@@ -397,7 +412,11 @@ fn explain_replaced(extender: &Value, stanza: &Stanza, path: &str, url: &str, no
         notes.push(format!("removed: {path}.{name} {}: {why}", show(was)));
     }
     if url.trim_end_matches('/') == stanza.url {
-        notes.push(format!("kept: {path}.urlPrefix {url}; --extender-url changes it"));
+        let why = match address {
+            Address::Cluster => "the extender that is installed is there",
+            Address::Flag | Address::Default => "--extender-url changes it",
+        };
+        notes.push(format!("kept: {path}.urlPrefix {url}; {why}"));
     }
 }
 

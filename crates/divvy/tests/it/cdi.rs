@@ -6,7 +6,7 @@ use std::process::Output;
 use divvy_container::cdi::generate::{Generated, Options, nvidia, proc, wsl};
 use divvy_container::cdi::{Format, Spec};
 
-use crate::cli::{divvy, stderr, stdout};
+use crate::cli::{command, divvy, stderr, stdout};
 use crate::cluster::programs;
 use crate::machine::{Machine, kinds};
 
@@ -171,6 +171,50 @@ fn the_probe_tells_the_gpus_and_a_changed_driver_makes_the_spec_stale() {
         validated.status.success() && stdout(&validated).contains("warning: file: it is stale: it was made for driver 550.54.15")
     );
     assert!(!tree.cdi(&["validate", &file, "--strict"]).status.success());
+}
+
+#[test]
+fn a_relative_root_is_the_folder_that_it_names() {
+    // Of this machine: below the current directory.
+    let folder = tempfile::tempdir().expect("a folder");
+    std::fs::create_dir_all(folder.path().join("fr/driver-root")).expect("made");
+    let of_this = |root: &str| {
+        let mut command = command(
+            &[
+                "cdi",
+                "generate",
+                "--vendor",
+                "nvidia",
+                "--gpus-from",
+                "proc",
+                "--driver-root",
+                root,
+            ],
+            &[],
+        );
+        let output = command.current_dir(folder.path()).output().expect("it runs");
+        (stdout(&output), stderr(&output))
+    };
+    let real = folder.path().canonicalize().expect("there").display().to_string();
+    let whole = of_this(&format!("{real}/fr/driver-root"));
+    assert!(!whole.1.contains("there is no folder"), "{}", whole.1);
+    for relative in ["fr/driver-root", "./fr/driver-root", "fr/../fr/driver-root"] {
+        assert_eq!(of_this(relative), whole, "{relative}");
+    }
+    let missing = of_this("fr/nowhere").1;
+    assert!(
+        missing.contains(&format!("there is no folder {real}/fr/nowhere on this machine")),
+        "{missing}"
+    );
+
+    // Of a copy: below that.
+    let operator = Tree::of(&kinds::operator());
+    let of_copy = |root: &str| {
+        let output = operator.cdi(&["generate", "--driver-root", root]);
+        assert!(output.status.success(), "{root}: {}", stderr(&output));
+        stdout(&output)
+    };
+    assert_eq!(of_copy("run/nvidia/driver"), of_copy("/run/nvidia/driver"));
 }
 
 #[test]

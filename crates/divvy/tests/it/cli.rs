@@ -38,6 +38,28 @@ pub(crate) fn stderr(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
+/// Whoever reaches an extender in plain HTTP can have pods bound.
+#[test]
+fn no_example_opens_the_extender_to_everybody() {
+    let mut seen = 0;
+    for help in [&["--help"][..], &["extender", "--help"]] {
+        let text = stdout(&divvy(help, &[]));
+        for line in text.lines().filter(|line| line.starts_with("  divvy extender ")) {
+            let words: Vec<&str> = line.split_whitespace().collect();
+            let listen = words
+                .iter()
+                .position(|word| *word == "--listen")
+                .and_then(|at| words.get(at + 1));
+            let on_loopback = listen.is_none_or(|address| address.starts_with("127.") || address.starts_with("[::1]"));
+            let over_tls = words.iter().any(|word| ["--tls-secret", "--tls-cert-file"].contains(word));
+            assert!(on_loopback || over_tls, "{line}");
+            assert!(!words.contains(&"--insecure"), "{line}");
+            seen += 1;
+        }
+    }
+    assert!(seen >= 4, "{seen}");
+}
+
 #[test]
 fn every_help_teaches_by_example() {
     for command in [

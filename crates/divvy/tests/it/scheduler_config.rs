@@ -5,6 +5,7 @@ use std::path::Path;
 use std::process::{Command, Output, Stdio};
 use std::time::Duration;
 
+use divvy_testbed::api::{Effect, Match, Rule};
 use divvy_testbed::builders::pod;
 use divvy_testbed::scheduler::{Scheduler, SchedulerConfig};
 use rustix::process::{Pid, Signal, kill_process};
@@ -133,6 +134,47 @@ async fn an_interrupted_check_takes_its_pod_along() {
     assert_eq!(pods_of_checks(&bed), Vec::<String>::new());
 }
 
+#[tokio::test]
+async fn a_pod_that_was_refused_is_not_said_to_be_there() {
+    let bed = Bed::new(&[&[16]]).await;
+    let config = kubeconfig(&bed);
+    let faults = bed.api().faults();
+    let pods = |verb: &str| Match::any().verb(verb).resource("pods").name("divvy-scheduler-check-*");
+    let created = || Match::any().verb("create").resource("pods");
+    let no_deletion = faults.add(Rule::new(
+        pods("delete"),
+        Effect::Refuse {
+            code: 403,
+            retry_after_s: None,
+        },
+    ));
+    for code in [403, 409, 422] {
+        let refused = faults.add(Rule::new(
+            created(),
+            Effect::Refuse {
+                code,
+                retry_after_s: None,
+            },
+        ));
+        let output = check(&config, &[]).await;
+        faults.remove(refused);
+        let said = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{said}");
+        assert!(said.contains("the pod of the check could not be created"), "{code}: {said}");
+        assert!(!said.contains("may still be there"), "{code}: {said}");
+    }
+    assert_eq!(faults.fired(no_deletion), 0, "nobody deletes what is not there");
+    // Where nobody knows whether it was created, it is deleted, or said to be left.
+    let lost = faults.add(Rule::new(created(), Effect::LoseAnswer));
+    let output = check(&config, &[]).await;
+    faults.remove(lost);
+    let said = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{said}");
+    assert!(said.contains("may still be there"), "{said}");
+    faults.remove(no_deletion);
+    bed.end().await;
+}
+
 #[test]
 fn a_check_without_a_cluster_cannot_tell() {
     let output = run(&["--check"]);
@@ -237,7 +279,8 @@ async fn address_and_certificates_come_from_the_extender_that_is_installed() {
     let missing = ask(&[]).await;
     assert_eq!(missing.status.code(), Some(1));
     assert!(
-        text(&missing.stderr).contains("there is no Service divvy-system/divvy-extender"),
+        text(&missing.stderr).contains("there is no Service divvy-system/divvy-extender")
+            && text(&missing.stderr).contains("(Helm: extender.loopback=true)"),
         "{missing:?}"
     );
 

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use divvy::audit::read;
 use divvy::audit::text::{self as audit_text, Scope};
 use divvy::manifests::{self, Chart, Release};
-use divvy::scheduler_config::merge::{Wanted, merge};
+use divvy::scheduler_config::merge::{Address, Wanted, merge};
 use divvy::scheduler_config::{Stanza, Tls};
 use divvy_agent::FileConfig;
 use divvy_cluster::history::{Document, Reader};
@@ -298,7 +298,7 @@ fn scheduler(bytes: &[u8]) -> bool {
     let url = "http://127.0.0.1:32766/gpushare-scheduler";
     let wanted = Wanted {
         stanza: Stanza::new(url, Tls::default()).expect("an extender"),
-        url_given: true,
+        address: Address::Flag,
         kubeconfig: None,
         default_kubeconfig: "/etc/kubernetes/scheduler.conf".to_owned(),
         profile: None,

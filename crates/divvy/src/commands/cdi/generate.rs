@@ -20,7 +20,9 @@ use crate::printer;
 const PATIENCE: Duration = Duration::from_secs(75);
 
 /// Makes the spec, and writes it.
-pub(super) async fn run(args: CdiGenerateArgs) -> anyhow::Result<()> {
+pub(super) async fn run(mut args: CdiGenerateArgs) -> anyhow::Result<()> {
+    args.driver_root = whole(&args.sys_root, &args.driver_root);
+    args.dev_root = args.dev_root.map(|root| whole(&args.sys_root, &root));
     let format = format(&args)?;
     let files = Files::below(&args.sys_root);
     let generated = generate(&args, &files).await;
@@ -267,6 +269,19 @@ async fn ask_probe(args: &CdiGenerateArgs) -> anyhow::Result<Snapshot> {
         };
         anyhow::anyhow!("the driver was asked for its GPUs, and {text}{hint}")
     })
+}
+
+/// A root of the machine as a whole path, as specs need it: a relative one is below the current directory, or below `--sys-root` where that is a copy.
+fn whole(sys_root: &Path, root: &str) -> String {
+    let relative = !root.is_empty() && !root.starts_with('/');
+    match relative {
+        false => root.to_owned(),
+        true if sys_root == Path::new("/") => {
+            let found = Path::new(root).canonicalize().or_else(|_| std::path::absolute(root));
+            found.map_or_else(|_| root.to_owned(), |path| path.display().to_string())
+        }
+        true => format!("/{}", root.trim_start_matches("./")),
+    }
 }
 
 fn spawn(args: &CdiGenerateArgs, program: PathBuf) -> Spawn {

@@ -21,7 +21,7 @@ const ALPHA: &str = "apiVersion: kubescheduler.config.k8s.io/v1alpha1\nkind: Kub
 fn wanted() -> Wanted {
     Wanted {
         stanza: Stanza::new(LOCAL_URL, Tls::default()).expect("an address"),
-        url_given: false,
+        address: Address::Default,
         kubeconfig: None,
         default_kubeconfig: "/etc/kubernetes/scheduler.conf".to_owned(),
         profile: None,
@@ -230,7 +230,7 @@ fn certificates_in_the_file_stay_and_no_key_is_told() {
     };
     let other = Wanted {
         stanza: Stanza::new("https://10.0.0.7:1/gpushare-scheduler", tls).expect("an address"),
-        url_given: true,
+        address: Address::Cluster,
         ..wanted()
     };
     let found = merge(&old, "old.yaml", &other).expect("it merges");
@@ -249,17 +249,24 @@ fn the_address_stays_unless_another_is_asked_for() {
         value(&merged(&old))["extenders"][0]["urlPrefix"],
         "http://10.0.0.9:32766/gpushare-scheduler"
     );
-    let other = Wanted {
-        url_given: true,
-        ..wanted()
-    };
-    let found = merge(&old, "old.yaml", &other).expect("it merges");
-    assert_eq!(value(&found)["extenders"][0]["urlPrefix"], LOCAL_URL);
-    assert!(
-        found.notes.iter().any(|note| note.contains("--extender-url says so")),
-        "{:?}",
-        found.notes
-    );
+    for (address, why) in [
+        (Address::Flag, ": --extender-url says so"),
+        (Address::Cluster, ": the extender that is installed is there (--from-cluster)"),
+    ] {
+        let other = Wanted { address, ..wanted() };
+        let found = merge(&old, "old.yaml", &other).expect("it merges");
+        assert_eq!(value(&found)["extenders"][0]["urlPrefix"], LOCAL_URL);
+        let note = format!("changed: extenders[0].urlPrefix http://10.0.0.9:32766/gpushare-scheduler to {LOCAL_URL}{why}");
+        assert!(found.notes.contains(&note), "{note}: {:?}", found.notes);
+        // Once more: it is there already, and who says so is named again.
+        let kept = merge(&found.text, "new.yaml", &other).expect("it merges");
+        let why = match address {
+            Address::Cluster => "the extender that is installed is there",
+            _ => "--extender-url changes it",
+        };
+        let note = format!("kept: extenders[0].urlPrefix {LOCAL_URL}; {why}");
+        assert!(kept.notes.contains(&note), "{note}: {:?}", kept.notes);
+    }
     // An old entry at another path is Divvy's by its resource, and its address leads nowhere.
     let nowhere = tutorial("v1").replace("/gpushare-scheduler", "/elsewhere");
     assert_eq!(value(&merged(&nowhere))["extenders"][0]["urlPrefix"], LOCAL_URL);
