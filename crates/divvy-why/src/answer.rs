@@ -232,6 +232,17 @@ fn bound(answer: &mut Answer, snapshot: &Snapshot, wants: &Wants) {
             }
         })
         .collect();
+    let former = snapshot.ledger.node(node).and_then(|view| view.state()?.former_unit(pod));
+    if let (Some(former), Held::Allocation(allocation), Some(request)) = (former, &pod.held, &mut answer.request) {
+        let now = snapshot.ledger.unit();
+        request.memory = Some(allocation.total());
+        answer.notes.push(format!(
+            "It was bound when one unit of {} was {former}, and asks for {} of those. One unit is {now} now: it holds {} of these, until it ends.",
+            names::GPU_MEM,
+            request.units,
+            allocation.total().0.div_ceil(now.mib()),
+        ));
+    }
     if !snapshot.unseen.is_empty() {
         answer.shares = written(pod, node, snapshot.ledger.unit());
     }

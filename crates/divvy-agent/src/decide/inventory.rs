@@ -1,6 +1,6 @@
 //! The node annotation that carries what device ids leave out.
 
-use divvy_model::limits::{REASON_BYTES, shortened};
+use divvy_model::limits::{OTHER_UNITS, REASON_BYTES, shortened};
 use divvy_model::{Held, Inventory, MiB};
 
 use super::Core;
@@ -22,6 +22,7 @@ impl Core {
             agent: self.settings.agent_version.clone(),
             driver: self.driver.clone(),
             unit: self.settings.unit,
+            other_units: self.other_units().take(OTHER_UNITS).collect(),
             unschedulable: self.leaving || !self.registered,
             gpus,
         }

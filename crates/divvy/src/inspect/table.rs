@@ -142,7 +142,10 @@ pub fn wide(view: &View) -> String {
             let pods = gpu
                 .pods
                 .iter()
-                .map(|pod| format!("{}/{}", pod.namespace, pod.name))
+                .map(|pod| match &pod.requested {
+                    Some(asked) => format!("{}/{}(asks for {} {})", pod.namespace, pod.name, asked.units, times(&asked.unit)),
+                    None => format!("{}/{}", pod.namespace, pod.name),
+                })
                 .collect::<Vec<_>>()
                 .join(",");
             let pods = if pods.is_empty() { "-".to_owned() } else { pods };
@@ -155,7 +158,7 @@ pub fn wide(view: &View) -> String {
                 dash(&gpu.model),
                 gpu.allocated,
                 gpu.total,
-                view.unit,
+                times(&view.unit),
                 dash(&gpu.health),
                 pods,
                 dash(&gpu.uuid)
@@ -170,6 +173,14 @@ pub fn wide(view: &View) -> String {
         }
     }
     plain(&columns(&raw)).into_owned()
+}
+
+/// A unit behind a number of it: `16 GiB`, but `64 x 256MiB`.
+fn times(unit: &str) -> String {
+    match unit.starts_with(|first: char| first.is_ascii_digit()) {
+        true => format!("x {unit}"),
+        false => unit.to_owned(),
+    }
 }
 
 /// Truncated, as the old tool does; nothing of nothing is 0 %.
