@@ -118,7 +118,9 @@ impl Allocation {
 
     /// All of it.
     pub fn total(&self) -> MiB {
-        self.gpus.iter().fold(MiB::ZERO, |sum, share| sum.saturating_add(share.memory))
+        self.gpus
+            .iter()
+            .fold(MiB::ZERO, |sum, share| sum.saturating_add(share.memory))
     }
 
     /// Whether this is what a pod asks for when one unit of gpu-mem is that large: in all, and for each container.
@@ -127,11 +129,7 @@ impl Allocation {
     }
 
     /// What is not as asked ([`Allocation::is_in`]): the container, or `None` for the pod; what it asks for; what it was allocated. A whole GPU is as asked, whatever it has.
-    pub fn differs<'a>(
-        &'a self,
-        unit: MemoryUnit,
-        request: &'a PodRequest,
-    ) -> impl Iterator<Item = (Option<&'a str>, MiB, MiB)> {
+    pub fn differs<'a>(&'a self, unit: MemoryUnit, request: &'a PodRequest) -> impl Iterator<Item = (Option<&'a str>, MiB, MiB)> {
         let memory = move |units: u64| unit.memory(units).unwrap_or(MiB(u64::MAX));
         let containers = &request.containers;
         let asking = containers.iter().map(|container| (container.name.as_str(), container.units));

@@ -258,7 +258,11 @@ mod tests {
     #[test]
     fn other_units_are_written_only_where_there_are_some_and_a_gpu_has_what_the_finest_of_them_leaves() {
         let text = TEXT.replacen("\"unitMiB\":1024,", "\"unitMiB\":1024,\"otherUnitsMiB\":[256,1000],", 1);
-        let text = text.replacen("\"totalMiB\":40960,\"reserveMiB\":0,\"units\":40", "\"totalMiB\":15109,\"reserveMiB\":0,\"units\":14", 1);
+        let text = text.replacen(
+            "\"totalMiB\":40960,\"reserveMiB\":0,\"units\":40",
+            "\"totalMiB\":15109,\"reserveMiB\":0,\"units\":14",
+            1,
+        );
         let inventory = Inventory::parse(&text).expect("with other units");
         assert_eq!(inventory.to_json(), text);
         assert_eq!(inventory.units().map(MemoryUnit::mib).collect::<Vec<_>>(), [1024, 256, 1000]);

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::look::Question;
 use crate::obstacle::Words;
-use crate::quantity::list;
+use crate::quantity::{amount, list};
 use crate::suggest::suggestions;
 use crate::verdict::asked;
 use crate::{GpuAnswer, Hold, Obstacle, Owner, Reported, Snapshot, Spoken, Suggestion, Wants, gpus};
@@ -237,9 +237,11 @@ fn bound(answer: &mut Answer, snapshot: &Snapshot, wants: &Wants) {
         let now = snapshot.ledger.unit();
         request.memory = Some(allocation.total());
         answer.notes.push(format!(
-            "It was bound when one unit of {} was {former}, and asks for {} of those. One unit is {now} now: it holds {} of these, until it ends.",
+            "When it was bound, a unit of {} was {}, and it asked for {} units. A unit is {} now; it holds {} of these units.",
             names::GPU_MEM,
+            amount(MiB(former.mib()), former),
             request.units,
+            amount(MiB(now.mib()), now),
             allocation.total().0.div_ceil(now.mib()),
         ));
     }

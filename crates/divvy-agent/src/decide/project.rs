@@ -51,7 +51,10 @@ impl Core {
             (names::ALIYUN_POD, units.clone()),
             (names::ALIYUN_CONTAINER, units),
             // In the unit of the other two, whatever --memory-unit is by now.
-            (names::ALIYUN_DEV, gpus.first().map_or(0, |gpu| gpu.units_of(record.unit)).to_string()),
+            (
+                names::ALIYUN_DEV,
+                gpus.first().map_or(0, |gpu| gpu.units_of(record.unit)).to_string(),
+            ),
             (names::VISIBLE_DEVICES, names::VISIBLE_NONE.to_owned()),
         ];
         let uuids: Vec<&str> = gpus.iter().map(|gpu| gpu.uuid.as_str()).collect();

@@ -305,7 +305,11 @@ impl Audit {
         }
         let right = |unit: &MemoryUnit| {
             let units = unit.units_in(share.memory).to_string();
-            let of = if *unit == site.unit() { gpu.units } else { unit.units_in(gpu.shared) };
+            let of = if *unit == site.unit() {
+                gpu.units
+            } else {
+                unit.units_in(gpu.shared)
+            };
             [
                 (names::ALIYUN_POD, units.clone()),
                 (names::ALIYUN_CONTAINER, units),

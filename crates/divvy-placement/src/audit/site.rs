@@ -193,7 +193,10 @@ impl Site {
         match &pod.held {
             Held::Nothing | Held::Unreadable(_) => return found,
             Held::Legacy(legacy) => {
-                let (allocated, asked) = (legacy.gpus.values().fold(0, |sum: u64, units| sum.saturating_add(*units)), pod.request.effective_units().unwrap_or(u64::MAX));
+                let (allocated, asked) = (
+                    legacy.gpus.values().fold(0, |sum: u64, units| sum.saturating_add(*units)),
+                    pod.request.effective_units().unwrap_or(u64::MAX),
+                );
                 if allocated != asked {
                     let memory = |units: u64| self.unit().memory(units).unwrap_or(MiB(u64::MAX));
                     found.push(Ok(What::NotAsAsked {
@@ -229,7 +232,12 @@ impl Site {
                         }
                     }
                 }
-                if !self.units.iter().chain(&former(pod, allocation)).any(|unit| allocation.is_in(*unit, &pod.request)) {
+                if !self
+                    .units
+                    .iter()
+                    .chain(&former(pod, allocation))
+                    .any(|unit| allocation.is_in(*unit, &pod.request))
+                {
                     for (container, asked, allocated) in allocation.differs(self.unit(), &pod.request) {
                         found.push(Ok(What::NotAsAsked {
                             who: who(),

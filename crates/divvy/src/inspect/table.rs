@@ -143,7 +143,13 @@ pub fn wide(view: &View) -> String {
                 .pods
                 .iter()
                 .map(|pod| match &pod.requested {
-                    Some(asked) => format!("{}/{}(asks for {} {})", pod.namespace, pod.name, asked.units, times(&asked.unit)),
+                    Some(asked) => format!(
+                        "{}/{} (asks for {} {})",
+                        pod.namespace,
+                        pod.name,
+                        asked.units,
+                        times(&asked.unit)
+                    ),
                     None => format!("{}/{}", pod.namespace, pod.name),
                 })
                 .collect::<Vec<_>>()
@@ -286,6 +292,41 @@ mod tests {
             let view = view(&[node], &[]);
             assert_eq!(view.nodes[0].gpus[0].health.as_deref(), Some(expected));
         }
+    }
+
+    #[test]
+    fn a_pod_that_was_bound_in_another_unit_is_shown_in_both() {
+        let gpu = serde_json::json!({"uuid": "GPU-a", "index": 0, "minor": 0, "model": "T4", "totalMiB": 16384, "units": 64, "health": "ok"});
+        let text =
+            serde_json::json!({"v": 1, "agent": "0", "driver": "1", "unitMiB": 256, "otherUnitsMiB": [1024], "gpus": [gpu]})
+                .to_string();
+        let node = Node {
+            inventory: Some(divvy_model::Inventory::parse(&text)),
+            ..node("n1", "10.0.0.1", 64, 1)
+        };
+        let share = |mib: u64| serde_json::json!([{"uuid": "GPU-a", "memMiB": mib}]);
+        let bound = |name: &str, units: u64, mib: u64| {
+            let allocation = serde_json::json!({"v": 1, "gpus": share(mib), "containers": {"main": share(mib)}}).to_string();
+            Pod {
+                held: Held::Allocation(divvy_model::Allocation::parse(&allocation).expect("an allocation")),
+                ..pod("d", name, "n1", units, &[])
+            }
+        };
+        let shown = view(&[node], &[bound("new", 3, 768), bound("old", 3, 3072)]);
+        assert_eq!(
+            wide(&shown),
+            "NODE  IPADDRESS  GPU  MODEL  ALLOCATED  TOTAL        HEALTH  PODS                          UUID\n\
+             n1    10.0.0.1   0    T4     15         64 x 256MiB  ok      d/new,d/old (asks for 3 GiB)  GPU-a\n"
+        );
+        let json = serde_json::to_value(&shown).expect("JSON");
+        let pods = &json["nodes"][0]["gpus"][0]["pods"];
+        assert_eq!(
+            pods,
+            &serde_json::json!([
+                {"name": "new", "namespace": "d", "units": 3},
+                {"name": "old", "namespace": "d", "units": 12, "requested": {"units": 3, "unit": "GiB"}},
+            ])
+        );
     }
 
     #[test]
