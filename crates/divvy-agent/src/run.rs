@@ -86,11 +86,7 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
     let agent = Arc::new(Agent::new(Parts {
         core,
         store,
-        driver_spec: DriverSpec::new(
-            config.sys_root.clone(),
-            config.driver_root.clone(),
-            config.driver_spec == DriverSpecMode::Auto,
-        ),
+        driver_spec: DriverSpec::new(config.driver_spec == DriverSpecMode::Auto),
         sys_root: config.sys_root.clone(),
         device_plugin_dir: config.device_plugin_dir(),
         client: client.clone(),

@@ -353,6 +353,21 @@ impl Core {
                 ),
             });
         }
+        let named = |uuid: &String| {
+            let mut devices = facts.node.specs.iter().flat_map(|spec| &spec.devices);
+            devices.any(|device| device.name == *uuid)
+        };
+        if let Some(known) = self.pods.get(&key.uid).filter(|_| first)
+            && let Some(trouble) = &self.driver_trouble
+            && (trouble.stale || record.container_gpus.iter().any(|share| !named(&share.uuid)))
+        {
+            actions.push(Action::Event {
+                pod: known.pod.key(),
+                uid: key.uid.clone(),
+                reason: trouble.reason(),
+                text: trouble.text.clone(),
+            });
+        }
         if let Some((name, text)) = self.project(&record, &facts.node) {
             actions.push(Action::WriteSpec { name, text });
         }

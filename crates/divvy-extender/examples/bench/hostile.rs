@@ -80,6 +80,7 @@ fn node(number: usize, gpus: usize, each: impl Fn(usize, &mut Gpu)) -> Node {
         driver: "550.54.15".to_owned(),
         unit: MemoryUnit::MIB,
         unschedulable: false,
+        driver_trouble: None,
         gpus: (0..gpus).map(gpu).collect(),
     };
     Node {

@@ -53,6 +53,7 @@ pub(crate) fn node(name: &str, sizes: &[u64]) -> Node {
             driver: String::new(),
             unit: MemoryUnit::GIB,
             unschedulable: false,
+            driver_trouble: None,
             gpus,
         })),
         ..Node::default()

@@ -32,6 +32,7 @@ pub(crate) fn divvy_node(name: &str, sizes: &[u64]) -> Node {
             driver: "550.54.15".to_owned(),
             unit: GIB,
             unschedulable: false,
+            driver_trouble: None,
             gpus,
         })),
         ..gpushare_node(name, sizes.iter().sum(), sizes.len() as u64)

@@ -38,6 +38,7 @@ fn node(name: &str, gpus: &[(&str, u64)]) -> ClusterNode {
         driver: "1".to_owned(),
         unit: MemoryUnit::GIB,
         unschedulable: false,
+        driver_trouble: None,
         gpus: (0..).zip(gpus).map(gpu).collect(),
     };
     ClusterNode {
