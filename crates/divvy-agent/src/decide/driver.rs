@@ -177,6 +177,17 @@ impl Trouble {
         }
     }
 
+    /// No spec names a GPU.
+    pub(super) fn of_none(uuid: &str) -> Trouble {
+        Trouble {
+            stale: false,
+            text: format!(
+                "no CDI spec of kind {NVIDIA_KIND} names {uuid}: containers get its device files, and none of the driver's libraries \
+                 (libcuda.so.1)"
+            ),
+        }
+    }
+
     fn of_another(path: &str, made_for: &str, basis: &Basis) -> Trouble {
         Trouble {
             stale: true,
@@ -195,7 +206,7 @@ impl Trouble {
         }
     }
 
-    fn and(&self, rest: &str) -> Trouble {
+    pub(super) fn and(&self, rest: &str) -> Trouble {
         Trouble {
             stale: self.stale,
             text: format!("{}. {rest}", self.text),
@@ -213,10 +224,7 @@ fn trouble<'s>(files: &'s [SpecFile], basis: &Basis) -> Option<(Trouble, Option<
         .filter_map(|gpu| gpu.uuid.as_deref())
     {
         let Some(file) = files.iter().find(|file| file.devices.contains(uuid)) else {
-            let text = format!(
-                "no CDI spec of kind {NVIDIA_KIND} names {uuid}: containers get its device files, and none of the driver's libraries"
-            );
-            return Some((Trouble { stale: false, text }, None));
+            return Some((Trouble::of_none(uuid), None));
         };
         let path = &file.path;
         let trouble = match (&file.driver, file.missing.first()) {

@@ -24,6 +24,7 @@ pub async fn run(args: DemoArgs) -> anyhow::Result<bool> {
     // Nobody audits a demo, and a kept one may stay up for days.
     let settings = Settings {
         seed: args.seed,
+        drivers: true,
         audit: false,
         ..Settings::new(machines, Programs::beside(&own)?)
     };

@@ -169,8 +169,33 @@ pub fn wide(view: &View) -> String {
             );
         }
     }
-    plain(&columns(&raw)).into_owned()
+    let mut text = columns(&raw);
+    // The same on many nodes is one text.
+    let mut troubles: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+    for node in &view.nodes {
+        if let Some(trouble) = &node.driver_trouble {
+            troubles.entry(trouble).or_default().push(&node.name);
+        }
+    }
+    for (trouble, nodes) in troubles.iter().take(TROUBLES) {
+        let more = match nodes.len() {
+            0..=3 => String::new(),
+            n => format!(" and {} more", n - 3),
+        };
+        let named: Vec<&str> = nodes.iter().take(3).copied().collect();
+        let _ = writeln!(text, "\nOn {}{more}: {trouble}", named.join(", "));
+    }
+    if troubles.len() > TROUBLES {
+        let _ = writeln!(
+            text,
+            "\nMore nodes are without the driver's libraries: divvy doctor --cluster --only K19"
+        );
+    }
+    plain(&text).into_owned()
 }
+
+/// Texts about drivers that `-o wide` shows.
+const TROUBLES: usize = 3;
 
 /// Truncated, as the old tool does; nothing of nothing is 0 %.
 fn percent(part: u64, whole: u64) -> u128 {
@@ -192,6 +217,24 @@ mod tests {
             allocatable_gpus: gpus,
             ..Node::default()
         }
+    }
+
+    #[test]
+    fn what_is_wrong_with_drivers_stands_below_the_wide_table_once_for_all_nodes() {
+        let of = |name: &str| {
+            let text = r#"{"v":1,"agent":"","driver":"","unitMiB":1024,"driverTrouble":"no CDI spec; type this","gpus":[{"uuid":"GPU-1","index":0,
+                "minor":0,"totalMiB":1024,"units":1,"health":"ok"}]}"#;
+            Node {
+                inventory: Some(divvy_model::Inventory::parse(text)),
+                ..node(name, "10.0.0.1", 1, 1)
+            }
+        };
+        let nodes = ["a", "b", "c", "d", "e"].map(of);
+        let text = wide(&view(&nodes, &[]));
+        assert!(
+            text.ends_with("\n\nOn a, b, c and 2 more: no CDI spec; type this\n"),
+            "{text}"
+        );
     }
 
     fn pod(namespace: &str, name: &str, node: &str, units: u64, gpus: &[(u32, u64)]) -> Pod {

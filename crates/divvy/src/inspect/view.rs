@@ -35,6 +35,9 @@ pub struct NodeView {
     pub gpus: Vec<GpuView>,
     /// Pods on the node without a GPU that the annotations name.
     pub pending: Vec<PodView>,
+    /// Why containers get none of the driver's libraries here, or wrong ones, and what to type; as the inventory says.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub driver_trouble: Option<String>,
 }
 
 /// A GPU.
@@ -167,6 +170,7 @@ fn node_view(node: &Node, pods: &[&Pod]) -> Option<NodeView> {
     };
     let on_gpus = gpus.iter().fold(0u64, |sum, gpu| sum.saturating_add(gpu.allocated));
     let allocated = pending.iter().fold(on_gpus, |sum, pod| sum.saturating_add(pod.units));
+    let driver_trouble = inventory.and_then(|inventory| inventory.driver_trouble.clone());
     let address = node.address.clone().unwrap_or_else(|| "unknown".to_owned());
     Some(NodeView {
         name: node.name.clone(),
@@ -175,6 +179,7 @@ fn node_view(node: &Node, pods: &[&Pod]) -> Option<NodeView> {
         total,
         gpus,
         pending,
+        driver_trouble,
     })
 }
 
