@@ -31,6 +31,13 @@ pub fn names(folder: &Path) -> io::Result<Vec<String>> {
         .collect()
 }
 
+/// The same of a CDI directory, without the agent's spec of the driver, which belongs to no grant.
+pub fn grant_specs(folder: &Path) -> io::Result<Vec<String>> {
+    let mut found = names(folder)?;
+    found.retain(|name| !name.starts_with("divvy.dev-driver_"));
+    Ok(found)
+}
+
 /// Puts the libraries of a driver below `root`, as a distribution's package does.
 pub fn install(root: &Path, version: &str) -> io::Result<()> {
     let folder = root.join("usr/lib/x86_64-linux-gnu");

@@ -528,7 +528,7 @@ impl Cluster for Embedded {
     fn grants(&self, node: &str) -> io::Result<Vec<String>> {
         let paths = self.node(node)?.paths();
         let mut found = driver::names(&self.folder(node).join("state/grants"))?;
-        found.extend(driver::names(&paths.cdi_dir)?);
+        found.extend(driver::grant_specs(&paths.cdi_dir)?);
         Ok(found)
     }
 
