@@ -1,5 +1,6 @@
 use std::path::PathBuf;
 
+use crate::client::Unanswered;
 use crate::list::pages::Failure;
 
 /// What can go wrong between Divvy and an API server.
@@ -77,6 +78,7 @@ impl Error {
 pub fn in_words(error: &kube::Error) -> String {
     match error {
         kube::Error::Api(status) => format!("{} ({} {})", status.message, status.code, status.reason),
+        kube::Error::Service(error) if error.is::<Unanswered>() => error.to_string(),
         other => {
             let mut text = other.to_string();
             let mut source = std::error::Error::source(other);

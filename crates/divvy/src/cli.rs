@@ -13,6 +13,7 @@ use std::path::PathBuf;
 
 use crate::why::Name;
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use divvy_cluster::client::Token;
 use divvy_model::{MemoryUnit, MiB};
 use divvy_placement::policy::Policy;
 
@@ -88,15 +89,73 @@ pub enum Command {
     Demo(DemoArgs),
 }
 
-/// Which cluster.
+/// Which cluster, for a program that runs in it.
 #[derive(Debug, Clone, Args)]
-pub struct ClusterArgs {
+pub struct ContextArgs {
     /// The kubeconfig file; several paths as in KUBECONFIG [default: $KUBECONFIG, else ~/.kube/config, else the pod's own account]
     #[arg(long, value_name = "FILE")]
     pub kubeconfig: Option<PathBuf>,
     /// The context of the kubeconfig to use
     #[arg(long, value_name = "NAME")]
     pub context: Option<String>,
+}
+
+/// Which cluster, and as whom, for people: kubectl's flags.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Connection, as in kubectl")]
+pub struct AccessArgs {
+    #[command(flatten)]
+    pub context: ContextArgs,
+    /// The user of the kubeconfig, in place of the context's
+    #[arg(long, value_name = "NAME", hide_short_help = true)]
+    pub user: Option<String>,
+    /// The API server's address, in place of the kubeconfig's
+    #[arg(short, long, value_name = "URL", value_parser = server, hide_short_help = true)]
+    pub server: Option<http::Uri>,
+    /// The bearer token, in place of the kubeconfig's credentials
+    #[arg(long, value_name = "TOKEN", hide_short_help = true)]
+    pub token: Option<Token>,
+    /// Act as this user, such as jane or system:serviceaccount:NAMESPACE:NAME; needs the right to impersonate
+    #[arg(long = "as", value_name = "USER", hide_short_help = true)]
+    pub impersonate: Option<String>,
+    /// With --as: act as a member of this group; can be given several times
+    #[arg(long = "as-group", value_name = "GROUP", requires = "impersonate", hide_short_help = true)]
+    pub impersonate_groups: Vec<String>,
+    /// How long to wait for an answer of the API server, such as 10s or 1m; 0: without end
+    #[arg(long, value_name = "TIME", value_parser = request_timeout, hide_short_help = true)]
+    pub request_timeout: Option<std::time::Duration>,
+}
+
+/// The same, where the command has no other `--cluster`.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Connection, as in kubectl")]
+pub struct ClusterArgs {
+    #[command(flatten)]
+    pub access: AccessArgs,
+    /// The cluster of the kubeconfig, in place of the context's
+    #[arg(long, value_name = "NAME", hide_short_help = true)]
+    pub cluster: Option<String>,
+}
+
+fn server(text: &str) -> Result<http::Uri, String> {
+    let address: http::Uri = text.parse().map_err(|error| format!("{error}; write https://HOST:PORT"))?;
+    match (address.scheme_str(), address.host()) {
+        (Some("https" | "http"), Some(_)) => Ok(address),
+        _ => Err("it is no address of a server; write https://HOST:PORT".to_owned()),
+    }
+}
+
+/// A Go duration, or seconds, as kubectl takes it.
+fn request_timeout(text: &str) -> Result<std::time::Duration, String> {
+    let seconds = text.parse().ok().map(std::time::Duration::from_secs);
+    let with_unit = || {
+        text.parse::<jiff::SignedDuration>()
+            .ok()
+            .and_then(|time| time.try_into().ok())
+    };
+    seconds
+        .or_else(with_unit)
+        .ok_or_else(|| "it is no duration; write 10s, 1m or 0".to_owned())
 }
 
 /// Run on a GPU node: find its GPUs, advertise their memory, hand each container its own GPU
@@ -117,7 +176,7 @@ pub struct AgentArgs {
     #[arg(long, env = "NODE_NAME", value_name = "NAME")]
     pub node_name: Option<String>,
     #[command(flatten)]
-    pub cluster: ClusterArgs,
+    pub cluster: ContextArgs,
     /// The kubelet's folder, with device-plugins/ in it [default: /var/lib/kubelet]
     #[arg(long, env = "DIVVY_KUBELET_DIR", value_name = "DIR")]
     pub kubelet_dir: Option<PathBuf>,
@@ -220,7 +279,7 @@ kube-scheduler reaches it through its configuration (KubeSchedulerConfiguration,
 `divvy scheduler-config` prints the whole file, and where it goes.")]
 pub struct ExtenderArgs {
     #[command(flatten)]
-    pub cluster: ClusterArgs,
+    pub cluster: ContextArgs,
     /// Where to listen
     #[arg(long, env = "DIVVY_LISTEN", value_name = "ADDR:PORT", default_value = "127.0.0.1:32766")]
     pub listen: SocketAddr,

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 
-use super::ClusterArgs;
+use super::AccessArgs;
 
 /// Say what is wrong between the GPU driver and a running pod, why it matters, and what to type next
 #[derive(Debug, Args)]
@@ -35,7 +35,7 @@ pub struct DoctorArgs {
     #[arg(long)]
     pub cluster: bool,
     #[command(flatten)]
-    pub connection: ClusterArgs,
+    pub connection: AccessArgs,
     /// The checks with these ids alone
     #[arg(long, value_name = "ID", value_delimiter = ',', value_parser = id)]
     pub only: Vec<&'static str>,

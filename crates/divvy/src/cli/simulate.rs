@@ -8,7 +8,7 @@ use clap::{ArgGroup, Args, ValueEnum};
 use divvy_model::MemoryUnit;
 use divvy_placement::policy::Policy;
 
-use super::ClusterArgs;
+use super::AccessArgs;
 
 /// Replay pods on nodes under placement policies: how much more the same GPUs would hold
 #[derive(Debug, Args)]
@@ -78,7 +78,7 @@ pub struct SimulateArgs {
     )]
     pub memory_unit: MemoryUnit,
     #[command(flatten)]
-    pub access: ClusterArgs,
+    pub access: AccessArgs,
     /// Policies, with commas; all of them: all
     #[arg(long, value_name = "NAME", default_value = "divvy", value_parser = policies)]
     pub policy: Policies,

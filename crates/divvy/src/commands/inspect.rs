@@ -6,7 +6,7 @@ use divvy_cluster::{client, convert, list};
 use divvy_model::Pod;
 
 use super::progress::Arrived;
-use crate::cli::{ClusterArgs, InspectArgs, InspectOutput};
+use crate::cli::{AccessArgs, ClusterArgs, InspectArgs, InspectOutput};
 use crate::inspect::{table, view};
 use crate::printer;
 
@@ -56,8 +56,23 @@ pub async fn run(args: InspectArgs) -> anyhow::Result<()> {
 /// The cluster that the flags name.
 pub(super) fn choice(args: &ClusterArgs) -> client::Choice {
     client::Choice {
-        kubeconfig: args.kubeconfig.clone(),
-        context: args.context.clone(),
+        cluster: args.cluster.clone(),
+        ..access(&args.access)
+    }
+}
+
+/// The same, without a `--cluster` of kubectl's.
+pub(super) fn access(args: &AccessArgs) -> client::Choice {
+    client::Choice {
+        kubeconfig: args.context.kubeconfig.clone(),
+        context: args.context.context.clone(),
+        cluster: None,
+        user: args.user.clone(),
+        server: args.server.clone(),
+        token: args.token.clone(),
+        impersonate: args.impersonate.clone(),
+        impersonate_groups: args.impersonate_groups.clone(),
+        request_timeout: args.request_timeout,
     }
 }
 

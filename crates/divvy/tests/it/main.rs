@@ -9,6 +9,7 @@ mod chaos;
 mod cli;
 mod cluster;
 mod configure;
+mod connection;
 mod ctk_system;
 mod demo;
 mod doctor;
