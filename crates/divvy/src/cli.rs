@@ -13,10 +13,14 @@ use std::path::PathBuf;
 
 use crate::why::Name;
 use clap::{Args, Parser, Subcommand, ValueEnum};
+#[cfg(feature = "completions")]
+use clap_complete::ArgValueCompleter;
 use divvy_cluster::client::Token;
 use divvy_model::{MemoryUnit, MiB};
 use divvy_placement::policy::Policy;
 
+#[cfg(feature = "completions")]
+use crate::commands::completions;
 use crate::scheduler_config::distribution::Distribution;
 use crate::scheduler_config::second::Version;
 use crate::scheduler_config::second::mutation::MutateWith;
@@ -85,6 +89,7 @@ pub enum Command {
     #[command(subcommand, hide = true)]
     NvidiaSystem(system::SystemCommand),
     Simulate(Box<simulate::SimulateArgs>),
+    Version(VersionArgs),
     Completions(CompletionsArgs),
     Demo(DemoArgs),
 }
@@ -421,7 +426,10 @@ pub enum InspectCommand {
 
 /// Show GPU memory given to pods, per node and GPU, in units
 #[derive(Debug, Args)]
-#[command(after_help = "\
+#[command(
+    version,
+    display_name = "kubectl-inspect-gpushare",
+    after_help = "\
 Examples:
   kubectl inspect gpushare            a line per node
   kubectl inspect gpushare -d         every pod
@@ -429,9 +437,11 @@ Examples:
   kubectl inspect gpushare -o wide    a line per GPU, with model and health
   kubectl inspect gpushare -o json | jq '.nodes[].gpus[]'
 
-PENDING are pods on a node whose annotations name no GPU.")]
+PENDING are pods on a node whose annotations name no GPU."
+)]
 pub struct InspectArgs {
     /// Only this node
+    #[cfg_attr(feature = "completions", arg(add = ArgValueCompleter::new(completions::nodes)))]
     pub node: Option<String>,
     /// A block per node, a line per pod
     #[arg(short, long)]
@@ -470,12 +480,14 @@ A suggestion is printed only if that change alone would let the pod start: each 
 pub struct WhyArgs {
     /// Pods or workloads [default: every pod that waits for GPU memory]
     #[arg(value_name = "POD|KIND/NAME")]
+    #[cfg_attr(feature = "completions", arg(add = ArgValueCompleter::new(completions::pods)))]
     pub names: Vec<Name>,
     /// The pods with these labels
     #[arg(short = 'l', long, value_name = "LABELS", conflicts_with = "names")]
     pub selector: Option<String>,
     /// Their namespace [default: the context's]
     #[arg(short, long, value_name = "NAME")]
+    #[cfg_attr(feature = "completions", arg(add = ArgValueCompleter::new(completions::namespaces)))]
     pub namespace: Option<String>,
     /// Look in all namespaces
     #[arg(short = 'A', long, conflicts_with_all = ["namespace", "names", "selector"])]
@@ -502,6 +514,33 @@ pub struct WhyArgs {
 /// Forms of `why`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum WhyOutput {
+    /// JSON
+    Json,
+    /// YAML
+    Yaml,
+}
+
+/// Say which version this program is, and which the cluster's extender and agents are
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  divvy version
+  divvy version --client    without asking the cluster
+  divvy version -o json")]
+pub struct VersionArgs {
+    /// Only this program
+    #[arg(long)]
+    pub client: bool,
+    /// Another form
+    #[arg(short, long, value_name = "FORMAT")]
+    pub output: Option<VersionOutput>,
+    #[command(flatten)]
+    pub cluster: ClusterArgs,
+}
+
+/// Forms of `version`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum VersionOutput {
     /// JSON
     Json,
     /// YAML
@@ -659,6 +698,7 @@ pub struct SchedulerConfigArgs {
     pub kubernetes_version: Option<Version>,
     /// The namespace of the second scheduler, or of the pod of --check [default: kube-system; for --check the context's]
     #[arg(short, long, value_name = "NAME", value_parser = object_name)]
+    #[cfg_attr(feature = "completions", arg(add = ArgValueCompleter::new(completions::namespaces)))]
     pub namespace: Option<String>,
     /// Prove, with one pod that is refused and deleted, that the running scheduler calls the extender
     #[arg(long)]
@@ -691,8 +731,10 @@ fn object_name(text: &str) -> Result<String, String> {
 #[command(after_help = "\
 Examples:
   source <(divvy completions bash)                                    in ~/.bashrc
-  divvy completions zsh > \"${fpath[1]}/_divvy\"
+  source <(divvy completions zsh)                                     in ~/.zshrc, after compinit
   divvy completions fish > ~/.config/fish/completions/divvy.fish
+
+Names of pods, namespaces and nodes are asked of the cluster that the flags name.
 
 For kubectl divvy and kubectl inspect gpushare it is kubectl that asks: a program beside the plugin, which is this one under another name.
   cd DIRECTORY-IN-PATH
@@ -798,11 +840,14 @@ pub fn arguments(given: impl IntoIterator<Item = std::ffi::OsString>) -> Result<
         .first()
         .map(PathBuf::from)
         .and_then(|path| path.file_name().map(|name| name.to_string_lossy().into_owned()));
-    if matches!(name.as_deref(), Some("kubectl-inspect-gpushare" | "kubectl-inspect_gpushare")) {
-        given.splice(1..1, ["inspect".into(), "gpushare".into()]);
-    }
-    if name.as_deref() == Some("nvidia-ctk") {
-        return nvidia_ctk::translate(&given);
+    match name.as_deref() {
+        // What stands first is what the help calls the program: as it is typed.
+        Some("kubectl-inspect-gpushare" | "kubectl-inspect_gpushare") => {
+            given.splice(0..1, ["kubectl".into(), "inspect".into(), "gpushare".into()]);
+        }
+        Some("kubectl-divvy") => given[0] = "kubectl divvy".into(),
+        Some("nvidia-ctk") => return nvidia_ctk::translate(&given),
+        _ => {}
     }
     Ok(given)
 }

@@ -7,6 +7,7 @@
 //! - [`simulate`]: runs of the simulator, their tables and their report
 //! - [`scheduler_config`]: what kube-scheduler must be told, as text
 //! - [`manifests`]: the Helm chart, rendered without Helm
+//! - [`version`]: which version of Divvy is where
 //! - [`program`]: from parsed arguments to an exit status, for `divvy` and for `divvy-agent`
 //! - [`printer`]: the only writer to standard output
 
@@ -22,4 +23,5 @@ pub mod program;
 pub mod scheduler_config;
 pub mod simulate;
 pub mod sums;
+pub mod version;
 pub mod why;

@@ -79,12 +79,99 @@ fn every_help_teaches_by_example() {
         &["configure", "--help"],
         &["simulate", "--help"],
         &["completions", "--help"],
+        &["version", "--help"],
         &["demo", "--help"],
     ] {
         let output = divvy(command, &[]);
         assert!(output.status.success(), "{command:?}");
         assert!(stdout(&output).contains("\nExamples:\n"), "{command:?}: {}", stdout(&output));
     }
+}
+
+/// The program under a name of a plugin, as kubectl runs it.
+fn as_plugin(name: &str, args: &[&str]) -> Output {
+    let folder = tempfile::tempdir().expect("a folder");
+    let link = folder.path().join(name);
+    std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_divvy"), &link).expect("linked");
+    Command::new(link).args(args).output().expect("it runs")
+}
+
+#[test]
+fn a_plugins_help_says_what_is_typed() {
+    for (name, args, usage) in [
+        (
+            "kubectl-inspect-gpushare",
+            &["--help"][..],
+            "Usage: kubectl inspect gpushare [",
+        ),
+        ("kubectl-inspect_gpushare", &["-h"], "Usage: kubectl inspect gpushare ["),
+        ("kubectl-divvy", &["why", "--help"], "Usage: kubectl divvy why ["),
+        ("divvy", &["why", "--help"], "Usage: divvy why ["),
+    ] {
+        let help = stdout(&as_plugin(name, args));
+        assert!(help.contains(usage), "{name}: {help}");
+    }
+}
+
+#[test]
+fn every_name_of_the_program_tells_its_version() {
+    let version = env!("CARGO_PKG_VERSION");
+    for (name, args, expected) in [
+        ("divvy", &["--version"][..], format!("divvy {version}\n")),
+        ("kubectl-divvy", &["--version"], format!("divvy {version}\n")),
+        (
+            "kubectl-inspect-gpushare",
+            &["--version"],
+            format!("kubectl-inspect-gpushare {version}\n"),
+        ),
+        (
+            "divvy",
+            &["inspect", "gpushare", "-V"],
+            format!("kubectl-inspect-gpushare {version}\n"),
+        ),
+        (
+            "kubectl-divvy",
+            &["version", "--client"],
+            format!("Client:  {version} (commit {})\n", divvy::version::CLIENT.commit),
+        ),
+    ] {
+        assert_eq!(stdout(&as_plugin(name, args)), expected, "{name} {args:?}");
+    }
+}
+
+#[tokio::test]
+async fn version_says_what_runs_in_the_cluster_and_warns_where_that_is_another_version() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let (api, _listening, kubeconfig) = gpushares_cluster(folder.path()).await;
+    let version = async |args: &[&str]| beside(&[&["version", "--kubeconfig", &kubeconfig][..], args].concat(), &[]).await;
+    let bare = stdout(&version(&[]).await);
+    assert!(
+        bare.contains("Extender:    no pod of the cluster is Divvy's extender\n"),
+        "{bare}"
+    );
+    assert!(bare.contains("Agents:      no node has published its GPUs\n"), "{bare}");
+    let labels = json!({"app.kubernetes.io/name": "divvy", "app.kubernetes.io/component": "extender"});
+    let spec = json!({"nodeName": "node-a", "containers": [{"name": "extender", "image": "example/divvy:0.0.9"}]});
+    let pod = json!({"metadata": {"name": "extender-0", "namespace": "divvy-system", "labels": labels}, "spec": spec});
+    api.create("namespaces", json!({"metadata": {"name": "divvy-system"}}))
+        .expect("a namespace");
+    api.create("pods", pod).expect("a pod");
+    let output = version(&["-o", "json"]).await;
+    let json: serde_json::Value = serde_json::from_str(&stdout(&output)).expect("JSON");
+    assert_eq!(
+        json["server"]["extender"],
+        json!([{"version": "0.0.9", "image": "example/divvy:0.0.9", "pods": ["divvy-system/extender-0"]}])
+    );
+    assert!(json["server"]["kubernetes"].is_string(), "{json}");
+    assert!(
+        stderr(&output).starts_with("warning: the extender is 0.0.9, and this program is"),
+        "{}",
+        stderr(&output)
+    );
+    let away = divvy(&["version", "--server", "http://127.0.0.1:1"], &[]);
+    assert_eq!(away.status.code(), Some(1));
+    assert!(stdout(&away).starts_with("Client:  "), "{}", stdout(&away));
+    assert!(stderr(&away).contains("http://127.0.0.1:1"), "{}", stderr(&away));
 }
 
 #[test]

@@ -8,6 +8,7 @@ mod cdi_peer;
 mod chaos;
 mod cli;
 mod cluster;
+mod completions;
 mod configure;
 mod connection;
 mod ctk_system;
