@@ -63,6 +63,11 @@ impl Error {
         matches!(self, Error::Api { answer, .. } if matches!(&**answer, kube::Error::Api(status) if status.code == 403))
     }
 
+    /// Whether the API server said that there is no such object (404).
+    pub fn is_not_found(&self) -> bool {
+        matches!(self, Error::Api { answer, .. } if matches!(&**answer, kube::Error::Api(status) if status.code == 404))
+    }
+
     pub(crate) fn list(what: impl Into<String>, failure: Failure) -> Error {
         match failure {
             Failure::Api(source) => Error::api(what, source),

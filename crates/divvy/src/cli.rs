@@ -4,6 +4,7 @@ pub mod cdi;
 pub mod configure;
 pub mod doctor;
 mod nvidia_ctk;
+pub mod output;
 pub mod runtime_config;
 pub mod simulate;
 pub mod system;
@@ -21,9 +22,11 @@ use divvy_placement::policy::Policy;
 
 #[cfg(feature = "completions")]
 use crate::commands::completions;
+use crate::inspect::sort::SortBy;
 use crate::scheduler_config::distribution::Distribution;
 use crate::scheduler_config::second::Version;
 use crate::scheduler_config::second::mutation::MutateWith;
+use output::{Output, OutputParser};
 
 /// Share GPUs between pods on Kubernetes
 #[derive(Debug, Parser)]
@@ -431,24 +434,36 @@ pub enum InspectCommand {
     display_name = "kubectl-inspect-gpushare",
     after_help = "\
 Examples:
-  kubectl inspect gpushare            a line per node
-  kubectl inspect gpushare -d         every pod
-  kubectl inspect gpushare gpu-1      one node
-  kubectl inspect gpushare -o wide    a line per GPU, with model and health
+  kubectl inspect gpushare                  a line per node
+  kubectl inspect gpushare -d               every pod
+  kubectl inspect gpushare gpu-1 gpu-2      these nodes
+  kubectl inspect gpushare -o wide          a line per GPU, with model and health
+  kubectl inspect gpushare --sort-by free   the fullest node first
   kubectl inspect gpushare -o json | jq '.nodes[].gpus[]'
+  kubectl inspect gpushare -o jsonpath='{.nodes[*].name}'
 
 PENDING are pods on a node whose annotations name no GPU."
 )]
 pub struct InspectArgs {
-    /// Only this node
+    /// Only these nodes
+    #[arg(value_name = "NODE")]
     #[cfg_attr(feature = "completions", arg(add = ArgValueCompleter::new(completions::nodes)))]
-    pub node: Option<String>,
+    pub nodes: Vec<String>,
     /// A block per node, a line per pod
     #[arg(short, long)]
     pub details: bool,
     /// Another form
-    #[arg(short, long, value_name = "FORMAT")]
-    pub output: Option<InspectOutput>,
+    #[arg(short, long, value_name = "FORMAT", value_parser = OutputParser::<InspectOutput>::new())]
+    pub output: Option<Output<InspectOutput>>,
+    /// Print the table's rows alone: no header, no sums
+    #[arg(long, conflicts_with = "details")]
+    pub no_headers: bool,
+    /// Sort the nodes, the smallest first: by name, allocated, free, total, or a path of a node in -o json such as {.gpus[0].allocated}
+    #[arg(long, value_name = "COLUMN|PATH")]
+    pub sort_by: Option<SortBy>,
+    /// Print it anew when it changes, until Ctrl-C; it is looked at every few seconds
+    #[arg(short, long)]
+    pub watch: bool,
     #[command(flatten)]
     pub cluster: ClusterArgs,
 }
@@ -462,6 +477,8 @@ pub enum InspectOutput {
     Json,
     /// YAML
     Yaml,
+    /// The nodes' names
+    Name,
 }
 
 /// Explain why a pod waits for a GPU, or where it runs and what it holds
@@ -475,6 +492,7 @@ Examples:
   divvy why my-pod --all-nodes      what each node says
   divvy why my-pod --placement      which node and GPU the policy prefers for it, and what the others would cost
   divvy why my-pod -o json
+  divvy why my-pod -w               again when the answer changes
 
 A suggestion is printed only if that change alone would let the pod start: each one was tried on what was read of the cluster.")]
 pub struct WhyArgs {
@@ -502,8 +520,11 @@ pub struct WhyArgs {
     #[arg(long, value_name = "NAME", default_value = "divvy", requires = "placement")]
     pub policy: Policy,
     /// Another form
-    #[arg(short, long, value_name = "FORMAT")]
-    pub output: Option<WhyOutput>,
+    #[arg(short, long, value_name = "FORMAT", value_parser = OutputParser::<WhyOutput>::new())]
+    pub output: Option<Output<WhyOutput>>,
+    /// Print each answer anew when it changes, until the pods are deleted or Ctrl-C
+    #[arg(short, long, conflicts_with = "placement")]
+    pub watch: bool,
     /// One unit of aliyun.com/gpu-mem, for nodes whose agent publishes none
     #[arg(long, env = "DIVVY_MEMORY_UNIT", value_name = "UNIT", default_value = "GiB")]
     pub memory_unit: MemoryUnit,
@@ -518,6 +539,8 @@ pub enum WhyOutput {
     Json,
     /// YAML
     Yaml,
+    /// The pods' names
+    Name,
 }
 
 /// Say which version this program is, and which the cluster's extender and agents are
@@ -903,7 +926,7 @@ mod tests {
                 panic!("{name} is not inspect");
             };
             assert!(args.details);
-            assert_eq!(args.node.as_deref(), Some("gpu-1"));
+            assert_eq!(args.nodes, ["gpu-1"]);
         }
         assert!(matches!(
             parsed(&["kubectl-divvy", "why", "p"]),

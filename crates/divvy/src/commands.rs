@@ -19,6 +19,7 @@ pub mod scheduler_config;
 pub mod simulate;
 pub mod system;
 pub mod version;
+mod watch;
 pub mod why;
 
 use std::io::{Read as _, Write as _};

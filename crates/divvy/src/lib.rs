@@ -4,6 +4,7 @@
 //! - [`commands`]: one module per command, from parsed arguments to actions
 //! - [`audit`]: what a history of the cluster shows, in words, and where it is read from
 //! - [`inspect`], [`why`]: what the tables show, as values, and their text
+//! - [`jsonpath`]: kubectl's `-o jsonpath=` and `--sort-by`
 //! - [`simulate`]: runs of the simulator, their tables and their report
 //! - [`scheduler_config`]: what kube-scheduler must be told, as text
 //! - [`manifests`]: the Helm chart, rendered without Helm
@@ -17,6 +18,7 @@ pub mod audit;
 pub mod cli;
 pub mod commands;
 pub mod inspect;
+pub mod jsonpath;
 pub mod manifests;
 pub mod printer;
 pub mod program;

@@ -23,16 +23,26 @@ pub fn line(line: &str) -> io::Result<()> {
 
 /// A value as JSON, indented as kubectl does.
 pub fn json<T: serde::Serialize>(value: &T) -> anyhow::Result<()> {
-    let mut bytes = Vec::new();
-    let formatter = serde_json::ser::PrettyFormatter::with_indent(b"    ");
-    value.serialize(&mut serde_json::Serializer::with_formatter(&mut bytes, formatter))?;
-    let text = String::from_utf8(bytes)?;
-    Ok(print(&format!("{text}\n"))?)
+    Ok(print(&json_text(value)?)?)
 }
 
 /// A value as YAML.
 pub fn yaml<T: serde::Serialize>(value: &T) -> anyhow::Result<()> {
-    Ok(print(&serde_saphyr::to_string(value)?)?)
+    Ok(print(&yaml_text(value)?)?)
+}
+
+/// The text of [`json`].
+pub fn json_text<T: serde::Serialize>(value: &T) -> anyhow::Result<String> {
+    let mut bytes = Vec::new();
+    let formatter = serde_json::ser::PrettyFormatter::with_indent(b"    ");
+    value.serialize(&mut serde_json::Serializer::with_formatter(&mut bytes, formatter))?;
+    bytes.push(b'\n');
+    Ok(String::from_utf8(bytes)?)
+}
+
+/// The text of [`yaml`].
+pub fn yaml_text<T: serde::Serialize>(value: &T) -> anyhow::Result<String> {
+    Ok(serde_saphyr::to_string(value)?)
 }
 
 /// Tab-separated cells as columns: Go's text/tabwriter with minwidth 0 and padding 2, as kubectl and gpushare's tool use it.

@@ -199,7 +199,7 @@ fn what_is_wrong_is_named_with_what_to_type_instead() {
         (vec!["audit", "--reports", &garbage], 1, "divvy audit FILE --reports FILE"),
         (vec!["audit", "record", "/nowhere/x"], 1, "KUBECONFIG is not set"),
         (vec!["inspect", "gpushare", "--outptu", "json"], 2, "--output"),
-        (vec!["inspect", "gpushare", "-o", "xml"], 2, "wide, json, yaml"),
+        (vec!["inspect", "gpushare", "-o", "xml"], 2, "wide, json, yaml, name"),
         (vec!["extender", "--listen", "here"], 2, "--listen"),
         (
             vec!["extender", "--listen", "0.0.0.0:32766"],
@@ -354,4 +354,166 @@ async fn why_tells_a_bound_pod_without_an_allocation_from_one_that_runs() {
         (&json["state"], &json["shares"][0]["memoryMiB"]),
         (&json!("bound"), &json!(8192))
     );
+}
+
+#[tokio::test]
+async fn names_and_paths_are_printed_as_kubectl_prints_them() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let (_api, _listening, kubeconfig) = gpushares_cluster(folder.path()).await;
+    let printed = async |args: &[&str]| {
+        let output = beside(&[args, &["--kubeconfig", &kubeconfig]].concat(), &[]).await;
+        assert!(output.status.success(), "{args:?}: {}", stderr(&output));
+        stdout(&output)
+    };
+    for (args, expected) in [
+        (&["inspect", "gpushare", "-o", "name"][..], "node/node-a\nnode/node-b\n"),
+        (
+            &["inspect", "gpushare", "node-b", "node-a", "node-b", "-o", "name"],
+            "node/node-a\nnode/node-b\n",
+        ),
+        (
+            &["inspect", "gpushare", "--sort-by", "total", "-o", "name"],
+            "node/node-b\nnode/node-a\n",
+        ),
+        (
+            &["inspect", "gpushare", "--sort-by", "{.gpus[0].allocated}", "-o", "name"],
+            "node/node-b\nnode/node-a\n",
+        ),
+        (
+            &["inspect", "gpushare", "-o", "jsonpath={.nodes[*].name} of {.unit}"],
+            "node-a node-b of GiB\n",
+        ),
+        (
+            &["inspect", "gpushare", "--no-headers"],
+            "node-a  10.0.0.1  8/16  3/16     11/32\nnode-b  10.0.0.2  0/16  0/0   5  5/16\n",
+        ),
+        (&["why", "train-0", "infer", "-o", "name"], "pod/train-0\npod/infer\n"),
+        (&["why", "train-0", "-o", "jsonpath={.state}"], "bound\n"),
+        (
+            &["why", "train-0", "infer", "-o", "jsonpath={[*].shares[0].memoryMiB}"],
+            "8192 3072\n",
+        ),
+        (
+            &[
+                "why",
+                "train-0",
+                "--placement",
+                "-o",
+                "jsonpath={.best[0].gpus[0].index} {.request.units}",
+            ],
+            "0 8\n",
+        ),
+        (&["why", "train-0", "--placement", "-o", "name"], "pod/train-0\n"),
+    ] {
+        assert_eq!(printed(args).await, expected, "{args:?}");
+    }
+}
+
+#[test]
+fn an_unknown_form_is_answered_with_those_that_there_are() {
+    for (args, expected) in [
+        (
+            &["inspect", "gpushare", "-o", "xml"][..],
+            "[possible values: wide, json, yaml, name, jsonpath=]",
+        ),
+        (&["why", "-o", "xml"], "[possible values: json, yaml, name, jsonpath=]"),
+        (&["audit", "-o", "xml"], "[possible values: json]"),
+        (&["version", "-o", "xml"], "[possible values: json, yaml]"),
+        (&["why", "-o", "jsonpath={.state"], "-o jsonpath={.state: a { has no }"),
+        (
+            &["why", "-o", "jsonpath={range .pods[*]}"],
+            "{range .pods[*]} is not known here",
+        ),
+        (
+            &["inspect", "gpushare", "--sort-by", "used"],
+            "write name, allocated, free, total",
+        ),
+    ] {
+        let output = divvy(args, &[]);
+        assert_eq!(output.status.code(), Some(2), "{args:?}");
+        assert!(stderr(&output).contains(expected), "{args:?}: {}", stderr(&output));
+    }
+}
+
+/// What a program that goes on has printed so far, as it comes.
+struct Running {
+    child: tokio::process::Child,
+    printed: String,
+}
+
+impl Running {
+    fn start(args: &[&str]) -> Running {
+        let mut command = tokio::process::Command::from(command(args, &[]));
+        let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
+        Running {
+            child: child.spawn().expect("it starts"),
+            printed: String::new(),
+        }
+    }
+
+    /// Waits for a text, and takes all that was printed until then.
+    async fn until(&mut self, text: &str) -> String {
+        use tokio::io::AsyncReadExt as _;
+        let out = self.child.stdout.as_mut().expect("piped");
+        while !self.printed.contains(text) {
+            let mut part = [0; 4096];
+            let read = tokio::time::timeout(std::time::Duration::from_secs(60), out.read(&mut part)).await;
+            let length = read
+                .unwrap_or_else(|_| panic!("no {text:?} in {:?}", self.printed))
+                .expect("readable");
+            assert!(length > 0, "it ended without {text:?}: {:?}", self.printed);
+            self.printed.push_str(&String::from_utf8_lossy(&part[..length]));
+        }
+        std::mem::take(&mut self.printed)
+    }
+}
+
+#[tokio::test]
+async fn an_answer_that_is_watched_is_printed_anew_when_it_changes_and_ends_with_the_pod() {
+    use divvy_testbed::api::{DeleteOptions, PatchKind};
+    let folder = tempfile::tempdir().expect("a folder");
+    let (api, _listening, kubeconfig) = gpushares_cluster(folder.path()).await;
+    let container = json!({"name": "main", "image": "i", "resources": {"limits": {"aliyun.com/gpu-mem": "40"}}});
+    for name in ["big", "other"] {
+        let pod = json!({"metadata": {"name": name, "namespace": "default"}, "spec": {"containers": [container]}});
+        api.create("pods", pod).expect("a pod");
+    }
+    let mut both = Running::start(&["why", "big", "other", "-w", "--kubeconfig", &kubeconfig]);
+    let mut json = Running::start(&["why", "big", "-w", "-o", "jsonpath={.state}", "--kubeconfig", &kubeconfig]);
+    let first = both.until("Pod default/other").await;
+    assert!(first.contains("Pod default/big") && !first.contains("---"), "{first}");
+    assert_eq!(json.until("\n").await, "waiting\n");
+    let gate = json!({"metadata": {"annotations": {"divvy.dev/gpu-model": "H100*"}}});
+    api.patch("pods", "default", "big", PatchKind::Merge, &gate).expect("patched");
+    let second = both.until("h100").await;
+    assert!(second.contains("--- ") && !second.contains("default/other"), "{second}");
+    for name in ["big", "other"] {
+        let options = DeleteOptions {
+            grace_period_s: Some(0),
+            ..DeleteOptions::default()
+        };
+        api.delete("pods", "default", name, &options).expect("deleted");
+    }
+    let last = both.until("other is gone.\n").await;
+    assert!(last.contains("big is gone.\n"), "{last}");
+    for running in [&mut both, &mut json] {
+        let ended = tokio::time::timeout(std::time::Duration::from_secs(60), running.child.wait()).await;
+        assert!(ended.expect("it ends").expect("waited for").success());
+    }
+}
+
+#[tokio::test]
+async fn a_table_that_is_watched_is_printed_anew_when_it_changes() {
+    use divvy_testbed::api::DeleteOptions;
+    let folder = tempfile::tempdir().expect("a folder");
+    let (api, _listening, kubeconfig) = gpushares_cluster(folder.path()).await;
+    let mut table = Running::start(&["inspect", "gpushare", "-w", "--no-headers", "--kubeconfig", &kubeconfig]);
+    table.until("11/32").await;
+    let options = DeleteOptions {
+        grace_period_s: Some(0),
+        ..DeleteOptions::default()
+    };
+    api.delete("pods", "default", "train-0", &options).expect("deleted");
+    let second = table.until("3/32").await;
+    assert!(second.starts_with("--- "), "{second}");
 }
