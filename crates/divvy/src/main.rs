@@ -28,6 +28,7 @@ fn main() -> ExitCode {
             };
         }
     };
+    divvy::printer::choose_colour(cli.color);
     let log = cli.log.clone();
     run(log.as_deref(), divvy::commands::run(cli))
 }

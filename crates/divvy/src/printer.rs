@@ -1,8 +1,32 @@
 //! The only writer to standard output. Data goes there; everything else goes to standard error.
 
-use std::io::{self, Write};
+use std::io::{self, IsTerminal as _, Write};
+use std::sync::OnceLock;
 
 use divvy_container::plain;
+
+use crate::cli::Color;
+
+static COLOUR: OnceLock<Color> = OnceLock::new();
+
+/// As `--color` says. Only the first choice counts.
+pub fn choose_colour(choice: Color) {
+    let _ = COLOUR.set(choice);
+}
+
+/// Whether what is printed for people has colours.
+pub fn coloured() -> bool {
+    match COLOUR.get().copied().unwrap_or(Color::Auto) {
+        Color::Always => true,
+        Color::Never => false,
+        Color::Auto => io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty()),
+    }
+}
+
+/// A part of a text in a colour, by its number in ECMA-48 (`31`, `1;33`).
+pub fn paint(colour: &str, text: &str) -> String {
+    format!("\x1b[{colour}m{text}\x1b[0m")
+}
 
 /// Writes text as it is: files and scripts, what is coloured, and what moves no cursor already.
 pub fn print(text: &str) -> io::Result<()> {

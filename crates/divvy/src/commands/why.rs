@@ -247,6 +247,7 @@ fn style(answers: usize, all_nodes: bool) -> Style {
         width: printer::terminal_width(),
         all_nodes,
         short: answers > IN_FULL && !all_nodes,
+        coloured: printer::coloured(),
     }
 }
 

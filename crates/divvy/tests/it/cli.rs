@@ -409,6 +409,87 @@ async fn names_and_paths_are_printed_as_kubectl_prints_them() {
     }
 }
 
+#[tokio::test]
+async fn colours_come_when_they_are_asked_for_and_not_into_a_pipe() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let (api, _listening, kubeconfig) = gpushares_cluster(folder.path()).await;
+    let container = json!({"name": "main", "image": "i", "resources": {"limits": {"aliyun.com/gpu-mem": "40"}}});
+    let pod = json!({"metadata": {"name": "big", "namespace": "default"}, "spec": {"containers": [container]}});
+    api.create("pods", pod).expect("a pod");
+    let said =
+        async |args: &[&str], env: &[(&str, &str)]| stdout(&beside(&[args, &["--kubeconfig", &kubeconfig]].concat(), env).await);
+    let none = |text: &str| !text.is_empty() && !text.contains('\x1b');
+    for command in [&["why", "big"][..], &["audit"], &["doctor", "--cluster", "--only", "K03"]] {
+        assert!(none(&said(command, &[]).await), "{command:?}");
+        let always = [command, &["--color", "always"]].concat();
+        let coloured = said(&always, &[("NO_COLOR", "1")]).await;
+        assert!(coloured.contains("\x1b["), "{command:?}: {coloured}");
+        assert!(none(&said(&[command, &["--color=never"]].concat(), &[]).await), "{command:?}");
+    }
+    let why = said(&["why", "big", "--color=always"], &[]).await;
+    assert!(why.starts_with("\x1b[1;33mPod default/big\x1b[0m waits"), "{why}");
+    let audit = said(&["--color=always", "audit"], &[]).await;
+    assert!(audit.contains("\x1b[1;31mFAULT\x1b[0m  "), "{audit}");
+}
+
+/// The lines of a paragraph are broken where the terminal ends, and nowhere else.
+#[test]
+fn help_is_wrapped_by_the_terminal_alone() {
+    let commands: &[&[&str]] = &[
+        &[],
+        &["agent"],
+        &["extender"],
+        &["inspect", "gpushare"],
+        &["why"],
+        &["version"],
+        &["audit"],
+        &["audit", "record"],
+        &["scheduler-config"],
+        &["manifests"],
+        &["cdi", "generate"],
+        &["cdi", "list"],
+        &["cdi", "validate"],
+        &["cdi", "transform"],
+        &["configure"],
+        &["runtime-config"],
+        &["doctor"],
+        &["simulate"],
+        &["completions"],
+        &["demo"],
+    ];
+    // Lines of a list, each its own.
+    let item = |line: &str| {
+        ["PASS", "SKIP", "error:", "warning:", "With --explain:"]
+            .iter()
+            .any(|word| line.starts_with(word))
+    };
+    for command in commands {
+        for columns in [60, 80, 100] {
+            let args = [command, &["--help"][..]].concat();
+            let help = stdout(&divvy(&args, &[("COLUMNS", &columns.to_string())]));
+            let after = help.split("\nExamples:\n").nth(1).unwrap_or_default();
+            for pair in after.lines().collect::<Vec<_>>().windows(2) {
+                let [line, next] = pair else { continue };
+                let prose = |line: &str| !line.is_empty() && !line.starts_with(' ');
+                if !prose(line) || !prose(next) || line.ends_with(':') || item(next) {
+                    continue;
+                }
+                let word = next.split_whitespace().next().unwrap_or_default();
+                let width = line.chars().count() + 1 + word.chars().count();
+                assert!(
+                    width > columns,
+                    "{command:?} at {columns} columns: {line:?} goes on with {word:?}"
+                );
+            }
+            if columns == 80 {
+                for line in after.lines().filter(|line| line.chars().count() > columns) {
+                    assert!(line.starts_with("  ") && !line.starts_with("      "), "{command:?}: {line:?}");
+                }
+            }
+        }
+    }
+}
+
 #[test]
 fn an_unknown_form_is_answered_with_those_that_there_are() {
     for (args, expected) in [
