@@ -24,6 +24,8 @@ fn main() -> ExitCode {
             let status = usage_status(std::env::args_os().next().as_ref(), &error);
             return match error.print() {
                 Ok(()) => ExitCode::from(status),
+                // `divvy --help | head` is no error.
+                Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => ExitCode::from(status),
                 Err(error) => fail(&error.into()),
             };
         }

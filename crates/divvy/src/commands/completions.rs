@@ -6,7 +6,7 @@ use std::ffi::OsString;
 use std::path::Path;
 use std::sync::OnceLock;
 
-use clap::CommandFactory as _;
+use clap::{Command, CommandFactory as _};
 use clap_complete::CompleteEnv;
 use clap_complete::env::{Bash, EnvCompleter, Fish, Zsh};
 
@@ -53,9 +53,10 @@ pub fn answered(given: &[OsString]) -> anyhow::Result<bool> {
         .ok()
         .and_then(|index| index.parse().ok());
     let at = index.unwrap_or_else(|| words.len().saturating_sub(1));
+    let current = words.get(at).is_some_and(|word| is_flag(word));
     let _ = BEFORE.set(words.into_iter().take(at).cloned().collect());
     let here = std::env::current_dir().ok();
-    Ok(CompleteEnv::with_factory(Cli::command)
+    Ok(CompleteEnv::with_factory(|| grammar(current))
         .var(ASKED_BY_SHELL)
         .try_complete(given.iter().cloned(), here.as_deref())?)
 }
@@ -77,12 +78,32 @@ fn for_kubectl(given: &[OsString]) -> Option<std::io::Result<String>> {
     Some(complete(line))
 }
 
+fn is_flag(word: &OsString) -> bool {
+    word.as_encoded_bytes().starts_with(b"-")
+}
+
+/// The grammar; where no flag is being typed, flags are offered only if nothing else is: as kubectl does.
+fn grammar(flags: bool) -> Command {
+    fn without(command: Command) -> Command {
+        let command = command.mut_args(|arg| if arg.is_positional() { arg } else { arg.hide(true) });
+        command.mut_subcommands(without)
+    }
+    let mut command = Cli::command();
+    if flags {
+        return command;
+    }
+    // Now --help is there, too.
+    command.build();
+    without(command)
+}
+
 /// A candidate per line, with what it is after a tab, and cobra's directive last.
 fn complete(line: Vec<OsString>) -> std::io::Result<String> {
     let at = line.len() - 1;
     let _ = BEFORE.set(line[..at].to_vec());
     let here = std::env::current_dir().ok();
-    let found = clap_complete::engine::complete(&mut Cli::command(), line, at, here.as_deref())?;
+    let mut grammar = grammar(is_flag(&line[at]));
+    let found = clap_complete::engine::complete(&mut grammar, line, at, here.as_deref())?;
     let mut text = String::new();
     let mut goes_on = false;
     for candidate in found.iter().filter(|candidate| !candidate.is_hide_set()) {

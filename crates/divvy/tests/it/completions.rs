@@ -54,6 +54,7 @@ async fn pods_namespaces_and_nodes_of_the_cluster_that_the_line_names_are_offere
     let at = ["divvy", "why", "--kubeconfig", &kubeconfig];
     let cases: &[(&[&str], &[&str])] = &[
         (&["tr"], &["train-0", "train-1"]),
+        (&[""], &["train-0", "train-1", "web"]),
         (&["web", "train-"], &["train-0", "train-1"]),
         (&["pod/w"], &["pod/web"]),
         (&["ml/"], &["ml/train-ml"]),
