@@ -80,6 +80,7 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
     let choice = Choice {
         kubeconfig: config.kubeconfig.clone(),
         context: config.context.clone(),
+        ..Choice::default()
     };
     let client = connect(&choice).await?.client;
     let (events, queue) = mpsc::channel(EVENTS);

@@ -125,6 +125,8 @@ The cluster stays up until Ctrl-C. In another terminal:
   POD
   divvy why mine
   divvy inspect gpushare -d
+
+The containers are simulated: they have no logs, and no command runs in them.
 ",
         kubeconfig.display()
     ))

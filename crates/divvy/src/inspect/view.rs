@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use divvy_model::{Allocation, ContainerKind, Held, Inventory, Node, Phase, Pod, PodRequest};
+use divvy_model::{Allocation, ContainerKind, Health, Held, Inventory, Node, Phase, Pod, PodRequest};
 use serde::Serialize;
 
 /// The cluster.
@@ -52,9 +52,17 @@ pub struct GpuView {
     /// Its product name, likewise.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub model: Option<String>,
-    /// `ok`, `failed (XID 79)`, `lost`, likewise.
+    /// Whether work may be placed on it, likewise.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub health: Option<String>,
+    pub health: Option<Health>,
+    /// Why not, `XID 79`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+    /// Whether the node's kubelet offers its units.
+    pub offered: bool,
+    /// What is wrong with it, in words.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub message: Option<String>,
     /// Held by containers whose pod is gone, in MiB.
     #[serde(rename = "heldMiB", skip_serializing_if = "is_zero")]
     pub held_mib: u64,
@@ -82,6 +90,11 @@ fn is_zero(value: &u64) -> bool {
 }
 
 impl NodeView {
+    /// Units not given to pods.
+    pub fn free(&self) -> u64 {
+        self.total.saturating_sub(self.allocated)
+    }
+
     /// Units of the pending pods.
     pub fn pending_units(&self) -> u64 {
         self.pending.iter().fold(0, |sum, pod| sum.saturating_add(pod.units))
@@ -149,11 +162,11 @@ fn node_view(node: &Node, pods: &[&Pod]) -> Option<NodeView> {
     };
     // The inventory stays when the agent goes; its kubelet then offers nothing.
     if node.allocatable_units == 0 && node.capacity_units > 0 {
-        for gpu in gpus
-            .iter_mut()
-            .filter(|gpu: &&mut GpuView| gpu.health.as_deref() == Some("ok"))
-        {
-            gpu.health = Some("ok, not offered (is the agent away?)".to_owned());
+        for gpu in &mut gpus {
+            gpu.offered = false;
+            if gpu.health == Some(Health::Ok) {
+                gpu.message = Some("ok, not offered (is the agent away?)".to_owned());
+            }
         }
     }
     gpus.sort_by_key(|gpu: &GpuView| gpu.index);
@@ -190,19 +203,22 @@ fn done(pod: &Pod) -> bool {
 
 fn gpu_of_inventory(gpu: &divvy_model::Gpu) -> GpuView {
     let state = match gpu.health {
-        divvy_model::Health::Ok => "ok",
-        divvy_model::Health::Failed => "failed",
-        divvy_model::Health::Lost => "lost",
+        Health::Ok => "ok",
+        Health::Failed => "failed",
+        Health::Lost => "lost",
     };
-    let health = match &gpu.reason {
-        Some(reason) => format!("{state} ({reason})"),
-        None => state.to_owned(),
+    let message = match &gpu.reason {
+        Some(reason) => Some(format!("{state} ({reason})")),
+        None => Some(state.to_owned()).filter(|_| gpu.health != Health::Ok),
     };
     GpuView {
         index: gpu.index,
         uuid: Some(gpu.uuid.clone()),
         model: Some(gpu.model.clone()),
-        health: Some(health),
+        health: Some(gpu.health),
+        reason: gpu.reason.clone(),
+        offered: gpu.health == Health::Ok,
+        message,
         held_mib: gpu.held.0,
         allocated: 0,
         total: gpu.units,
@@ -220,6 +236,9 @@ fn gpus_by_division(node: &Node) -> Vec<GpuView> {
             uuid: None,
             model: None,
             health: None,
+            reason: None,
+            offered: true,
+            message: None,
             held_mib: 0,
             allocated: 0,
             total,
