@@ -20,16 +20,16 @@ settings() {
   # shellcheck disable=SC1091
   [ ! -e "$CLUSTER_DIR/divvy.settings" ] || . "$CLUSTER_DIR/divvy.settings"
   : "${DIVVY_BIN:?the folder with divvy, divvy-probe and libdivvy_nvml_sim.so; cargo xtask cluster divvy knows it}"
-  : "${MACHINES:=$CLUSTER_ROOT/machines.toml}"
+  : "${MACHINES:=$CLUSTER_ROOT/machines.toml}" "${MEMORY_UNIT:=GiB}"
   DIVVY_BIN=$(realpath "$DIVVY_BIN") MACHINES=$(realpath "$MACHINES")
   for p in divvy divvy-probe libdivvy_nvml_sim.so; do
     [ -e "$DIVVY_BIN/$p" ] || die "$DIVVY_BIN/$p is missing; cargo build -p divvy -p divvy-hardware -p divvy-nvml-sim"
   done
-  printf ': "${%s:=%s}"\n' DIVVY_BIN "$DIVVY_BIN" MACHINES "$MACHINES" > "$CLUSTER_DIR/divvy.settings"
+  printf ': "${%s:=%s}"\n' DIVVY_BIN "$DIVVY_BIN" MACHINES "$MACHINES" MEMORY_UNIT "$MEMORY_UNIT" > "$CLUSTER_DIR/divvy.settings"
 }
 
 start_extender() {
-  start divvy-extender "$DIVVY_BIN/divvy" extender --kubeconfig "$CLUSTER_DIR/extender.kubeconfig" --listen "127.0.0.1:$extender_port"
+  start divvy-extender "$DIVVY_BIN/divvy" extender --kubeconfig "$CLUSTER_DIR/extender.kubeconfig" --listen "127.0.0.1:$extender_port" --memory-unit "$MEMORY_UNIT"
   wait_for "extender ready" 20 divvy-extender answers $extender_port
 }
 
@@ -38,7 +38,7 @@ start_agent() { # NODE
   make_devices "$node" "$MACHINES"
   start "$node.agent" nsenter -t "$(pid_of "$node.holder")" -m -- env \
     DIVVY_NVML_SIM="$MACHINES" DIVVY_NVML_SIM_NODE="$node" DIVVY_NVML_SIM_CONTROL="$CLUSTER_DIR/$node/nvml.sock" \
-    "$DIVVY_BIN/divvy" agent --node-name "$node" --kubeconfig "$CLUSTER_DIR/agent.kubeconfig" --kubelet-dir /var/lib/kubelet \
+    "$DIVVY_BIN/divvy" agent --node-name "$node" --memory-unit "$MEMORY_UNIT" --kubeconfig "$CLUSTER_DIR/agent.kubeconfig" --kubelet-dir /var/lib/kubelet \
     --cdi-dir /var/run/cdi --probe "$DIVVY_BIN/divvy-probe" --nvml-library "$DIVVY_BIN/libdivvy_nvml_sim.so" \
     --metrics "127.0.0.1:$port" --health-recovery 1s --probe-interval 1s
 }

@@ -3,6 +3,8 @@
 #   install.sh up      needs a cluster with AUTHORIZATION=RBAC SERVICE_ACCOUNTS=1; DIVVY_BIN: the folder with divvy and libdivvy_nvml_sim.so;
 #                      IMAGE: the archive of `cargo xtask image`; MACHINES: another machines.toml
 #   install.sh check   what only an installation has: forged annotations, what an agent may write, a second scheduler, memory. Status 1: a check did not hold.
+#   install.sh uninstall  takes it off as a user does, with `divvy uninstall` and what that prints, and checks that nothing of it is left. Six minutes: so
+#                      long a kubelet remembers a device plugin.
 #   install.sh down    takes it off again; kube-scheduler goes on without an extender
 set -euo pipefail
 # shellcheck source=lib.sh
@@ -358,6 +360,50 @@ memory() {
     done
   done
 }
+left_objects() { # of Divvy, by their labels, of every kind that can be listed
+  local kinds; kinds=$(kube api-resources --verbs=list -o name | grep -v '^events' | paste -sd,)
+  kube get "$kinds" -A -l app.kubernetes.io/name=divvy -o name --ignore-not-found
+}
+left_on_nodes() { kube get nodes -o json | grep -oE '"(divvy\.dev|aliyun\.com)/[^"]*"' | sort -u; }
+left_files() {
+  local node
+  for node in $(known_nodes); do
+    in_node "$node" bash -c 'shopt -s nullglob; for path in /var/lib/kubelet/plugins/divvy.dev /var/run/cdi/divvy.dev-*; do [ ! -e "$path" ] || echo "$0: $path"; done' "$node"
+  done
+}
+uninstall() {
+  [ -e "$CLUSTER_DIR/install.objects.yaml" ] || die "Divvy was not installed on this cluster; cargo xtask cluster install"
+  # shellcheck source=play.sh
+  . "$CLUSTER_ROOT/play.sh"
+  local node command began
+  scene "Divvy is taken off the cluster"
+  create holds 3 "" 2 n1
+  started holds
+  check "the plan names the pod that holds memory, and changes nothing" says "$(divvy uninstall)" "default/holds (node n1, 3072 MiB)" "nothing has been changed"
+  divvy uninstall | shown
+  check "while a pod holds memory it is refused" refused_with "1 pod holds GPU memory, so nothing was removed" divvy uninstall --yes
+  check "agents run on" kube rollout status -n $NAMESPACE daemonset/divvy-agent --timeout=1s
+  command=$(divvy uninstall | grep -o 'rm -rf .*')
+  clear_pods
+  began=$(now)
+  check "it is removed" divvy uninstall --yes --labels
+  measured "divvy uninstall --yes: $(($(now) - began)) ms"
+  for node in $(known_nodes); do in_node "$node" bash -c "$command"; done
+  # A kubelet that still knew the resources would have written them by now.
+  sleep 15
+  check "no object of it is left" equals "$(left_objects)" ""
+  check "nor its Lease" equals "$(kube get lease -n $NAMESPACE -o name)" ""
+  check "nor anything on the nodes' objects" equals "$(left_on_nodes)" ""
+  check "nor their label" equals "$(kube get nodes -l gpushare -o name)" ""
+  check "nor a file on the nodes" equals "$(left_files)" ""
+  check "a second run finds nothing" says "$(divvy uninstall)" "Nothing of Divvy is left in this cluster"
+  kube create -f - > /dev/null <<< "$(pod plain 1 | grep -v resources)"
+  scheduler none
+  eventually 60 "a pod without a GPU runs" is_running plain
+  clear_pods
+  down > /dev/null
+  finish
+}
 down() {
   # shellcheck disable=SC1091
   . "$CLUSTER_DIR/divvy.settings" 2> /dev/null || die "Divvy was not installed on this cluster; cargo xtask cluster install"
@@ -376,6 +422,7 @@ case ${1:-} in
   up) up ;;
   check) check_all ;;
   up-and-check) (up); check_all ;;
+  uninstall) uninstall ;;
   down) down ;;
-  *) die "usage: install.sh up|check|up-and-check|down" ;;
+  *) die "usage: install.sh up|check|up-and-check|uninstall|down" ;;
 esac

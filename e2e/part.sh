@@ -7,6 +7,7 @@
 #                                  changes the extender
 #   part.sh power-off NODE         all that lives in the node's memory is gone: processes, sandboxes, /run, cgroups; the boot id is another one.
 #                                  Agent, kubelet and containerd stay away until they are started.
+#   part.sh unit UNIT              the extender and all agents get this --memory-unit; returns when they offer their GPUs in it
 #   part.sh roll                   every program of Divvy is replaced: each node's agent after the other, then the extender
 # Where Divvy is installed its programs are in pods: an agent is stopped by taking the node's label away, the extender by scaling it to none. An
 # agent that is killed is started again by its kubelet, and none can be there before its kubelet.
@@ -15,7 +16,7 @@ set -euo pipefail
 . "$(dirname "$0")/lib.sh"
 [ "$(id -u)" = 0 ] || die "only root can do this"
 known() { (cd "$CLUSTER_DIR/pids" 2> /dev/null && echo ./* | sed 's|\./||g') || true; }
-usage() { die "usage: part.sh stop|kill|start|restart [-9] NAME..., power-off NODE, roll; NAME is one of: $(known)"; }
+usage() { die "usage: part.sh stop|kill|start|restart [-9] NAME..., power-off NODE, unit UNIT, roll; NAME is one of: $(known)"; }
 
 replicas=$CLUSTER_DIR/install.replicas   # what to scale the extender back to
 
@@ -105,6 +106,29 @@ roll() {
   restart divvy-extender
 }
 
+change_unit() {
+  local node
+  if is_installed; then
+    # shellcheck disable=SC1091
+    . "$CLUSTER_DIR/divvy.settings"
+    # As a user does; both are replaced at once.
+    "$DIVVY_BIN/divvy" manifests --namespace $NAMESPACE --values "$CLUSTER_DIR/install.yaml" --set "memoryUnit=$1" 2> /dev/null | kube apply -f - > /dev/null
+    for node in daemonset/divvy-agent deployment/divvy-extender; do
+      kube rollout status -n $NAMESPACE $node --timeout=120s > /dev/null
+    done
+    return
+  fi
+  export MEMORY_UNIT=$1   # remembered by divvy.sh
+  stop divvy-extender
+  "$CLUSTER_ROOT/divvy.sh" start divvy-extender > /dev/null
+  for node in $(known_nodes); do
+    alive "$node.agent" || continue
+    stop "$node.agent"
+    "$CLUSTER_ROOT/divvy.sh" start "$node.agent" > /dev/null
+  done
+  "$CLUSTER_ROOT/divvy.sh" wait > /dev/null
+}
+
 command=${1:-}; [ $# -eq 0 ] || shift
 case $command in
   stop) for name in "$@"; do end_one stop "$name"; done ;;
@@ -112,6 +136,7 @@ case $command in
   start) start_parts "$@" ;;
   restart) restart "$@" ;;
   power-off) [ $# = 1 ] || usage; alive "$1.holder" || die "no node $1 in $CLUSTER_DIR"; power_off "$1" ;;
+  unit) [ $# = 1 ] || usage; change_unit "$1" ;;
   roll) roll ;;
   *) usage ;;
 esac

@@ -21,6 +21,7 @@ usage: cargo xtask cluster COMMAND
                             puts Divvy on the cluster as a user does, in place of `divvy`: the image (built if none is named), the objects of
                             `divvy manifests`; and checks what only an installation has. Needs `up --rbac --service-accounts`
   install --down            takes it off again
+  install --uninstall       the same as a user does it, by `divvy uninstall`, and checks that nothing is left (six minutes)
   kubectl ARGS...           kubectl of the cluster, with Divvy's plugins: kubectl inspect gpushare
   status                    what runs: process numbers, versions, nodes, KUBECONFIG
   restart [-9] NAME...      restarts (-9: kills first) kube-scheduler, n1.kubelet, n1.containerd, n1.agent, divvy-extender, ...
@@ -212,12 +213,15 @@ fn divvy(args: &[&str]) -> Result<Plan> {
 }
 
 fn install(mut args: &[&str]) -> Result<Plan> {
-    if args == ["--down"] {
-        return Ok(Plan {
-            script: "install.sh",
-            args: vec!["down".to_owned()],
-            ..Plan::default()
-        });
+    let only = |what: &str| Plan {
+        script: "install.sh",
+        args: vec![what.to_owned()],
+        ..Plan::default()
+    };
+    match args {
+        ["--down"] => return Ok(only("down")),
+        ["--uninstall"] => return Ok(only("uninstall")),
+        _ => {}
     }
     let (mut image, mut what) = (None, "up-and-check");
     while let [flag, rest @ ..] = args {
@@ -228,7 +232,7 @@ fn install(mut args: &[&str]) -> Result<Plan> {
                 args = rest;
                 image = Some((*file).to_owned());
             }
-            _ => bail!("`install {flag}` is not understood; install takes --image FILE, --no-check or --down"),
+            _ => bail!("`install {flag}` is not understood; install takes --image FILE, --no-check, --down or --uninstall"),
         }
     }
     Ok(Plan {
@@ -266,6 +270,7 @@ mod tests {
         let built = plan(&["install", "--no-check"]).expect("understood");
         assert_eq!((built.args, built.needs_image), (vec!["up".to_owned()], true));
         assert_eq!(plan(&["install", "--down"]).expect("understood").args, ["down"]);
+        assert_eq!(plan(&["install", "--uninstall"]).expect("understood").args, ["uninstall"]);
         assert!(!plan(&["divvy", "--down"]).expect("understood").needs_divvy);
     }
 

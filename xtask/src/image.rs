@@ -2,7 +2,7 @@
 //!
 //! One layer: the static `divvy` and `divvy-agent`, `divvy-probe`, and what the probe needs to load a driver's library: the dynamic loader, libc and its
 //! parts, libgcc_s (a static program cannot load NVML); and, for the node itself, the static `divvy-runtime` and `divvy-hook`. These lie in
-//! `/bin` with the probe, and nothing else does: it is the folder that `ctr install` copies onto a node. The same sources, toolchain and libc give the same bytes: paths are mapped
+//! `/bin` with `divvy` and the probe, and nothing else does: it is the folder that `ctr install` copies onto a node. The same sources, toolchain and libc give the same bytes: paths are mapped
 //! away, files are sorted, times are 0. The format is the OCI image layout 1.0 in a tar file, with the `manifest.json` that `docker
 //! load` looks for; containerd, podman, skopeo and crane read the first, Docker both.
 
@@ -18,7 +18,7 @@ use sha2::{Digest as _, Sha256};
 
 pub(crate) const USAGE: &str = "usage: cargo xtask image [--name NAME] [--out FILE]
 
-Writes a container image of divvy and divvy-probe as an OCI archive. With divvy-runtime and divvy-hook, for nodes to take them from.
+Writes a container image of divvy and divvy-probe as an OCI archive. With divvy-runtime and divvy-hook; nodes take these from its /bin, and divvy with them.
 
   --name NAME   full name with tag [default: divvy.dev/divvy:VERSION]
   --out FILE    where to [default: target/divvy-VERSION-ARCH.tar]
@@ -250,6 +250,8 @@ fn files(
         ("usr/bin/divvy-probe".to_owned(), probe.clone()),
         ("bin/divvy-runtime".to_owned(), runtime.clone()),
         ("bin/divvy-hook".to_owned(), hook.clone()),
+        // For `divvy configure` and `divvy doctor` on the node. The same file.
+        ("bin/divvy".to_owned(), divvy.clone()),
         // What the runtime asks for the GPUs. The same file.
         ("bin/divvy-probe".to_owned(), probe.clone()),
     ]);

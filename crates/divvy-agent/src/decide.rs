@@ -397,9 +397,18 @@ impl Core {
         self.gpus.iter().find(|gpu| gpu.uuid == uuid)
     }
 
-    /// Shared memory that a GPU has in all.
+    /// Shared memory that a GPU has in all ([`divvy_model::Inventory::capacity`]).
     fn capacity(&self, gpu: &Gpu) -> MiB {
-        self.settings.unit.memory(gpu.units).unwrap_or(MiB::ZERO)
+        let others = self.other_units().map(|unit| unit.memory(gpu.units_of(unit)));
+        let most = others.chain([self.settings.unit.memory(gpu.units)]).flatten().max();
+        most.unwrap_or(MiB::ZERO)
+    }
+
+    /// Units of grants that were made before `--memory-unit` was changed, the finest first.
+    fn other_units(&self) -> impl Iterator<Item = MemoryUnit> + use<> {
+        let units = self.records.values().map(|record| record.unit);
+        let others: BTreeSet<MemoryUnit> = units.filter(|unit| *unit != self.settings.unit).collect();
+        others.into_iter()
     }
 
     fn memory_handouts<'a>(&'a self, handouts: &'a [Handout]) -> impl Iterator<Item = &'a Handout> {

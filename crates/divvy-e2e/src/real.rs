@@ -11,6 +11,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
+use divvy_model::MemoryUnit;
 use divvy_model::machine::Machines;
 use divvy_testbed::driver;
 use divvy_testbed::scenario::{Cluster, End, Fault, Machine, Part, Report, Witness};
@@ -185,6 +186,10 @@ impl Cluster for Real {
 
     async fn roll(&mut self) -> io::Result<()> {
         self.part(&["roll"]).await
+    }
+
+    async fn change_unit(&mut self, unit: MemoryUnit) -> io::Result<()> {
+        self.part(&["unit", &unit.to_string()]).await
     }
 
     fn extender_url(&self) -> Option<String> {

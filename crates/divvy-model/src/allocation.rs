@@ -3,7 +3,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use crate::limits::{ALLOCATION_BYTES, ALLOCATION_SHARES, DEVICE_TEXT_BYTES, NODE_GPUS, quoted};
-use crate::{Error, MiB};
+use crate::{Error, MemoryUnit, MiB, PodRequest};
 
 /// What the extender gave to a pod: pod annotation [`crate::names::ALLOCATION`], carried by the Binding.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -114,6 +114,35 @@ impl Allocation {
     /// The annotation's text: one line of JSON.
     pub fn to_json(&self) -> String {
         serde_json::to_string(self).expect("an allocation has only string keys and numbers")
+    }
+
+    /// All of it.
+    pub fn total(&self) -> MiB {
+        self.gpus
+            .iter()
+            .fold(MiB::ZERO, |sum, share| sum.saturating_add(share.memory))
+    }
+
+    /// Whether this is what a pod asks for when one unit of gpu-mem is that large: in all, and for each container.
+    pub fn is_in(&self, unit: MemoryUnit, request: &PodRequest) -> bool {
+        self.differs(unit, request).next().is_none()
+    }
+
+    /// What is not as asked ([`Allocation::is_in`]): the container, or `None` for the pod; what it asks for; what it was allocated. A whole GPU is as asked, whatever it has.
+    pub fn differs<'a>(&'a self, unit: MemoryUnit, request: &'a PodRequest) -> impl Iterator<Item = (Option<&'a str>, MiB, MiB)> {
+        let memory = move |units: u64| unit.memory(units).unwrap_or(MiB(u64::MAX));
+        let containers = &request.containers;
+        let asking = containers.iter().map(|container| (container.name.as_str(), container.units));
+        let others = self.containers.keys().map(|name| (name.as_str(), 0));
+        let others = others.filter(|(name, _)| !containers.iter().any(|container| container.name == *name));
+        let parts = asking.chain(others).map(move |(name, units)| {
+            let shares = self.containers.get(name).into_iter().flatten();
+            let has = shares.fold(MiB::ZERO, |sum, share| sum.saturating_add(share.memory));
+            (Some(name), memory(units), has)
+        });
+        let whole = (None, memory(request.effective_units().unwrap_or(u64::MAX)), self.total());
+        let counted = self.gpus.iter().all(|share| !share.whole);
+        parts.chain([whole]).filter(move |(_, asked, has)| counted && asked != has)
     }
 
     /// The pod's share of this GPU.

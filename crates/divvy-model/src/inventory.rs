@@ -3,7 +3,7 @@ use std::collections::BTreeSet;
 use serde::{Deserialize, Serialize};
 
 use crate::limits::{
-    DEVICE_TEXT_BYTES, DRIVER_TROUBLE_BYTES, GPU_LINKS, INVENTORY_BYTES, NODE_GPUS, NODE_PRODUCTS, REASON_BYTES,
+    DEVICE_TEXT_BYTES, DRIVER_TROUBLE_BYTES, GPU_LINKS, INVENTORY_BYTES, NODE_GPUS, NODE_PRODUCTS, OTHER_UNITS, REASON_BYTES,
     SHORT_TEXT_BYTES, quoted,
 };
 use crate::{Error, MemoryUnit, MiB};
@@ -24,6 +24,9 @@ pub struct Inventory {
     /// MiB in one unit of gpu-mem.
     #[serde(rename = "unitMiB")]
     pub unit: MemoryUnit,
+    /// Other units in which containers that live were granted memory: `--memory-unit` was changed while they ran. Their pods ask in these. In the format only where there are some.
+    #[serde(default, rename = "otherUnitsMiB", skip_serializing_if = "BTreeSet::is_empty")]
+    pub other_units: BTreeSet<MemoryUnit>,
     /// Nothing more is to be bound here for now: the kubelet does not have the agent's devices yet, or soon will not have them any more,
     /// and would refuse for good what comes. In the format only while it is so.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
@@ -157,6 +160,7 @@ impl Inventory {
         };
         most("GPUs", self.gpus.len(), NODE_GPUS)?;
         let products: BTreeSet<&str> = self.gpus.iter().map(|gpu| gpu.model.as_str()).collect();
+        most("other units", self.other_units.len(), OTHER_UNITS)?;
         most("different products", products.len(), NODE_PRODUCTS)?;
         most("bytes in agent", self.agent.len(), SHORT_TEXT_BYTES)?;
         most("bytes in driver", self.driver.len(), SHORT_TEXT_BYTES)?;
@@ -204,6 +208,19 @@ impl Inventory {
         self.gpus.iter().fold(0, |sum, gpu| sum.saturating_add(gpu.units))
     }
 
+    /// The node's unit, then the others in which pods of this node may ask.
+    pub fn units(&self) -> impl Iterator<Item = MemoryUnit> {
+        std::iter::once(self.unit).chain(self.other_units.iter().copied())
+    }
+
+    /// How much memory of a GPU pods may have together. Without other units that is what it offers; a pod that was bound in a finer unit may have a part that the present unit
+    /// rounds off.
+    pub fn capacity(&self, gpu: &Gpu) -> MiB {
+        let others = self.other_units.iter().map(|unit| unit.memory(gpu.units_of(*unit)));
+        let most = others.chain([self.unit.memory(gpu.units)]).flatten().max();
+        most.unwrap_or(MiB::ZERO)
+    }
+
     /// The GPU with this UUID.
     pub fn gpu(&self, uuid: &str) -> Option<&Gpu> {
         self.gpus.iter().find(|gpu| gpu.uuid == uuid)
@@ -211,6 +228,11 @@ impl Inventory {
 }
 
 impl Gpu {
+    /// Units that it would offer in this unit.
+    pub fn units_of(&self, unit: MemoryUnit) -> u64 {
+        unit.units_in(self.total.saturating_sub(self.reserve))
+    }
+
     /// Memory that may be shared: the units' worth, without what pods without an object still hold.
     pub fn shareable(&self, unit: MemoryUnit) -> MiB {
         unit.memory(self.units).unwrap_or(MiB::ZERO).saturating_sub(self.held)
@@ -237,6 +259,25 @@ mod tests {
         let text = TEXT.replacen("\"clockMHz\":1410,", "\"clockMHz\":1410,\"bandwidthGBs\":1555,", 1);
         let newer = Inventory::parse(&text).expect("with bandwidth");
         assert_eq!((newer.gpus[0].bandwidth_gbs, newer.to_json()), (1555, text));
+    }
+
+    #[test]
+    fn other_units_are_written_only_where_there_are_some_and_a_gpu_has_what_the_finest_of_them_leaves() {
+        let text = TEXT.replacen("\"unitMiB\":1024,", "\"unitMiB\":1024,\"otherUnitsMiB\":[256,1000],", 1);
+        let text = text.replacen(
+            "\"totalMiB\":40960,\"reserveMiB\":0,\"units\":40",
+            "\"totalMiB\":15109,\"reserveMiB\":0,\"units\":14",
+            1,
+        );
+        let inventory = Inventory::parse(&text).expect("with other units");
+        assert_eq!(inventory.to_json(), text);
+        assert_eq!(inventory.units().map(MemoryUnit::mib).collect::<Vec<_>>(), [1024, 256, 1000]);
+        assert_eq!(inventory.capacity(&inventory.gpus[0]), MiB(59 * 256));
+        let alone = Inventory {
+            other_units: BTreeSet::new(),
+            ..inventory
+        };
+        assert_eq!(alone.capacity(&alone.gpus[0]), MiB(14 * 1024));
     }
 
     #[test]
@@ -328,6 +369,13 @@ mod tests {
                     ..of(1, 0)
                 },
                 "bytes in driverTrouble",
+            ),
+            (
+                Inventory {
+                    other_units: (1..=9).filter_map(MemoryUnit::new).collect(),
+                    ..of(1, 0)
+                },
+                "it has 9 other units; at most 8 are read",
             ),
             (products, "it has 17 different products; at most 16 are read"),
         ] {

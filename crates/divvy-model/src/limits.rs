@@ -27,6 +27,8 @@ pub const NODE_GPUS: usize = 64;
 pub const GPU_LINKS: usize = 2 * NODE_GPUS;
 /// Different product names in one inventory. Machines have one or two.
 pub const NODE_PRODUCTS: usize = 16;
+/// Units in which a node's living containers were granted memory, beside the present one. An operator changes it once or twice.
+pub const OTHER_UNITS: usize = 8;
 /// Bytes of an inventory. One of 16 GPUs that are all connected has 34 KiB.
 pub const INVENTORY_BYTES: usize = 64 << 10;
 /// Bytes of the reason why a GPU is not well. The agent cuts it; a longer one is not an agent's.

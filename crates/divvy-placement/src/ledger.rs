@@ -697,7 +697,8 @@ impl Ledger {
     }
 
     /// What a bound pod holds, resolved against a node's GPUs: what its annotations say, or what it asks for where that is more. The kubelet gave it
-    /// devices for all of that, so less in the annotations, as somebody may have written it past the extender, frees nothing.
+    /// devices for all of that, so less in the annotations, as somebody may have written it past the extender, frees nothing. A pod that was bound before the unit
+    /// was made larger asks in the former one; the node's agent says which that may be.
     pub(crate) fn parts_of(&self, state: &NodeState, pod: &Pod) -> Vec<Part> {
         let mut parts = self.parts(state, &pod.held);
         if parts.is_empty() || !pod.request.wants_memory() {
@@ -709,7 +710,7 @@ impl Ledger {
             .and_then(|units| self.unit.memory(units))
             .unwrap_or(MiB(u64::MAX));
         let held = parts.iter().fold(MiB::ZERO, |sum, part| sum.saturating_add(part.memory));
-        if held < asked {
+        if held < asked && state.former_unit(pod).is_none() {
             let each = MiB(asked.0.div_ceil(parts.len() as u64));
             for part in &mut parts {
                 // A pod that was bound under a larger number of smaller units cannot hold more than there is.

@@ -2,7 +2,7 @@ use std::collections::BTreeSet;
 use std::fmt;
 
 use divvy_model::limits::NODE_GPUS;
-use divvy_model::{Error, Health, Inventory, MemoryUnit, MiB, Node, Prefer, legacy};
+use divvy_model::{Error, Health, Held, Inventory, MemoryUnit, MiB, Node, Pod, Prefer, legacy};
 
 use crate::Topology;
 use crate::policy::rank;
@@ -20,6 +20,8 @@ pub struct NodeState {
     pub source: Source,
     /// The GPUs in ascending order of index, those that failed or cannot be offered among them.
     pub gpus: Vec<GpuState>,
+    /// Units in which pods of this node may ask, beside the cluster's ([`Inventory::other_units`]).
+    pub other_units: BTreeSet<MemoryUnit>,
     /// How they are connected, by their positions in the list.
     pub topology: Topology,
     /// Allocatable CPU in thousandths of a core.
@@ -45,6 +47,9 @@ pub struct GpuState {
     pub units: u64,
     /// Memory that it offers in all: the units' worth.
     pub capacity: MiB,
+    /// Memory that pods may have of it together, by the node's inventory even while the kubelet offers something else ([`Inventory::capacity`]): who has been promised no more
+    /// than this will get it.
+    pub most: MiB,
     /// Memory that it has in all; where that is not known, what it offers.
     pub total: MiB,
     /// How fast it is, by an estimate: the higher, the faster; 0 if nothing is known of it.
@@ -182,6 +187,10 @@ impl NodeState {
             uid: node.uid.clone(),
             source,
             topology: topology(node, &gpus),
+            other_units: match &node.inventory {
+                Some(Ok(inventory)) => inventory.other_units.clone(),
+                _ => BTreeSet::new(),
+            },
             gpus,
             cpu_milli: node.cpu_milli,
             memory_bytes: node.memory_bytes,
@@ -206,6 +215,16 @@ impl NodeState {
                 gpu.only_named = true;
             }
         }
+    }
+
+    /// The one of the node's other units in which a bound pod was allocated what it asks for, by the sums.
+    pub fn former_unit(&self, pod: &Pod) -> Option<MemoryUnit> {
+        let Held::Allocation(allocation) = &pod.held else {
+            return None;
+        };
+        let units = pod.request.effective_units()?;
+        let mut others = self.other_units.iter();
+        others.find(|unit| unit.memory(units) == Some(allocation.total())).copied()
     }
 
     /// Position in [`NodeState::gpus`] of the GPU with this UUID.
@@ -235,6 +254,7 @@ fn read_division(node: &Node, unit: MemoryUnit) -> (Source, Vec<GpuState>) {
                     model: String::new(),
                     units: each,
                     capacity: unit.memory(each).unwrap_or(MiB::ZERO),
+                    most: unit.memory(each).unwrap_or(MiB::ZERO),
                     total: unit.memory(each).unwrap_or(MiB::ZERO),
                     speed: 0,
                     held: MiB::ZERO,
@@ -261,6 +281,7 @@ fn read_inventory(node: &Node, inventory: &Inventory, unit: MemoryUnit) -> (Sour
             model: gpu.model.clone(),
             units: gpu.units,
             capacity: inventory.unit.memory(gpu.units).unwrap_or(MiB::ZERO),
+            most: inventory.capacity(gpu),
             total: gpu.total,
             speed: speed::of(gpu),
             held: gpu.held,

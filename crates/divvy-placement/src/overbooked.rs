@@ -10,7 +10,7 @@ pub struct Overbooked {
     pub node: String,
     /// The GPU's index.
     pub index: u32,
-    /// What it has to give.
+    /// What it has to give ([`crate::GpuState::most`]).
     pub capacity: MiB,
     /// What was promised to pods that are bound and have not ended.
     pub promised: MiB,
@@ -48,7 +48,7 @@ fn of_node(view: &NodeView<'_>) -> Vec<Overbooked> {
     let mut arrivals: Vec<_> = view.arrivals().collect();
     arrivals.sort_by_key(|(arrival, _)| *arrival);
     let gpus = state.gpus.iter().enumerate();
-    gpus.filter(|(position, gpu)| view.used(*position) > gpu.capacity)
+    gpus.filter(|(position, gpu)| view.used(*position) > gpu.most)
         .filter_map(|(position, gpu)| {
             let promises = arrivals.iter().filter_map(|(_, pod)| {
                 let parts = view.ledger.parts_of(state, pod).into_iter();
@@ -65,10 +65,10 @@ fn of_node(view: &NodeView<'_>) -> Vec<Overbooked> {
             });
             let pods: Vec<Promise> = promises.collect();
             let promised = pods.iter().fold(MiB::ZERO, |sum, promise| sum.saturating_add(promise.memory));
-            (promised > gpu.capacity).then(|| Overbooked {
+            (promised > gpu.most).then(|| Overbooked {
                 node: view.name().to_owned(),
                 index: gpu.index,
-                capacity: gpu.capacity,
+                capacity: gpu.most,
                 promised,
                 pods,
             })

@@ -7,6 +7,7 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use divvy_model::MemoryUnit;
 use divvy_model::machine::Machines;
 use rustix::net::{AddressFamily, SocketType, sockopt};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -67,6 +68,7 @@ impl Settings {
 pub struct Embedded {
     settings: Settings,
     machines: Machines,
+    unit: MemoryUnit,
     api: ApiServer,
     listening: Listening,
     client: kube::Client,
@@ -112,13 +114,20 @@ impl Embedded {
         let (extender_port, extender_address) = reserve_port()?;
         let extender_kubeconfig = root.path().join("kubeconfig-extender");
         write_private(&extender_kubeconfig, &api.kubeconfig_for(listening.addr(), "extender"))?;
-        let extender = start_extender(&settings, root.path(), &extender_kubeconfig, extender_address)?;
+        let extender = start_extender(
+            &settings,
+            root.path(),
+            &extender_kubeconfig,
+            extender_address,
+            MemoryUnit::GIB,
+        )?;
         let client = api.client();
         let scheduler = Some(start_scheduler(&settings, client.clone(), extender_address));
         let controllers = Controllers::start(client.clone());
         let mut cluster = Embedded {
             settings,
             machines,
+            unit: MemoryUnit::GIB,
             api,
             listening,
             client,
@@ -227,6 +236,8 @@ impl Embedded {
                     &text(&folder.join("state")),
                     "--sys-root",
                     &text(&paths.sys_root),
+                    "--memory-unit",
+                    &self.unit.to_string(),
                     "--probe",
                     &text(&self.settings.programs.probe),
                     "--nvml-library",
@@ -260,7 +271,9 @@ impl Embedded {
     /// Waits until a node's kubelet has all units of its agent's.
     async fn registered(&self, name: &str) -> io::Result<()> {
         let machine = self.machines.node(name);
-        let units: u64 = machine.map_or(0, |machine| machine.gpus.iter().map(|gpu| gpu.memory_mib / 1024).sum());
+        let units: u64 = machine.map_or(0, |machine| {
+            machine.gpus.iter().map(|gpu| gpu.memory_mib / self.unit.mib()).sum()
+        });
         let until = Instant::now() + Duration::from_secs(10);
         loop {
             let resources = self.node(name)?.device_manager().resources;
@@ -275,6 +288,17 @@ impl Embedded {
                 _ => tokio::time::sleep(Duration::from_millis(5)).await,
             }
         }
+    }
+
+    /// A new agent on one node after another.
+    async fn roll_agents(&mut self) -> io::Result<()> {
+        let nodes: Vec<String> = self.nodes.keys().filter(|name| self.has_gpus(name)).cloned().collect();
+        for node in nodes {
+            self.stop_agent(&node).await?;
+            self.start_agent(&node).await?;
+            self.registered(&node).await?;
+        }
+        Ok(())
     }
 
     /// SIGTERM to a node's agent. Says whether it ended by itself with status 0.
@@ -307,7 +331,13 @@ impl Embedded {
     /// Starts the extender again and waits until it is ready.
     pub async fn start_extender(&mut self) -> io::Result<()> {
         let kubeconfig = self.kubeconfig_of("extender")?;
-        self.extender = start_extender(&self.settings, self.root.path(), &kubeconfig, self.extender_address)?;
+        self.extender = start_extender(
+            &self.settings,
+            self.root.path(),
+            &kubeconfig,
+            self.extender_address,
+            self.unit,
+        )?;
         self.extender_ready().await
     }
 
@@ -490,14 +520,17 @@ impl Cluster for Embedded {
     }
 
     async fn roll(&mut self) -> io::Result<()> {
-        let nodes: Vec<String> = self.nodes.keys().filter(|name| self.has_gpus(name)).cloned().collect();
-        for node in nodes {
-            self.stop_agent(&node).await?;
-            self.start_agent(&node).await?;
-            self.registered(&node).await?;
-        }
+        self.roll_agents().await?;
         self.extender.stop().await?;
         self.start_extender().await
+    }
+
+    async fn change_unit(&mut self, unit: MemoryUnit) -> io::Result<()> {
+        self.unit = unit;
+        // The other way round than `roll`: either may be first.
+        self.extender.stop().await?;
+        self.start_extender().await?;
+        self.roll_agents().await
     }
 
     fn extender_url(&self) -> Option<String> {
@@ -555,7 +588,13 @@ fn start_scheduler(settings: &Settings, client: kube::Client, extender: SocketAd
     Scheduler::start(client, config)
 }
 
-fn start_extender(settings: &Settings, root: &Path, kubeconfig: &Path, address: SocketAddr) -> io::Result<Program> {
+fn start_extender(
+    settings: &Settings,
+    root: &Path,
+    kubeconfig: &Path,
+    address: SocketAddr,
+    unit: MemoryUnit,
+) -> io::Result<Program> {
     let kubeconfig = kubeconfig.display().to_string();
     Program::start(
         "extender",
@@ -567,6 +606,8 @@ fn start_extender(settings: &Settings, root: &Path, kubeconfig: &Path, address: 
             &kubeconfig,
             "--listen",
             &address.to_string(),
+            "--memory-unit",
+            &unit.to_string(),
         ],
         &[],
         &root.join("logs"),

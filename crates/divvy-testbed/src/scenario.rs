@@ -14,6 +14,7 @@ use std::future::Future;
 use std::io;
 use std::path::Path;
 
+use divvy_model::MemoryUnit;
 use divvy_model::machine::Machines;
 use serde_json::json;
 use tokio::process::Command;
@@ -147,6 +148,8 @@ pub trait Cluster {
     /// Replaces every program of Divvy by a new one, as an update of its workloads does: one node's agent after another, then the extender.
     /// Returns when all are ready.
     fn roll(&mut self) -> impl Future<Output = io::Result<()>>;
+    /// Gives the extender and every agent this `--memory-unit`, as an update of the installation does. Returns when all are ready.
+    fn change_unit(&mut self, unit: MemoryUnit) -> impl Future<Output = io::Result<()>>;
     /// Looks at the nodes that have joined by now.
     fn witness(&self) -> Witness;
     /// Names of the files that a node keeps of grants: records and CDI specs.

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::look::Question;
 use crate::obstacle::Words;
-use crate::quantity::list;
+use crate::quantity::{amount, list};
 use crate::suggest::suggestions;
 use crate::verdict::asked;
 use crate::{GpuAnswer, Hold, Obstacle, Owner, Reported, Snapshot, Spoken, Suggestion, Wants, gpus};
@@ -232,6 +232,19 @@ fn bound(answer: &mut Answer, snapshot: &Snapshot, wants: &Wants) {
             }
         })
         .collect();
+    let former = snapshot.ledger.node(node).and_then(|view| view.state()?.former_unit(pod));
+    if let (Some(former), Held::Allocation(allocation), Some(request)) = (former, &pod.held, &mut answer.request) {
+        let now = snapshot.ledger.unit();
+        request.memory = Some(allocation.total());
+        answer.notes.push(format!(
+            "When it was bound, a unit of {} was {}, and it asked for {} units. A unit is {} now; it holds {} of these units.",
+            names::GPU_MEM,
+            amount(MiB(former.mib()), former),
+            request.units,
+            amount(MiB(now.mib()), now),
+            allocation.total().0.div_ceil(now.mib()),
+        ));
+    }
     if !snapshot.unseen.is_empty() {
         answer.shares = written(pod, node, snapshot.ledger.unit());
     }

@@ -8,6 +8,7 @@ pub mod output;
 pub mod runtime_config;
 pub mod simulate;
 pub mod system;
+pub mod uninstall;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -107,6 +108,7 @@ pub enum Command {
     Audit(Box<AuditArgs>),
     SchedulerConfig(Box<SchedulerConfigArgs>),
     Manifests(ManifestsArgs),
+    Uninstall(uninstall::UninstallArgs),
     /// Describe GPUs to container engines (CDI): make specs, list what is there, check it
     #[command(subcommand)]
     Cdi(cdi::CdiCommand),

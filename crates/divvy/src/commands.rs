@@ -18,6 +18,7 @@ pub mod runtime_config;
 pub mod scheduler_config;
 pub mod simulate;
 pub mod system;
+pub mod uninstall;
 pub mod version;
 mod watch;
 pub mod why;
@@ -51,6 +52,7 @@ pub async fn run(cli: Cli) -> anyhow::Result<u8> {
         Command::RuntimeConfig(args) => runtime_config::run(&args).map(|()| true),
         Command::NvidiaSystem(command) => system::run(command).map(|()| true),
         Command::Simulate(args) => simulate::run(*args).await.map(|()| true),
+        Command::Uninstall(args) => uninstall::run(args).await.map(|()| true),
         Command::Manifests(args) => manifests::run(&args).map(|()| true),
         #[cfg(feature = "completions")]
         Command::Completions(args) => completions::run(&args).map(|()| true),

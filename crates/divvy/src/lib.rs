@@ -9,6 +9,7 @@
 //! - [`scheduler_config`]: what kube-scheduler must be told, as text
 //! - [`manifests`]: the Helm chart, rendered without Helm
 //! - [`version`]: which version of Divvy is where
+//! - [`uninstall`]: what of Divvy is in a cluster, and what is to be removed
 //! - [`program`]: from parsed arguments to an exit status, for `divvy` and for `divvy-agent`
 //! - [`printer`]: the only writer to standard output
 
@@ -25,5 +26,6 @@ pub mod program;
 pub mod scheduler_config;
 pub mod simulate;
 pub mod sums;
+pub mod uninstall;
 pub mod version;
 pub mod why;

@@ -195,9 +195,22 @@ impl Core {
         }
     }
 
-    /// The unit in which the kubelet counted this pod's devices: that of its first grant, since an operator may have changed it.
+    /// The unit in which this pod asks, and the kubelet counted its devices: that of its first grant, since an operator may have changed it. A pod that was bound before the
+    /// change and starts after it has no grant yet. If its allocation is what it asks for in the unit of other grants here, that is its unit; a smaller one than the present
+    /// is not believed: it would make devices cheaper.
     pub(super) fn unit_of(&self, uid: &str) -> MemoryUnit {
-        self.records_of(uid).next().map_or(self.settings.unit, |record| record.unit)
+        if let Some(record) = self.records_of(uid).next() {
+            return record.unit;
+        }
+        let now = self.settings.unit;
+        let bound_in = |unit: MemoryUnit| {
+            self.pods.get(uid).is_some_and(|known| match &known.pin {
+                Held::Allocation(allocation) => allocation.is_in(unit, &known.pod.request),
+                _ => false,
+            })
+        };
+        let before = self.other_units().find(|unit| *unit > now && bound_in(*unit));
+        before.filter(|_| !bound_in(now)).unwrap_or(now)
     }
 
     /// What a share of a GPU is worth: all of it where the GPU is given whole.

@@ -1,6 +1,6 @@
 //! The node annotation that carries what device ids leave out.
 
-use divvy_model::limits::{DRIVER_TROUBLE_BYTES, REASON_BYTES, shortened};
+use divvy_model::limits::{DRIVER_TROUBLE_BYTES, OTHER_UNITS, REASON_BYTES, shortened};
 use divvy_model::{Held, Inventory, MiB};
 
 use super::Core;
@@ -23,6 +23,7 @@ impl Core {
             agent: self.settings.agent_version.clone(),
             driver: self.driver.clone(),
             unit: self.settings.unit,
+            other_units: self.other_units().take(OTHER_UNITS).collect(),
             unschedulable: self.leaving || !self.registered,
             driver_trouble: self
                 .driver_trouble

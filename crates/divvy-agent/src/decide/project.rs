@@ -50,7 +50,11 @@ impl Core {
             (names::ALIYUN_IDX, indexes.join(",")),
             (names::ALIYUN_POD, units.clone()),
             (names::ALIYUN_CONTAINER, units),
-            (names::ALIYUN_DEV, gpus.first().map_or(0, |gpu| gpu.units).to_string()),
+            // In the unit of the other two, whatever --memory-unit is by now.
+            (
+                names::ALIYUN_DEV,
+                gpus.first().map_or(0, |gpu| gpu.units_of(record.unit)).to_string(),
+            ),
             (names::VISIBLE_DEVICES, names::VISIBLE_NONE.to_owned()),
         ];
         let uuids: Vec<&str> = gpus.iter().map(|gpu| gpu.uuid.as_str()).collect();

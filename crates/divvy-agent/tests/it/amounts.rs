@@ -160,6 +160,112 @@ fn a_running_pods_amounts_are_counted_in_the_unit_of_its_first_grant() {
     node.start("p", "b").expect("its second container starts");
 }
 
+/// A pod of these units of so many MiB on GPU 0, as the extender bound it.
+fn in_unit(uid: &str, units: u64, mib: u64) -> Pod {
+    edited(simple(uid, 0, units), |allocation| {
+        allocation.gpus[0].memory = MiB(units * mib);
+        for shares in allocation.containers.values_mut() {
+            shares[0].memory = MiB(units * mib);
+        }
+    })
+}
+
+fn unit(mib: u64) -> MemoryUnit {
+    MemoryUnit::new(mib).expect("not zero")
+}
+
+fn other_units(node: &Node) -> Vec<u64> {
+    node.core.inventory().other_units.into_iter().map(MemoryUnit::mib).collect()
+}
+
+#[test]
+fn the_inventory_names_the_units_of_grants_that_were_made_in_another_for_as_long_as_these_live() {
+    let mut node = Node::new(&[16384]);
+    node.see(in_unit("old", 3, 1024));
+    node.admit("old").expect("admitted");
+    node.start("old", "main").expect("started");
+    assert_eq!(other_units(&node), [0; 0]);
+    node.change_unit(unit(256));
+    assert_eq!(other_units(&node), [1024]);
+    node.see(in_unit("new", 8, 256));
+    node.admit("new").expect("admitted");
+    node.start("new", "main").expect("started");
+    assert_eq!(other_units(&node), [1024]);
+    node.object_gone("old");
+    node.processes_end("old");
+    node.reconcile();
+    assert_eq!(other_units(&node), [0; 0]);
+}
+
+#[test]
+fn a_container_is_told_all_numbers_in_the_unit_of_its_pod() {
+    let mut node = Node::new(&[16384]);
+    node.see(in_unit("old", 3, 1024));
+    node.admit("old").expect("admitted");
+    node.start("old", "main").expect("started");
+    node.change_unit(unit(256));
+    let again = node.start("old", "main").expect("it restarts");
+    for line in ["ALIYUN_COM_GPU_MEM_POD=3", "ALIYUN_COM_GPU_MEM_DEV=16"] {
+        assert!(again.env.contains(&line.to_owned()), "{:?}", again.env);
+    }
+    node.see(in_unit("new", 3, 256));
+    node.admit("new").expect("admitted");
+    let new = node.start("new", "main").expect("started");
+    for line in ["ALIYUN_COM_GPU_MEM_POD=3", "ALIYUN_COM_GPU_MEM_DEV=64"] {
+        assert!(new.env.contains(&line.to_owned()), "{:?}", new.env);
+    }
+}
+
+/// 15109 MiB are 59 units of 256 MiB, and 14 GiB.
+#[test]
+fn a_container_restarts_in_memory_that_the_present_unit_rounds_off() {
+    let mut small = settings();
+    small.unit = unit(256);
+    let mut node = Node::with(small, vec![crate::node::gpu(0, 15109)]);
+    for (uid, units) in [("a", 32), ("b", 27)] {
+        node.see(in_unit(uid, units, 256));
+        node.admit(uid).expect("admitted");
+        node.start(uid, "main").expect("started");
+    }
+    node.change_unit(MemoryUnit::GIB);
+    for uid in ["a", "b"] {
+        node.start(uid, "main").expect("it restarts");
+    }
+    let events: Vec<_> = node.reconcile().actions;
+    assert!(!format!("{events:?}").contains("Overcommitted"), "{events:?}");
+}
+
+#[test]
+fn a_pod_that_was_bound_before_the_unit_was_made_smaller_and_starts_after_it_is_counted_in_the_former_one() {
+    let mut node = Node::new(&[16384]);
+    for uid in ["runs", "pulls"] {
+        node.see(in_unit(uid, 3, 1024));
+        node.admit(uid).expect("admitted");
+    }
+    node.start("runs", "main").expect("started");
+    node.change_unit(unit(256));
+    let late = node.start("pulls", "main").expect("its image has come");
+    assert!(late.env.contains(&"ALIYUN_COM_GPU_MEM_POD=3".to_owned()), "{:?}", late.env);
+    assert!(node.records.values().all(|record| record.unit == MemoryUnit::GIB));
+}
+
+/// Who claims a former, smaller unit would get devices for less than they are worth.
+#[test]
+fn a_smaller_unit_is_not_believed_of_a_pod_that_has_no_grant() {
+    let mut small = settings();
+    small.unit = unit(256);
+    let mut node = Node::with(small, vec![crate::node::gpu(0, 16384)]);
+    node.see(in_unit("runs", 8, 256));
+    node.admit("runs").expect("admitted");
+    node.start("runs", "main").expect("started");
+    node.change_unit(MemoryUnit::GIB);
+    node.see(in_unit("forged", 4, 256));
+    node.admit("forged").expect("admitted");
+    let (reason, text) = node.start("forged", "main").expect_err("4 devices of 1 GiB for 1 GiB");
+    assert_eq!(reason, Reason::NoAllocation);
+    assert!(text.contains("--memory-unit was changed after the pod was bound"), "{text}");
+}
+
 #[test]
 fn a_gpushare_pod_stays_on_the_card_of_its_first_grant_whatever_has_that_index_now() {
     for restarted in [false, true] {

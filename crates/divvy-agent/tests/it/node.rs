@@ -385,13 +385,13 @@ impl Node {
         found
     }
 
-    /// The agent starts again with another `--memory-unit`.
     /// Another card is put in place of the one with this index.
     pub(crate) fn replace_card(&mut self, index: usize, uuid: &str) {
         uuid.clone_into(&mut self.gpus[index].uuid);
         self.core.set_hardware("550.54.15", self.gpus.clone()).expect("few ids");
     }
 
+    /// The agent starts again with another `--memory-unit`.
     pub(crate) fn change_unit(&mut self, unit: divvy_model::MemoryUnit) {
         self.settings.unit = unit;
         self.restart_agent();

@@ -79,6 +79,7 @@ fn node(number: usize, gpus: usize, each: impl Fn(usize, &mut Gpu)) -> Node {
         agent: "0.1.0".to_owned(),
         driver: "550.54.15".to_owned(),
         unit: MemoryUnit::MIB,
+        other_units: std::collections::BTreeSet::new(),
         unschedulable: false,
         driver_trouble: None,
         gpus: (0..gpus).map(gpu).collect(),

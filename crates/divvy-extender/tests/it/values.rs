@@ -52,6 +52,7 @@ pub(crate) fn node(name: &str, sizes: &[u64]) -> Node {
             agent: String::new(),
             driver: String::new(),
             unit: MemoryUnit::GIB,
+            other_units: std::collections::BTreeSet::new(),
             unschedulable: false,
             driver_trouble: None,
             gpus,

@@ -53,6 +53,8 @@ pub(super) struct Gpu {
     pub(super) card: Card,
     pub(super) minor: Option<u32>,
     pub(super) units: u64,
+    /// Memory of which units are counted.
+    pub(super) shared: MiB,
     pub(super) capacity: MiB,
     pub(super) held: MiB,
     pub(super) levels: Levels,
@@ -108,27 +110,29 @@ pub(super) struct Listed {
     pub(super) uuid: Option<String>,
     pub(super) minor: Option<u32>,
     pub(super) units: u64,
+    pub(super) shared: MiB,
     pub(super) capacity: MiB,
     pub(super) held: MiB,
     pub(super) health: Health,
     pub(super) reason: Option<String>,
 }
 
-/// The GPUs that a node object lists, and its unit: by its inventory even while that does not add up to the capacity, since a GPU has
+/// The GPUs that a node object lists, and the units in which its pods may ask, its own first: by its inventory even while that does not add up to the capacity, since a GPU has
 /// what it has; without one as gpushare reads a node.
-pub(super) fn listed(node: &Node, unit: MemoryUnit) -> (MemoryUnit, Vec<Listed>) {
+pub(super) fn listed(node: &Node, unit: MemoryUnit) -> (Vec<MemoryUnit>, Vec<Listed>) {
     if let Some(Ok(inventory)) = &node.inventory {
         let gpus = inventory.gpus.iter().map(|gpu| Listed {
             index: gpu.index,
             uuid: Some(gpu.uuid.clone()),
             minor: Some(gpu.minor),
             units: gpu.units,
-            capacity: inventory.unit.memory(gpu.units).unwrap_or(MiB::ZERO),
+            shared: gpu.total.saturating_sub(gpu.reserve),
+            capacity: inventory.capacity(gpu),
             held: gpu.held,
             health: gpu.health,
             reason: gpu.reason.clone(),
         });
-        return (inventory.unit, gpus.collect());
+        return (inventory.units().collect(), gpus.collect());
     }
     let state = NodeState::read(node, unit);
     let gpus = state.gpus.into_iter().map(|gpu| Listed {
@@ -136,12 +140,13 @@ pub(super) fn listed(node: &Node, unit: MemoryUnit) -> (MemoryUnit, Vec<Listed>)
         uuid: gpu.uuid,
         minor: None,
         units: gpu.units,
+        shared: gpu.capacity,
         capacity: gpu.capacity,
         held: gpu.held,
         health: gpu.health,
         reason: gpu.reason,
     });
-    (unit, gpus.collect())
+    (vec![unit], gpus.collect())
 }
 
 /// Since when at least how much has been held without a break: amounts ascending, moments descending in age. Many short holds, one after

@@ -1,6 +1,6 @@
 use std::collections::BTreeMap;
 
-use divvy_model::{Held, MiB, Pod, names};
+use divvy_model::{Held, MemoryUnit, MiB, Pod, names};
 
 use super::finding::{Moment, Share, What};
 use super::{Audit, who};
@@ -303,10 +303,26 @@ impl Audit {
         } else {
             told(pod, report, names::ALIYUN_IDX, right, found);
         }
-        let units = site.unit.units_in(share.memory).to_string();
-        told(pod, report, names::ALIYUN_POD, units.clone(), found);
-        told(pod, report, names::ALIYUN_CONTAINER, units, found);
-        told(pod, report, names::ALIYUN_DEV, gpu.units.to_string(), found);
+        let right = |unit: &MemoryUnit| {
+            let units = unit.units_in(share.memory).to_string();
+            let of = if *unit == site.unit() {
+                gpu.units
+            } else {
+                unit.units_in(gpu.shared)
+            };
+            [
+                (names::ALIYUN_POD, units.clone()),
+                (names::ALIYUN_CONTAINER, units),
+                (names::ALIYUN_DEV, of.to_string()),
+            ]
+        };
+        let said = |(variable, right): &(&str, String)| report.env.get(*variable) == Some(right);
+        // A container keeps the numbers of its pod's unit, whatever the node's is by now.
+        if !site.units.iter().any(|unit| right(unit).iter().all(said)) {
+            for (variable, right) in right(&site.unit()) {
+                told(pod, report, variable, right, found);
+            }
+        }
         let visible = report.env.get(names::VISIBLE_DEVICES);
         if visible.map(String::as_str) != Some(names::VISIBLE_NONE) {
             found.push(What::NotVoid {

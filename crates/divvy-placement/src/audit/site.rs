@@ -1,7 +1,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use divvy_model::{Health, Held, MemoryUnit, MiB, Node, Pod};
+use divvy_model::{Allocation, Health, Held, MemoryUnit, MiB, Node, Pod};
 
 use super::finding::{Card, Moment, What};
 use super::gpu::{self, Gpu};
@@ -24,7 +24,8 @@ pub(super) struct Site {
     pub(super) known: bool,
     pub(super) revision: Option<u64>,
     pub(super) generation: u64,
-    pub(super) unit: MemoryUnit,
+    /// Units in which its pods may ask, its own first.
+    pub(super) units: Vec<MemoryUnit>,
     /// GPUs that it lists or ever listed, in the order in which they were first seen.
     pub(super) gpus: Vec<Gpu>,
     by_uuid: BTreeMap<String, usize>,
@@ -44,7 +45,7 @@ impl Site {
             known: false,
             revision: None,
             generation: 0,
-            unit,
+            units: vec![unit],
             gpus: Vec::new(),
             by_uuid: BTreeMap::new(),
             pods: BTreeSet::new(),
@@ -53,6 +54,10 @@ impl Site {
             suspects: Vec::new(),
             reports: false,
         }
+    }
+
+    pub(super) fn unit(&self) -> MemoryUnit {
+        self.units.first().copied().unwrap_or_default()
     }
 
     /// What is held, by the positions of the GPUs that are known.
@@ -74,7 +79,7 @@ impl Site {
             Held::Legacy(legacy) => {
                 for (index, units) in &legacy.gpus {
                     if let Some(position) = self.gpus.iter().position(|gpu| gpu.card.index == *index) {
-                        parts.push((position, self.unit.memory(*units).unwrap_or(MiB(u64::MAX))));
+                        parts.push((position, self.unit().memory(*units).unwrap_or(MiB(u64::MAX))));
                     }
                 }
             }
@@ -89,9 +94,9 @@ impl Site {
     /// Takes in the node's object. Gives whether there is something new for the pods that are here, and what was held too long and is not
     /// any more: since when, until when.
     pub(super) fn update(&mut self, at: Moment, node: &Node, limits: &Limits) -> (bool, Vec<(Moment, Moment, What)>) {
-        let (unit, listed) = gpu::listed(node, limits.unit);
-        let mut news = !self.known || self.unit != unit;
-        (self.known, self.revision, self.unit) = (true, at.revision, unit);
+        let (units, listed) = gpu::listed(node, limits.unit);
+        let mut news = !self.known || self.units != units;
+        (self.known, self.revision, self.units) = (true, at.revision, units);
         let mut long = Vec::new();
         for listed in listed {
             let position = match &listed.uuid {
@@ -111,6 +116,7 @@ impl Site {
                     },
                     minor: None,
                     units: 0,
+                    shared: MiB::ZERO,
                     capacity: MiB::ZERO,
                     held: MiB::ZERO,
                     levels: gpu::Levels::default(),
@@ -129,6 +135,7 @@ impl Site {
             gpu.card.index = listed.index;
             gpu.minor = listed.minor;
             gpu.units = listed.units;
+            gpu.shared = listed.shared;
             gpu.capacity = listed.capacity;
             gpu.held = listed.held;
             // As the ledger does: the agent speaks for them from now on.
@@ -181,16 +188,25 @@ impl Site {
     /// What is to be said of a pod's allocation now that its node is known.
     pub(super) fn check(&self, node: &str, pod: &Pod, at: Moment, newly: bool, limits: &Limits) -> Vec<Result<What, Suspect>> {
         let mut found = Vec::new();
-        let asked = |units: u64| self.unit.memory(units).unwrap_or(MiB(u64::MAX));
-        let whole = asked(pod.request.effective_units().unwrap_or(u64::MAX));
         let who = || who(pod);
-        let mut allocated = MiB::ZERO;
         let mut missing = Vec::new();
         match &pod.held {
             Held::Nothing | Held::Unreadable(_) => return found,
             Held::Legacy(legacy) => {
-                for (index, units) in &legacy.gpus {
-                    allocated = allocated.saturating_add(asked(*units));
+                let (allocated, asked) = (
+                    legacy.gpus.values().fold(0, |sum: u64, units| sum.saturating_add(*units)),
+                    pod.request.effective_units().unwrap_or(u64::MAX),
+                );
+                if allocated != asked {
+                    let memory = |units: u64| self.unit().memory(units).unwrap_or(MiB(u64::MAX));
+                    found.push(Ok(What::NotAsAsked {
+                        who: who(),
+                        container: None,
+                        asked: memory(asked),
+                        allocated: memory(allocated),
+                    }));
+                }
+                for index in legacy.gpus.keys() {
                     if !self.gpus.iter().any(|gpu| gpu.card.index == *index) {
                         missing.push(index.to_string());
                     }
@@ -198,7 +214,6 @@ impl Site {
             }
             Held::Allocation(allocation) => {
                 for share in &allocation.gpus {
-                    allocated = allocated.saturating_add(share.memory);
                     match self.position_of(&share.uuid).and_then(|position| self.gpus.get(position)) {
                         None => missing.push(share.uuid.clone()),
                         Some(gpu) => {
@@ -217,34 +232,22 @@ impl Site {
                         }
                     }
                 }
-                let containers = &pod.request.containers;
-                let asking = containers.iter().map(|container| (&container.name, container.units));
-                let others = allocation.containers.keys().map(|name| (name, 0));
-                let others = others.filter(|(name, _)| !containers.iter().any(|container| container.name == **name));
-                for (name, units) in asking.chain(others) {
-                    let shares = allocation.containers.get(name).into_iter().flatten();
-                    let share = shares.fold(MiB::ZERO, |sum, share| sum.saturating_add(share.memory));
-                    if share != asked(units) && !allocation.gpus.iter().any(|share| share.whole) {
+                if !self
+                    .units
+                    .iter()
+                    .chain(&former(pod, allocation))
+                    .any(|unit| allocation.is_in(*unit, &pod.request))
+                {
+                    for (container, asked, allocated) in allocation.differs(self.unit(), &pod.request) {
                         found.push(Ok(What::NotAsAsked {
                             who: who(),
-                            container: Some(name.clone()),
-                            asked: asked(units),
-                            allocated: share,
+                            container: container.map(str::to_owned),
+                            asked,
+                            allocated,
                         }));
                     }
                 }
-                if allocation.gpus.iter().any(|share| share.whole) {
-                    allocated = whole;
-                }
             }
-        }
-        if allocated != whole {
-            found.push(Ok(What::NotAsAsked {
-                who: who(),
-                container: None,
-                asked: whole,
-                allocated,
-            }));
         }
         for gpu in missing {
             let what = What::NotOnNode {
@@ -258,4 +261,10 @@ impl Site {
         }
         found
     }
+}
+
+/// The unit that would make a pod's allocation what it asks for, if it has ended: no agent speaks for it any more, and it holds nothing.
+fn former(pod: &Pod, allocation: &Allocation) -> Option<MemoryUnit> {
+    let asked = pod.request.effective_units().filter(|units| *units > 0 && pod.ended())?;
+    MemoryUnit::new(allocation.total().0 / asked)
 }

@@ -31,6 +31,7 @@ pub(crate) fn divvy_node(name: &str, sizes: &[u64]) -> Node {
             agent: "0.1.0".to_owned(),
             driver: "550.54.15".to_owned(),
             unit: GIB,
+            other_units: std::collections::BTreeSet::new(),
             unschedulable: false,
             driver_trouble: None,
             gpus,

@@ -14,4 +14,5 @@ mod rules;
 mod several;
 mod speed;
 mod topology;
+mod units;
 mod victims;

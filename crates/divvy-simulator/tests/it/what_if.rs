@@ -37,6 +37,7 @@ fn node(name: &str, gpus: &[(&str, u64)]) -> ClusterNode {
         agent: "test".to_owned(),
         driver: "1".to_owned(),
         unit: MemoryUnit::GIB,
+        other_units: std::collections::BTreeSet::new(),
         unschedulable: false,
         driver_trouble: None,
         gpus: (0..).zip(gpus).map(gpu).collect(),

@@ -257,7 +257,7 @@ impl Call {
             }
             "delete" => {
                 let options = self.delete_options()?;
-                match registry.delete(&self.target, &options, self.dry_run()?)? {
+                match registry.delete(&self.target, &options, self.dry_deletion()?)? {
                     Deleted::Gone(last) if !resource.is_core("pods") => {
                         let mut status = success(StatusCode::OK);
                         status["details"] = json!({"name": self.target.name, "group": resource.group, "kind": resource.plural, "uid": last["metadata"]["uid"]});
@@ -268,7 +268,7 @@ impl Call {
             }
             "deletecollection" => {
                 let options = self.delete_options()?;
-                let gone = registry.delete_collection(&self.target, &self.selector()?, &options, self.dry_run()?)?;
+                let gone = registry.delete_collection(&self.target, &self.selector()?, &options, self.dry_deletion()?)?;
                 let revision = registry.store.read(Inner::revision);
                 let body = self.rendering.list(resource, &gone, revision, &registry.clock);
                 Ok(plain(StatusCode::OK, "application/json", body))
@@ -302,6 +302,15 @@ impl Call {
                 "Unsupported value: {other:?}: supported values: \"All\" (dryRun)"
             ))),
         }
+    }
+
+    /// A deletion says it in its body, too.
+    fn dry_deletion(&self) -> Result<bool, ApiError> {
+        let body = if self.body.is_empty() { Value::Null } else { self.json()? };
+        Ok(self.dry_run()?
+            || body["dryRun"]
+                .as_array()
+                .is_some_and(|all| all.iter().any(|value| value == "All")))
     }
 
     /// `fieldValidation=Warn` is taken for `Ignore`: there are no warnings.

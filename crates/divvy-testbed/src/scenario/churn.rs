@@ -102,7 +102,7 @@ pub(super) async fn play<C: Cluster>(play: &mut Play<'_, C>, churn: Churn) -> Re
 }
 
 /// `divvy audit record`, once it has listed what is there.
-async fn record<C: Cluster>(play: &Play<'_, C>, history: &Path) -> Result<Child, Stop> {
+pub(super) async fn record<C: Cluster>(play: &Play<'_, C>, history: &Path) -> Result<Child, Stop> {
     let mut command = play.cluster.divvy(&["audit", "record", &history.display().to_string()]);
     let recorder = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn()?;
     play.eventually("the history to be written down", async |_| {
@@ -116,7 +116,7 @@ async fn record<C: Cluster>(play: &Play<'_, C>, history: &Path) -> Result<Child,
     Ok(recorder)
 }
 
-async fn stop(mut recorder: Child) -> Result<(), Stop> {
+pub(super) async fn stop(mut recorder: Child) -> Result<(), Stop> {
     let pid = recorder.id().and_then(|pid| i32::try_from(pid).ok()).and_then(Pid::from_raw);
     let pid = pid.ok_or_else(|| io::Error::other("divvy audit record ended by itself"))?;
     kill_process(pid, Signal::TERM).map_err(io::Error::from)?;

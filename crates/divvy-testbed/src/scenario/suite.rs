@@ -10,6 +10,7 @@ mod outages;
 mod placement;
 mod pods;
 mod restarts;
+mod units;
 
 pub(super) use pods::is_gpu;
 
@@ -69,6 +70,8 @@ pub enum Scene {
     Drained,
     /// A new version of Divvy.
     RollingUpdate,
+    /// Another `--memory-unit`.
+    UnitChanges,
     /// All of it at random.
     Churn,
     /// How long a pod takes.
@@ -79,7 +82,7 @@ pub enum Scene {
 
 impl Scene {
     /// All of them, in the order in which they are played.
-    pub const ALL: [Scene; 27] = [
+    pub const ALL: [Scene; 28] = [
         Scene::Tour,
         Scene::TooLarge,
         Scene::SeveralContainers,
@@ -104,6 +107,7 @@ impl Scene {
         Scene::NodeReboots,
         Scene::Drained,
         Scene::RollingUpdate,
+        Scene::UnitChanges,
         Scene::Churn,
         Scene::Speed,
         Scene::Doctor,
@@ -166,6 +170,10 @@ impl Scene {
             ),
             Scene::Drained => ("drained", "a node is drained; its pods move, and come back"),
             Scene::RollingUpdate => ("rolling-update", "every program of Divvy is replaced while pods come and go"),
+            Scene::UnitChanges => (
+                "unit-changes",
+                "the memory unit is made smaller and larger again while pods run; nothing is said to be wrong with them",
+            ),
             Scene::Speed => (
                 "speed",
                 "how long a pod takes from its creation until it runs, with a GPU and without",
@@ -226,6 +234,7 @@ impl Scene {
             Scene::NodeReboots => outages::node_reboots(play).await,
             Scene::Drained => outages::drained(play).await,
             Scene::RollingUpdate => outages::rolling_update(play).await,
+            Scene::UnitChanges => units::play(play).await,
             Scene::Churn => churn::play(play, churn).await,
             Scene::Speed => pods::speed(play).await,
             Scene::Doctor => doctor::play(play).await,

@@ -145,7 +145,16 @@ pub fn wide(view: &View, headers: bool) -> String {
             let pods = gpu
                 .pods
                 .iter()
-                .map(|pod| format!("{}/{}", pod.namespace, pod.name))
+                .map(|pod| match &pod.requested {
+                    Some(asked) => format!(
+                        "{}/{} (asks for {} {})",
+                        pod.namespace,
+                        pod.name,
+                        asked.units,
+                        times(&asked.unit)
+                    ),
+                    None => format!("{}/{}", pod.namespace, pod.name),
+                })
                 .collect::<Vec<_>>()
                 .join(",");
             let pods = if pods.is_empty() { "-".to_owned() } else { pods };
@@ -158,7 +167,7 @@ pub fn wide(view: &View, headers: bool) -> String {
                 dash(&gpu.model),
                 gpu.allocated,
                 gpu.total,
-                view.unit,
+                times(&view.unit),
                 health(gpu),
                 pods,
                 dash(&gpu.uuid)
@@ -216,6 +225,14 @@ fn without_headers(raw: &str) -> String {
 
 /// Texts about drivers that `-o wide` shows.
 const TROUBLES: usize = 3;
+
+/// A unit behind a number of it: `16 GiB`, but `64 x 256MiB`.
+fn times(unit: &str) -> String {
+    match unit.starts_with(|first: char| first.is_ascii_digit()) {
+        true => format!("x {unit}"),
+        false => unit.to_owned(),
+    }
+}
 
 /// Truncated, as the old tool does; nothing of nothing is 0 %.
 fn percent(part: u64, whole: u64) -> u128 {
@@ -379,6 +396,41 @@ mod tests {
         );
         assert!(!wide(&documented(), false).contains("NODE"));
         assert_eq!(summary(&view(&[], &[]), false), "");
+    }
+
+    #[test]
+    fn a_pod_that_was_bound_in_another_unit_is_shown_in_both() {
+        let gpu = serde_json::json!({"uuid": "GPU-a", "index": 0, "minor": 0, "model": "T4", "totalMiB": 16384, "units": 64, "health": "ok"});
+        let text =
+            serde_json::json!({"v": 1, "agent": "0", "driver": "1", "unitMiB": 256, "otherUnitsMiB": [1024], "gpus": [gpu]})
+                .to_string();
+        let node = Node {
+            inventory: Some(divvy_model::Inventory::parse(&text)),
+            ..node("n1", "10.0.0.1", 64, 1)
+        };
+        let share = |mib: u64| serde_json::json!([{"uuid": "GPU-a", "memMiB": mib}]);
+        let bound = |name: &str, units: u64, mib: u64| {
+            let allocation = serde_json::json!({"v": 1, "gpus": share(mib), "containers": {"main": share(mib)}}).to_string();
+            Pod {
+                held: Held::Allocation(divvy_model::Allocation::parse(&allocation).expect("an allocation")),
+                ..pod("d", name, "n1", units, &[])
+            }
+        };
+        let shown = view(&[node], &[bound("new", 3, 768), bound("old", 3, 3072)]);
+        assert_eq!(
+            wide(&shown, true),
+            "NODE  IPADDRESS  GPU  MODEL  ALLOCATED  TOTAL        HEALTH  PODS                          UUID\n\
+             n1    10.0.0.1   0    T4     15         64 x 256MiB  ok      d/new,d/old (asks for 3 GiB)  GPU-a\n"
+        );
+        let json = serde_json::to_value(&shown).expect("JSON");
+        let pods = &json["nodes"][0]["gpus"][0]["pods"];
+        assert_eq!(
+            pods,
+            &serde_json::json!([
+                {"name": "new", "namespace": "d", "units": 3},
+                {"name": "old", "namespace": "d", "units": 12, "requested": {"units": 3, "unit": "GiB"}},
+            ])
+        );
     }
 
     #[test]

@@ -83,6 +83,18 @@ pub struct PodView {
     pub namespace: String,
     /// Units.
     pub units: u64,
+    /// What it asks for, where that is in another unit than the node's: it was bound before `--memory-unit` was changed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub requested: Option<Requested>,
+}
+
+/// So many of this unit.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Requested {
+    /// Units.
+    pub units: u64,
+    /// `GiB`, `MiB`, `256MiB`.
+    pub unit: String,
 }
 
 fn is_zero(value: &u64) -> bool {
@@ -264,11 +276,13 @@ fn place(pod: &Pod, inventory: Option<&Inventory>, gpus: &mut [GpuView], pending
         Held::Legacy(legacy) => legacy.gpus.iter().map(|(index, units)| (Some(*index), *units)).collect(),
         Held::Nothing | Held::Unreadable(_) => BTreeMap::from([(None, asked)]),
     };
+    let requested = requested(pod, inventory);
     for (index, units) in shares {
         let row = PodView {
             name: pod.name.clone(),
             namespace: pod.namespace.clone(),
             units,
+            requested: requested.clone(),
         };
         match gpus.iter_mut().find(|gpu| Some(gpu.index) == index) {
             Some(gpu) => {
@@ -278,6 +292,19 @@ fn place(pod: &Pod, inventory: Option<&Inventory>, gpus: &mut [GpuView], pending
             None => pending.push(row),
         }
     }
+}
+
+/// What a pod asks for, if it was bound in one of the node's other units.
+fn requested(pod: &Pod, inventory: Option<&Inventory>) -> Option<Requested> {
+    let Held::Allocation(allocation) = &pod.held else {
+        return None;
+    };
+    let inventory = inventory?;
+    let unit = inventory.units().find(|unit| allocation.is_in(*unit, &pod.request))?;
+    (unit != inventory.unit).then(|| Requested {
+        units: pod.request.effective_units().unwrap_or(u64::MAX),
+        unit: unit.to_string(),
+    })
 }
 
 /// Units per GPU of an allocation of ours; a GPU that the inventory does not know is `None`.

@@ -23,6 +23,7 @@ mod replicas;
 mod scheduler_config;
 mod simulate;
 mod suggestions;
+mod uninstall;
 mod unreadable;
 
 #[path = "../../../divvy-container/tests/it/machine.rs"]

@@ -1,0 +1,356 @@
+//! `divvy uninstall`: reads what of Divvy is in a cluster, and removes it.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use anyhow::Context as _;
+use divvy_cluster::objects::PodObject;
+use divvy_cluster::{client, in_words, list};
+use divvy_model::names;
+use kube::Client;
+use kube::api::{Api, ApiResource, DeleteParams, DynamicObject, GroupVersionKind, ListParams, Patch, PatchParams};
+use serde_json::{Value, json};
+
+use super::inspect::choice;
+use super::say;
+use crate::cli::uninstall::{UninstallArgs, UninstallOutput};
+use crate::printer;
+use crate::uninstall::{self, Folders, Found, KINDS, Kind, LEASE, NodeLeft, Object, Release};
+
+/// Objects in one answer of the API server.
+const PAGE: u32 = 500;
+/// Between two looks at what is still there.
+const LOOK: Duration = Duration::from_millis(500);
+/// A kubelet that still knows the resources writes its status every 10 s.
+const QUIET: Duration = Duration::from_secs(25);
+/// How long the agents' pods may take to end.
+const PODS_GONE: Duration = Duration::from_secs(60);
+
+/// Prints what would be removed; with `--yes` removes it.
+pub async fn run(args: UninstallArgs) -> anyhow::Result<()> {
+    let client = client::connect(&choice(&args.cluster)).await?.client;
+    let release = Release {
+        name: args.name.clone(),
+        namespace: args.namespace.clone(),
+    };
+    let found = look(&client, &release).await?;
+    if args.yes {
+        if let Some(why) = uninstall::refusal(&found, &release, args.force) {
+            anyhow::bail!("{why}");
+        }
+        remove(&client, &release, &found, &args).await?;
+    }
+    match args.output {
+        Some(UninstallOutput::Json) => printer::json(&Answer {
+            removed: args.yes,
+            found: &found,
+        }),
+        None => Ok(printer::print(&uninstall::text(&found, &release, args.labels, args.yes))?),
+    }
+}
+
+#[derive(serde::Serialize)]
+struct Answer<'a> {
+    /// It was removed; else it is there.
+    removed: bool,
+    #[serde(flatten)]
+    found: &'a Found,
+}
+
+fn resource(kind: Kind) -> ApiResource {
+    ApiResource::from_gvk_with_plural(&GroupVersionKind::gvk(kind.group, kind.version, kind.kind), kind.plural)
+}
+
+/// Of one namespace, or of all of them and of what is in none.
+fn api(client: &Client, kind: Kind, namespace: Option<&str>) -> Api<DynamicObject> {
+    match namespace {
+        Some(namespace) => Api::namespaced_with(client.clone(), namespace, &resource(kind)),
+        None => Api::all_with(client.clone(), &resource(kind)),
+    }
+}
+
+fn nodes_api(client: &Client) -> Api<DynamicObject> {
+    let kind = ApiResource::from_gvk_with_plural(&GroupVersionKind::gvk("", "v1", "Node"), "nodes");
+    Api::all_with(client.clone(), &kind)
+}
+
+/// A refusal, and the command that says who has the right.
+fn refused(what: &str, right: &str, error: &kube::Error) -> anyhow::Error {
+    let text = format!("{what}: {}", in_words(error));
+    match error {
+        kube::Error::Api(status) if status.code == 403 => {
+            anyhow::anyhow!("{text}. It takes a right that you do not have: kubectl auth can-i {right}")
+        }
+        _ => anyhow::anyhow!(text),
+    }
+}
+
+/// Takes every object of a list, page by page.
+async fn each(api: &Api<DynamicObject>, selector: Option<&str>, mut take: impl FnMut(DynamicObject)) -> kube::Result<()> {
+    let mut params = ListParams::default().limit(PAGE);
+    params.label_selector = selector.map(str::to_owned);
+    loop {
+        let page = api.list(&params).await?;
+        page.items.into_iter().for_each(&mut take);
+        params.continue_token = page.metadata.continue_.filter(|token| !token.is_empty());
+        if params.continue_token.is_none() {
+            return Ok(());
+        }
+    }
+}
+
+async fn look(client: &Client, release: &Release) -> anyhow::Result<Found> {
+    let mut found = Found {
+        objects: Vec::new(),
+        helm: None,
+        nodes: nodes_left(client).await?,
+        pods: Vec::new(),
+        waiting: 0,
+        folders: Folders::default(),
+    };
+    for kind in KINDS {
+        // Roles of Divvy's are in kube-system, too.
+        let api = api(client, kind, (kind == LEASE).then_some(release.namespace.as_str()));
+        let mut take = |object: DynamicObject| {
+            let annotation = |key: &str| object.metadata.annotations.as_ref().and_then(|all| all.get(key).cloned());
+            found.helm = found.helm.take().or(annotation("meta.helm.sh/release-name"));
+            if kind.kind == "DaemonSet"
+                && let Some(folders) = Folders::of(&whole(&object))
+            {
+                found.folders = folders;
+            }
+            found.objects.push(Object {
+                kind: kind.kind,
+                namespace: object.metadata.namespace,
+                name: object.metadata.name.unwrap_or_default(),
+            });
+        };
+        let answer = if kind == LEASE {
+            api.get_opt(&release.lease())
+                .await
+                .map(|lease| lease.into_iter().for_each(&mut take))
+        } else {
+            each(&api, Some(&release.selector()), take).await
+        };
+        match answer {
+            // An API server that does not know this kind has none.
+            Err(kube::Error::Api(status)) if status.code == 404 => {}
+            other => other.map_err(|error| {
+                let plural = full(kind);
+                match (kind == LEASE, kind.namespaced) {
+                    (true, _) => refused(
+                        &format!("the Lease {} could not be read", release.lease()),
+                        &format!("get {plural} -n {}", release.namespace),
+                        &error,
+                    ),
+                    (false, true) => refused(
+                        &format!("the {plural} could not be listed"),
+                        &format!("list {plural} -A"),
+                        &error,
+                    ),
+                    (false, false) => refused(
+                        &format!("the {plural} could not be listed"),
+                        &format!("list {plural}"),
+                        &error,
+                    ),
+                }
+            })?,
+        }
+    }
+    let nodes = list::nodes(client).await?;
+    let (mut pods, mut waiting) = (Vec::new(), 0);
+    list::each_pod(
+        client,
+        None,
+        |object: PodObject| list::pod_of(object),
+        |pod| {
+            waiting += u64::from(pod.node.is_none() && pod.request.wants_memory() && !pod.ended());
+            pods.extend(uninstall::holder(&pod, &nodes));
+        },
+    )
+    .await?;
+    (found.pods, found.waiting) = (pods, waiting);
+    Ok(found)
+}
+
+/// `daemonsets.apps`
+fn full(kind: Kind) -> String {
+    match kind.group {
+        "" => kind.plural.to_owned(),
+        group => format!("{}.{group}", kind.plural),
+    }
+}
+
+async fn nodes_left(client: &Client) -> anyhow::Result<Vec<NodeLeft>> {
+    let mut nodes = Vec::new();
+    let api = nodes_api(client);
+    let listed = each(&api, None, |node| {
+        nodes.extend(uninstall::node_left(&whole(&node)));
+    });
+    listed
+        .await
+        .map_err(|error| refused("the nodes could not be listed", "list nodes", &error))?;
+    nodes.sort_by(|a: &NodeLeft, b| a.name.cmp(&b.name));
+    Ok(nodes)
+}
+
+fn whole(object: &DynamicObject) -> Value {
+    serde_json::to_value(object).unwrap_or_default()
+}
+
+/// Removes all of it. What cannot be removed is found out before anything is.
+async fn remove(client: &Client, release: &Release, found: &Found, args: &UninstallArgs) -> anyhow::Result<()> {
+    let objects = || found.objects.iter().filter_map(|object| Some((object, object.of()?)));
+    for (object, kind) in objects() {
+        delete(client, object, kind, true).await.context("nothing was removed")?;
+    }
+    for node in found.nodes.iter().filter(|node| node.has_something(args.labels)) {
+        clean(client, node, args.labels, true).await.context("nothing was removed")?;
+    }
+    let is_workload = |kind: Kind| kind.group == "apps";
+    for (object, kind) in objects().filter(|(_, kind)| is_workload(*kind)) {
+        delete(client, object, kind, false).await?;
+    }
+    pods_gone(client, release).await?;
+    for (object, kind) in objects().filter(|(_, kind)| !is_workload(*kind)) {
+        delete(client, object, kind, false).await?;
+    }
+    // An agent that ended a moment ago may have written its inventory once more.
+    let mut left: BTreeMap<String, NodeLeft> = BTreeMap::new();
+    for node in found.nodes.iter().cloned().chain(nodes_left(client).await?) {
+        left.insert(node.name.clone(), node);
+    }
+    for node in left.values().filter(|node| node.has_something(args.labels)) {
+        clean(client, node, args.labels, false).await?;
+    }
+    forgotten(client, args).await
+}
+
+async fn delete(client: &Client, object: &Object, kind: Kind, dry_run: bool) -> anyhow::Result<()> {
+    let params = DeleteParams {
+        dry_run,
+        ..DeleteParams::background()
+    };
+    match api(client, kind, object.namespace.as_deref())
+        .delete(&object.name, &params)
+        .await
+    {
+        Err(kube::Error::Api(status)) if status.code == 404 => Ok(()),
+        other => other.map(drop).map_err(|error| {
+            let namespace = object.namespace.as_ref().map(|namespace| format!(" -n {namespace}"));
+            let right = format!("delete {}/{}{}", full(kind), object.name, namespace.unwrap_or_default());
+            refused(&format!("{object} could not be deleted"), &right, &error)
+        }),
+    }
+}
+
+/// Takes annotations, resources and the label from a node.
+async fn clean(client: &Client, node: &NodeLeft, labels: bool, dry_run: bool) -> anyhow::Result<()> {
+    let api = nodes_api(client);
+    let params = PatchParams {
+        dry_run,
+        ..PatchParams::default()
+    };
+    let none = |keys: Vec<&str>| -> Value {
+        keys.into_iter()
+            .map(|key| (key.to_owned(), Value::Null))
+            .collect::<serde_json::Map<_, _>>()
+            .into()
+    };
+    let mut metadata = serde_json::Map::new();
+    if !node.annotations.is_empty() {
+        metadata.insert(
+            "annotations".to_owned(),
+            none(node.annotations.iter().map(String::as_str).collect()),
+        );
+    }
+    if labels && node.labelled {
+        metadata.insert("labels".to_owned(), none(vec!["gpushare"]));
+    }
+    let gone = |result: kube::Result<DynamicObject>, right: &str| match result {
+        Err(kube::Error::Api(status)) if status.code == 404 => Ok(()),
+        other => other
+            .map(drop)
+            .map_err(|error| refused(&format!("node {} could not be changed", node.name), right, &error)),
+    };
+    if !metadata.is_empty() {
+        let patch = Patch::Merge(json!({"metadata": metadata}));
+        gone(api.patch(&node.name, &params, &patch).await, "patch nodes")?;
+    }
+    if !node.resources.is_empty() {
+        let resources = none(node.resources.clone());
+        let patch = Patch::Merge(json!({"status": {"capacity": resources, "allocatable": resources}}));
+        gone(
+            api.patch_status(&node.name, &params, &patch).await,
+            "patch nodes --subresource=status",
+        )?;
+    }
+    Ok(())
+}
+
+/// Waits until no pod of Divvy's runs: an agent writes its inventory for as long as it does.
+async fn pods_gone(client: &Client, release: &Release) -> anyhow::Result<()> {
+    let kind = ApiResource::from_gvk_with_plural(&GroupVersionKind::gvk("", "v1", "Pod"), "pods");
+    let pods: Api<DynamicObject> = Api::namespaced_with(client.clone(), &release.namespace, &kind);
+    let until = Instant::now() + PODS_GONE;
+    loop {
+        let mut left = Vec::new();
+        let listed = each(&pods, Some(&release.selector()), |pod| left.extend(pod.metadata.name)).await;
+        listed.map_err(|error| {
+            refused(
+                "the pods could not be listed",
+                &format!("list pods -n {}", release.namespace),
+                &error,
+            )
+        })?;
+        if left.is_empty() {
+            return Ok(());
+        }
+        anyhow::ensure!(
+            Instant::now() < until,
+            "after {} s pods of Divvy are still there: {}. Does their node answer (kubectl get nodes)? Then run this command again; \
+             agents and extender are deleted, and all else is still there",
+            PODS_GONE.as_secs(),
+            left.join(", ")
+        );
+        tokio::time::sleep(LOOK).await;
+    }
+}
+
+/// Waits until no kubelet has written the resources for a while; takes them away again until then.
+async fn forgotten(client: &Client, args: &UninstallArgs) -> anyhow::Result<()> {
+    if args.timeout.is_zero() {
+        return Ok(());
+    }
+    let began = Instant::now();
+    let (mut quiet_since, mut told) = (began, false);
+    while quiet_since.elapsed() < QUIET {
+        tokio::time::sleep(LOOK).await;
+        let left = nodes_left(client).await?;
+        let again: Vec<&NodeLeft> = left.iter().filter(|node| node.has_something(false)).collect();
+        let Some(first) = again.first() else { continue };
+        quiet_since = Instant::now();
+        anyhow::ensure!(
+            began.elapsed() < args.timeout,
+            "all else is removed, but {} still {} {}, first of all node {}. Does another agent or device plugin run there? If not, run this command again: \
+             its kubelet forgets the resources five minutes after the agent has ended",
+            match again.len() {
+                1 => "1 node".to_owned(),
+                count => format!("{count} nodes"),
+            },
+            if again.len() == 1 { "offers" } else { "offer" },
+            names::GPU_MEM,
+            first.name
+        );
+        if !told {
+            say(
+                "Kubelets write aliyun.com/gpu-mem again until five minutes after the agent has ended. Waiting for that; Ctrl-C and another run later are as good.",
+            )?;
+            told = true;
+        }
+        for node in again {
+            clean(client, node, args.labels, false).await?;
+        }
+    }
+    Ok(())
+}

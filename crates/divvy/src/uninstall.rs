@@ -1,0 +1,452 @@
+//! What of Divvy is in a cluster, and what it takes to remove it: values and their text.
+
+use divvy_container::plain;
+use divvy_model::{Held, MemoryUnit, MiB, Node, Pod, names};
+use serde::Serialize;
+use serde_json::Value;
+
+/// A kind of objects that `divvy manifests` makes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Kind {
+    /// API group; empty for the core.
+    pub group: &'static str,
+    /// Version.
+    pub version: &'static str,
+    /// As in a manifest.
+    pub kind: &'static str,
+    /// As in a path.
+    pub plural: &'static str,
+    /// In a namespace.
+    pub namespaced: bool,
+}
+
+const fn kind(group: &'static str, version: &'static str, kind: &'static str, plural: &'static str, namespaced: bool) -> Kind {
+    Kind {
+        group,
+        version,
+        kind,
+        plural,
+        namespaced,
+    }
+}
+
+const RBAC: &str = "rbac.authorization.k8s.io";
+const ADMISSION: &str = "admissionregistration.k8s.io";
+
+/// All of them, in the order in which they are removed: first what writes to the others, and rights after those who use them.
+pub const KINDS: [Kind; 15] = [
+    kind("apps", "v1", "DaemonSet", "daemonsets", true),
+    kind("apps", "v1", "Deployment", "deployments", true),
+    kind("policy", "v1", "PodDisruptionBudget", "poddisruptionbudgets", true),
+    kind("networking.k8s.io", "v1", "NetworkPolicy", "networkpolicies", true),
+    kind("", "v1", "Service", "services", true),
+    kind("", "v1", "Secret", "secrets", true),
+    kind(
+        ADMISSION,
+        "v1",
+        "ValidatingAdmissionPolicyBinding",
+        "validatingadmissionpolicybindings",
+        false,
+    ),
+    kind(
+        ADMISSION,
+        "v1",
+        "ValidatingAdmissionPolicy",
+        "validatingadmissionpolicies",
+        false,
+    ),
+    kind("node.k8s.io", "v1", "RuntimeClass", "runtimeclasses", false),
+    kind(RBAC, "v1", "ClusterRoleBinding", "clusterrolebindings", false),
+    kind(RBAC, "v1", "ClusterRole", "clusterroles", false),
+    kind(RBAC, "v1", "RoleBinding", "rolebindings", true),
+    kind(RBAC, "v1", "Role", "roles", true),
+    kind("", "v1", "ServiceAccount", "serviceaccounts", true),
+    LEASE,
+];
+
+/// The extender makes it, without labels: it is known by its name.
+pub const LEASE: Kind = kind("coordination.k8s.io", "v1", "Lease", "leases", true);
+
+/// Which installation.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Release {
+    /// What its objects' names begin with.
+    pub name: String,
+    /// Its namespace.
+    pub namespace: String,
+}
+
+impl Release {
+    /// Finds its objects.
+    pub fn selector(&self) -> String {
+        format!("app.kubernetes.io/name=divvy,app.kubernetes.io/instance={}", self.name)
+    }
+
+    /// What names it on the command line, where it is not the default one.
+    fn flags(&self) -> String {
+        let mut flags = String::new();
+        if self.namespace != "divvy-system" {
+            flags.push_str(&format!(" -n {}", self.namespace));
+        }
+        if self.name != "divvy" {
+            flags.push_str(&format!(" --name {}", self.name));
+        }
+        flags
+    }
+
+    /// The extender's Lease.
+    pub fn lease(&self) -> String {
+        format!("{}-extender", self.name)
+    }
+}
+
+/// An object to remove.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Object {
+    /// `DaemonSet`
+    pub kind: &'static str,
+    /// Its namespace, if it is in one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub namespace: Option<String>,
+    /// Its name.
+    pub name: String,
+}
+
+impl Object {
+    /// Which of [`KINDS`] it is.
+    pub fn of(&self) -> Option<Kind> {
+        KINDS.into_iter().find(|kind| kind.kind == self.kind)
+    }
+}
+
+impl std::fmt::Display for Object {
+    /// `daemonset/divvy-agent`
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}/{}", self.kind.to_lowercase(), self.name)
+    }
+}
+
+/// What is to be removed from a node's object.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct NodeLeft {
+    /// The node.
+    pub name: String,
+    /// Its annotations `divvy.dev/…`.
+    pub annotations: Vec<String>,
+    /// Divvy's resources in its status.
+    pub resources: Vec<&'static str>,
+    /// It has the label of GPU nodes.
+    pub labelled: bool,
+}
+
+impl NodeLeft {
+    /// Something of it is removed.
+    pub fn has_something(&self, labels: bool) -> bool {
+        !self.annotations.is_empty() || !self.resources.is_empty() || (labels && self.labelled)
+    }
+}
+
+/// A pod that holds GPU memory.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Holder {
+    /// Its namespace.
+    pub namespace: String,
+    /// Its name.
+    pub name: String,
+    /// Its node.
+    pub node: String,
+    /// How much; `null` where no allocation says it.
+    #[serde(rename = "memMiB")]
+    pub memory: Option<MiB>,
+}
+
+/// Where the agent keeps files on each node.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Folders {
+    /// Records of grants, the node's key, the probe's socket.
+    pub state: String,
+    /// CDI specs; only those whose names begin with `divvy.dev-` are Divvy's.
+    pub cdi: String,
+    /// The agent's own DaemonSet says so. Else these are the defaults.
+    pub known: bool,
+}
+
+impl Default for Folders {
+    fn default() -> Folders {
+        Folders {
+            state: "/var/lib/kubelet/plugins/divvy.dev".to_owned(),
+            cdi: "/var/run/cdi".to_owned(),
+            known: false,
+        }
+    }
+}
+
+impl Folders {
+    /// From the agent's DaemonSet: its volumes `state` and `cdi`.
+    pub fn of(daemon_set: &Value) -> Option<Folders> {
+        let volumes = daemon_set.pointer("/spec/template/spec/volumes")?.as_array()?;
+        let path = |name: &str| {
+            let volume = volumes.iter().find(|volume| volume["name"] == name)?;
+            Some(volume.pointer("/hostPath/path")?.as_str()?.to_owned())
+        };
+        Some(Folders {
+            state: path("state")?,
+            cdi: path("cdi")?,
+            known: true,
+        })
+    }
+
+    /// What removes them, on the node, as root.
+    pub fn command(&self) -> String {
+        let quoted = |path: &str| match path
+            .bytes()
+            .all(|byte| byte.is_ascii_alphanumeric() || b"/._-".contains(&byte))
+        {
+            true => path.to_owned(),
+            false => format!("'{}'", path.replace('\'', r"'\''")),
+        };
+        format!(
+            "rm -rf {} {}/divvy.dev-*",
+            quoted(&self.state),
+            quoted(self.cdi.trim_end_matches('/'))
+        )
+    }
+}
+
+/// What was found of Divvy in a cluster.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Found {
+    /// Its objects, in the order in which they are removed.
+    pub objects: Vec<Object>,
+    /// The Helm release that made them, if Helm did.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub helm: Option<String>,
+    /// Nodes on which something is left, by name.
+    pub nodes: Vec<NodeLeft>,
+    /// Pods that hold GPU memory.
+    pub pods: Vec<Holder>,
+    /// Pods that wait for GPU memory.
+    pub waiting: u64,
+    /// Where files lie on the nodes.
+    pub folders: Folders,
+}
+
+impl Found {
+    /// Nothing is to be removed.
+    pub fn is_nothing(&self, labels: bool) -> bool {
+        self.objects.is_empty() && !self.nodes.iter().any(|node| node.has_something(labels))
+    }
+}
+
+/// What of Divvy's is on a node. Units that a plugin serves are another plugin's, unless Divvy's annotation is there.
+pub fn node_left(node: &Value) -> Option<NodeLeft> {
+    let keys = |path: &str| {
+        let map = node.pointer(path).and_then(Value::as_object);
+        map.into_iter().flatten().map(|(key, value)| (key.as_str(), value))
+    };
+    let annotations: Vec<String> = keys("/metadata/annotations")
+        .filter(|(key, _)| key.starts_with("divvy.dev/"))
+        .map(|(key, _)| key.to_owned())
+        .collect();
+    let served = keys("/status/allocatable").any(|(key, amount)| key == names::GPU_MEM && amount != "0");
+    let ours = !annotations.is_empty() || !served;
+    let listed = |resource: &&str| {
+        ["/status/capacity", "/status/allocatable"]
+            .iter()
+            .any(|path| keys(path).any(|(key, _)| key == *resource))
+    };
+    let resources = [names::GPU_MEM, names::GPU_COUNT]
+        .into_iter()
+        .filter(|resource| ours && listed(resource));
+    let left = NodeLeft {
+        name: node.pointer("/metadata/name")?.as_str()?.to_owned(),
+        resources: resources.collect(),
+        labelled: keys("/metadata/labels").any(|(key, value)| key == "gpushare" && value == "true"),
+        annotations,
+    };
+    (left.labelled || left.has_something(false)).then_some(left)
+}
+
+/// A pod that holds GPU memory.
+pub fn holder(pod: &Pod, nodes: &[Node]) -> Option<Holder> {
+    let node = pod.node.clone()?;
+    if pod.ended() || !pod.request.wants_memory() {
+        return None;
+    }
+    let inventory = nodes
+        .iter()
+        .find(|known| known.name == node)
+        .and_then(|known| known.inventory.as_ref());
+    let unit = inventory
+        .and_then(|inventory| Some(inventory.as_ref().ok()?.unit))
+        .unwrap_or(MemoryUnit::GIB);
+    let memory = match &pod.held {
+        Held::Allocation(allocation) => Some(allocation.total()),
+        Held::Legacy(legacy) => unit.memory(legacy.gpus.values().fold(0, |sum, units| sum.saturating_add(*units))),
+        Held::Nothing | Held::Unreadable(_) => None,
+    };
+    Some(Holder {
+        namespace: pod.namespace.clone(),
+        name: pod.name.clone(),
+        node,
+        memory,
+    })
+}
+
+/// Why nothing is removed, if it is not to be.
+pub fn refusal(found: &Found, release: &Release, force: bool) -> Option<String> {
+    if let Some(helm) = &found.helm {
+        return Some(format!(
+            "Helm installed this, and would take its objects for lost: nothing was removed. Remove them with Helm, then run this command again for what \
+             Helm leaves on the nodes: helm uninstall {helm} -n {}",
+            release.namespace
+        ));
+    }
+    if found.pods.is_empty() || force {
+        return None;
+    }
+    Some(format!(
+        "{} {} GPU memory, so nothing was removed: {}. Delete {} first. With --force they run on with their GPUs, nobody counts their memory any more, and \
+         none of their containers can start again",
+        found.pods.len(),
+        if found.pods.len() == 1 { "pod holds" } else { "pods hold" },
+        holders(&found.pods),
+        if found.pods.len() == 1 { "it" } else { "them" },
+    ))
+}
+
+const SHOWN: usize = 10;
+
+fn some(items: impl ExactSizeIterator<Item = String>) -> String {
+    let all = items.len();
+    let mut text = items.take(SHOWN).collect::<Vec<_>>().join(", ");
+    if all > SHOWN {
+        text.push_str(&format!(" and {} more", all - SHOWN));
+    }
+    text
+}
+
+fn holders(pods: &[Holder]) -> String {
+    some(pods.iter().map(|pod| {
+        let memory = pod.memory.map_or(String::new(), |memory| format!(", {memory}"));
+        format!("{}/{} (node {}{memory})", pod.namespace, pod.name, pod.node)
+    }))
+}
+
+/// What would be removed, or was.
+pub fn text(found: &Found, release: &Release, labels: bool, removed: bool) -> String {
+    let mut text = String::new();
+    if found.is_nothing(labels) {
+        text.push_str(&format!(
+            "Nothing of Divvy is left in this cluster: no object of {} in namespace {} (others: --name, --namespace), and nothing in the objects of its nodes. \
+             Files on the nodes are not looked at.\n",
+            release.name, release.namespace
+        ));
+    } else {
+        text.push_str(&match removed {
+            true => "Removed:\n".to_owned(),
+            false => format!(
+                "This would be removed; nothing has been changed. To remove it: divvy uninstall --yes{}\n",
+                release.flags()
+            ),
+        });
+        if !found.objects.is_empty() {
+            text.push_str(&format!("  {} objects:\n", found.objects.len()));
+            for kind in KINDS {
+                let names = found.objects.iter().filter(|object| object.kind == kind.kind);
+                let names: Vec<&str> = names.map(|object| object.name.as_str()).collect();
+                if !names.is_empty() {
+                    text.push_str(&format!("    {}: {}\n", kind.kind, names.join(", ")));
+                }
+            }
+        }
+        let nodes = |of: &dyn Fn(&NodeLeft) -> bool| {
+            let nodes: Vec<String> = found
+                .nodes
+                .iter()
+                .filter(|node| of(node))
+                .map(|node| node.name.clone())
+                .collect();
+            (nodes.len(), some(nodes.into_iter()))
+        };
+        for (what, (count, names)) in [
+            ("annotations divvy.dev/…", nodes(&|node| !node.annotations.is_empty())),
+            (
+                "aliyun.com/gpu-mem and gpu-count in the status",
+                nodes(&|node| !node.resources.is_empty()),
+            ),
+            ("the label gpushare=true", nodes(&|node| labels && node.labelled)),
+        ] {
+            if count > 0 {
+                let s = if count == 1 { "" } else { "s" };
+                text.push_str(&format!("  {what} of {count} node{s}: {names}\n"));
+            }
+        }
+    }
+    if let Some(helm) = found.helm.as_ref().filter(|_| !removed) {
+        text.push_str(&format!(
+            "\nHelm installed it. First: helm uninstall {helm} -n {}. Then: divvy uninstall --yes{}, for what Helm leaves.\n",
+            release.namespace,
+            release.flags()
+        ));
+    }
+    if !found.pods.is_empty() {
+        let one = found.pods.len() == 1;
+        text.push_str(&format!(
+            "\n{} GPU memory: {}.\n{}",
+            if one { "1 pod holds".to_owned() } else { format!("{} pods hold", found.pods.len()) },
+            holders(&found.pods),
+            match one {
+                true => "It runs on with its GPU, but nobody counts its memory any more, and its containers cannot start again.",
+                false => "They run on with their GPUs, but nobody counts their memory any more, and their containers cannot start again.",
+            }
+        ));
+        text.push_str(match (removed, one) {
+            (true, _) => "\n",
+            (false, true) => " Delete it first, or add --force.\n",
+            (false, false) => " Delete them first, or add --force.\n",
+        });
+    }
+    if found.waiting > 0 {
+        let wait = match found.waiting {
+            1 => "1 pod waits".to_owned(),
+            count => format!("{count} pods wait"),
+        };
+        text.push_str(&format!(
+            "\n{wait} for GPU memory, until something offers {} again.\n",
+            names::GPU_MEM
+        ));
+    }
+    if found.is_nothing(labels) {
+        return plain(&text).into_owned();
+    }
+    text.push_str("\nLeft to you:\n");
+    text.push_str(
+        "  kube-scheduler: take the entry whose urlPrefix ends in /gpushare-scheduler out of `extenders:` in the file that --config names, and restart\n\
+         \x20   kube-scheduler; on every control plane. Until then it schedules no pod that asks for aliyun.com/gpu-mem. A second scheduler: kubectl delete -f its file.\n",
+    );
+    text.push_str(&format!(
+        "  files, on each node that had an agent, as root{}:\n    {}\n    and, where `divvy configure` was used: divvy configure --detect --undo --restart\n",
+        if found.folders.known { "" } else { " (the default folders; the agent's DaemonSet is gone)" },
+        found.folders.command(),
+    ));
+    let labelled: Vec<&str> = found
+        .nodes
+        .iter()
+        .filter(|node| node.labelled)
+        .map(|node| node.name.as_str())
+        .collect();
+    if !labels && !labelled.is_empty() {
+        text.push_str("  the label of GPU nodes, if nothing else uses it: kubectl label nodes -l gpushare=true gpushare-\n");
+    }
+    text.push_str(&format!(
+        "  the namespace, if nothing else is in it: kubectl delete namespace {}\n",
+        release.namespace
+    ));
+    plain(&text).into_owned()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,178 @@
+use serde_json::json;
+
+use super::*;
+
+fn release() -> Release {
+    Release {
+        name: "divvy".to_owned(),
+        namespace: "divvy-system".to_owned(),
+    }
+}
+
+fn node(name: &str) -> NodeLeft {
+    NodeLeft {
+        name: name.to_owned(),
+        annotations: vec!["divvy.dev/inventory".to_owned()],
+        resources: vec![names::GPU_MEM, names::GPU_COUNT],
+        labelled: true,
+    }
+}
+
+fn holder_of(name: &str, memory: Option<MiB>) -> Holder {
+    Holder {
+        namespace: "ml".to_owned(),
+        name: name.to_owned(),
+        node: "n1".to_owned(),
+        memory,
+    }
+}
+
+fn found() -> Found {
+    let object = |kind, name: &str| Object {
+        kind,
+        namespace: None,
+        name: name.to_owned(),
+    };
+    Found {
+        objects: vec![
+            object("DaemonSet", "divvy-agent"),
+            object("ClusterRole", "divvy-agent"),
+            object("Lease", "divvy-extender"),
+        ],
+        helm: None,
+        nodes: vec![node("n1"), node("n2")],
+        pods: vec![holder_of("a", Some(MiB(3072))), holder_of("b", None)],
+        waiting: 1,
+        folders: Folders {
+            state: "/var/lib/k0s/kubelet/plugins/divvy.dev".to_owned(),
+            cdi: "/etc/my cdi/".to_owned(),
+            known: true,
+        },
+    }
+}
+
+fn nothing() -> Found {
+    Found {
+        objects: Vec::new(),
+        helm: None,
+        nodes: vec![NodeLeft {
+            annotations: Vec::new(),
+            resources: Vec::new(),
+            ..node("n1")
+        }],
+        pods: Vec::new(),
+        waiting: 0,
+        folders: Folders::default(),
+    }
+}
+
+#[test]
+fn the_plan_says_what_goes_who_is_in_the_way_and_what_is_left_to_do() {
+    insta::assert_snapshot!("plan", text(&found(), &release(), false, false));
+    insta::assert_snapshot!(
+        "removed_with_labels",
+        text(
+            &Found {
+                pods: vec![holder_of("a", None)],
+                ..found()
+            },
+            &release(),
+            true,
+            true
+        )
+    );
+    insta::assert_snapshot!("nothing", text(&nothing(), &release(), false, false));
+    assert!(!nothing().is_nothing(true), "the label is something when it is asked for");
+}
+
+#[test]
+fn pods_that_hold_memory_and_helm_are_refused_in_words_and_only_the_first_can_be_forced() {
+    let refused = |found: &Found, force| refusal(found, &release(), force).unwrap_or_default();
+    insta::assert_snapshot!("refused_for_pods", refused(&found(), false));
+    assert_eq!(refused(&found(), true), "");
+    let by_helm = Found {
+        helm: Some("gpus".to_owned()),
+        ..found()
+    };
+    assert!(
+        refused(&by_helm, true).ends_with("helm uninstall gpus -n divvy-system"),
+        "{}",
+        refused(&by_helm, true)
+    );
+    assert!(text(&by_helm, &release(), false, false).contains("First: helm uninstall gpus -n divvy-system."));
+}
+
+#[test]
+fn of_a_thousand_pods_the_first_ten_are_named() {
+    let many = Found {
+        pods: (0..1000).map(|number| holder_of(&format!("p{number}"), None)).collect(),
+        ..found()
+    };
+    for text in [
+        text(&many, &release(), false, false),
+        refusal(&many, &release(), false).unwrap_or_default(),
+    ] {
+        assert!(text.contains("ml/p9 (node n1) and 990 more") && text.len() < 4_000, "{text}");
+    }
+}
+
+#[test]
+fn units_that_another_plugin_serves_are_left_alone() {
+    let object = |annotations: Value, offered: &str| {
+        json!({"metadata": {"name": "n1", "annotations": annotations, "labels": {"gpushare": "yes"}},
+            "status": {"capacity": {"cpu": "4", "aliyun.com/gpu-mem": "16"}, "allocatable": {"cpu": "4", "aliyun.com/gpu-mem": offered}}})
+    };
+    let left =
+        |annotations: Value, offered| node_left(&object(annotations, offered)).map(|left| (left.annotations, left.resources));
+    assert_eq!(left(json!({"mine": "1"}), "16"), None, "gushare's plugin runs there");
+    assert_eq!(
+        left(json!({}), "0"),
+        Some((vec![], vec![names::GPU_MEM])),
+        "nobody serves them any more"
+    );
+    let ours = json!({"divvy.dev/inventory": "{}", "mine": "1"});
+    assert_eq!(
+        left(ours, "16"),
+        Some((vec!["divvy.dev/inventory".to_owned()], vec![names::GPU_MEM]))
+    );
+    assert_eq!(
+        node_left(&json!({"metadata": {"name": "cpu"}, "status": {"capacity": {"cpu": "4"}}})),
+        None
+    );
+}
+
+/// The folders that the plan prints are those that the chart mounts.
+#[test]
+fn the_folders_are_those_of_the_charts_daemon_set() {
+    let chart = crate::manifests::Chart::embedded().expect("the chart");
+    let release = crate::manifests::Release {
+        name: "divvy".to_owned(),
+        namespace: "divvy-system".to_owned(),
+    };
+    let set = crate::manifests::values::set("gpuNodes.kubeletDir=/var/lib/k0s/kubelet,gpuNodes.cdiDir=/run/cdi").expect("values");
+    let rendered = crate::manifests::render(&chart, &release, &[set]).expect("objects");
+    let documents = rendered.objects.split("\n---\n");
+    let objects: Vec<Value> = documents.filter_map(|text| serde_saphyr::from_str(text).ok()).collect();
+    let found: Vec<Folders> = objects.iter().filter_map(Folders::of).collect();
+    assert_eq!(
+        found.first().map(Folders::command).as_deref(),
+        Some("rm -rf /var/lib/k0s/kubelet/plugins/divvy.dev /run/cdi/divvy.dev-*"),
+        "{found:?}"
+    );
+    // Whatever the chart makes is of a kind that is looked for.
+    for object in &objects {
+        let kind = object["kind"].as_str().unwrap_or_default();
+        assert!(KINDS.iter().any(|known| known.kind == kind), "{kind}");
+        assert_eq!(
+            object.pointer("/metadata/labels/app.kubernetes.io~1name"),
+            Some(&json!("divvy")),
+            "{kind}"
+        );
+        assert_eq!(
+            object.pointer("/metadata/labels/app.kubernetes.io~1instance"),
+            Some(&json!("divvy")),
+            "{kind}"
+        );
+    }
+    assert!(objects.len() > 20, "{}", objects.len());
+}
