@@ -133,46 +133,42 @@ check_all() {
   finish
 }
 
-# A driver's root as the container of a driver has it, with its own device nodes.
-driver_root() { # VERSION
-  local root=$CLUSTER_DIR/driver lib name i
-  lib=$root$LIB
-  # Not the folder itself: the agent's mount is of it.
-  mkdir -p "$root"; find "$root" -mindepth 1 -delete; mkdir -p "$lib" "$root/dev"
-  for name in libcuda libnvidia-ml; do
-    echo "$name of $1" > "$lib/$name.so.$1"
-    ln -s "$name.so.$1" "$lib/$name.so.1"
-  done
-  for i in 0 1 2 3; do mknod -m 666 "$root/dev/nvidia$i" c 195 "$i"; done
-  mknod -m 666 "$root/dev/nvidiactl" c 195 255; mknod -m 666 "$root/dev/nvidia-uvm" c 511 0
-}
-LIB=/usr/lib/x86_64-linux-gnu
-upgraded_with() { # MODE HOST_DRIVER_ROOT: of agent.driverSpec
-  sed "s|^agent:|&\n  driverSpec: {mode: \"$1\", hostDriverRoot: \"$2\"}|" "$CLUSTER_DIR/install.yaml" > "$CLUSTER_DIR/driver.yaml"
+with_driver_spec() { # auto or off: agent.driverSpec
+  sed "s|^agent:|&\n  driverSpec: \"$1\"|" "$CLUSTER_DIR/install.yaml" > "$CLUSTER_DIR/driver.yaml"
   "$DIVVY" manifests --namespace $NAMESPACE --values "$CLUSTER_DIR/driver.yaml" > "$CLUSTER_DIR/driver.objects.yaml" 2> /dev/null
   kube apply -f "$CLUSTER_DIR/driver.objects.yaml" > /dev/null
   kube rollout status -n $NAMESPACE daemonset/divvy-agent --timeout=90s > /dev/null
 }
 libraries() {
-  scene "Divvy is told where the driver's container has its root; the agent makes its CDI spec, and grants bring its libraries"
-  local version=550.54.15 file=divvy.dev-driver_nvidia.com-gpu.json
-  driver_root $version
-  upgraded_with auto "$CLUSTER_DIR/driver"
-  eventually 30 "the spec is on the node" in_node n1 test -e "/var/run/cdi/$file"
-  check "it names what is in the driver's root" says "$(in_node n1 cat "/var/run/cdi/$file")" "$CLUSTER_DIR/driver$LIB/libcuda.so.$version" "$CLUSTER_DIR/driver/dev/nvidia0"
-  eventually 20 "an event of the node says so" event_says DriverSpecMade "was made for driver $version"
+  scene "A driver's container has its root on the node; grants bring the driver's libraries, and nobody had to say where they are"
+  local file=divvy.dev-driver_nvidia.com-gpu.json
+  eventually 30 "the agent's CDI spec is on the node" in_node n1 test -e "/var/run/cdi/$file"
+  check "it names the driver's libraries and the node's devices" says "$(in_node n1 cat "/var/run/cdi/$file")" "/run/nvidia/driver$LIB/libcuda.so.$DRIVER" '"/dev/nvidia0"'
+  eventually 20 "an event of the node says so" event_says DriverSpecMade "was made for driver $DRIVER"
   create driven 1 "" 0 n1 > /dev/null
   eventually 20 "a pod with the GPU runs" is_running driven
-  check "the driver's library is in its container" says "$(kube logs driven)" "$LIB/libcuda.so.$version"
-  check "and is the driver's" equals "$(kube exec driven -- /probe cat "$LIB/libcuda.so.$version")" "libcuda of $version"
+  check "the driver's library is in its container" says "$(kube logs driven)" "$LIB/libcuda.so.$DRIVER"
+  check "and is the driver's" equals "$(kube exec driven -- /probe cat "$LIB/libcuda.so.$DRIVER")" "libcuda of $DRIVER"
   step upgraded "the libraries on the disk, and not the module that is loaded"
-  driver_root 560.35.03
+  make_libraries n1 560.35.03
   eventually 30 "an event says what is to be done" event_says DriverSpecStale "load the new module, or reboot"
-  driver_root $version
+  make_libraries n1 $DRIVER
   kube delete pod driven --wait > /dev/null
-  upgraded_with off ""
+  with_driver_spec off
   eventually 30 "switched off, the agent takes its spec away" in_node n1 test ! -e "/var/run/cdi/$file"
   eventually 30 "on the other node, too" in_node n2 test ! -e "/var/run/cdi/$file"
+  create bare 1 "" 0 n1 > /dev/null
+  eventually 20 "a pod with the GPU runs" is_running bare
+  eventually 20 "its owner is told that it has no libraries, and what to type" event_says NoDriverLibraries "divvy cdi generate"
+  eventually 20 "so says divvy why" prints "none of the driver's libraries" "$DIVVY" why bare --kubeconfig "$CLUSTER_DIR/admin.kubeconfig"
+  eventually 20 "so says divvy doctor" prints "none of the driver's libraries" "$DIVVY" doctor --cluster --only K19 --kubeconfig "$CLUSTER_DIR/admin.kubeconfig"
+  kube delete pod bare --wait > /dev/null
+  with_driver_spec auto
+  eventually 30 "switched on, the spec is there again" in_node n1 test -e "/var/run/cdi/$file"
+}
+prints() { # TEXT COMMAND...: whatever its exit status
+  local text=$1; shift
+  says "$("$@" 2> /dev/null | tr '\n' ' ' | tr -s ' ')" "$text"
 }
 event_says() { says "$(kube get events -A --field-selector "reason=$1" -o 'jsonpath={.items[*].message}')" "$2"; }
 

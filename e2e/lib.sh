@@ -40,7 +40,7 @@ API_PORT=$((PORT_BASE + 2))
 CGROUP_PREFIX=divvy-test-$PORT_BASE   # so that two clusters can run side by side
 MARK="DIVVY_TEST_CLUSTER=$CLUSTER_DIR"
 # What every node sees as its own: folder on the machine -> $CLUSTER_DIR/<node>/<same path>.
-NODE_FOLDERS="/var/lib/kubelet /var/lib/containerd /var/lib/cni /run/containerd /run/cdi /run/nri /etc/cdi /var/log/pods /var/log/containers"
+NODE_FOLDERS="/var/lib/kubelet /var/lib/containerd /var/lib/cni /run/containerd /run/cdi /run/nri /run/nvidia/driver /etc/cdi /var/log/pods /var/log/containers"
 # The kubelet sets these for the whole machine; in a node's namespace they are plain files.
 NODE_SYSCTLS="vm/overcommit_memory vm/panic_on_oom kernel/panic kernel/panic_on_oops kernel/keys/root_maxkeys kernel/keys/root_maxbytes"
 
@@ -158,7 +158,17 @@ END
 gpus_of() { # NODE MACHINES: how many GPUs the machine description gives it
   awk -v want="\"$1\"" '/^\[\[node\]\]/ {here = 0} /^name *=/ {here = ($3 == want)} /^\[\[node.gpu\]\]/ && here {n++} END {print n + 0}' "$2"
 }
-make_devices() { # NODE MACHINES: as the driver makes them
+DRIVER=550.54.15   # what the simulated driver's library says of itself
+LIB=/usr/lib/x86_64-linux-gnu
+make_libraries() { # NODE VERSION: as the container of a driver has them in its root
+  in_node "$1" bash -c '
+    find /run/nvidia/driver -mindepth 1 -delete; mkdir -p "$1"
+    for name in libcuda libnvidia-ml; do
+      echo "$name of $2" > "$1/$name.so.$2"; ln -s "$name.so.$2" "$1/$name.so.1"
+    done' make "/run/nvidia/driver$LIB" "$2"
+}
+make_devices() { # NODE MACHINES: as the driver makes them, and its libraries
+  make_libraries "$1" $DRIVER
   in_node "$1" bash -c '
     make() { [ -e "$1" ] || mknod -m 666 "$1" c "$2" "$3"; }
     for ((i = 0; i < $1; i++)); do make "/dev/nvidia$i" 195 "$i"; done

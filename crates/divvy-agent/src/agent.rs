@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use divvy_cluster::list;
 use divvy_container::cdi;
 use divvy_hardware::client::ProbeHandle;
+use divvy_hardware::{Code, Failure};
 use divvy_kubelet::checkpoint::Checkpoint;
 use divvy_kubelet::plugin;
 use divvy_model::{Health, MiB, MigDevice, Node, Pod, names, runtime};
@@ -19,7 +20,7 @@ use tracing::{debug, info, warn};
 use crate::cgroups;
 use crate::cluster::Told;
 use crate::decide::{Action, Class, Core, Device, Facts, Handout, Key, Listing, OWN_VISIBLE_DEVICES, PreStart};
-use crate::driver::{DriverSpec, Said};
+use crate::driver::{DriverSpec, Looked, Said};
 use crate::files::FileError;
 use crate::hardware;
 use crate::metrics::Metrics;
@@ -32,6 +33,8 @@ const PATIENCE: Duration = Duration::from_secs(5);
 const LIST_TIMEOUT: Duration = Duration::from_secs(3);
 /// How long a reconciliation waits for the driver's lists of processes.
 const PROCESSES_TIMEOUT: Duration = Duration::from_secs(2);
+/// How long it waits for the probe to look at the driver's files, and as long for a spec to be made.
+const DRIVER_TIMEOUT: Duration = Duration::from_secs(5);
 /// Pods have grants, and the kubelet makes no cgroups for pods.
 const NO_POD_CGROUPS: &str = "pods with GPU memory run on this node, but there is no kubepods cgroup, so it is not known which containers still run, \
      and no memory is given again. Set cgroupsPerQOS: true in the kubelet's configuration (it is the default), or mount the host's cgroups for the agent";
@@ -433,6 +436,7 @@ impl Agent {
             true => self.memory_in_use().await,
             false => None,
         };
+        self.look_at_driver().await;
         let guard = self.grants.clone().lock_owned().await;
         let agent = self.clone();
         let work = tokio::task::spawn_blocking(move || {
@@ -483,22 +487,17 @@ impl Agent {
         Some(hardware::memory_in_use(processes))
     }
 
-    /// The specs from which grants take the driver's libraries. Before the grants are looked at: they are made again in the same pass.
-    fn look_at_driver(&self) {
-        let (driver, gpus) = {
-            let core = self.core();
-            (core.driver().to_owned(), core.gpus().to_vec())
-        };
-        let looked = self.driver_spec.look(&self.store, &driver, &gpus);
-        self.metrics.driver_spec(looked.stale);
+    /// The specs from which grants take the driver's libraries. Before the grants are looked at: they are made again in the same pass. Without the
+    /// lock of the grants, since the probe may be slow to answer.
+    async fn look_at_driver(self: &Arc<Self>) {
+        let Some(looked) = self.driver_looked_at().await else { return };
+        self.metrics.driver_spec(looked.trouble.is_some());
+        self.core().set_driver_trouble(looked.trouble);
         for said in looked.said {
             match said {
-                Said::Trouble { stale, text } => {
-                    warn!("{text}");
-                    // Where no spec ever was nothing has changed that somebody should look at.
-                    if stale {
-                        self.tell_of_node(true, "DriverSpecStale", text);
-                    }
+                Said::Trouble(trouble) => {
+                    warn!("{}", trouble.text);
+                    self.tell_of_node(true, trouble.reason(), trouble.text);
                 }
                 Said::Made(text) => {
                     info!("{text}");
@@ -510,8 +509,40 @@ impl Agent {
         }
     }
 
+    /// `None`: nothing is known now.
+    async fn driver_looked_at(self: &Arc<Self>) -> Option<Looked> {
+        let probe = self.probe.get()?;
+        let question = self
+            .blocking(|agent| {
+                let (driver, gpus) = {
+                    let core = agent.core();
+                    (core.driver().to_owned(), core.gpus().to_vec())
+                };
+                (!gpus.is_empty()).then(|| agent.driver_spec.question(&agent.store, &driver, &gpus))
+            })
+            .await??;
+        let answer = answered(probe.driver(question.asked.clone())).await;
+        let looked = self
+            .blocking(move |agent| agent.driver_spec.look(&agent.store, question, answer))
+            .await?;
+        let wanted = match looked {
+            Ok(looked) => return looked,
+            Err(wanted) => wanted,
+        };
+        let made = answered(probe.driver_spec(wanted.basis.clone())).await;
+        self.blocking(move |agent| agent.driver_spec.made(&agent.store, *wanted, made))
+            .await?
+    }
+
+    /// Runs what blocks on files.
+    async fn blocking<T: Send + 'static>(self: &Arc<Self>, work: impl FnOnce(&Agent) -> T + Send + 'static) -> Option<T> {
+        let agent = self.clone();
+        let done = tokio::task::spawn_blocking(move || work(&agent)).await;
+        done.inspect_err(|error| warn!(%error, "a look at the driver's files failed"))
+            .ok()
+    }
+
     fn reconcile_blocking(&self, memory_in_use: Option<BTreeMap<String, BTreeMap<String, MiB>>>) -> Result<After, FileError> {
-        self.look_at_driver();
         let facts = Facts {
             specs: self.store.specs()?,
             memory_in_use,
@@ -572,6 +603,17 @@ impl Drop for Begun<'_> {
             self.agent.core().list_failed(listing);
         }
     }
+}
+
+/// An answer of the probe, if it comes in time.
+async fn answered<T>(answer: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
+    let late = |_| {
+        Err(Failure::new(
+            Code::Timeout,
+            format!("no answer in {} s", DRIVER_TIMEOUT.as_secs()),
+        ))
+    };
+    tokio::time::timeout(DRIVER_TIMEOUT, answer).await.unwrap_or_else(late)
 }
 
 enum Decided {

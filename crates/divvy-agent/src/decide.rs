@@ -181,6 +181,8 @@ pub struct Core {
     guess: Option<(BTreeSet<String>, Key)>,
     held: BTreeMap<String, MiB>,
     leaving: bool,
+    /// Why containers get none of the driver's libraries, or wrong ones.
+    driver_trouble: Option<driver::Trouble>,
     registered: bool,
     /// Events said already, by class and pod.
     reported: BTreeSet<(Class, String)>,
@@ -204,6 +206,7 @@ impl Core {
             guess: None,
             held: BTreeMap::new(),
             leaving: false,
+            driver_trouble: None,
             registered: false,
             reported: BTreeSet::new(),
         }

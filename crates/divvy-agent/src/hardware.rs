@@ -136,9 +136,9 @@ fn probe(config: &Config) -> Result<Where, Error> {
         None => beside_us()?,
     };
     let sys_root = (config.sys_root != std::path::Path::new("/")).then(|| config.sys_root.clone());
-    // The library is found by the probe itself, in the driver's root.
+    // There the probe finds the driver's library, unless it is told which one, and the files of which it makes a CDI spec.
     let below = config.sys_root.join(config.driver_root.trim_start_matches('/'));
-    let driver_root = Some(below).filter(|root| config.nvml_library.is_none() && root != std::path::Path::new("/"));
+    let driver_root = Some(below).filter(|root| root != std::path::Path::new("/"));
     Ok(Where::Spawn(Spawn {
         program,
         nvml_library: config.nvml_library.clone(),

@@ -80,17 +80,14 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
     let choice = Choice {
         kubeconfig: config.kubeconfig.clone(),
         context: config.context.clone(),
+        ..Choice::default()
     };
     let client = connect(&choice).await?.client;
     let (events, queue) = mpsc::channel(EVENTS);
     let agent = Arc::new(Agent::new(Parts {
         core,
         store,
-        driver_spec: DriverSpec::new(
-            config.sys_root.clone(),
-            config.driver_root.clone(),
-            config.driver_spec == DriverSpecMode::Auto,
-        ),
+        driver_spec: DriverSpec::new(config.driver_spec == DriverSpecMode::Auto),
         sys_root: config.sys_root.clone(),
         device_plugin_dir: config.device_plugin_dir(),
         client: client.clone(),

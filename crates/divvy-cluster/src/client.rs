@@ -1,19 +1,54 @@
 //! Which cluster to talk to: `--kubeconfig`, `KUBECONFIG` (several paths, merged as kubectl merges them),
 //! `~/.kube/config`, else the pod's service account.
 
+use std::fmt;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
-use kube::config::{KubeConfigOptions, Kubeconfig};
+use kube::client::ClientBuilder;
+use kube::config::{AuthInfo, KubeConfigOptions, Kubeconfig};
+use tower::BoxError;
+use tower::util::MapErrLayer;
 
 use crate::Error;
 
-/// What a user can say about the cluster.
+/// What a user can say about the cluster: kubectl's flags of these names, with kubectl's meaning.
 #[derive(Debug, Clone, Default)]
 pub struct Choice {
     /// `--kubeconfig`: one path, or several as in `KUBECONFIG`.
     pub kubeconfig: Option<PathBuf>,
     /// `--context`.
     pub context: Option<String>,
+    /// `--cluster`: of the kubeconfig, in place of the context's.
+    pub cluster: Option<String>,
+    /// `--user`: of the kubeconfig, in place of the context's.
+    pub user: Option<String>,
+    /// `--server`: the API server's address, in place of the cluster's.
+    pub server: Option<http::Uri>,
+    /// `--token`, in place of the user's credentials.
+    pub token: Option<Token>,
+    /// `--as`.
+    pub impersonate: Option<String>,
+    /// `--as-group`.
+    pub impersonate_groups: Vec<String>,
+    /// `--request-timeout`; zero: none.
+    pub request_timeout: Option<Duration>,
+}
+
+/// A bearer token. It is not printed.
+#[derive(Clone)]
+pub struct Token(String);
+
+impl From<String> for Token {
+    fn from(text: String) -> Token {
+        Token(text)
+    }
+}
+
+impl fmt::Debug for Token {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Token(..)")
+    }
 }
 
 /// A client, and the namespace that its context names.
@@ -27,61 +62,171 @@ pub struct Connection {
     pub address: String,
 }
 
-impl std::fmt::Debug for Connection {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl fmt::Debug for Connection {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Connection")
             .field("namespace", &self.namespace)
             .finish_non_exhaustive()
     }
 }
 
+/// Why the API server gave no answer, in the place of an error that does not name it.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Unanswered {
+    /// No connection.
+    #[error("no connection to the API server at {address}: {cause}. Check that it runs, and that this is its address ({origin})")]
+    Unreachable { address: String, origin: String, cause: String },
+    /// `--request-timeout`.
+    #[error("the API server at {address} did not answer within {} s; --request-timeout waits longer", .limit.as_secs_f32())]
+    Late { address: String, limit: Duration },
+}
+
 /// Reads the configuration and makes a client. No request is sent yet.
 pub async fn connect(choice: &Choice) -> Result<Connection, Error> {
-    let config = config(choice).await?;
+    let (config, origin) = config(choice).await?;
     let (namespace, address) = (config.default_namespace.clone(), config.cluster_url.to_string());
-    let client =
-        kube::Client::try_from(config).map_err(|source| Error::api("no client could be made from the configuration", source))?;
+    let (tried, limit) = (address.trim_end_matches('/').to_owned(), config.read_timeout);
+    let builder =
+        ClientBuilder::try_from(config).map_err(|source| Error::api("no client could be made from the configuration", source))?;
+    let name_it = MapErrLayer::new(
+        move |error: BoxError| match unanswered(error.as_ref(), limit, &tried, &origin) {
+            Some(named) => Box::new(named),
+            None => error,
+        },
+    );
     Ok(Connection {
-        client,
+        client: builder.with_layer(&name_it).build(),
         namespace,
         address,
     })
 }
 
-async fn config(choice: &Choice) -> Result<kube::Config, Error> {
+/// What is to be said of an error for which nobody but the connection is the reason.
+fn unanswered(
+    error: &(dyn std::error::Error + Send + Sync + 'static),
+    limit: Option<Duration>,
+    address: &str,
+    origin: &str,
+) -> Option<Unanswered> {
+    let first: &(dyn std::error::Error + 'static) = error;
+    let chain = || std::iter::successors(Some(first), |&error| error.source());
+    let address = address.to_owned();
+    let connecting = chain()
+        .filter_map(|error| error.downcast_ref::<hyper_util::client::legacy::Error>())
+        .any(hyper_util::client::legacy::Error::is_connect);
+    let late = chain()
+        .filter_map(|error| error.downcast_ref::<std::io::Error>())
+        .any(|error| error.kind() == std::io::ErrorKind::TimedOut);
+    match (connecting, limit.filter(|_| late)) {
+        (true, _) => Some(Unanswered::Unreachable {
+            address,
+            origin: origin.to_owned(),
+            cause: match late {
+                true => "nobody answers".to_owned(),
+                false => chain().last().unwrap_or(first).to_string(),
+            },
+        }),
+        (false, Some(limit)) => Some(Unanswered::Late { address, limit }),
+        (false, None) => None,
+    }
+}
+
+/// What was chosen, and where the address comes from.
+async fn config(choice: &Choice) -> Result<(kube::Config, String), Error> {
+    let (mut config, mut origin) = base(choice).await?;
+    if let Some(server) = &choice.server {
+        config.cluster_url.clone_from(server);
+        // As in kubectl: a name in a certificate belongs to the address that is replaced.
+        config.tls_server_name = None;
+        origin = "from --server".to_owned();
+    }
+    if let Some(Token(token)) = &choice.token {
+        // Who gives a token means to be its user. A certificate would win over it.
+        config.auth_info = AuthInfo {
+            token: Some(token.clone().into()),
+            impersonate: config.auth_info.impersonate,
+            impersonate_groups: config.auth_info.impersonate_groups,
+            ..AuthInfo::default()
+        };
+    }
+    if choice.impersonate.is_some() {
+        config.auth_info.impersonate.clone_from(&choice.impersonate);
+        config.auth_info.impersonate_groups = Some(choice.impersonate_groups.clone()).filter(|groups| !groups.is_empty());
+    }
+    // A request that gets no answer must end; watches end and are taken up again by themselves.
+    config.connect_timeout = Some(Duration::from_secs(5));
+    if let Some(limit) = choice.request_timeout.filter(|limit| !limit.is_zero()) {
+        config.connect_timeout = Some(limit.min(Duration::from_secs(5)));
+        config.read_timeout = Some(limit);
+        config.reset_reader_on_write = true;
+    }
+    Ok((config, origin))
+}
+
+/// Before the flags that replace a part of it.
+async fn base(choice: &Choice) -> Result<(kube::Config, String), Error> {
     let from_env = std::env::var_os("KUBECONFIG")
         .filter(|value| !value.is_empty())
         .map(PathBuf::from);
     let (paths, explicit) = match (&choice.kubeconfig, from_env) {
         (Some(paths), _) => (paths.clone(), true),
         (None, Some(paths)) => (paths, false),
-        (None, None) => match home_config() {
-            Some(path) => (path, false),
-            None => {
-                let mut config = kube::Config::incluster().map_err(|error| Error::NoCluster { text: error.to_string() })?;
-                set_timeouts(&mut config);
-                return Ok(config);
+        (None, None) => match (home_config(), &choice.server) {
+            (Some(path), _) => (path, false),
+            (None, Some(server)) => return Ok((kube::Config::new(server.clone()), String::new())),
+            (None, None) => {
+                let config = kube::Config::incluster().map_err(|error| Error::NoCluster { text: error.to_string() })?;
+                return Ok((config, "from this pod's environment".to_owned()));
             }
         },
     };
+    let unusable = |text: String| Error::Kubeconfig {
+        origin: paths.display().to_string(),
+        text,
+    };
     let merged = read_merged(&paths, explicit)?;
+    names_are_there(&merged, choice).map_err(unusable)?;
     let options = KubeConfigOptions {
         context: choice.context.clone(),
-        ..KubeConfigOptions::default()
+        cluster: choice.cluster.clone(),
+        user: choice.user.clone(),
     };
-    let mut config = kube::Config::from_custom_kubeconfig(merged, &options)
+    let config = kube::Config::from_custom_kubeconfig(merged, &options)
         .await
-        .map_err(|error| Error::Kubeconfig {
-            origin: paths.display().to_string(),
-            text: error.to_string(),
-        })?;
-    set_timeouts(&mut config);
-    Ok(config)
+        .map_err(|error| unusable(error.to_string()))?;
+    Ok((config, format!("from the kubeconfig {}", paths.display())))
 }
 
-/// A request that gets no answer must end; watches end and are taken up again by themselves.
-fn set_timeouts(config: &mut kube::Config) {
-    config.connect_timeout = Some(std::time::Duration::from_secs(5));
+/// Names that an error lists.
+const MOST_NAMES: usize = 10;
+
+/// Whether the kubeconfig has what the flags name. kube does not mind a user that is not there.
+fn names_are_there(config: &Kubeconfig, choice: &Choice) -> Result<(), String> {
+    let contexts = || config.contexts.iter().map(|named| named.name.as_str()).collect();
+    let clusters = || config.clusters.iter().map(|named| named.name.as_str()).collect();
+    let users = || config.auth_infos.iter().map(|named| named.name.as_str()).collect();
+    if choice.context.is_none() && config.current_context.as_deref().is_none_or(str::is_empty) {
+        let known: Vec<&str> = contexts();
+        return Err(format!(
+            "it names no current context; choose one with --context: {}",
+            listed(&known)
+        ));
+    }
+    let check = |kind: &str, asked: &Option<String>, known: Vec<&str>| match asked.as_deref() {
+        Some(name) if !known.contains(&name) => Err(format!("it has no {kind} {name:?}, only: {}", listed(&known))),
+        _ => Ok(()),
+    };
+    check("context", &choice.context, contexts())?;
+    check("cluster", &choice.cluster, clusters())?;
+    check("user", &choice.user, users())
+}
+
+fn listed(names: &[&str]) -> String {
+    match names {
+        [] => "(it has none)".to_owned(),
+        names if names.len() > MOST_NAMES => format!("{} and {} more", names[..MOST_NAMES].join(", "), names.len() - MOST_NAMES),
+        names => names.join(", "),
+    }
 }
 
 /// kubectl's rule: of a list of paths those that exist count, and one at least must; a single path must exist.

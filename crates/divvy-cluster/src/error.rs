@@ -1,5 +1,6 @@
 use std::path::PathBuf;
 
+use crate::client::Unanswered;
 use crate::list::pages::Failure;
 
 /// What can go wrong between Divvy and an API server.
@@ -62,6 +63,11 @@ impl Error {
         matches!(self, Error::Api { answer, .. } if matches!(&**answer, kube::Error::Api(status) if status.code == 403))
     }
 
+    /// Whether the API server said that there is no such object (404).
+    pub fn is_not_found(&self) -> bool {
+        matches!(self, Error::Api { answer, .. } if matches!(&**answer, kube::Error::Api(status) if status.code == 404))
+    }
+
     pub(crate) fn list(what: impl Into<String>, failure: Failure) -> Error {
         match failure {
             Failure::Api(source) => Error::api(what, source),
@@ -77,6 +83,7 @@ impl Error {
 pub fn in_words(error: &kube::Error) -> String {
     match error {
         kube::Error::Api(status) => format!("{} ({} {})", status.message, status.code, status.reason),
+        kube::Error::Service(error) if error.is::<Unanswered>() => error.to_string(),
         other => {
             let mut text = other.to_string();
             let mut source = std::error::Error::source(other);

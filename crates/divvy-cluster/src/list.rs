@@ -421,6 +421,24 @@ pub async fn agent_selector(client: &kube::Client) -> Result<Option<divvy_why::L
     Ok(selectors.pop().filter(|_| selectors.is_empty()))
 }
 
+/// The pods of the extender of Divvy's chart, with their namespaces, and their images.
+pub async fn extender_pods(client: &kube::Client) -> Result<Vec<(String, String)>, Error> {
+    let api: Api<k8s_openapi::api::core::v1::Pod> = Api::all(client.clone());
+    // There are two or three.
+    let params = ListParams::default()
+        .labels("app.kubernetes.io/name=divvy,app.kubernetes.io/component=extender")
+        .limit(50);
+    let list = api
+        .list(&params)
+        .await
+        .map_err(|source| Error::api("the extender's pods could not be listed", source))?;
+    let one = |pod: k8s_openapi::api::core::v1::Pod| {
+        let image = pod.spec.and_then(|spec| spec.containers.into_iter().next()?.image)?;
+        Some((full_name(&pod.metadata), image))
+    };
+    Ok(list.items.into_iter().filter_map(one).collect())
+}
+
 /// Looks at the volume claims of a pod. What cannot be read stays [`ClaimState::Unseen`], with the reason.
 pub async fn look_at_claims(client: &kube::Client, wants: &mut divvy_why::Wants) {
     for claim in &mut wants.claims {

@@ -28,6 +28,10 @@ pub fn site(object: &NodeObject) -> Site {
         capacity_units: node.capacity_units,
         whole_gpus: node.whole_gpus,
         has_inventory: node.inventory.is_some(),
+        driver_trouble: node
+            .inventory
+            .and_then(Result::ok)
+            .and_then(|inventory| inventory.driver_trouble),
         runtime: node.runtime,
         allocatable: status.allocatable.iter().filter_map(amount).collect(),
         name: node.name,

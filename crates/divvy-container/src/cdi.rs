@@ -6,6 +6,7 @@
 //! - [`Problem`]: what is wrong with a spec, by field and rule
 //! - [`QualifiedName`], [`annotations`]: how devices are asked for
 //! - [`Registry`]: all specs of a machine: priorities, conflicts, the order of edits
+//! - [`driver`]: what the spec of a node's driver depends on, and that spec
 //! - [`stale`]: whether a spec was made for the driver that is loaded
 //! - [`moved`]: a spec whose paths are below another root
 //! - [`generate`]: from a machine's files and GPUs to a spec
@@ -15,6 +16,7 @@
 //! (research/reliability.md section 1.1), which is why the grant's variables live here and not in AllocateResponse.
 
 pub mod annotations;
+pub mod driver;
 pub mod generate;
 mod grant;
 pub mod moved;

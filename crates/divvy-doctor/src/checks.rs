@@ -284,6 +284,14 @@ pub const ALL: &[Check] = &[
         cluster::leftovers,
     ),
     check(
+        "K19",
+        Cluster,
+        Warning,
+        Needs::Cluster,
+        "containers get the driver's libraries",
+        cluster::libraries,
+    ),
+    check(
         "K07",
         Cluster,
         Error,

@@ -100,6 +100,7 @@ impl Leg {
         let played = scenes.iter().map(|scene| {
             let settings = Settings {
                 seed,
+                drivers: true,
                 audit: false,
                 ..Settings::new(BUILT_IN, programs.clone())
             };

@@ -204,10 +204,9 @@ impl Cluster for Real {
     }
 
     fn grants(&self, node: &str) -> io::Result<Vec<String>> {
-        let mut names = Vec::new();
-        for folder in ["var/lib/kubelet/plugins/divvy.dev/grants", "run/cdi"] {
-            names.extend(driver::names(&self.folder.join(node).join(folder))?);
-        }
+        let node = self.folder.join(node);
+        let mut names = driver::names(&node.join("var/lib/kubelet/plugins/divvy.dev/grants"))?;
+        names.extend(driver::grant_specs(&node.join("run/cdi"))?);
         Ok(names)
     }
 

@@ -91,6 +91,7 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
     let choice = Choice {
         kubeconfig: config.kubeconfig,
         context: config.context,
+        ..Choice::default()
     };
     let connection = connect(&choice).await?;
     let listener = divvy_serve::listen(config.listen).map_err(|source| Error::Listen {

@@ -117,6 +117,16 @@ impl Tree for Files {
         Some(self.known(&path, fs::symlink_metadata(&path))?.mtime())
     }
 
+    fn stamp(&self, path: &str) -> Option<(i64, u64)> {
+        let path = self.path(path);
+        let metadata = self.known(&path, fs::symlink_metadata(&path))?;
+        let ns = metadata
+            .mtime()
+            .checked_mul(1_000_000_000)?
+            .checked_add(metadata.mtime_nsec())?;
+        Some((ns, metadata.size()))
+    }
+
     fn troubles(&self) -> Vec<String> {
         self.troubles()
     }

@@ -12,6 +12,7 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use divvy_container::cdi::driver::Basis;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 use tokio::sync::{mpsc, oneshot};
@@ -20,7 +21,7 @@ use tokio::time::{Instant, sleep, sleep_until};
 
 use self::child::Child;
 use self::connection::Connection;
-use crate::protocol::{FromProbe, Hello, Op, XidEvent};
+use crate::protocol::{DriverFiles, DriverQuestion, DriverSpec, FromProbe, Hello, Op, XidEvent};
 use crate::{Code, Failure, GpuProcesses, Snapshot};
 
 pub use self::once::snapshot;
@@ -116,9 +117,12 @@ pub struct ProbeHandle {
 
 #[derive(Debug)]
 enum Ask {
-    Processes(oneshot::Sender<Result<Vec<GpuProcesses>, Failure>>),
+    /// Answered to whoever asks.
+    Op(Op, Reply),
     Snapshot,
 }
+
+type Reply = oneshot::Sender<Result<Value, Failure>>;
 
 impl ProbeClient {
     /// Starts in the background; must be called within a tokio runtime.
@@ -154,9 +158,32 @@ impl Drop for ProbeClient {
 impl ProbeHandle {
     /// The processes on all GPUs, read now.
     pub async fn processes(&self) -> Result<Vec<GpuProcesses>, Failure> {
+        let all: Vec<GpuProcesses> = parse(self.ask(Op::Processes).await?)?;
+        GpuProcesses::validate(&all).map_err(protocol)?;
+        Ok(all)
+    }
+
+    /// What is on the machine of the driver's files. An older probe refuses with [`Code::Protocol`].
+    pub async fn driver(&self, question: DriverQuestion) -> Result<DriverFiles, Failure> {
+        parse(self.ask(Op::Driver(question)).await?)
+    }
+
+    /// The CDI spec of the driver, made from what [`ProbeHandle::driver`] found; [`Code::DriverFiles`] if none can be made.
+    pub async fn driver_spec(&self, basis: Basis) -> Result<DriverSpec, Failure> {
+        let made: DriverSpec = parse(self.ask(Op::DriverSpec { basis: Box::new(basis) }).await?)?;
+        match made.spec.is_valid() {
+            true => Ok(made),
+            false => Err(Failure::new(
+                Code::Protocol,
+                "the probe's CDI spec of the driver is not valid",
+            )),
+        }
+    }
+
+    async fn ask(&self, op: Op) -> Result<Value, Failure> {
         let gone = |_| Failure::new(Code::ProbeUnreachable, "the probe is not connected");
         let (sender, receiver) = oneshot::channel();
-        self.asks.try_send(Ask::Processes(sender)).map_err(|error| match error {
+        self.asks.try_send(Ask::Op(op, sender)).map_err(|error| match error {
             mpsc::error::TrySendError::Full(_) => Failure::new(Code::Busy, "too many questions wait for the probe"),
             mpsc::error::TrySendError::Closed(_) => Failure::new(Code::ProbeUnreachable, "the probe's client has ended"),
         })?;
@@ -225,7 +252,7 @@ struct Pending {
 enum Kind {
     Hello,
     Snapshot,
-    Processes(oneshot::Sender<Result<Vec<GpuProcesses>, Failure>>),
+    Asked(Reply),
 }
 
 impl Client {
@@ -236,7 +263,7 @@ impl Client {
                 () = sleep_until(until) => return Ok(()),
                 () = self.updates.closed() => return Err(Gone),
                 ask = self.asked.recv() => match ask {
-                    Some(Ask::Processes(sender)) => {
+                    Some(Ask::Op(_, sender)) => {
                         let failure = Failure::new(Code::ProbeUnreachable, "the probe is not connected");
                         // Whoever asked may have stopped waiting.
                         let _ = sender.send(Err(failure));
@@ -309,7 +336,7 @@ impl Client {
         let mut last_poll = None;
         let mut patient_until = Some(Instant::now() + self.timing.answer);
         let limit = self.timing.answer;
-        ask(&mut connection, &mut pending, &mut last_id, Kind::Hello, limit).await?;
+        ask(&mut connection, &mut pending, &mut last_id, Op::Hello, Kind::Hello, limit).await?;
         loop {
             let snapshot_asked = pending.values().any(|pending| matches!(pending.kind, Kind::Snapshot));
             let limit = if *useful {
@@ -372,21 +399,21 @@ impl Client {
                                     return Ok(());
                                 }
                             }
-                            Some(Kind::Processes(sender)) => {
+                            Some(Kind::Asked(sender)) => {
                                 // Whoever asked may have stopped waiting.
-                                let _ = sender.send(result.and_then(processes));
+                                let _ = sender.send(result);
                             }
                         },
                     }
                 }
                 () = sleep_until(next_poll), if !snapshot_asked => {
-                    ask(&mut connection, &mut pending, &mut last_id, Kind::Snapshot, limit).await?;
+                    ask(&mut connection, &mut pending, &mut last_id, Op::Snapshot, Kind::Snapshot, limit).await?;
                     last_poll = Some(Instant::now());
                     next_poll = Instant::now() + self.timing.poll;
                 }
                 Some(asked) = self.asked.recv() => match asked {
-                    Ask::Processes(sender) => {
-                        ask(&mut connection, &mut pending, &mut last_id, Kind::Processes(sender), limit).await?;
+                    Ask::Op(op, sender) => {
+                        ask(&mut connection, &mut pending, &mut last_id, op, Kind::Asked(sender), limit).await?;
                     }
                     Ask::Snapshot => next_poll = soon(last_poll),
                 },
@@ -440,12 +467,6 @@ fn protocol(error: crate::Error) -> Failure {
     Failure::new(Code::Protocol, error.to_string())
 }
 
-fn processes(value: Value) -> Result<Vec<GpuProcesses>, Failure> {
-    let all: Vec<GpuProcesses> = parse(value)?;
-    GpuProcesses::validate(&all).map_err(protocol)?;
-    Ok(all)
-}
-
 fn parse<T: DeserializeOwned>(value: Value) -> Result<T, Failure> {
     serde_json::from_value(value)
         .map_err(|error| Failure::new(Code::Protocol, format!("an answer of the probe was refused: {error}")))
@@ -468,15 +489,11 @@ async fn ask(
     connection: &mut Connection,
     pending: &mut BTreeMap<u64, Pending>,
     last_id: &mut u64,
+    op: Op,
     kind: Kind,
     limit: Duration,
 ) -> Result<(), Failure> {
     *last_id += 1;
-    let op = match &kind {
-        Kind::Hello => Op::Hello,
-        Kind::Snapshot => Op::Snapshot,
-        Kind::Processes(_) => Op::Processes,
-    };
     connection.ask(*last_id, op, limit).await?;
     let since = Instant::now();
     pending.insert(*last_id, Pending { kind, since });

@@ -24,6 +24,8 @@ pub enum Code {
     ProbeUnreachable,
     /// The other side of the socket does not follow the protocol.
     Protocol,
+    /// The driver's files on the machine are not there, or do not belong together.
+    DriverFiles,
     /// The other side has too many clients or requests.
     Busy,
     /// Anything else, and codes of a newer probe.
@@ -42,6 +44,7 @@ impl Code {
             Code::GpuLost => "gpu_lost",
             Code::ProbeUnreachable => "probe_unreachable",
             Code::Protocol => "protocol",
+            Code::DriverFiles => "driver_files",
             Code::Busy => "busy",
             Code::Unknown => "unknown",
         }

@@ -13,6 +13,8 @@ use std::sync::mpsc::Receiver;
 use nvml_wrapper::Nvml;
 use nvml_wrapper::error::NvmlError;
 
+pub use library::driver_root;
+
 use crate::backend::{Backend, Calls, Event};
 use crate::{Code, Failure, GpuProcesses, Known, Snapshot};
 

@@ -13,6 +13,7 @@
 //!
 //! Exit status: 0 asked to end, 1 failure, 2 wrong command line, 70 a driver call hung.
 
+mod driver;
 mod hub;
 mod options;
 mod owner;
@@ -93,11 +94,14 @@ fn once(options: &Options) -> i32 {
 }
 
 fn open_nvidia(options: &Options, calls: &Calls) -> Result<Nvidia, Failure> {
-    let nvidia = nvidia::Options {
+    Nvidia::open(&nvidia_options(options), calls)
+}
+
+fn nvidia_options(options: &Options) -> nvidia::Options {
+    nvidia::Options {
         library: options.nvml_library.clone(),
         driver_root: options.driver_root.clone(),
-    };
-    Nvidia::open(&nvidia, calls)
+    }
 }
 
 /// `--listen`: serves until the process ends.
@@ -141,7 +145,11 @@ fn listen(options: &Options) -> Result<std::convert::Infallible, Error> {
         env!("CARGO_PKG_VERSION"),
         options.listen.display()
     ));
-    server::serve(&listener, &hub, &jobs)
+    let driver = Arc::new(driver::Driver {
+        sys_root: options.sys_root.clone(),
+        nvidia: nvidia_options(options),
+    });
+    server::serve(&listener, &hub, &jobs, &driver)
 }
 
 /// A thread with a stack that is small unless a driver runs on it.

@@ -1,12 +1,14 @@
 //! The probe's protocol: lines of JSON over a Unix socket (DESIGN.md section 15).
 //!
-//! A client asks `{"v":1,"id":1,"op":"hello"|"snapshot"|"processes"|"ping"}`; the probe answers in the order of the
-//! questions, `{"id":1,"ok":…}` or `{"id":1,"err":{"code":"driver_not_loaded","text":"…"}}`. Unasked it sends
+//! A client asks `{"v":1,"id":1,"op":"hello"|"snapshot"|"processes"|"driver"|"driverSpec"|"ping"}`, the two of the driver with what
+//! they are about; the probe answers in the order of the questions, `{"id":1,"ok":…}` or `{"id":1,"err":{"code":"driver_not_loaded","text":"…"}}`. Unasked it sends
 //! `{"event":"xid","seq":7,"uuid":"GPU-…","xid":79,"gi":null,"ci":null}`; a `uuid` of null means every GPU. Unknown
 //! fields and unknown events are ignored on both sides. A line has at most [`MAX_LINE`] bytes before its `\n`.
 
 mod line;
 
+use divvy_container::cdi::Spec;
+use divvy_container::cdi::driver::{Basis, Place};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
@@ -16,8 +18,8 @@ use crate::{Code, Error, Failure};
 pub use line::{LineBuffer, MAX_LINE};
 
 /// What a client may ask.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "op", rename_all = "camelCase")]
 pub enum Op {
     /// Who is there, and which XIDs came lately: answered with [`Hello`].
     Hello,
@@ -25,19 +27,59 @@ pub enum Op {
     Snapshot,
     /// Read all processes: answered with a list of [`crate::GpuProcesses`].
     Processes,
+    /// Look at the driver's files, which only the probe sees: answered with [`DriverFiles`], without a call into the driver.
+    Driver(DriverQuestion),
+    /// Make the CDI spec of the driver: answered with [`DriverSpec`], without a call into the driver.
+    DriverSpec {
+        /// What an answer to [`Op::Driver`] said.
+        basis: Box<Basis>,
+    },
     /// Answered with `{}`, without a look at the driver.
     Ping,
 }
 
 /// A client's question.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Request {
     /// Format version, 1.
     pub v: u32,
     /// Chosen by the client; the answer carries it.
     pub id: u64,
     /// What is asked.
+    #[serde(flatten)]
     pub op: Op,
+}
+
+/// What [`Op::Driver`] is about.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DriverQuestion {
+    /// The driver's version, as a snapshot said.
+    pub version: String,
+    /// The GPUs, as a snapshot said.
+    pub gpus: Vec<Place>,
+    /// Paths of the machine, each of which may be there.
+    pub paths: Vec<String>,
+}
+
+/// The answer to [`Op::Driver`].
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct DriverFiles {
+    /// What a spec would be made from; `None`: the version of the driver is not known.
+    pub basis: Option<Basis>,
+    /// The driver's root as the probe opens it, for people.
+    pub looked_at: String,
+    /// Which of the paths are not there.
+    pub missing: Vec<String>,
+}
+
+/// The answer to [`Op::DriverSpec`].
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct DriverSpec {
+    /// For the CDI directory.
+    pub spec: Spec,
+    /// What was left out or looks wrong, in sentences.
+    pub notes: Vec<String>,
 }
 
 /// The answer to [`Op::Hello`].
@@ -102,8 +144,7 @@ pub enum FromProbe {
 
 /// The line of a question, with its `\n`.
 pub fn request_line(request: &Request) -> String {
-    let Request { v, id, op } = request;
-    format!("{}\n", json!({ "v": v, "id": id, "op": op }))
+    format!("{}\n", json!(request))
 }
 
 /// Reads a question. A refusal carries the question's id if it could be read.
@@ -219,7 +260,31 @@ mod tests {
 
     #[test]
     fn what_one_side_writes_the_other_reads() {
-        for op in [Op::Hello, Op::Snapshot, Op::Processes, Op::Ping] {
+        let question = DriverQuestion {
+            version: "550.54.15".to_owned(),
+            gpus: vec![Place {
+                index: 0,
+                uuid: "GPU-a".to_owned(),
+                minor: 1,
+                pci: "0000:81:00.0".to_owned(),
+                mig: Some(Vec::new()),
+            }],
+            paths: vec!["/usr/lib64/libcuda.so.1".to_owned()],
+        };
+        let basis = Box::new(Basis {
+            driver: "550.54.15".to_owned(),
+            gpus: Vec::new(),
+            driver_root: "/".to_owned(),
+            root: None,
+        });
+        for op in [
+            Op::Hello,
+            Op::Snapshot,
+            Op::Processes,
+            Op::Driver(question),
+            Op::DriverSpec { basis },
+            Op::Ping,
+        ] {
             let request = Request { v: 1, id: u64::MAX, op };
             assert_eq!(parse_request(&request_line(&request)), Ok(request));
         }

@@ -3,7 +3,8 @@ use std::collections::BTreeSet;
 use serde::{Deserialize, Serialize};
 
 use crate::limits::{
-    DEVICE_TEXT_BYTES, GPU_LINKS, INVENTORY_BYTES, NODE_GPUS, NODE_PRODUCTS, OTHER_UNITS, REASON_BYTES, SHORT_TEXT_BYTES, quoted,
+    DEVICE_TEXT_BYTES, DRIVER_TROUBLE_BYTES, GPU_LINKS, INVENTORY_BYTES, NODE_GPUS, NODE_PRODUCTS, OTHER_UNITS, REASON_BYTES,
+    SHORT_TEXT_BYTES, quoted,
 };
 use crate::{Error, MemoryUnit, MiB};
 
@@ -30,6 +31,9 @@ pub struct Inventory {
     /// and would refuse for good what comes. In the format only while it is so.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub unschedulable: bool,
+    /// Why containers get none of the driver's libraries, or wrong ones, and what to type on the node. In the format only while it is so.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub driver_trouble: Option<String>,
     /// The GPUs, those that failed or were lost among them.
     pub gpus: Vec<Gpu>,
 }
@@ -160,6 +164,8 @@ impl Inventory {
         most("different products", products.len(), NODE_PRODUCTS)?;
         most("bytes in agent", self.agent.len(), SHORT_TEXT_BYTES)?;
         most("bytes in driver", self.driver.len(), SHORT_TEXT_BYTES)?;
+        let trouble = self.driver_trouble.as_deref().unwrap_or_default();
+        most("bytes in driverTrouble", trouble.len(), DRIVER_TROUBLE_BYTES)?;
         for gpu in &self.gpus {
             let text = |name: &str, text: &str, bytes: usize| match text.len() > bytes {
                 true => Err(format!(
@@ -356,6 +362,13 @@ mod tests {
                     ..of(1, 0)
                 },
                 "bytes in agent",
+            ),
+            (
+                Inventory {
+                    driver_trouble: Some(long()),
+                    ..of(1, 0)
+                },
+                "bytes in driverTrouble",
             ),
             (
                 Inventory {

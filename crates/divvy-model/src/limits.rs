@@ -33,6 +33,8 @@ pub const OTHER_UNITS: usize = 8;
 pub const INVENTORY_BYTES: usize = 64 << 10;
 /// Bytes of the reason why a GPU is not well. The agent cuts it; a longer one is not an agent's.
 pub const REASON_BYTES: usize = 256;
+/// Bytes of what is wrong with a node's driver files, with what to type. The agent cuts it.
+pub const DRIVER_TROUBLE_BYTES: usize = 768;
 /// Bytes of the short texts in an inventory: versions, PCI addresses, kinds of links.
 pub const SHORT_TEXT_BYTES: usize = 96;
 

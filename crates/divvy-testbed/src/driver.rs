@@ -31,6 +31,25 @@ pub fn names(folder: &Path) -> io::Result<Vec<String>> {
         .collect()
 }
 
+/// The same of a CDI directory, without the agent's spec of the driver, which belongs to no grant.
+pub fn grant_specs(folder: &Path) -> io::Result<Vec<String>> {
+    let mut found = names(folder)?;
+    found.retain(|name| !name.starts_with("divvy.dev-driver_"));
+    Ok(found)
+}
+
+/// Puts the libraries of a driver below `root`, as a distribution's package does.
+pub fn install(root: &Path, version: &str) -> io::Result<()> {
+    let folder = root.join("usr/lib/x86_64-linux-gnu");
+    std::fs::create_dir_all(&folder)?;
+    for library in ["libcuda.so", "libnvidia-ml.so"] {
+        let file = format!("{library}.{version}");
+        std::fs::write(folder.join(&file), "")?;
+        std::os::unix::fs::symlink(file, folder.join(format!("{library}.1")))?;
+    }
+    Ok(())
+}
+
 /// Writes a file below `root` by its path on the machine, or removes it.
 pub fn place(root: &Path, path: &str, text: Option<&str>) -> io::Result<()> {
     let path = root.join(path.trim_start_matches('/'));

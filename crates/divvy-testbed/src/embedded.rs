@@ -37,6 +37,8 @@ pub struct Settings {
     pub seed: u64,
     /// Flags for every agent besides those that it needs: `--health-recovery 1s`, say.
     pub agent_flags: Vec<String>,
+    /// Whether the machines have the driver's libraries.
+    pub drivers: bool,
     /// Keep every commit for [`ApiServer::history`]; it grows for as long as the cluster is up.
     pub audit: bool,
     /// The API server's time of day.
@@ -55,6 +57,7 @@ impl Settings {
             base: std::env::temp_dir(),
             seed: 1,
             agent_flags,
+            drivers: false,
             audit: true,
             clock: Clock::system(),
         }
@@ -186,6 +189,9 @@ impl Embedded {
         };
         tune(&mut spec);
         let node = Node::start(self.client.clone(), spec).await.map_err(io::Error::other)?;
+        if self.settings.drivers && !machine.gpus.is_empty() {
+            driver::install(&node.paths().sys_root, &machine.driver)?;
+        }
         self.nodes.insert(name.to_owned(), EmbeddedNode { node, agent: None });
         if machine.gpus.is_empty() {
             Ok(())
@@ -555,7 +561,7 @@ impl Cluster for Embedded {
     fn grants(&self, node: &str) -> io::Result<Vec<String>> {
         let paths = self.node(node)?.paths();
         let mut found = driver::names(&self.folder(node).join("state/grants"))?;
-        found.extend(driver::names(&paths.cdi_dir)?);
+        found.extend(driver::grant_specs(&paths.cdi_dir)?);
         Ok(found)
     }
 

@@ -470,6 +470,10 @@ fn beside(answer: &mut Answer, question: &Question<'_>) {
             names::WHOLE_GPU
         ));
     }
+    let own = pod.node.as_deref().and_then(|node| question.snapshot.site(node));
+    if let Some((node, trouble)) = own.and_then(|site| Some((&site.name, site.driver_trouble.as_ref()?))) {
+        answer.notes.push(format!("On node {node}, {trouble}."));
+    }
     let starts = pod.node.is_none() || !matches!(pod.held, Held::Nothing | Held::Unreadable(_));
     if let Some((container, value)) = pod.own_visible.as_deref().filter(|_| starts) {
         answer.notes.push(format!(

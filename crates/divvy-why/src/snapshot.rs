@@ -19,6 +19,8 @@ pub struct Site {
     pub labels: Labels,
     /// `spec.taints`
     pub taints: Vec<Taint>,
+    /// Why its containers get none of the driver's libraries, or wrong ones; as the inventory says.
+    pub driver_trouble: Option<String>,
     /// `spec.unschedulable`
     pub cordoned: bool,
     /// No condition Ready says otherwise.

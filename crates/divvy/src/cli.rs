@@ -4,6 +4,7 @@ pub mod cdi;
 pub mod configure;
 pub mod doctor;
 mod nvidia_ctk;
+pub mod output;
 pub mod runtime_config;
 pub mod simulate;
 pub mod system;
@@ -14,12 +15,19 @@ use std::path::PathBuf;
 
 use crate::why::Name;
 use clap::{Args, Parser, Subcommand, ValueEnum};
+#[cfg(feature = "completions")]
+use clap_complete::ArgValueCompleter;
+use divvy_cluster::client::Token;
 use divvy_model::{MemoryUnit, MiB};
 use divvy_placement::policy::Policy;
 
+#[cfg(feature = "completions")]
+use crate::commands::completions;
+use crate::inspect::sort::SortBy;
 use crate::scheduler_config::distribution::Distribution;
 use crate::scheduler_config::second::Version;
 use crate::scheduler_config::second::mutation::MutateWith;
+use output::{Output, OutputParser};
 
 /// Share GPUs between pods on Kubernetes
 #[derive(Debug, Parser)]
@@ -28,17 +36,22 @@ use crate::scheduler_config::second::mutation::MutateWith;
     version,
     after_help = "\
 Examples:
-  divvy demo                          a cluster in one process, with simulated GPUs
-  divvy inspect gpushare              who has how much of which GPU
-  divvy why my-pod                    why a pod waits, or where it runs
-  divvy audit                         was any GPU given twice, did a pod run elsewhere, did anything leak?
-  divvy agent --node-name \"$NODE\"     on a GPU node (a DaemonSet does this)
+  divvy demo                       a cluster in one process, with simulated GPUs
+  divvy inspect gpushare           who has how much of which GPU
+  divvy why my-pod                 why a pod waits, or where it runs
+  divvy audit
+      was any GPU given twice, did a pod run elsewhere, did anything leak?
+  divvy agent --node-name \"$NODE\"  on a GPU node (a DaemonSet does this)
   divvy extender --tls-secret divvy-system/divvy-extender-tls --listen 0.0.0.0:32766
-  divvy scheduler-config              what kube-scheduler must be told
-  divvy simulate --help               how much more the same GPUs would hold under which policy
-  divvy doctor                        what is wrong on this machine, from the driver to the kubelet
-  divvy cdi generate                  what Docker, Podman and containerd must be told of this machine's GPUs
-  divvy configure docker --dry-run    what the engine must be told of the runtime that hands them out
+  divvy scheduler-config           what kube-scheduler must be told
+  divvy simulate --help
+      how much more the same GPUs would hold under which policy
+  divvy doctor
+      what is wrong on this machine, from the driver to the kubelet
+  divvy cdi generate
+      what Docker, Podman and containerd must be told of this machine's GPUs
+  divvy configure docker --dry-run
+      what the engine must be told of the runtime that hands them out
 
 As a kubectl plugin: link this program as kubectl-divvy and kubectl-inspect-gpushare into your PATH; `divvy completions --help` for tabs."
 )]
@@ -49,6 +62,26 @@ pub struct Cli {
     /// What to log to standard error: error, warn, info, debug, trace, or per module as in divvy_agent=debug
     #[arg(long, global = true, env = "DIVVY_LOG", value_name = "FILTER")]
     pub log: Option<String>,
+    /// Colours: on a terminal without NO_COLOR (auto), always, or never
+    #[arg(
+        long,
+        global = true,
+        value_name = "WHEN",
+        default_value = "auto",
+        hide_possible_values = true
+    )]
+    pub color: Color,
+}
+
+/// When there are colours.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Color {
+    /// On a terminal, unless NO_COLOR is set
+    Auto,
+    /// Always
+    Always,
+    /// Never
+    Never,
 }
 
 /// Run on a GPU node: find its GPUs, advertise their memory, hand each container its own GPU (`divvy agent`, as a program of its own)
@@ -86,19 +119,78 @@ pub enum Command {
     #[command(subcommand, hide = true)]
     NvidiaSystem(system::SystemCommand),
     Simulate(Box<simulate::SimulateArgs>),
+    Version(VersionArgs),
     Completions(CompletionsArgs),
     Demo(DemoArgs),
 }
 
-/// Which cluster.
+/// Which cluster, for a program that runs in it.
 #[derive(Debug, Clone, Args)]
-pub struct ClusterArgs {
+pub struct ContextArgs {
     /// The kubeconfig file; several paths as in KUBECONFIG [default: $KUBECONFIG, else ~/.kube/config, else the pod's own account]
     #[arg(long, value_name = "FILE")]
     pub kubeconfig: Option<PathBuf>,
     /// The context of the kubeconfig to use
     #[arg(long, value_name = "NAME")]
     pub context: Option<String>,
+}
+
+/// Which cluster, and as whom, for people: kubectl's flags.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Connection, as in kubectl")]
+pub struct AccessArgs {
+    #[command(flatten)]
+    pub context: ContextArgs,
+    /// The user of the kubeconfig, in place of the context's
+    #[arg(long, value_name = "NAME", hide_short_help = true)]
+    pub user: Option<String>,
+    /// The API server's address, in place of the kubeconfig's
+    #[arg(short, long, value_name = "URL", value_parser = server, hide_short_help = true)]
+    pub server: Option<http::Uri>,
+    /// The bearer token, in place of the kubeconfig's credentials
+    #[arg(long, value_name = "TOKEN", hide_short_help = true)]
+    pub token: Option<Token>,
+    /// Act as this user, such as jane or system:serviceaccount:NAMESPACE:NAME; needs the right to impersonate
+    #[arg(long = "as", value_name = "USER", hide_short_help = true)]
+    pub impersonate: Option<String>,
+    /// With --as: act as a member of this group; can be given several times
+    #[arg(long = "as-group", value_name = "GROUP", requires = "impersonate", hide_short_help = true)]
+    pub impersonate_groups: Vec<String>,
+    /// How long to wait for an answer of the API server, such as 10s or 1m; 0: without end
+    #[arg(long, value_name = "TIME", value_parser = request_timeout, hide_short_help = true)]
+    pub request_timeout: Option<std::time::Duration>,
+}
+
+/// The same, where the command has no other `--cluster`.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Connection, as in kubectl")]
+pub struct ClusterArgs {
+    #[command(flatten)]
+    pub access: AccessArgs,
+    /// The cluster of the kubeconfig, in place of the context's
+    #[arg(long, value_name = "NAME", hide_short_help = true)]
+    pub cluster: Option<String>,
+}
+
+fn server(text: &str) -> Result<http::Uri, String> {
+    let address: http::Uri = text.parse().map_err(|error| format!("{error}; write https://HOST:PORT"))?;
+    match (address.scheme_str(), address.host()) {
+        (Some("https" | "http"), Some(_)) => Ok(address),
+        _ => Err("it is no address of a server; write https://HOST:PORT".to_owned()),
+    }
+}
+
+/// A Go duration, or seconds, as kubectl takes it.
+fn request_timeout(text: &str) -> Result<std::time::Duration, String> {
+    let seconds = text.parse().ok().map(std::time::Duration::from_secs);
+    let with_unit = || {
+        text.parse::<jiff::SignedDuration>()
+            .ok()
+            .and_then(|time| time.try_into().ok())
+    };
+    seconds
+        .or_else(with_unit)
+        .ok_or_else(|| "it is no duration; write 10s, 1m or 0".to_owned())
 }
 
 /// Run on a GPU node: find its GPUs, advertise their memory, hand each container its own GPU
@@ -110,8 +202,9 @@ Examples:
   NODE_NAME=gpu-1 divvy agent --probe unix:/run/divvy/probe.sock --metrics 0.0.0.0:9400
 
 Resources offered to the kubelet:
-  aliyun.com/gpu-mem     units of GPU memory (--memory-unit)
-  aliyun.com/gpu-count   the node's GPUs, for those who look at it; asking for it has no effect
+  aliyun.com/gpu-mem  units of GPU memory (--memory-unit)
+  aliyun.com/gpu-count
+      the node's GPUs, for those who look at it; asking for it has no effect
 
 The agent goes on whatever happens to the kubelet, the API server or the driver; /readyz (with --metrics) says for which part it waits, and the log says why.")]
 pub struct AgentArgs {
@@ -119,7 +212,7 @@ pub struct AgentArgs {
     #[arg(long, env = "NODE_NAME", value_name = "NAME")]
     pub node_name: Option<String>,
     #[command(flatten)]
-    pub cluster: ClusterArgs,
+    pub cluster: ContextArgs,
     /// The kubelet's folder, with device-plugins/ in it [default: /var/lib/kubelet]
     #[arg(long, env = "DIVVY_KUBELET_DIR", value_name = "DIR")]
     pub kubelet_dir: Option<PathBuf>,
@@ -196,33 +289,47 @@ pub enum DriverSpec {
 Examples:
   divvy extender --kubeconfig ~/.kube/config --memory-unit MiB
   divvy extender --listen 0.0.0.0:32766 --tls-secret divvy-system/divvy-extender-tls
-  divvy extender --listen 0.0.0.0:32766 --tls-secret divvy-system/divvy-extender-tls --leader-elect --advertise-address 10.0.0.3
-  divvy extender --listen 0.0.0.0:32766 --tls-cert-file tls.crt --tls-private-key-file tls.key --client-ca-file ca.crt
+  divvy extender --tls-secret divvy-system/divvy-extender-tls --leader-elect \\
+      --listen 0.0.0.0:32766 --advertise-address 10.0.0.3
+  divvy extender --listen 0.0.0.0:32766 --tls-cert-file tls.crt \\
+      --tls-private-key-file tls.key --client-ca-file ca.crt
 
-Without --tls-… it speaks plain HTTP, and everyone who can connect to it can bind pods. It listens on the loopback address then, and starts on another
-address only with --insecure. With --tls-secret it makes a certificate authority, its own certificate and one for kube-scheduler, keeps them in that Secret (which must be there, empty at
-first), and renews its own by itself. With files it reads them again when they change. In both cases filter, bind and inspect are answered only to
+Without --tls-… it speaks plain HTTP, and everyone who can connect to it can bind pods. It listens on the loopback address then, and starts on another \
+address only with --insecure. With --tls-secret it makes a certificate authority, its own certificate and one for kube-scheduler, keeps them in that Secret (which must be there, empty at \
+first), and renews its own by itself. With files it reads them again when they change. In both cases filter, bind and inspect are answered only to \
 clients with a certificate of that authority and a name of --client-name; /healthz, /readyz and /metrics to everybody.
 
 Policies (--policy), by which it ranks nodes and chooses GPUs:
-  divvy           what leaves the most room for the pods that usually come; learnt from those that came
-  best-fit        the node and the GPU with the least left that is enough, as gpushare within a node
-  spread          the emptiest GPU of the emptiest node: no sharing while it can be avoided
-  fgd, rf, gpu-packing, gpu-clustering, dot-prod, random   from the literature, to compare with
-With --decide-in prioritize (the default) kube-scheduler adds its own scores; with filter the extender lets the best node through alone, for
+  divvy     what leaves the most room for the pods that usually come; learnt
+            from those that came
+  best-fit  the node and the GPU with the least left that is enough, as gpushare
+            within a node
+  spread    the emptiest GPU of the emptiest node: no sharing while it can be
+            avoided
+  fgd, rf, gpu-packing, gpu-clustering, dot-prod, random
+            from the literature, to compare with
+
+With --decide-in prioritize (the default) kube-scheduler adds its own scores; with filter the extender lets the best node through alone, for \
 schedulers whose configuration has no prioritizeVerb, and preferences of pods for nodes count for nothing.
 
 With --leader-elect several of them can run: one holds a Lease and binds, the others filter and hand binds on to it. Without, there must be one only.
 
 kube-scheduler reaches it through its configuration (KubeSchedulerConfiguration, extenders):
-  urlPrefix: https://ADDR:PORT/gpushare-scheduler   filterVerb: filter   prioritizeVerb: prioritize   weight: 25
-  preemptVerb: preempt   bindVerb: bind
-  nodeCacheCapable: true   ignorable: false
-  managedResources: [{name: aliyun.com/gpu-mem, ignoredByScheduler: false}, {name: aliyun.com/gpu-count, ignoredByScheduler: false}]
+  urlPrefix: https://ADDR:PORT/gpushare-scheduler
+  filterVerb: filter
+  prioritizeVerb: prioritize
+  weight: 25
+  preemptVerb: preempt
+  bindVerb: bind
+  nodeCacheCapable: true
+  ignorable: false
+  managedResources:
+  - {name: aliyun.com/gpu-mem, ignoredByScheduler: false}
+  - {name: aliyun.com/gpu-count, ignoredByScheduler: false}
 `divvy scheduler-config` prints the whole file, and where it goes.")]
 pub struct ExtenderArgs {
     #[command(flatten)]
-    pub cluster: ClusterArgs,
+    pub cluster: ContextArgs,
     /// Where to listen
     #[arg(long, env = "DIVVY_LISTEN", value_name = "ADDR:PORT", default_value = "127.0.0.1:32766")]
     pub listen: SocketAddr,
@@ -364,24 +471,41 @@ pub enum InspectCommand {
 
 /// Show GPU memory given to pods, per node and GPU, in units
 #[derive(Debug, Args)]
-#[command(after_help = "\
+#[command(
+    version,
+    display_name = "kubectl-inspect-gpushare",
+    after_help = "\
 Examples:
-  kubectl inspect gpushare            a line per node
-  kubectl inspect gpushare -d         every pod
-  kubectl inspect gpushare gpu-1      one node
-  kubectl inspect gpushare -o wide    a line per GPU, with model and health
+  kubectl inspect gpushare                 a line per node
+  kubectl inspect gpushare -d              every pod
+  kubectl inspect gpushare gpu-1 gpu-2     these nodes
+  kubectl inspect gpushare -o wide         a line per GPU, with model and health
+  kubectl inspect gpushare --sort-by free  the fullest node first
   kubectl inspect gpushare -o json | jq '.nodes[].gpus[]'
+  kubectl inspect gpushare -o jsonpath='{.nodes[*].name}'
 
-PENDING are pods on a node whose annotations name no GPU.")]
+PENDING are pods on a node whose annotations name no GPU."
+)]
 pub struct InspectArgs {
-    /// Only this node
-    pub node: Option<String>,
+    /// Only these nodes
+    #[arg(value_name = "NODE")]
+    #[cfg_attr(feature = "completions", arg(add = ArgValueCompleter::new(completions::nodes)))]
+    pub nodes: Vec<String>,
     /// A block per node, a line per pod
     #[arg(short, long)]
     pub details: bool,
     /// Another form
-    #[arg(short, long, value_name = "FORMAT")]
-    pub output: Option<InspectOutput>,
+    #[arg(short, long, value_name = "FORMAT", value_parser = OutputParser::<InspectOutput>::new())]
+    pub output: Option<Output<InspectOutput>>,
+    /// Print the table's rows alone: no header, no sums
+    #[arg(long, conflicts_with = "details")]
+    pub no_headers: bool,
+    /// Sort the nodes, the smallest first: by name, allocated, free, total, or a path of a node in -o json such as {.gpus[0].allocated}
+    #[arg(long, value_name = "COLUMN|PATH")]
+    pub sort_by: Option<SortBy>,
+    /// Print it anew when it changes, until Ctrl-C; it is looked at every few seconds
+    #[arg(short, long)]
+    pub watch: bool,
     #[command(flatten)]
     pub cluster: ClusterArgs,
 }
@@ -395,30 +519,37 @@ pub enum InspectOutput {
     Json,
     /// YAML
     Yaml,
+    /// The nodes' names
+    Name,
 }
 
 /// Explain why a pod waits for a GPU, or where it runs and what it holds
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
-  divvy why                         every pod of the context's namespace that waits for GPU memory; -A: of all namespaces
-  divvy why my-pod                  also pod/my-pod, ml/my-pod
-  kubectl divvy why deploy/train    the pods of a Deployment (also sts, rs, ds, job)
+  divvy why                      every pod of the context's namespace that waits
+  divvy why -A                   of all namespaces
+  divvy why my-pod               also pod/my-pod, ml/my-pod
+  kubectl divvy why deploy/train
+                                 its pods (also sts, rs, ds, job)
   divvy why -l app=train
-  divvy why my-pod --all-nodes      what each node says
-  divvy why my-pod --placement      which node and GPU the policy prefers for it, and what the others would cost
+  divvy why my-pod --all-nodes   what each node says
+  divvy why my-pod --placement   which node and GPU the policy prefers for it
   divvy why my-pod -o json
+  divvy why my-pod -w            again when the answer changes
 
 A suggestion is printed only if that change alone would let the pod start: each one was tried on what was read of the cluster.")]
 pub struct WhyArgs {
     /// Pods or workloads [default: every pod that waits for GPU memory]
     #[arg(value_name = "POD|KIND/NAME")]
+    #[cfg_attr(feature = "completions", arg(add = ArgValueCompleter::new(completions::pods)))]
     pub names: Vec<Name>,
     /// The pods with these labels
     #[arg(short = 'l', long, value_name = "LABELS", conflicts_with = "names")]
     pub selector: Option<String>,
     /// Their namespace [default: the context's]
     #[arg(short, long, value_name = "NAME")]
+    #[cfg_attr(feature = "completions", arg(add = ArgValueCompleter::new(completions::namespaces)))]
     pub namespace: Option<String>,
     /// Look in all namespaces
     #[arg(short = 'A', long, conflicts_with_all = ["namespace", "names", "selector"])]
@@ -433,8 +564,11 @@ pub struct WhyArgs {
     #[arg(long, value_name = "NAME", default_value = "divvy", requires = "placement")]
     pub policy: Policy,
     /// Another form
-    #[arg(short, long, value_name = "FORMAT")]
-    pub output: Option<WhyOutput>,
+    #[arg(short, long, value_name = "FORMAT", value_parser = OutputParser::<WhyOutput>::new())]
+    pub output: Option<Output<WhyOutput>>,
+    /// Print each answer anew when it changes, until the pods are deleted or Ctrl-C
+    #[arg(short, long, conflicts_with = "placement")]
+    pub watch: bool,
     /// One unit of aliyun.com/gpu-mem, for nodes whose agent publishes none
     #[arg(long, env = "DIVVY_MEMORY_UNIT", value_name = "UNIT", default_value = "GiB")]
     pub memory_unit: MemoryUnit,
@@ -449,6 +583,35 @@ pub enum WhyOutput {
     Json,
     /// YAML
     Yaml,
+    /// The pods' names
+    Name,
+}
+
+/// Say which version this program is, and which the cluster's extender and agents are
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  divvy version
+  divvy version --client    without asking the cluster
+  divvy version -o json")]
+pub struct VersionArgs {
+    /// Only this program
+    #[arg(long)]
+    pub client: bool,
+    /// Another form
+    #[arg(short, long, value_name = "FORMAT")]
+    pub output: Option<VersionOutput>,
+    #[command(flatten)]
+    pub cluster: ClusterArgs,
+}
+
+/// Forms of `version`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum VersionOutput {
+    /// JSON
+    Json,
+    /// YAML
+    Yaml,
 }
 
 /// Say whether any GPU was ever given more than it has, any pod ran elsewhere than allocated, anything leaked
@@ -457,26 +620,31 @@ pub enum WhyOutput {
     args_conflicts_with_subcommands = true,
     after_help = "\
 Examples:
-  divvy audit                                     the cluster as it is now
-  divvy audit record day.log                      write down what happens, until Ctrl-C
-  divvy audit day.log                             replay it
-  divvy audit day.log --reports containers.jsonl  and hold what the containers said of themselves against it
+  divvy audit                 the cluster as it is now
+  divvy audit record day.log  write down what happens, until Ctrl-C
+  divvy audit day.log         replay it
+  divvy audit day.log --reports containers.jsonl
+      and hold what the containers said of themselves against it
   kubectl get pods,nodes -A -o json | divvy audit -
   kubectl get pods -A -w -o json --output-watch-events > pods.json; divvy audit nodes.json pods.json
   divvy audit day.log -o json | jq '.findings[] | select(.level == \"fault\")'
 
 What is looked for, after each change:
-  more allocated on a GPU than it has, by pods that are bound and have not ended, on paper or with containers that ran
-  allocations that changed after the binding, that nobody bound, that cannot be read, that name a GPU that the node has not or that failed
+  more allocated on a GPU than it has, by pods that are bound and have not
+    ended, on paper or with containers that ran
+  allocations that changed after the binding, that nobody bound, that cannot be
+    read, that name a GPU that the node has not or that failed
   pods that ask for GPU memory and were bound without an allocation
   memory held for pods that are gone, deletions that are late
-  with --reports: containers on another GPU than allocated, told another size, without void; more in use on a GPU than it has
+  with --reports: containers on another GPU than allocated, told another size,
+    without void; more in use on a GPU than it has
 
 A line of --reports, one when a container begins and one (\"running\":false) when it has ended:
   {\"at\":1767323046.5,\"node\":\"n1\",\"pod_uid\":\"…\",\"container\":\"main\",\"id\":\"…\",\"running\":true,\"gpus\":[0],\"env\":{\"ALIYUN_COM_GPU_MEM_IDX\":\"0\"}}
-  gpus: minor numbers of /dev/nvidia*, or UUIDs; without it the variables decide.
+  gpus: minor numbers of /dev/nvidia*, or UUIDs; without it the variables
+    decide.
 
-Exit status: 0 sound; 1 findings; 2 it cannot be told for all of it (a gap in the history, a node that is not in it), there is no GPU memory to look at, or
+Exit status: 0 sound; 1 findings; 2 it cannot be told for all of it (a gap in the history, a node that is not in it), there is no GPU memory to look at, or \
 nothing could be read."
 )]
 pub struct AuditArgs {
@@ -511,11 +679,12 @@ pub enum AuditCommand {
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
-  divvy audit record day.log              until Ctrl-C or SIGTERM; then: divvy audit day.log
-  divvy audit record day.log --for 10m    goes on with a file that is there
+  divvy audit record day.log  until Ctrl-C or SIGTERM; then: divvy audit day.log
+  divvy audit record day.log --for 10m
+                              goes on with a file that is there
   divvy audit record - | gzip > day.log.gz
 
-JSON lines: a watch log with only what an audit reads (no environment, no labels). It takes the right to list and watch pods and nodes.
+JSON lines: a watch log with only what an audit reads (no environment, no labels). It takes the right to list and watch pods and nodes. \
 Killed at any moment it leaves a readable file. Where the watch could not go on, the log says so, and the audit says what it did not see.")]
 pub struct AuditRecordArgs {
     /// Where to; - is standard output
@@ -538,18 +707,22 @@ pub enum AuditOutput {
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
-  divvy scheduler-config                               the whole file for kube-scheduler --config
-  divvy scheduler-config --from-cluster -o divvy.yaml  address and certificates of the extender that is installed
-  divvy scheduler-config --for kubeadm                 where it goes and what to restart (k3s, rke2, k0s, microk8s, kind)
-  divvy scheduler-config --merge old.yaml -o new.yaml  into an existing one of any version; what changed is said on standard error
+  divvy scheduler-config          the whole file for kube-scheduler --config
+  divvy scheduler-config --from-cluster -o divvy.yaml
+      address and certificates of the extender that is installed
+  divvy scheduler-config --for kubeadm
+      where it goes and what to restart (k3s, rke2, k0s, microk8s, kind)
+  divvy scheduler-config --merge old.yaml -o new.yaml
+      into an existing one of any version; what changed is said on standard
+      error
   divvy scheduler-config --merge - < old.yaml | diff old.yaml -
   divvy scheduler-config --from-cluster --as-second-scheduler | kubectl apply -f -
-                                                       for a closed control plane (EKS, GKE, AKS), with what gives it the pods
-  divvy scheduler-config --check                       does the running scheduler call the extender?
+      for a closed control plane (EKS, GKE, AKS), with what gives it the pods
+  divvy scheduler-config --check  does the running scheduler call the extender?
 
 Nothing is changed in the cluster, but for the one pod of --check, which is refused, never runs, and is deleted again, on Ctrl-C too.
 
-Exit status of --check: 0 the scheduler calls the extender; 1 it does not, proven by a pod that it bound without asking;
+Exit status of --check: 0 the scheduler calls the extender; 1 it does not, proven by a pod that it bound without asking; \
 2 it could not be told in time, or not at all: the text says why. Otherwise: 0 printed; 1 not, and nothing was written.")]
 pub struct SchedulerConfigArgs {
     /// The extender, as the scheduler reaches it [default: port 32766 of 127.0.0.1, /gpushare-scheduler; with --as-second-scheduler that
@@ -602,6 +775,7 @@ pub struct SchedulerConfigArgs {
     pub kubernetes_version: Option<Version>,
     /// The namespace of the second scheduler, or of the pod of --check [default: kube-system; for --check the context's]
     #[arg(short, long, value_name = "NAME", value_parser = object_name)]
+    #[cfg_attr(feature = "completions", arg(add = ArgValueCompleter::new(completions::namespaces)))]
     pub namespace: Option<String>,
     /// Prove, with one pod that is refused and deleted, that the running scheduler calls the extender
     #[arg(long)]
@@ -633,14 +807,17 @@ fn object_name(text: &str) -> Result<String, String> {
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
-  source <(divvy completions bash)                                    in ~/.bashrc
-  divvy completions zsh > \"${fpath[1]}/_divvy\"
+  source <(divvy completions bash)  in ~/.bashrc
+  source <(divvy completions zsh)   in ~/.zshrc, after compinit
   divvy completions fish > ~/.config/fish/completions/divvy.fish
+
+Names of pods, namespaces and nodes are asked of the cluster that the flags name.
 
 For kubectl divvy and kubectl inspect gpushare it is kubectl that asks: a program beside the plugin, which is this one under another name.
   cd DIRECTORY-IN-PATH
-  ln -s divvy kubectl-divvy;             ln -s divvy kubectl_complete-divvy
-  ln -s divvy kubectl-inspect-gpushare;  ln -s divvy kubectl_complete-inspect-gpushare")]
+  ln -s divvy kubectl-divvy;  ln -s divvy kubectl_complete-divvy
+  ln -s divvy kubectl-inspect-gpushare;
+                              ln -s divvy kubectl_complete-inspect-gpushare")]
 pub struct CompletionsArgs {
     /// The shell
     pub shell: Shell,
@@ -666,9 +843,9 @@ Examples:
   divvy manifests --set memoryUnit=256MiB,agent.reserveMemory=512MiB > divvy.yaml
   divvy manifests --values my-values.yaml --set image.repository=registry.example/divvy
   divvy manifests --set extender.loopback=true --set 'extender.nodeSelector.node-role\\.kubernetes\\.io/control-plane='
-  divvy manifests --show-values           what can be chosen, with comments
+  divvy manifests --show-values  what can be chosen, with comments
 
-Objects go to standard output, what is left to do and to look at to standard error. The objects are,
+Objects go to standard output, what is left to do and to look at to standard error. The objects are, \
 byte for byte, those of `helm template` for the same chart and values.")]
 pub struct ManifestsArgs {
     /// Choose values: KEY=VALUE, several with commas; may be given several times
@@ -692,13 +869,14 @@ pub struct ManifestsArgs {
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
-  divvy demo                          the tutorial: two pods on one card, then a day on a small cluster
-  divvy demo --scenario tutorial      only the two pods
-  divvy demo --keep                   leave the cluster up and try kubectl on it
+  divvy demo
+      the tutorial: two pods on one card, then a day on a small cluster
+  divvy demo --scenario tutorial    only the two pods
+  divvy demo --keep                 leave the cluster up and try kubectl on it
   divvy demo --nodes my-nodes.toml --keep
-  divvy demo -o json | jq -r .text    every step as a line of JSON
+  divvy demo -o json | jq -r .text  every step as a line of JSON
 
-Needs no root, no network and no GPU. The agents, probes and the extender are the real programs; the API server, the
+Needs no root, no network and no GPU. The agents, probes and the extender are the real programs; the API server, the \
 scheduler, the kubelets, the container runtime and the NVML library are simulators.
 
 The exit status is 1 if any step did not come out as the scenario says.")]
@@ -741,11 +919,14 @@ pub fn arguments(given: impl IntoIterator<Item = std::ffi::OsString>) -> Result<
         .first()
         .map(PathBuf::from)
         .and_then(|path| path.file_name().map(|name| name.to_string_lossy().into_owned()));
-    if matches!(name.as_deref(), Some("kubectl-inspect-gpushare" | "kubectl-inspect_gpushare")) {
-        given.splice(1..1, ["inspect".into(), "gpushare".into()]);
-    }
-    if name.as_deref() == Some("nvidia-ctk") {
-        return nvidia_ctk::translate(&given);
+    match name.as_deref() {
+        // What stands first is what the help calls the program: as it is typed.
+        Some("kubectl-inspect-gpushare" | "kubectl-inspect_gpushare") => {
+            given.splice(0..1, ["kubectl".into(), "inspect".into(), "gpushare".into()]);
+        }
+        Some("kubectl-divvy") => given[0] = "kubectl divvy".into(),
+        Some("nvidia-ctk") => return nvidia_ctk::translate(&given),
+        _ => {}
     }
     Ok(given)
 }
@@ -801,7 +982,7 @@ mod tests {
                 panic!("{name} is not inspect");
             };
             assert!(args.details);
-            assert_eq!(args.node.as_deref(), Some("gpu-1"));
+            assert_eq!(args.nodes, ["gpu-1"]);
         }
         assert!(matches!(
             parsed(&["kubectl-divvy", "why", "p"]),

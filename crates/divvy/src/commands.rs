@@ -19,6 +19,8 @@ pub mod scheduler_config;
 pub mod simulate;
 pub mod system;
 pub mod uninstall;
+pub mod version;
+mod watch;
 pub mod why;
 
 use std::io::{Read as _, Write as _};
@@ -42,6 +44,7 @@ pub async fn run(cli: Cli) -> anyhow::Result<u8> {
         Command::Extender(args) => extender::run(*args).await.map(|()| true),
         Command::Inspect(InspectCommand::Gpushare(args)) => inspect::run(args).await.map(|()| true),
         Command::Why(args) => why::run(args).await.map(|()| true),
+        Command::Version(args) => version::run(args).await.map(|()| true),
         Command::Audit(args) => audit::run(*args).await,
         Command::SchedulerConfig(args) => scheduler_config::run(*args).await,
         Command::Cdi(command) => cdi::run(command).await,

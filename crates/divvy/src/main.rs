@@ -12,11 +12,10 @@ fn main() -> ExitCode {
         return divvy::commands::hook::run(&words).map_or_else(|error| fail(&error), |()| ExitCode::SUCCESS);
     }
     #[cfg(feature = "completions")]
-    if let Some(answer) = divvy::commands::completions::for_kubectl(&std::env::args_os().collect::<Vec<_>>()) {
-        return match answer.and_then(|text| divvy::printer::print(&text)) {
-            Ok(()) => ExitCode::SUCCESS,
-            Err(error) => fail(&error.into()),
-        };
+    match divvy::commands::completions::answered(&std::env::args_os().collect::<Vec<_>>()) {
+        Ok(false) => {}
+        Ok(true) => return ExitCode::SUCCESS,
+        Err(error) => return fail(&error),
     }
     let parsed = arguments(std::env::args_os()).and_then(Cli::try_parse_from);
     let cli = match parsed {
@@ -25,10 +24,13 @@ fn main() -> ExitCode {
             let status = usage_status(std::env::args_os().next().as_ref(), &error);
             return match error.print() {
                 Ok(()) => ExitCode::from(status),
+                // `divvy --help | head` is no error.
+                Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => ExitCode::from(status),
                 Err(error) => fail(&error.into()),
             };
         }
     };
+    divvy::printer::choose_colour(cli.color);
     let log = cli.log.clone();
     run(log.as_deref(), divvy::commands::run(cli))
 }

@@ -1,8 +1,32 @@
 //! The only writer to standard output. Data goes there; everything else goes to standard error.
 
-use std::io::{self, Write};
+use std::io::{self, IsTerminal as _, Write};
+use std::sync::OnceLock;
 
 use divvy_container::plain;
+
+use crate::cli::Color;
+
+static COLOUR: OnceLock<Color> = OnceLock::new();
+
+/// As `--color` says. Only the first choice counts.
+pub fn choose_colour(choice: Color) {
+    let _ = COLOUR.set(choice);
+}
+
+/// Whether what is printed for people has colours.
+pub fn coloured() -> bool {
+    match COLOUR.get().copied().unwrap_or(Color::Auto) {
+        Color::Always => true,
+        Color::Never => false,
+        Color::Auto => io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty()),
+    }
+}
+
+/// A part of a text in a colour, by its number in ECMA-48 (`31`, `1;33`).
+pub fn paint(colour: &str, text: &str) -> String {
+    format!("\x1b[{colour}m{text}\x1b[0m")
+}
 
 /// Writes text as it is: files and scripts, what is coloured, and what moves no cursor already.
 pub fn print(text: &str) -> io::Result<()> {
@@ -23,16 +47,26 @@ pub fn line(line: &str) -> io::Result<()> {
 
 /// A value as JSON, indented as kubectl does.
 pub fn json<T: serde::Serialize>(value: &T) -> anyhow::Result<()> {
-    let mut bytes = Vec::new();
-    let formatter = serde_json::ser::PrettyFormatter::with_indent(b"    ");
-    value.serialize(&mut serde_json::Serializer::with_formatter(&mut bytes, formatter))?;
-    let text = String::from_utf8(bytes)?;
-    Ok(print(&format!("{text}\n"))?)
+    Ok(print(&json_text(value)?)?)
 }
 
 /// A value as YAML.
 pub fn yaml<T: serde::Serialize>(value: &T) -> anyhow::Result<()> {
-    Ok(print(&serde_saphyr::to_string(value)?)?)
+    Ok(print(&yaml_text(value)?)?)
+}
+
+/// The text of [`json`].
+pub fn json_text<T: serde::Serialize>(value: &T) -> anyhow::Result<String> {
+    let mut bytes = Vec::new();
+    let formatter = serde_json::ser::PrettyFormatter::with_indent(b"    ");
+    value.serialize(&mut serde_json::Serializer::with_formatter(&mut bytes, formatter))?;
+    bytes.push(b'\n');
+    Ok(String::from_utf8(bytes)?)
+}
+
+/// The text of [`yaml`].
+pub fn yaml_text<T: serde::Serialize>(value: &T) -> anyhow::Result<String> {
+    Ok(serde_saphyr::to_string(value)?)
 }
 
 /// Tab-separated cells as columns: Go's text/tabwriter with minwidth 0 and padding 2, as kubectl and gpushare's tool use it.

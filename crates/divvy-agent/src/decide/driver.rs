@@ -8,27 +8,7 @@
 use std::collections::BTreeSet;
 
 use divvy_container::cdi::NVIDIA_KIND;
-use divvy_container::cdi::generate::nvidia::Gpu;
-
-/// What a driver's spec depends on. While it is the same, nothing needs to be looked at again.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Basis {
-    /// The version of the driver that is loaded.
-    pub driver: String,
-    /// The GPUs that are there, with their MIG devices.
-    pub gpus: Vec<Gpu>,
-    /// The driver's root; `None`: none can be read.
-    pub root: Option<RootState>,
-}
-
-/// What is cheap to look at in a driver's root and changes when the driver does.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct RootState {
-    /// `ld.so.cache`, else the folders in which libraries usually lie: path, time of the last change in ns, size.
-    pub stamps: Vec<(String, i128, u64)>,
-    /// The driver's device nodes that are there.
-    pub nodes: BTreeSet<String>,
-}
+pub use divvy_container::cdi::driver::{Basis, RootState};
 
 /// A spec of [`NVIDIA_KIND`] that is not the agent's own.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -43,7 +23,7 @@ pub struct SpecFile {
     pub driver: Option<String>,
     /// Names of its devices.
     pub devices: BTreeSet<String>,
-    /// Files in the driver's root that it names and that are not there.
+    /// Files and device nodes that it names and that are not there.
     pub missing: Vec<String>,
 }
 
@@ -54,7 +34,7 @@ pub struct Own {
     pub driver: Option<String>,
     /// Nobody changed it since the last attempt, which made it.
     pub as_made: bool,
-    /// Files in the driver's root that it names and that are not there.
+    /// Files and device nodes that it names and that are not there.
     pub missing: Vec<String>,
 }
 
@@ -72,10 +52,10 @@ pub struct Attempt {
 pub struct Seen {
     /// `--driver-spec auto`.
     pub auto: bool,
-    /// `--driver-root`, for what is to be typed.
-    pub driver_root: String,
-    /// The same as the agent opens it, below `--sys-root`.
+    /// Where the probe looked for the driver's files.
     pub looked_at: String,
+    /// Why the probe cannot look, where it cannot.
+    pub blind: Option<String>,
     /// Where the agent's own file lies, or would.
     pub own_path: String,
     /// `None`: driver or GPUs are not known.
@@ -102,7 +82,7 @@ pub enum Step {
 /// What containers suffer from.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Trouble {
-    /// A spec is there and wrong. Otherwise there is none: on a node whose containers have the driver in their images that is as it should be.
+    /// A spec is there and wrong. Otherwise there is none.
     pub stale: bool,
     /// In words, with what to type.
     pub text: String,
@@ -158,12 +138,14 @@ pub fn decide(seen: &Seen) -> Verdict {
     };
     if basis.root.is_none() {
         // A driver's container that is replaced takes its root with it for a while.
-        let rest = format!(
-            "The agent cannot make one, since no driver's files are to be seen at {} (--driver-root; agent.driverSpec.hostDriverRoot of the chart \
-             mounts them). On the node: {generate}",
-            seen.looked_at
+        let why = match &seen.blind {
+            Some(text) => text.clone(),
+            None => format!("divvy-probe sees none of the driver's files at {}", seen.looked_at),
+        };
+        return verdict(
+            Step::Nothing,
+            left(&format!("The agent cannot make one: {why}. On the node: {generate}")),
         );
-        return verdict(Step::Nothing, left(&rest));
     }
     match &seen.last {
         Some(Attempt {
@@ -173,12 +155,39 @@ pub fn decide(seen: &Seen) -> Verdict {
         Some(Attempt {
             basis: before,
             outcome: Err(error),
-        }) if before == basis => verdict(Step::Nothing, left(&format!("The agent could not make one: {error}"))),
+        }) if before == basis => {
+            let rest = format!(
+                "The agent could not make one: {error}. As soon as that is put right it tries again; by hand: {generate}"
+            );
+            verdict(Step::Nothing, left(&rest))
+        }
         _ => verdict(Step::Make(trouble), None),
     }
 }
 
+/// The event of a node, and of a pod, without the driver's libraries.
+pub const NO_LIBRARIES: &str = "NoDriverLibraries";
+
 impl Trouble {
+    /// The reason of the node's event.
+    pub fn reason(&self) -> &'static str {
+        match self.stale {
+            true => "DriverSpecStale",
+            false => NO_LIBRARIES,
+        }
+    }
+
+    /// No spec names a GPU.
+    pub(super) fn of_none(uuid: &str) -> Trouble {
+        Trouble {
+            stale: false,
+            text: format!(
+                "no CDI spec of kind {NVIDIA_KIND} names {uuid}: containers get its device files, and none of the driver's libraries \
+                 (libcuda.so.1)"
+            ),
+        }
+    }
+
     fn of_another(path: &str, made_for: &str, basis: &Basis) -> Trouble {
         Trouble {
             stale: true,
@@ -197,7 +206,7 @@ impl Trouble {
         }
     }
 
-    fn and(&self, rest: &str) -> Trouble {
+    pub(super) fn and(&self, rest: &str) -> Trouble {
         Trouble {
             stale: self.stale,
             text: format!("{}. {rest}", self.text),
@@ -215,10 +224,7 @@ fn trouble<'s>(files: &'s [SpecFile], basis: &Basis) -> Option<(Trouble, Option<
         .filter_map(|gpu| gpu.uuid.as_deref())
     {
         let Some(file) = files.iter().find(|file| file.devices.contains(uuid)) else {
-            let text = format!(
-                "no CDI spec of kind {NVIDIA_KIND} names {uuid}: containers get its device files, and none of the driver's libraries"
-            );
-            return Some((Trouble { stale: false, text }, None));
+            return Some((Trouble::of_none(uuid), None));
         };
         let path = &file.path;
         let trouble = match (&file.driver, file.missing.first()) {
@@ -248,9 +254,9 @@ fn conflict<'s>(files: &'s [SpecFile], basis: &Basis) -> Option<(&'s str, &'s st
 
 /// What an operator would type.
 fn generate(seen: &Seen, at: Option<&str>) -> String {
-    let root = match seen.driver_root.as_str() {
-        "/" => String::new(),
-        root => format!(" --driver-root {root}"),
+    let root = match seen.basis.as_ref().map(|basis| basis.driver_root.as_str()) {
+        None | Some("/") => String::new(),
+        Some(root) => format!(" --driver-root {root}"),
     };
     format!("divvy cdi generate{root} -o {}", at.unwrap_or("/etc/cdi/nvidia.yaml"))
 }

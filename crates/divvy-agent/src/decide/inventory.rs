@@ -1,9 +1,10 @@
 //! The node annotation that carries what device ids leave out.
 
-use divvy_model::limits::{OTHER_UNITS, REASON_BYTES, shortened};
+use divvy_model::limits::{DRIVER_TROUBLE_BYTES, OTHER_UNITS, REASON_BYTES, shortened};
 use divvy_model::{Held, Inventory, MiB};
 
 use super::Core;
+use super::driver::Trouble;
 
 impl Core {
     /// What goes into the node annotation `divvy.dev/inventory`: written before the first Register, patched when it changes.
@@ -24,8 +25,17 @@ impl Core {
             unit: self.settings.unit,
             other_units: self.other_units().take(OTHER_UNITS).collect(),
             unschedulable: self.leaving || !self.registered,
+            driver_trouble: self
+                .driver_trouble
+                .as_ref()
+                .map(|Trouble { text, .. }| shortened(text, DRIVER_TROUBLE_BYTES - "…".len()).into_owned()),
             gpus,
         }
+    }
+
+    /// Why containers get none of the driver's libraries, or wrong ones; `None`: they get them.
+    pub fn set_driver_trouble(&mut self, trouble: Option<Trouble>) {
+        self.driver_trouble = trouble;
     }
 
     /// The agent is about to end: the inventory says so, so that nobody binds a pod here that the kubelet, which has no plugin then, would

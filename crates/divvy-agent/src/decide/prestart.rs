@@ -8,7 +8,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use divvy_model::{GpuShare, GrantRecord, Health, MiB, names};
 
 use super::booking::Booking;
-use super::{Action, Core, Facts, Handout, Key};
+use super::driver::Trouble;
+use super::{Action, Core, Facts, Handout, Key, NodeFiles};
 
 /// Why a start was refused, for metrics and events.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -353,6 +354,16 @@ impl Core {
                 ),
             });
         }
+        if let Some(known) = self.pods.get(&key.uid).filter(|_| first)
+            && let Some(trouble) = self.without_libraries(&record, &facts.node)
+        {
+            actions.push(Action::Event {
+                pod: known.pod.key(),
+                uid: key.uid.clone(),
+                reason: trouble.reason(),
+                text: trouble.text,
+            });
+        }
         if let Some((name, text)) = self.project(&record, &facts.node) {
             actions.push(Action::WriteSpec { name, text });
         }
@@ -383,6 +394,21 @@ impl Core {
             gpus,
             steered_wrong,
             shared_ids,
+        }
+    }
+
+    /// Why a container gets none of the driver's libraries, or wrong ones. That a spec has just gone the last look at the driver may not have seen.
+    fn without_libraries(&self, record: &GrantRecord, node: &NodeFiles) -> Option<Trouble> {
+        let named = |uuid: &str| {
+            let mut devices = node.specs.iter().flat_map(|spec| &spec.devices);
+            devices.any(|device| device.name == uuid)
+        };
+        let unnamed = record.container_gpus.iter().find(|share| !named(&share.uuid));
+        match &self.driver_trouble {
+            Some(trouble) if trouble.stale != unnamed.is_some() => Some(trouble.clone()),
+            _ => {
+                unnamed.map(|share| Trouble::of_none(&share.uuid).and("On the node: divvy cdi generate -o /etc/cdi/nvidia.yaml"))
+            }
         }
     }
 

@@ -17,6 +17,7 @@ fn basis() -> Basis {
     Basis {
         driver: NEW.to_owned(),
         gpus: vec![gpu(0), gpu(1)],
+        driver_root: "/".to_owned(),
         root: Some(RootState {
             stamps: vec![("/etc/ld.so.cache".to_owned(), 1, 2)],
             nodes: ["/dev/nvidiactl".to_owned()].into(),
@@ -62,8 +63,8 @@ fn last(basis: Basis, outcome: Result<(), &str>) -> Option<Attempt> {
 fn seen(files: Vec<SpecFile>) -> Seen {
     Seen {
         auto: true,
-        driver_root: "/".to_owned(),
         looked_at: "/host/".to_owned(),
+        blind: None,
         own_path: "/var/run/cdi/divvy.dev-driver_nvidia.com-gpu.json".to_owned(),
         basis: Some(basis()),
         files,
@@ -186,7 +187,8 @@ fn what_is_done_with_the_drivers_spec() {
             with(vec![etc(OLD)], None, last(basis(), Err("no libcuda"))),
             "nothing",
             "/etc/cdi/nvidia.yaml was made for driver 550.54.15, and 560.35.03 is loaded: containers with GPUs do not start, or get \
-             libraries that the kernel's module refuses. The agent could not make one: no libcuda",
+             libraries that the kernel's module refuses. The agent could not make one: no libcuda. As soon as that is put right it tries again; by \
+             hand: divvy cdi generate -o /etc/cdi/nvidia.yaml",
         ),
         (
             "it could not be made, and something changed",
@@ -241,7 +243,16 @@ fn what_is_done_with_the_drivers_spec() {
             "no root",
             of(without_root.clone(), vec![etc(OLD)], None),
             "nothing",
-            "no driver's files are to be seen at /host/ (",
+            "The agent cannot make one: divvy-probe sees none of the driver's files at /host/. On the node: divvy cdi generate -o /etc/cdi/nvidia.yaml",
+        ),
+        (
+            "an older probe",
+            Seen {
+                blind: Some("the probe is older".to_owned()),
+                ..of(without_root.clone(), vec![etc(OLD)], None)
+            },
+            "nothing",
+            "The agent cannot make one: the probe is older. On the node",
         ),
         (
             "no root for a while",
@@ -275,7 +286,10 @@ fn what_is_done_with_the_drivers_spec() {
 #[test]
 fn what_is_to_be_typed_names_the_drivers_root() {
     let container = Seen {
-        driver_root: "/run/nvidia/driver".to_owned(),
+        basis: Some(Basis {
+            driver_root: "/run/nvidia/driver".to_owned(),
+            ..basis()
+        }),
         ..seen(vec![beside(OLD)])
     };
     let (_, text) = shown(decide(&container));

@@ -6,6 +6,7 @@ use divvy_agent::decide::{
     Action, Core, Facts, Handout, Key, NodeFiles, NodeKey, PreStart, Reason, Reconciled, Resource, Settings, owner_of_spec,
 };
 use divvy_container::cdi;
+use divvy_container::cdi::{Device, Spec};
 use divvy_model::{
     Allocation, ContainerKind, ContainerRequest, ContainerShare, Gpu, GpuShare, GrantRecord, Health, Held, MemoryUnit, MiB,
     Phase, Pod, PodRequest, names,
@@ -132,6 +133,19 @@ pub(crate) struct Node {
     pub(crate) events: Vec<(String, &'static str, String)>,
 }
 
+/// A CDI spec that names the GPUs, and has no files.
+fn spec_of(gpus: &[Gpu]) -> Spec {
+    let devices = gpus.iter().map(|gpu| Device {
+        name: gpu.uuid.clone(),
+        ..Device::default()
+    });
+    Spec {
+        kind: "nvidia.com/gpu".to_owned(),
+        devices: devices.collect(),
+        ..Spec::default()
+    }
+}
+
 impl Node {
     pub(crate) fn new(mib: &[u64]) -> Node {
         let gpus: Vec<Gpu> = (0..).zip(mib).map(|(index, mib)| gpu(index, *mib)).collect();
@@ -144,12 +158,16 @@ impl Node {
         Node {
             core,
             settings,
-            gpus,
+            gpus: gpus.clone(),
             records: BTreeMap::new(),
             specs: BTreeMap::new(),
             handouts: Vec::new(),
             populated: BTreeSet::new(),
-            node_files: NodeFiles::default(),
+            // With the driver's spec, as an agent makes one.
+            node_files: NodeFiles {
+                specs: vec![spec_of(&gpus)],
+                ..NodeFiles::default()
+            },
             memory_in_use: None,
             pods: BTreeMap::new(),
             synced: true,

@@ -8,6 +8,9 @@ use std::time::Duration;
 
 use divvy_agent::config::Probe;
 use divvy_agent::{Config, Error};
+use divvy_container::cdi::driver::{self, Basis};
+use divvy_hardware::Files;
+use divvy_hardware::protocol::{DriverFiles, DriverQuestion, DriverSpec};
 use divvy_model::{Allocation, ContainerShare, GpuShare, Inventory, MiB, MigDevice, names};
 use divvy_testbed::api::{ApiServer, DeleteOptions, Effect, Listening, Match, Options, Rule};
 use divvy_testbed::builders;
@@ -31,10 +34,10 @@ struct Machine {
 }
 
 /// A probe of the tests' own: DESIGN.md section 15.
-async fn probe(listener: UnixListener, machine: watch::Receiver<Machine>) {
+async fn probe(listener: UnixListener, machine: watch::Receiver<Machine>, root: PathBuf) {
     loop {
         let Ok((stream, _)) = listener.accept().await else { return };
-        let mut machine = machine.clone();
+        let (mut machine, root) = (machine.clone(), root.clone());
         tokio::spawn(async move {
             let (read, mut write) = stream.into_split();
             let mut lines = BufReader::new(read).lines();
@@ -72,9 +75,28 @@ async fn probe(listener: UnixListener, machine: watch::Receiver<Machine>) {
                         }
                         json!({"v": 1, "driver": "550.54.15", "gpus": gpus})
                     }
+                    Some("driver") => {
+                        let question: DriverQuestion = serde_json::from_value(request.clone()).expect("a question");
+                        let tree = Files::below(&root);
+                        json!(DriverFiles {
+                            basis: Basis::look(&tree, "/", &question.version, &question.gpus),
+                            looked_at: "/".to_owned(),
+                            missing: driver::missing(&tree, &question.paths),
+                        })
+                    }
+                    Some("driverSpec") => {
+                        let basis: Basis = serde_json::from_value(request["basis"].clone()).expect("a basis");
+                        match basis.spec(&Files::below(&root)) {
+                            Ok((spec, notes)) => json!(DriverSpec { spec, notes }),
+                            Err(text) => json!({"err": {"code": "driver_files", "text": text}}),
+                        }
+                    }
                     _ => json!({}),
                 };
-                let answer = json!({"id": request["id"], "ok": ok});
+                let answer = match ok.get("err") {
+                    Some(err) => json!({"id": request["id"], "err": err}),
+                    None => json!({"id": request["id"], "ok": ok}),
+                };
                 if write.write_all(format!("{answer}\n").as_bytes()).await.is_err() {
                     return;
                 }
@@ -122,7 +144,11 @@ impl Bed {
             gpus: gpus.to_vec(),
             ..Machine::default()
         });
-        tokio::spawn(probe(UnixListener::bind(&socket).expect("bound"), machine.subscribe()));
+        tokio::spawn(probe(
+            UnixListener::bind(&socket).expect("bound"),
+            machine.subscribe(),
+            paths.sys_root.clone(),
+        ));
         let config = Config {
             kubeconfig: Some(kubeconfig),
             kubelet_dir: paths.kubelet_dir,
@@ -587,22 +613,28 @@ async fn a_stale_spec_that_the_agent_cannot_make_again_is_said_once_and_counted(
     })
     .await;
     bed.memory_is(4, 4).await;
-    let events = |api: &ApiServer| {
-        let events = api.list("events", "default").ok()?;
-        let events: Vec<Value> = events
-            .into_iter()
-            .filter(|event| event["reason"] == "DriverSpecStale")
-            .collect();
-        (!events.is_empty()).then_some(events)
+    let events = |kind: &'static str, reason: &'static str, count: usize| {
+        move |api: &ApiServer| {
+            let events = api.list("events", "default").ok()?;
+            let events: Vec<Value> = events
+                .into_iter()
+                .filter(|event| event["reason"] == reason && event["involvedObject"]["kind"] == kind)
+                .collect();
+            (events.len() >= count).then_some(events)
+        }
     };
-    bed.api.until(LIMIT, events).await.expect("an event of the node");
+    let of_node = events("Node", "DriverSpecStale", 1);
+    bed.api.until(LIMIT, of_node).await.expect("an event of the node");
     // Each pod is a reason to look again; the library that the operator's spec names is not there, so that none starts.
     for pod in ["a", "b"] {
         let uid = bed.create(pod, Some(0), 1);
         let record = bed.config.state_dir().join(format!("grants/{uid}_main.json"));
         bed.eventually("a grant", || record.exists().then_some(())).await;
     }
-    let found = events(&bed.api).expect("still there");
+    let of_pods = bed.api.until(LIMIT, events("Pod", "DriverSpecStale", 2)).await;
+    assert_eq!(of_pods.expect("an event of each pod").len(), 2);
+    let told = bed.inventory(|inventory| inventory.driver_trouble.is_some()).await;
+    let found = of_node(&bed.api).expect("still there");
     assert_eq!(found.len(), 1, "{found:?}");
     assert!(found[0]["count"].as_u64().unwrap_or(1) == 1, "{found:?}");
     let text = found[0]["message"].as_str().unwrap_or_default();
@@ -612,8 +644,45 @@ async fn a_stale_spec_that_the_agent_cannot_make_again_is_said_once_and_counted(
             && text.contains("divvy cdi generate -o /etc/cdi/nvidia.yaml"),
         "{text}"
     );
+    assert_eq!(told.driver_trouble.as_deref(), Some(text));
     let (_, metrics) = bed.get("/metrics").await.expect("served");
     assert!(metrics.contains("divvy_agent_driver_spec_stale 1"), "{metrics}");
+    bed.stop_agent().await;
+}
+
+#[tokio::test]
+async fn where_no_driver_is_installed_node_pod_and_inventory_say_so_until_it_is() {
+    let mut bed = Bed::new(&[4096]).await;
+    bed.memory_is(4, 4).await;
+    let first = |kind: &'static str| {
+        move |api: &ApiServer| {
+            let events = api.list("events", "default").ok()?;
+            let mut events = events.into_iter();
+            events.find(|event| event["reason"] == "NoDriverLibraries" && event["involvedObject"]["kind"] == kind)
+        }
+    };
+    let of_node = bed.api.until(LIMIT, first("Node")).await.expect("an event of the node");
+    bed.create("a", Some(0), 1);
+    bed.running("a").await;
+    let of_pod = bed.api.until(LIMIT, first("Pod")).await.expect("an event of the pod");
+    let told = bed.inventory(|inventory| inventory.driver_trouble.is_some()).await;
+    for text in [
+        of_node["message"].as_str(),
+        of_pod["message"].as_str(),
+        told.driver_trouble.as_deref(),
+    ] {
+        let text = text.unwrap_or_default();
+        assert!(
+            text.contains("no CDI spec of kind nvidia.com/gpu names GPU-0")
+                && text.contains("divvy cdi generate -o /etc/cdi/nvidia.yaml"),
+            "{text}"
+        );
+    }
+    install_driver(&bed.config.sys_root, None, "550.54.15");
+    // A pod is a reason to look.
+    bed.create("b", Some(0), 1);
+    bed.running("b").await;
+    bed.inventory(|inventory| inventory.driver_trouble.is_none()).await;
     bed.stop_agent().await;
 }
 

@@ -45,23 +45,10 @@ impl Stale {
             _ => proc::loaded_driver(tree),
         };
         let driver = driver_version(spec).map(str::to_owned).zip(loaded);
-        let paths = spec.all_edits().flat_map(|(_, edits)| {
-            let nodes = edits
-                .device_nodes
-                .iter()
-                .map(|node| node.host_path.as_ref().unwrap_or(&node.path));
-            nodes.chain(
-                edits
-                    .mounts
-                    .iter()
-                    .filter(|mount| is_bind(mount))
-                    .map(|mount| &mount.host_path),
-            )
-        });
-        let missing: BTreeSet<&String> = paths.filter(|path| root.resolve(path).is_none()).collect();
+        let missing = host_paths(spec).into_iter().filter(|path| root.resolve(path).is_none());
         Stale {
             driver: driver.filter(|(made_for, loaded)| made_for != loaded),
-            missing: missing.into_iter().cloned().collect(),
+            missing: missing.cloned().collect(),
         }
     }
 
@@ -86,6 +73,24 @@ impl Stale {
         };
         driver.into_iter().chain(missing).collect()
     }
+}
+
+/// The files and device nodes of the machine that a spec names, each once.
+pub fn host_paths(spec: &Spec) -> BTreeSet<&String> {
+    let paths = spec.all_edits().flat_map(|(_, edits)| {
+        let nodes = edits
+            .device_nodes
+            .iter()
+            .map(|node| node.host_path.as_ref().unwrap_or(&node.path));
+        nodes.chain(
+            edits
+                .mounts
+                .iter()
+                .filter(|mount| is_bind(mount))
+                .map(|mount| &mount.host_path),
+        )
+    });
+    paths.collect()
 }
 
 /// Whether a mount's source is a path of the machine.

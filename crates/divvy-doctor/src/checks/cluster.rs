@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use divvy_model::names::{ALLOCATION, GPU_COUNT, GPU_MEM, INVENTORY, WHOLE_GPU};
-use divvy_model::parse_quantity;
+use divvy_model::{Inventory, parse_quantity};
 
 use super::kubelet::is_gpu;
 use super::pods;
@@ -301,6 +301,40 @@ fn had_an_agent(node: &Node, with_allocations: &BTreeSet<&str>) -> Option<String
     with_allocations
         .contains(name(node))
         .then(|| "pods with an allocation of Divvy are bound to it".to_owned())
+}
+
+/// K19
+pub(super) fn libraries(facts: &Facts<'_>) -> Verdict {
+    let cluster = listed(facts, &["nodes"])?;
+    let mut looked = 0;
+    let mut unreadable: Vec<&str> = Vec::new();
+    let mut found: Vec<String> = Vec::new();
+    for node in &cluster.nodes {
+        match node.metadata.annotations.get(INVENTORY).map(Inventory::parse) {
+            Some(Ok(inventory)) => {
+                looked += 1;
+                found.extend(inventory.driver_trouble.map(|text| format!("node {}: {text}", name(node))));
+            }
+            Some(Err(_)) => unreadable.push(name(node)),
+            None => {}
+        }
+    }
+    if !found.is_empty() {
+        let found: Vec<&str> = found.iter().map(String::as_str).collect();
+        return problem(
+            some_lines(&found),
+            "a program that uses CUDA ends with \"libcuda.so.1: cannot open shared object file\", or does not start",
+            "what stands there with each node; then wait 10 s",
+        );
+    }
+    if looked == 0 && unreadable.is_empty() {
+        return skip("no node has the inventory of an agent of Divvy");
+    }
+    let left_out = match unreadable.is_empty() {
+        true => String::new(),
+        false => format!("; left out: {} (its inventory cannot be read)", some(&unreadable)),
+    };
+    Ok(format!("{}{left_out}", count(looked, "node")))
 }
 
 /// K07

@@ -74,9 +74,9 @@ fn an_amount_of_bytes_is_answered_by_the_number_of_units_to_write() {
         ),
     ] {
         let line = said("K13", |cluster| {
-            if let Some(unit) = unit {
-                publish(cluster, 0, unit);
-                publish(cluster, 1, unit);
+            match unit {
+                Some(unit) => (0..2).for_each(|node| publish(cluster, node, unit)),
+                None => cluster.nodes[0].metadata.annotations = Default::default(),
             }
             cluster.pods.push(waiting("bytes", "aliyun.com/gpu-mem", amount));
         });
@@ -353,14 +353,14 @@ fn a_list_that_was_refused_keeps_those_checks_alone_from_looking_that_need_it() 
     for (plural, ids) in [
         (
             "nodes",
-            &["K01", "K03", "K04", "K05", "K06", "K07", "K08", "K09", "K13", "K15"][..],
+            &["K01", "K03", "K04", "K05", "K06", "K07", "K08", "K09", "K13", "K15", "K19"][..],
         ),
         ("pods", &["K07", "K08", "K09", "K13", "K14", "K15", "K16", "R14"]),
         ("daemonsets", &["K04", "K07", "K09"]),
         ("runtimeclasses", &["R14"]),
     ] {
         for id in [
-            "K01", "K03", "K04", "K05", "K06", "K07", "K08", "K09", "K13", "K14", "K15", "K16", "R14",
+            "K01", "K03", "K04", "K05", "K06", "K07", "K08", "K09", "K13", "K14", "K15", "K16", "K19", "R14",
         ] {
             let line = said(id, |cluster| {
                 drop(cluster.refused.insert(plural.to_owned(), format!("{plural} is forbidden")))
@@ -372,4 +372,23 @@ fn a_list_that_was_refused_keeps_those_checks_alone_from_looking_that_need_it() 
             );
         }
     }
+}
+
+#[test]
+fn each_node_without_the_drivers_libraries_is_named_with_what_its_agent_says() {
+    let line = said("K19", |cluster| {
+        publish(cluster, 0, 1024);
+        let text =
+            r#"{"v":1,"agent":"0.1.0","driver":"550.54.15","unitMiB":1024,"driverTrouble":"no CDI spec; type this","gpus":[]}"#;
+        cluster.nodes[1]
+            .metadata
+            .annotations
+            .insert("divvy.dev/inventory", text.to_owned());
+    });
+    assert_eq!(
+        (line.status, line.found.as_str()),
+        (Status::Warn, "node gpu-2: no CDI spec; type this")
+    );
+    let line = said("K19", |cluster| publish(cluster, 0, 1024));
+    assert_eq!((line.status, line.found.as_str()), (Status::Pass, "1 node"));
 }

@@ -311,8 +311,14 @@ pub(crate) fn cluster() -> Cluster {
     extender.metadata.namespace = "divvy-system".to_owned();
     let mut train = pod("train", "nvcr.io/nvidia/pytorch:24.05-py3");
     train.spec.containers[0].resources.limits = map(&[("aliyun.com/gpu-mem", "8")]);
+    let mut nodes = vec![node("gpu-1"), node("gpu-2")];
+    let inventory = r#"{"v":1,"agent":"0.1.0","driver":"550.54.15","unitMiB":1024,"gpus":[]}"#;
+    nodes[0]
+        .metadata
+        .annotations
+        .insert("divvy.dev/inventory", inventory.to_owned());
     Cluster {
-        nodes: vec![node("gpu-1"), node("gpu-2")],
+        nodes,
         pods: vec![extender, train, pod("web", "nginx")],
         daemon_sets: vec![agent],
         runtime_classes: vec![RuntimeClass {

@@ -81,6 +81,7 @@ fn node(number: usize, gpus: usize, each: impl Fn(usize, &mut Gpu)) -> Node {
         unit: MemoryUnit::MIB,
         other_units: std::collections::BTreeSet::new(),
         unschedulable: false,
+        driver_trouble: None,
         gpus: (0..gpus).map(gpu).collect(),
     };
     Node {

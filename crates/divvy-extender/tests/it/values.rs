@@ -54,6 +54,7 @@ pub(crate) fn node(name: &str, sizes: &[u64]) -> Node {
             unit: MemoryUnit::GIB,
             other_units: std::collections::BTreeSet::new(),
             unschedulable: false,
+            driver_trouble: None,
             gpus,
         })),
         ..Node::default()

@@ -41,6 +41,17 @@ pub(super) fn candidates(options: &Options) -> Vec<PathBuf> {
     candidates
 }
 
+/// The directory in which the driver is installed whose library [`candidates`] has first: that of a driver container only where the driver is not
+/// installed on the host itself.
+pub fn driver_root(options: &Options) -> PathBuf {
+    let container = options.driver_root.join(DRIVER_CONTAINER);
+    let has_library = |root: &Path| FOLDERS.iter().any(|folder| root.join(folder).join(SONAME).exists());
+    match !has_library(&options.driver_root) && has_library(&container) {
+        true => container,
+        false => options.driver_root.clone(),
+    }
+}
+
 /// Why there is no driver, and what to do.
 pub(super) fn not_found(options: &Options, not_loaded: &[String]) -> String {
     let root = options.driver_root.display();
@@ -80,6 +91,9 @@ mod tests {
             driver_root: root.path().to_owned(),
         };
         assert_eq!(candidates(&options), files);
+        assert_eq!(driver_root(&options), root.path());
+        std::fs::remove_file(&files[0]).expect("removed");
+        assert_eq!(driver_root(&options), root.path().join("run/nvidia/driver"));
         options.driver_root = PathBuf::from("/");
         assert_eq!(candidates(&options)[0], Path::new(SONAME));
         options.library = Some(PathBuf::from("/x/y.so"));

@@ -21,8 +21,8 @@ Options:
                          finds it, then in the usual folders below the driver root.
   --driver-root PATH     Root of the driver's files, where the host's or a driver container's
                          root is mounted. Default: /
-  --sys-root PATH        Root below which the host's proc is: says which pod a process on a GPU
-                         belongs to. Default: /
+  --sys-root PATH        Where the host's root is mounted: its proc says which pod a process on
+                         a GPU belongs to, and paths in CDI specs begin there. Default: /
   --watchdog SECONDS     End with status 70 when a driver call takes longer (initialising: six
                          times as long), so that the probe is restarted. Default: 10
   --exit-with-stdin      End when standard input is closed: a child of the agent then never

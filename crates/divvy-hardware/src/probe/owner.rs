@@ -11,7 +11,6 @@ use serde_json::Value;
 use super::hub::Hub;
 use super::{log, pods, spawn};
 use crate::backend::{Backend, Event};
-use crate::protocol::Op;
 use crate::{Code, Error, Failure, Known};
 
 /// When a driver is opened again.
@@ -35,18 +34,27 @@ impl Default for Pace {
 /// Questions that wait for the driver.
 const QUEUE: usize = 32;
 
-/// A question for the driver.
+/// What only the driver knows.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Question {
+    /// All GPUs.
+    Snapshot,
+    /// All processes.
+    Processes,
+}
+
+/// A question for the driver, and where the answer goes.
 #[derive(Debug)]
 pub(super) struct Job {
-    op: Op,
+    question: Question,
     answer: SyncSender<Result<Value, Failure>>,
 }
 
 /// Asks the owner and waits. A driver that hangs is the watchdog's case.
-pub(super) fn ask(jobs: &SyncSender<Job>, op: Op) -> Result<Value, Failure> {
+pub(super) fn ask(jobs: &SyncSender<Job>, question: Question) -> Result<Value, Failure> {
     let gone = || Failure::new(Code::Unknown, "the probe's driver thread has ended");
     let (answer, answered) = sync_channel(1);
-    jobs.send(Job { op, answer }).map_err(|_| gone())?;
+    jobs.send(Job { question, answer }).map_err(|_| gone())?;
     answered.recv().map_err(|_| gone())?
 }
 
@@ -91,7 +99,7 @@ impl<O: FnMut() -> Result<Box<dyn Backend>, Failure>> Owner<O> {
     fn run(&mut self, jobs: &Receiver<Job>) {
         self.ensure_open();
         for job in jobs {
-            let answer = self.perform(job.op);
+            let answer = self.perform(job.question);
             // The client may have gone meanwhile.
             let _ = job.answer.send(answer);
         }
@@ -117,23 +125,22 @@ impl<O: FnMut() -> Result<Box<dyn Backend>, Failure>> Owner<O> {
         }
     }
 
-    fn perform(&mut self, op: Op) -> Result<Value, Failure> {
+    fn perform(&mut self, question: Question) -> Result<Value, Failure> {
         self.ensure_open();
         let Some(backend) = &mut self.backend else {
             return Err(self.failure.clone());
         };
         let mut lost = false;
-        let answer = match op {
-            Op::Snapshot => backend.snapshot().map(|snapshot| {
+        let answer = match question {
+            Question::Snapshot => backend.snapshot().map(|snapshot| {
                 let snapshot = self.known.complete(snapshot);
                 lost = !snapshot.unreadable.is_empty() || snapshot.gpus.iter().any(|gpu| gpu.lost);
                 serde_json::to_value(snapshot)
             }),
-            Op::Processes => backend.processes().map(|mut processes| {
+            Question::Processes => backend.processes().map(|mut processes| {
                 pods::name(&self.proc_root, &mut processes);
                 serde_json::to_value(processes)
             }),
-            Op::Hello | Op::Ping => Ok(Ok(Value::Null)),
         };
         let expired = self.opened_at.is_none_or(|at| at.elapsed() >= self.pace.reopen_for_lost);
         if answer.is_err() {
@@ -245,9 +252,9 @@ mod tests {
         let failure = Failure::new(Code::DriverNotLoaded, "gone");
         let (jobs, opened) = scripted(pace, vec![Ok(snapshot(false)), Err(failure.clone()), Ok(snapshot(false))]);
         let started = Instant::now();
-        assert!(ask(&jobs, Op::Snapshot).is_ok());
-        assert_eq!(ask(&jobs, Op::Snapshot), Err(failure));
-        while ask(&jobs, Op::Snapshot).is_err() {
+        assert!(ask(&jobs, Question::Snapshot).is_ok());
+        assert_eq!(ask(&jobs, Question::Snapshot), Err(failure));
+        while ask(&jobs, Question::Snapshot).is_err() {
             assert!(started.elapsed() < Duration::from_secs(10));
             thread::sleep(Duration::from_millis(5));
         }
@@ -264,10 +271,10 @@ mod tests {
             };
             let (jobs, opened) = scripted(pace, vec![Ok(snapshot(lost)); 3]);
             for _ in 0..3 {
-                assert_eq!(ask(&jobs, Op::Snapshot).expect("snapshot")["gpus"][0]["lost"], lost);
+                assert_eq!(ask(&jobs, Question::Snapshot).expect("snapshot")["gpus"][0]["lost"], lost);
             }
             // The owner opens after it answered; one more question waits for that.
-            ask(&jobs, Op::Processes).expect("processes");
+            ask(&jobs, Question::Processes).expect("processes");
             assert_eq!(*opened.lock().expect("lock"), opens, "lost: {lost}, wait: {wait}");
         }
     }

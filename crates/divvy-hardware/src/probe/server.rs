@@ -13,11 +13,13 @@ use std::time::Duration;
 
 use rustix::fs::Mode;
 use rustix::process::{geteuid, umask};
+use serde::Serialize;
 use serde_json::{Value, json};
 use signal_hook::low_level;
 
+use super::driver::Driver;
 use super::hub::Hub;
-use super::owner::{self, Job};
+use super::owner::{self, Job, Question};
 use super::{log, peer_uid, spawn};
 use crate::protocol::{LineBuffer, Op, Request, answer_line, parse_request};
 use crate::{Code, Error, Failure};
@@ -87,10 +89,15 @@ pub(super) fn bind(path: &Path) -> Result<(UnixListener, SocketFile), Error> {
 }
 
 /// Accepts clients for ever.
-pub(super) fn serve(listener: &UnixListener, hub: &Arc<Hub>, jobs: &SyncSender<Job>) -> Result<Infallible, Error> {
+pub(super) fn serve(
+    listener: &UnixListener,
+    hub: &Arc<Hub>,
+    jobs: &SyncSender<Job>,
+    driver: &Arc<Driver>,
+) -> Result<Infallible, Error> {
     loop {
         let welcomed = listener.accept().map_err(|error| format!("accept: {error}"));
-        let welcomed = welcomed.and_then(|(stream, _)| welcome(stream, hub, jobs));
+        let welcomed = welcomed.and_then(|(stream, _)| welcome(stream, hub, jobs, driver));
         if let Err(text) = welcomed {
             log(format_args!("a client was not served: {text}"));
             // Out of descriptors or threads: not a busy loop.
@@ -99,7 +106,7 @@ pub(super) fn serve(listener: &UnixListener, hub: &Arc<Hub>, jobs: &SyncSender<J
     }
 }
 
-fn welcome(mut stream: UnixStream, hub: &Arc<Hub>, jobs: &SyncSender<Job>) -> Result<(), String> {
+fn welcome(mut stream: UnixStream, hub: &Arc<Hub>, jobs: &SyncSender<Job>, driver: &Arc<Driver>) -> Result<(), String> {
     let text = |error: io::Error| error.to_string();
     let uid = peer_uid(&stream).map_err(text)?;
     if uid != 0 && uid != geteuid().as_raw() {
@@ -117,9 +124,9 @@ fn welcome(mut stream: UnixStream, hub: &Arc<Hub>, jobs: &SyncSender<Job>) -> Re
         .map_err(text)
         .and_then(|stream| spawn("write", move || write_lines(stream, &to_write)).map_err(|error| error.to_string()));
     let reading = writing.and_then(|()| {
-        let (hub, jobs) = (hub.clone(), jobs.clone());
+        let (hub, jobs, driver) = (hub.clone(), jobs.clone(), driver.clone());
         let work = move || {
-            read_questions(&stream, &hub, &jobs, &lines);
+            read_questions(&stream, &hub, &jobs, &driver, &lines);
             hub.leave(client);
         };
         spawn("read", work).map_err(|error| error.to_string())
@@ -139,12 +146,12 @@ fn write_lines(mut stream: UnixStream, lines: &Receiver<String>) {
 }
 
 /// Answers one question after the other.
-fn read_questions(mut stream: &UnixStream, hub: &Hub, jobs: &SyncSender<Job>, lines: &SyncSender<String>) {
+fn read_questions(mut stream: &UnixStream, hub: &Hub, jobs: &SyncSender<Job>, driver: &Driver, lines: &SyncSender<String>) {
     let mut buffer = LineBuffer::default();
     let mut bytes = [0; 4096];
     loop {
         let answer = match buffer.next_line() {
-            Ok(Some(line)) => answer(&line, hub, jobs),
+            Ok(Some(line)) => answer(&line, hub, jobs, driver),
             Ok(None) => {
                 match stream.read(&mut bytes) {
                     Ok(read @ 1..) => buffer.push(&bytes[..read]),
@@ -166,16 +173,23 @@ fn read_questions(mut stream: &UnixStream, hub: &Hub, jobs: &SyncSender<Job>, li
     }
 }
 
-fn answer(line: &str, hub: &Hub, jobs: &SyncSender<Job>) -> String {
+fn answer(line: &str, hub: &Hub, jobs: &SyncSender<Job>, driver: &Driver) -> String {
     match parse_request(line) {
         Ok(Request { id, op, .. }) => {
             let result: Result<Value, Failure> = match op {
                 Op::Ping => Ok(json!({})),
-                Op::Hello => serde_json::to_value(hub.hello()).map_err(|error| Failure::new(Code::Unknown, error.to_string())),
-                Op::Snapshot | Op::Processes => owner::ask(jobs, op),
+                Op::Hello => value(hub.hello()),
+                Op::Driver(question) => value(driver.look(&question)),
+                Op::DriverSpec { basis } => driver.spec(&basis).and_then(value),
+                Op::Snapshot => owner::ask(jobs, Question::Snapshot),
+                Op::Processes => owner::ask(jobs, Question::Processes),
             };
             answer_line(Some(id), &result)
         }
         Err((id, failure)) => answer_line(id, &Err(failure)),
     }
+}
+
+fn value(answer: impl Serialize) -> Result<Value, Failure> {
+    serde_json::to_value(answer).map_err(|error| Failure::new(Code::Unknown, error.to_string()))
 }

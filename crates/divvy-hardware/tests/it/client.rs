@@ -2,8 +2,11 @@
 
 use std::time::{Duration, Instant};
 
+use divvy_container::cdi::Format;
+use divvy_container::cdi::driver::{Basis, Place};
 use divvy_hardware::client::{Probe, ProbeClient, Timing, Update};
-use divvy_hardware::{Code, Snapshot, xid_is_fatal};
+use divvy_hardware::protocol::DriverQuestion;
+use divvy_hardware::{Code, GpuFacts, Snapshot, xid_is_fatal};
 use divvy_model::MiB;
 use rustix::process::Signal;
 use serde_json::json;
@@ -45,6 +48,66 @@ async fn the_first_update_is_what_the_machine_description_says() {
     assert_eq!(gpus, [(GPU0, MiB(40960), 0), (GPU1, MiB(15360), 5)]);
     let processes = client.handle().processes().await.expect("processes");
     assert_eq!((processes[0].uuid.as_str(), processes[0].processes.len()), (GPU0, 2));
+}
+
+#[tokio::test]
+async fn the_probe_finds_the_driver_below_the_machines_root_and_describes_its_files() {
+    let machine = Machine::new(TWO);
+    for container in [false, true] {
+        let root = machine.path(if container { "root/run/nvidia/driver" } else { "root" });
+        let libraries = root.join("usr/lib/x86_64-linux-gnu");
+        std::fs::create_dir_all(&libraries).expect("made");
+        for name in ["libcuda.so", "libnvidia-ml.so"] {
+            std::fs::write(libraries.join(format!("{name}.550.54.15")), "").expect("written");
+            std::os::unix::fs::symlink(format!("{name}.550.54.15"), libraries.join(format!("{name}.1"))).expect("linked");
+        }
+        std::fs::create_dir_all(machine.path("root/dev")).expect("made");
+        for node in ["nvidiactl", "nvidia0", "nvidia5", "nvidia-uvm"] {
+            std::fs::write(machine.path("root/dev").join(node), "").expect("written");
+        }
+        let mut spawn = machine.spawn(Duration::from_secs(5));
+        spawn.driver_root = Some(machine.path("root"));
+        let mut client = ProbeClient::start(Probe::Spawn(spawn), fast());
+        let snapshot = snapshot(&mut client, "snapshot", any).await;
+        let place = |gpu: &GpuFacts| Place {
+            index: gpu.index,
+            uuid: gpu.uuid.clone(),
+            minor: gpu.minor,
+            pci: gpu.pci.clone(),
+            mig: None,
+        };
+        let question = DriverQuestion {
+            version: snapshot.driver.clone(),
+            gpus: snapshot.gpus.iter().map(place).collect(),
+            paths: vec!["/dev/nvidia0".to_owned(), "/dev/nvidia7".to_owned()],
+        };
+        let found = client.handle().driver(question).await.expect("an answer");
+        assert_eq!(found.missing, ["/dev/nvidia7"]);
+        let basis = found.basis.expect("a driver");
+        let named = if container { "/run/nvidia/driver" } else { "/" };
+        assert_eq!((basis.driver.as_str(), basis.driver_root.as_str()), ("550.54.15", named));
+        assert!(basis.root.is_some());
+        let made = client.handle().driver_spec(basis.clone()).await.expect("a spec");
+        let text = made.spec.print(Format::Json);
+        let library = format!(
+            "{}/usr/lib/x86_64-linux-gnu/libcuda.so.550.54.15",
+            named.trim_end_matches('/')
+        );
+        assert!(
+            text.contains(&library) && text.contains(GPU0) && text.contains(GPU1),
+            "{text}"
+        );
+        // The libraries of a driver whose module is not loaded yet.
+        let newer = Basis {
+            driver: "560.35.03".to_owned(),
+            ..basis
+        };
+        let failure = client.handle().driver_spec(newer).await.expect_err("no such libraries");
+        assert_eq!(failure.code, Code::DriverFiles, "{failure}");
+        assert!(failure.text.contains("reboot"), "{failure}");
+        // The next time round they are the driver container's.
+        let _ = std::fs::remove_dir_all(machine.path("root/usr"));
+    }
 }
 
 #[tokio::test]

@@ -33,6 +33,7 @@ pub(crate) fn divvy_node(name: &str, sizes: &[u64]) -> Node {
             unit: GIB,
             other_units: std::collections::BTreeSet::new(),
             unschedulable: false,
+            driver_trouble: None,
             gpus,
         })),
         ..gpushare_node(name, sizes.iter().sum(), sizes.len() as u64)

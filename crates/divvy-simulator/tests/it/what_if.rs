@@ -39,6 +39,7 @@ fn node(name: &str, gpus: &[(&str, u64)]) -> ClusterNode {
         unit: MemoryUnit::GIB,
         other_units: std::collections::BTreeSet::new(),
         unschedulable: false,
+        driver_trouble: None,
         gpus: (0..).zip(gpus).map(gpu).collect(),
     };
     ClusterNode {

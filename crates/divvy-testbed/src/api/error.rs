@@ -107,6 +107,25 @@ impl ApiError {
         ApiError::new(404, "NotFound", "the server could not find the requested resource")
     }
 
+    /// What only a container that really runs could answer.
+    pub(crate) fn simulated(pod: &str, subresource: &str) -> ApiError {
+        let lacks = match subresource {
+            "log" => "it has no logs",
+            "portforward" => "nothing listens in it",
+            "ephemeralcontainers" => "none is added to it",
+            _ => "no command runs in it",
+        };
+        ApiError::new(
+            501,
+            "NotImplemented",
+            format!(
+                "this cluster is simulated (divvy demo): the container of pod {pod:?} runs no image, and {lacks}; kubectl describe pod {pod} shows its events, \
+                 divvy why {pod} its GPU"
+            ),
+        )
+        .about("pods", pod)
+    }
+
     pub(crate) fn already_exists(resource: &str, name: &str) -> ApiError {
         ApiError::new(409, "AlreadyExists", format!("{resource} {name:?} already exists")).about(resource, name)
     }

@@ -116,7 +116,14 @@ async fn answer(api: &ApiServer, request: Request<Body>) -> Result<Response, Ref
         .map_err(|why| ApiError::bad_request(format!("the query cannot be read: {why}")))?;
     let target = match api.registry().resources.resolve(&segments) {
         Path::Resource(target) => target,
-        Path::Unknown => return Err(ApiError::no_such_path().into()),
+        Path::Unknown => {
+            let refusal = unserved(api, &segments);
+            // `kubectl logs -f` asks again after each refusal, for ever.
+            if refusal.code == 501 && query.is_true("follow") {
+                return Ok(plain(StatusCode::OK, "text/plain", format!("{refusal}\n").into_bytes()));
+            }
+            return Err(refusal.into());
+        }
         Path::Other if parts.method != Method::GET => return Err(ApiError::no_such_path().into()),
         Path::Other => {
             let page = discovery::page(&api.registry().resources, &segments).ok_or_else(ApiError::no_such_path)?;
@@ -171,6 +178,26 @@ async fn answer(api: &ApiServer, request: Request<Body>) -> Result<Response, Ref
         return Err(Refusal::Dropped);
     }
     Ok(result?)
+}
+
+/// What is asked of a container is not served, and is no wrong path.
+fn unserved(api: &ApiServer, segments: &[String]) -> ApiError {
+    let segments: Vec<&str> = segments.iter().map(String::as_str).collect();
+    match segments.as_slice() {
+        [
+            "api",
+            "v1",
+            "namespaces",
+            namespace,
+            "pods",
+            pod,
+            what @ ("log" | "exec" | "attach" | "portforward" | "ephemeralcontainers"),
+        ] => match api.get("pods", namespace, pod) {
+            Ok(_) => ApiError::simulated(pod, what),
+            Err(error) => error,
+        },
+        _ => ApiError::no_such_path(),
+    }
 }
 
 fn authenticate(api: &ApiServer, in_path: Option<&str>, headers: &HeaderMap) -> Result<String, ApiError> {

@@ -1,14 +1,15 @@
 //! The Node object: registered at start, its status written when it changed, not more often than each period.
 //!
-//! Simplifications: no Lease and no heartbeat (nothing here marks a silent node NotReady), no images, no volumes.
+//! Simplifications: no heartbeat, and a Lease that is not renewed (nothing here marks a silent node NotReady), no images, no volumes.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use jiff::Timestamp;
+use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{Node, NodeAddress, NodeCondition, NodeStatus, NodeSystemInfo};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta, Time};
 use kube::Api;
 use kube::api::{Patch, PatchParams, PostParams};
 
@@ -115,7 +116,10 @@ pub(crate) async fn keep(shared: Arc<Shared>, spec: NodeSpec) {
     loop {
         if written.is_none() {
             match register(&api, &shared, &spec).await {
-                Ok(known) => shared.manager.remember_as_removed(known),
+                Ok(known) => {
+                    shared.manager.remember_as_removed(known);
+                    lease(&shared.client, &spec.name).await;
+                }
                 Err(error) => {
                     tracing::warn!(%error, node = spec.name, "node could not be registered; will be tried again");
                     tokio::time::sleep(shared.timings.api_retry).await;
@@ -139,6 +143,23 @@ pub(crate) async fn keep(shared: Arc<Shared>, spec: NodeSpec) {
             }
         }
         tokio::time::sleep(shared.timings.status_period).await;
+    }
+}
+
+/// For those who look at it: `kubectl describe node` calls a node without one a failure. Nothing depends on it.
+async fn lease(client: &kube::Client, node: &str) {
+    let api: Api<Lease> = Api::namespaced(client.clone(), "kube-node-lease");
+    let lease = serde_json::json!({
+        "apiVersion": "coordination.k8s.io/v1",
+        "kind": "Lease",
+        "metadata": {"name": node},
+        "spec": {"holderIdentity": node, "leaseDurationSeconds": 40, "renewTime": MicroTime(Timestamp::now())},
+    });
+    if let Err(error) = api
+        .patch(node, &PatchParams::apply("kubelet").force(), &Patch::Apply(lease))
+        .await
+    {
+        tracing::debug!(%error, node, "the node's Lease was not written");
     }
 }
 

@@ -6,6 +6,8 @@ use divvy_container::{plain, plain_line};
 use divvy_placement::audit::{Finding, Level, Moment, Outcome, Summary, What, span};
 use serde::Serialize;
 
+use crate::printer::paint;
+
 /// What was looked at.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Scope {
@@ -105,6 +107,19 @@ pub fn text(outcome: &Outcome, scope: Scope) -> String {
     }
     text.push_str(&lines(outcome, scope));
     plain(&text).into_owned()
+}
+
+/// The same with the levels of findings in a terminal's colours.
+pub fn coloured(text: &str) -> String {
+    let levels = [("FAULT", "1;31"), ("UNCLEAR", "1;33"), ("NOTE", "36")];
+    let lines = text.lines().map(|line| {
+        let level = levels.iter().find_map(|(word, colour)| {
+            let rest = line.strip_prefix(word)?;
+            rest.starts_with("  ").then(|| format!("{}{rest}\n", paint(colour, word)))
+        });
+        level.unwrap_or_else(|| format!("{line}\n"))
+    });
+    lines.collect()
 }
 
 fn write_finding(text: &mut String, finding: &Finding) {

@@ -18,21 +18,23 @@ pub enum CdiCommand {
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
-  divvy cdi generate                                          look at it
-  divvy cdi generate -o /var/run/cdi/nvidia.yaml              for this boot; /etc/cdi outlives it
+  divvy cdi generate                                       look at it
+  divvy cdi generate -o /var/run/cdi/nvidia.yaml
+      for this boot; /etc/cdi outlives it
   divvy cdi generate --driver-root /run/nvidia/driver -o /var/run/cdi/nvidia.yaml
   divvy cdi generate --vendor amd -o /etc/cdi/amd.json
-  divvy cdi generate --cdi-version 0.5.0 -o /etc/cdi/nvidia.yaml       for podman 4.6 and other old readers
-  divvy cdi generate --sys-root ./tree-of-another-machine     from files alone
+  divvy cdi generate --cdi-version 0.5.0 -o /etc/cdi/nvidia.yaml
+      for podman 4.6 and other old readers
+  divvy cdi generate --sys-root ./tree-of-another-machine  from files alone
   divvy cdi generate --mode gds --class gds -o /var/run/cdi/nvidia-gds.yaml
 Then:
   podman run --device nvidia.com/gpu=all IMAGE nvidia-smi -L
-  docker run --device nvidia.com/gpu=0 IMAGE nvidia-smi -L             Docker 25 and later
+  docker run --device nvidia.com/gpu=0 IMAGE nvidia-smi -L  Docker 25 and later
 
-Make it again after each change of the driver, of MIG devices or of cards; `divvy cdi list` says when that was forgotten.
-Nothing of the driver is run, and nothing of it but its NVML is loaded, by divvy-probe. The spec has no hooks: libraries are mounted in the folders that
-loaders of Debian's and of Red Hat's kind search. For images with another loader, --hooks minimal adds one, divvy-hook, which writes the libraries into the
-container's ld.so.cache and runs nothing of the image.
+Make it again after each change of the driver, of MIG devices or of cards; `divvy cdi list` says when that was forgotten. \
+Nothing of the driver is run, and nothing of it but its NVML is loaded, by divvy-probe. The spec has no hooks: libraries are mounted in the folders that \
+loaders of Debian's and of Red Hat's kind search. For images with another loader, --hooks minimal adds one, divvy-hook, which writes the libraries into the \
+container's ld.so.cache and runs nothing of the image. \
 Not described: Tegra, 32-bit libraries.")]
 pub struct CdiGenerateArgs {
     /// Whose GPUs
@@ -193,8 +195,8 @@ Examples:
   divvy cdi list -o json | jq '.devices[] | select(.state != \"ok\")'
   divvy cdi list --spec-dir /etc/cdi --spec-dir /run/my-cdi
 
-STATE is ok, conflict (two files of one directory have the device: engines then give out neither), hidden (a directory of higher
-priority has it, too), or stale (the file was made for another driver than is loaded, or names files that are gone).
+STATE is ok, conflict (two files of one directory have the device: engines then give out neither), hidden (a directory of higher \
+priority has it, too), or stale (the file was made for another driver than is loaded, or names files that are gone). \
 Files that engines refuse, and files in which they do not look, are told on standard error.
 
 Exit status: 0; with --strict 1 if any device is not ok (hidden is), or any file is refused.")]
@@ -231,7 +233,8 @@ Examples:
   divvy cdi validate /etc/cdi /var/run/cdi
   divvy cdi validate nvidia.yaml -o json
   divvy cdi generate | divvy cdi validate -
-  divvy cdi validate --sys-root ./tree ./tree/etc/cdi     against another machine's files
+  divvy cdi validate --sys-root ./tree ./tree/etc/cdi
+      against another machine's files
 
 error: engines refuse the file, so none of its devices can be had; or two of the files of a directory have the same device.
 warning: the standard asks for something else, though engines let it pass; or the file is stale.
@@ -269,8 +272,8 @@ Examples:
   divvy cdi transform --from /host --to / -i in.yaml -o /var/run/cdi/nvidia.yaml
   divvy cdi transform --relative-to container --from /usr/local/nvidia --to /opt/nvidia < in.json
 
-Of the machine (host) are the sources of mounts, device nodes and the programs of hooks; of the container, where mounts and device nodes are put, and programs that run
-there (startContainer), and arguments of hooks that run in its namespaces. What is moved begins with the root by whole components: /driver is not the root of
+Of the machine (host) are the sources of mounts, device nodes and the programs of hooks; of the container, where mounts and device nodes are put, and programs that run \
+there (startContainer), and arguments of hooks that run in its namespaces. What is moved begins with the root by whole components: /driver is not the root of \
 /driver-x/lib.")]
 pub struct CdiTransformArgs {
     /// The root that paths are below now

@@ -9,20 +9,27 @@ use divvy_container::engines::Engine;
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
-  divvy configure docker --cdi --dry-run                show what would change, and change nothing
-  divvy configure docker --cdi --restart                docker run --runtime nvidia ..., docker run --device nvidia.com/gpu=0 ...
-  divvy configure containerd --set-default --restart    a node of kubeadm: every pod's containers start through divvy-runtime
-  divvy configure k3s                                   its drop-in or its template; also rke2, k0s, microk8s, crio
-  divvy configure --detect --dry-run                    which engines this machine has, and what each would be told
-  divvy configure containerd --undo --restart           every file as it was, to the byte
-  divvy configure --runtime-class | kubectl apply -f -  by which pods ask for the runtime: runtimeClassName: nvidia
-  divvy configure containerd --root ./node-7 --engine-version 1.7      a copied machine
+  divvy configure docker --cdi --dry-run
+      show what would change, and change nothing
+  divvy configure docker --cdi --restart
+      docker run --runtime nvidia ..., docker run --device nvidia.com/gpu=0 ...
+  divvy configure containerd --set-default --restart
+      a node of kubeadm: every pod's containers start through divvy-runtime
+  divvy configure k3s
+      its drop-in or its template; also rke2, k0s, microk8s, crio
+  divvy configure --detect --dry-run
+      which engines this machine has, and what each would be told
+  divvy configure containerd --undo --restart  every file as it was, to the byte
+  divvy configure --runtime-class | kubectl apply -f -
+      by which pods ask for the runtime: runtimeClassName: nvidia
+  divvy configure containerd --root ./node-7 --engine-version 1.7
+                                               a copied machine
 
-Comments, order and keys that Divvy does not know stay as they are. Where a folder of drop-ins is read (containerd, CRI-O, k0s, newer k3s and rke2) a
-file is put there, and the main file gets one `imports` line if none matches yet; Docker has no such folder. A second run changes nothing. What was there
+Comments, order and keys that Divvy does not know stay as they are. Where a folder of drop-ins is read (containerd, CRI-O, k0s, newer k3s and rke2) a \
+file is put there, and the main file gets one `imports` line if none matches yet; Docker has no such folder. A second run changes nothing. What was there \
 before is kept beside the engine's file, in FILE.divvy-undo, for --undo; a file that somebody has edited since loses what is ours alone.
 
-SystemdCgroup is taken from the kubelet's configuration if there is one, else from the runtime whose options are copied (the default, runc, crun).
+SystemdCgroup is taken from the kubelet's configuration if there is one, else from the runtime whose options are copied (the default, runc, crun). \
 The engine must read its files anew; what that takes is printed, and done with --restart.
 
 Exit status: 0 as wished (or nothing to do), 1 refused: the files are as they were.")]

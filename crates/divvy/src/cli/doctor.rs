@@ -5,24 +5,32 @@ use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 
-use super::ClusterArgs;
+use super::AccessArgs;
 
 /// Say what is wrong between the GPU driver and a running pod, why it matters, and what to type next
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
-  divvy doctor                             this machine: driver, device nodes, libraries, CDI specs, container engine, kubelet
-  divvy doctor --cluster                   the cluster: nodes, scheduler, extender, pods; --node --cluster looks at both
-  divvy doctor --only D05,C01              these checks alone
-  divvy doctor --fix                       also does what is safe: folders, links in /dev/char, CDI specs made for another driver
-  divvy doctor --root ./tree               a copy of another machine's files (/proc, /sys, /dev, /etc, /usr/lib, …)
-  journalctl -u kubelet | divvy doctor --explain          which check an error text belongs to, and what to type
+  divvy doctor
+      this machine: driver, device nodes, libraries, CDI specs, container
+      engine, kubelet
+  divvy doctor --cluster
+      the cluster: nodes, scheduler, extender, pods; --node --cluster looks at
+      both
+  divvy doctor --only D05,C01  these checks alone
+  divvy doctor --fix
+      also does what is safe: folders, links in /dev/char, CDI specs made for
+      another driver
+  divvy doctor --root ./tree
+      a copy of another machine's files (/proc, /sys, /dev, /etc, /usr/lib, …)
+  journalctl -u kubelet | divvy doctor --explain
+      which check an error text belongs to, and what to type
   divvy doctor -o json | jq '.checks[] | select(.status == \"FAIL\")'
 
 PASS  it holds.   NOTE  good to know.   WARN  something will fail, or is less safe than it seems.   FAIL  containers get no GPU, or a wrong one.
 SKIP  it could not look, for the reason that is printed; with --verbose also: it does not apply here.
 
-It changes nothing without --fix, loads nothing of the driver (divvy-probe does), runs no container, and needs no GPU to say that there is none.
+It changes nothing without --fix, loads nothing of the driver (divvy-probe does), runs no container, and needs no GPU to say that there is none. \
 Run it as root: at what an ordinary user may not read it cannot look.
 
 Exit status: 0 all is well (notes do not count), 1 a warning, 2 something fails, a check could not look, or the arguments are wrong.
@@ -35,7 +43,7 @@ pub struct DoctorArgs {
     #[arg(long)]
     pub cluster: bool,
     #[command(flatten)]
-    pub connection: ClusterArgs,
+    pub connection: AccessArgs,
     /// The checks with these ids alone
     #[arg(long, value_name = "ID", value_delimiter = ',', value_parser = id)]
     pub only: Vec<&'static str>,

@@ -8,13 +8,14 @@ use clap::Args;
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
-  divvy runtime-config                                               the file as it is, or what is assumed without one
-  divvy runtime-config --default                                     what is assumed without a file; lines with # are examples
+  divvy runtime-config  the file as it is, or what is assumed without one
+  divvy runtime-config --default
+      what is assumed without a file; lines with # are examples
   sudo divvy runtime-config --in-place --set nvidia-container-runtime.mode=cdi
   divvy runtime-config --set nvidia-container-runtime.runtimes=crun:runc --set disable-require
   sudo divvy runtime-config -i --set nvidia-container-runtime.debug=/var/log/divvy-runtime.log
 
-Without --in-place and --output the new text is printed and nothing is written. What is not set stays as it is, comments too. A setting that does not exist, and a
+Without --in-place and --output the new text is printed and nothing is written. What is not set stays as it is, comments too. A setting that does not exist, and a \
 value that divvy-runtime would refuse, are errors, and nothing is written. docs/runtime.md says what the settings do.")]
 pub struct RuntimeConfigArgs {
     /// The file; if it is not there, what is assumed without one is changed

@@ -8,7 +8,7 @@ use clap::{ArgGroup, Args, ValueEnum};
 use divvy_model::MemoryUnit;
 use divvy_placement::policy::Policy;
 
-use super::ClusterArgs;
+use super::AccessArgs;
 
 /// Replay pods on nodes under placement policies: how much more the same GPUs would hold
 #[derive(Debug, Args)]
@@ -25,23 +25,24 @@ Examples:
 
 Files are CSV, plain or gzip, with the columns of Alibaba's trace openb (cluster-trace-gpu-v2023); more columns do no harm:
   nodes: sn,cpu_milli,memory_mib,gpu,model
-  pods:  name,cpu_milli,memory_mib,num_gpu,gpu_milli and, if you have them, gpu_spec (models joined by |), creation_time, deletion_time
+  pods:  name,cpu_milli,memory_mib,num_gpu,gpu_milli and, if you have them,
+         gpu_spec (models joined by |), creation_time, deletion_time
 
-Pods that only come (the default, as FGD was published): the list in random order, then pods drawn from it, until --tune times the cluster's GPU is
-asked for; a pod that fits nowhere is dropped. Printed is the GPU in use, in percent, while 95, 100 and 130 % had been asked for. The orders
-come from --seeds by a generator of Divvy's own; with --order they are read: line 1 the rows of the pod list (from 0) as they arrive, line 2
+Pods that only come (the default, as FGD was published): the list in random order, then pods drawn from it, until --tune times the cluster's GPU is \
+asked for; a pod that fits nowhere is dropped. Printed is the GPU in use, in percent, while 95, 100 and 130 % had been asked for. The orders \
+come from --seeds by a generator of Divvy's own; with --order they are read: line 1 the rows of the pod list (from 0) as they arrive, line 2 \
 the rank of each row of the node list, which breaks ties.
 
-Pods that end (--load, or --arrivals poisson): pods drawn from the list come at random and run for a while; --load is the GPU that would be in
-use, of all, if none were lost. Printed is the GPU in use, and what was lost, in percent.
+Pods that end (--load, or --arrivals poisson): pods drawn from the list come at random and run for a while; --load is the GPU that would be in \
+use, of all, if none were lost. Printed is the GPU in use, and what was lost, in percent. \
 With --arrivals list --lifetimes trace pods come and end when the list says.
 
-What if (--cluster, --cluster-dump): the pods of a cluster that ask for GPU memory are placed anew, in the order in which they were created, by the
-extender's own ledger: under a policy, in other units, with more nodes. Nothing is changed in the cluster. Looked at are GPUs, CPU, main memory, the number of
-pods, nodeSelectors and cordons; not taints, affinity, quotas or priorities. Pods that are being deleted stay where they are, and so do those on nodes that
+What if (--cluster, --cluster-dump): the pods of a cluster that ask for GPU memory are placed anew, in the order in which they were created, by the \
+extender's own ledger: under a policy, in other units, with more nodes. Nothing is changed in the cluster. Looked at are GPUs, CPU, main memory, the number of \
+pods, nodeSelectors and cordons; not taints, affinity, quotas or priorities. Pods that are being deleted stay where they are, and so do those on nodes that \
 are cordoned or offer no GPU, and pods without GPU memory.
 
-fgd and rf know the mix of the whole list from the start, as published; divvy learns from what arrives; the others need not know it.
+fgd and rf know the mix of the whole list from the start, as published; divvy learns from what arrives; the others need not know it. \
 The same input gives the same output, to the byte, whatever --jobs.")]
 pub struct SimulateArgs {
     /// The nodes
@@ -78,7 +79,7 @@ pub struct SimulateArgs {
     )]
     pub memory_unit: MemoryUnit,
     #[command(flatten)]
-    pub access: ClusterArgs,
+    pub access: AccessArgs,
     /// Policies, with commas; all of them: all
     #[arg(long, value_name = "NAME", default_value = "divvy", value_parser = policies)]
     pub policy: Policies,

@@ -62,6 +62,7 @@ pub async fn run(args: AuditArgs) -> anyhow::Result<bool> {
     };
     match args.output {
         Some(AuditOutput::Json) => printer::json(&text::answer(&outcome))?,
+        None if printer::coloured() => printer::print(&text::coloured(&text::text(&outcome, scope)))?,
         None => printer::print(&text::text(&outcome, scope))?,
     }
     match text::unclear(&outcome, scope) {

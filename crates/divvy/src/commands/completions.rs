@@ -1,34 +1,68 @@
-//! `divvy completions`, and what kubectl asks for when somebody types `kubectl divvy ...` and a tab.
+//! `divvy completions`, and what is asked when somebody types `divvy ...` or `kubectl divvy ...` and a tab.
+
+mod cluster;
 
 use std::ffi::OsString;
 use std::path::Path;
+use std::sync::OnceLock;
+
+use clap::{Command, CommandFactory as _};
+use clap_complete::CompleteEnv;
+use clap_complete::env::{Bash, EnvCompleter, Fish, Zsh};
 
 use crate::cli::{Cli, CompletionsArgs, Shell};
 use crate::printer;
-use clap::CommandFactory as _;
+
+pub use cluster::{namespaces, nodes, pods};
 
 /// What kubectl calls beside a plugin `kubectl-NAME` (`pkg/cmd/plugin/plugin_completion.go`).
 const ASKED_BY_KUBECTL: &str = "kubectl_complete-";
+/// The variable in which a shell's script names the shell.
+const ASKED_BY_SHELL: &str = "DIVVY_COMPLETE";
 /// cobra's `ShellCompDirective`: no files, where we name none ourselves.
 const NO_FILES: u32 = 4;
 /// No space after the word: it goes on.
 const NO_SPACE: u32 = 2;
 
-/// Prints the script for a shell.
+/// The words before the one that is being typed; the flags among them say which cluster to ask.
+static BEFORE: OnceLock<Vec<OsString>> = OnceLock::new();
+
+/// Prints the script for a shell, which asks this program at each tab.
 pub fn run(args: &CompletionsArgs) -> anyhow::Result<()> {
-    let shell = match args.shell {
-        Shell::Bash => clap_complete::Shell::Bash,
-        Shell::Zsh => clap_complete::Shell::Zsh,
-        Shell::Fish => clap_complete::Shell::Fish,
+    let shell: &dyn EnvCompleter = match args.shell {
+        Shell::Bash => &Bash,
+        Shell::Zsh => &Zsh,
+        Shell::Fish => &Fish,
     };
     let mut script = Vec::new();
-    clap_complete::generate(shell, &mut Cli::command(), "divvy", &mut script);
+    shell.write_registration(ASKED_BY_SHELL, "divvy", "divvy", "divvy", &mut script)?;
     Ok(printer::print(&String::from_utf8(script)?)?)
 }
 
-/// The answer when this program was called as `kubectl_complete-divvy` or `kubectl_complete-inspect-gpushare`; none, when it was not. The last
-/// argument is the word that is being typed.
-pub fn for_kubectl(given: &[OsString]) -> Option<std::io::Result<String>> {
+/// Answers when this program was called by the script of a shell, or as `kubectl_complete-divvy` or `kubectl_complete-inspect-gpushare`.
+///
+/// # Errors
+/// The answer could not be written.
+pub fn answered(given: &[OsString]) -> anyhow::Result<bool> {
+    if let Some(answer) = for_kubectl(given) {
+        printer::print(&answer?)?;
+        return Ok(true);
+    }
+    let words: Vec<&OsString> = given.iter().skip_while(|word| *word != "--").skip(1).collect();
+    let index = std::env::var("_CLAP_COMPLETE_INDEX")
+        .ok()
+        .and_then(|index| index.parse().ok());
+    let at = index.unwrap_or_else(|| words.len().saturating_sub(1));
+    let current = words.get(at).is_some_and(|word| is_flag(word));
+    let _ = BEFORE.set(words.into_iter().take(at).cloned().collect());
+    let here = std::env::current_dir().ok();
+    Ok(CompleteEnv::with_factory(|| grammar(current))
+        .var(ASKED_BY_SHELL)
+        .try_complete(given.iter().cloned(), here.as_deref())?)
+}
+
+/// The answer to kubectl, if it asks. The last argument is the word that is being typed.
+fn for_kubectl(given: &[OsString]) -> Option<std::io::Result<String>> {
     let (called, words) = given.split_first()?;
     let name = Path::new(called).file_name()?.to_string_lossy().into_owned();
     let plugin = name.strip_prefix(ASKED_BY_KUBECTL)?;
@@ -44,11 +78,32 @@ pub fn for_kubectl(given: &[OsString]) -> Option<std::io::Result<String>> {
     Some(complete(line))
 }
 
+fn is_flag(word: &OsString) -> bool {
+    word.as_encoded_bytes().starts_with(b"-")
+}
+
+/// The grammar; where no flag is being typed, flags are offered only if nothing else is: as kubectl does.
+fn grammar(flags: bool) -> Command {
+    fn without(command: Command) -> Command {
+        let command = command.mut_args(|arg| if arg.is_positional() { arg } else { arg.hide(true) });
+        command.mut_subcommands(without)
+    }
+    let mut command = Cli::command();
+    if flags {
+        return command;
+    }
+    // Now --help is there, too.
+    command.build();
+    without(command)
+}
+
 /// A candidate per line, with what it is after a tab, and cobra's directive last.
 fn complete(line: Vec<OsString>) -> std::io::Result<String> {
     let at = line.len() - 1;
+    let _ = BEFORE.set(line[..at].to_vec());
     let here = std::env::current_dir().ok();
-    let found = clap_complete::engine::complete(&mut Cli::command(), line, at, here.as_deref())?;
+    let mut grammar = grammar(is_flag(&line[at]));
+    let found = clap_complete::engine::complete(&mut grammar, line, at, here.as_deref())?;
     let mut text = String::new();
     let mut goes_on = false;
     for candidate in found.iter().filter(|candidate| !candidate.is_hide_set()) {

@@ -24,6 +24,7 @@ pub async fn run(args: DemoArgs) -> anyhow::Result<bool> {
     // Nobody audits a demo, and a kept one may stay up for days.
     let settings = Settings {
         seed: args.seed,
+        drivers: true,
         audit: false,
         ..Settings::new(machines, Programs::beside(&own)?)
     };
@@ -124,6 +125,8 @@ The cluster stays up until Ctrl-C. In another terminal:
   POD
   divvy why mine
   divvy inspect gpushare -d
+
+The containers are simulated: they have no logs, and no command runs in them.
 ",
         kubeconfig.display()
     ))

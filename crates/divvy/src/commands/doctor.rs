@@ -7,7 +7,7 @@ mod programs;
 mod repair;
 
 use std::fs::File;
-use std::io::{BufRead, BufReader, IsTerminal as _};
+use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::sync::mpsc;
 use std::time::Duration;
@@ -54,7 +54,7 @@ pub async fn run(mut args: DoctorArgs) -> anyhow::Result<u8> {
         DoctorOutput::Json => printer::json(&report)?,
         DoctorOutput::Text => {
             let style = Style {
-                coloured: std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty()),
+                coloured: printer::coloured(),
                 verbose: args.verbose,
                 width: printer::terminal_width(),
             };

@@ -7,12 +7,12 @@ use divvy_extender::election::Rules;
 use divvy_extender::tls::{self, Source};
 use divvy_extender::{Candidate, Config, DecideIn, Placement};
 
-use crate::cli::{ClusterArgs, Decide, ExtenderArgs, ExtenderReplicas, ExtenderTls};
+use crate::cli::{ContextArgs, Decide, ExtenderArgs, ExtenderReplicas, ExtenderTls};
 
 /// Runs the extender until it is told to stop.
 pub async fn run(args: ExtenderArgs) -> anyhow::Result<()> {
     let stopped = super::until_stopped(args.exit_with_stdin)?;
-    let ClusterArgs { kubeconfig, context } = args.cluster;
+    let ContextArgs { kubeconfig, context } = args.cluster;
     let client_names = args.tls.client_name.clone();
     let tls = tls(args.tls);
     anyhow::ensure!(

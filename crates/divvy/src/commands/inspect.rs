@@ -1,63 +1,117 @@
 //! `divvy inspect gpushare`.
 
+use std::collections::BTreeSet;
+
 use divvy_cluster::list::LeftOut;
 use divvy_cluster::objects::{NodeObject, PodObject};
 use divvy_cluster::{client, convert, list};
+use divvy_container::plain;
 use divvy_model::Pod;
+use futures::stream;
 
 use super::progress::Arrived;
-use crate::cli::{ClusterArgs, InspectArgs, InspectOutput};
+use super::watch;
+use crate::cli::output::Output;
+use crate::cli::{AccessArgs, ClusterArgs, InspectArgs, InspectOutput};
 use crate::inspect::{table, view};
 use crate::printer;
 
-/// Reads nodes and pods once and prints who has what.
+/// Reads nodes and pods and prints who has what, once or again and again.
 pub async fn run(args: InspectArgs) -> anyhow::Result<()> {
-    let connection = client::connect(&choice(&args.cluster)).await?;
-    let client = &connection.client;
+    let client = client::connect(&choice(&args.cluster)).await?.client;
+    if !args.watch {
+        return Ok(printer::print(&look(&client, &args).await?)?);
+    }
+    let mut shown = String::new();
+    watch::again(stream::pending(), async || {
+        let text = look(&client, &args).await?;
+        if text != shown {
+            let people = !shown.is_empty()
+                && args
+                    .output
+                    .as_ref()
+                    .is_none_or(|output| matches!(output, Output::Form(InspectOutput::Wide)));
+            let time = if people { watch::time() } else { String::new() };
+            printer::print(&format!("{time}{text}"))?;
+            shown = text;
+        }
+        Ok(true)
+    })
+    .await
+}
+
+async fn look(client: &kube::Client, args: &InspectArgs) -> anyhow::Result<String> {
+    let mut view = read(client, &args.nodes).await?;
+    if let Some(by) = &args.sort_by {
+        view.sort(by).map_err(anyhow::Error::msg)?;
+    }
+    let headers = !args.no_headers;
+    Ok(match &args.output {
+        Some(Output::Form(InspectOutput::Json)) => printer::json_text(&view)?,
+        Some(Output::Form(InspectOutput::Yaml)) => printer::yaml_text(&view)?,
+        Some(Output::Form(InspectOutput::Name)) => view.nodes.iter().map(|node| format!("node/{}\n", node.name)).collect(),
+        Some(Output::Form(InspectOutput::Wide)) => table::wide(&view, headers),
+        Some(Output::JsonPath(template)) => plain(&template.render(&serde_json::to_value(&view)?)).into_owned(),
+        None if args.details => table::details(&view),
+        None => table::summary(&view, headers),
+    })
+}
+
+/// Of these nodes, or of all.
+async fn read(client: &kube::Client, names: &[String]) -> anyhow::Result<view::View> {
     let (arrived, mut pods) = (Arrived::default(), Vec::new());
     let pod = |object: PodObject| list::pod_of(object).map(view::shown);
-    let take = |pod: Option<Pod>| {
+    let mut take = |pod: Option<Pod>| {
         arrived.pod();
         pods.extend(pod);
     };
     let mut nodes = Vec::new();
-    match &args.node {
-        Some(name) => {
-            let selector = format!("spec.nodeName={name}");
-            let lists = async { tokio::try_join!(list::node(client, name), list::each_pod(client, Some(&selector), pod, take)) };
-            let (node, no_pods) = arrived.shown(lists).await?;
-            say_left_out("pod", &no_pods);
+    for name in names.iter().collect::<BTreeSet<_>>() {
+        let selector = format!("spec.nodeName={name}");
+        let lists = async {
+            tokio::try_join!(
+                list::node(client, name),
+                list::each_pod(client, Some(&selector), pod, &mut take)
+            )
+        };
+        let (node, no_pods) = arrived.shown(lists).await?;
+        say_left_out("pod", &no_pods);
+        nodes.push(node);
+    }
+    if names.is_empty() {
+        let node = |object: NodeObject| convert::node(&object);
+        let all = list::each_node(client, node, |node| {
+            arrived.node();
             nodes.push(node);
-        }
-        None => {
-            let node = |object: NodeObject| convert::node(&object);
-            let all = list::each_node(client, node, |node| {
-                arrived.node();
-                nodes.push(node);
-            });
-            let lists = async { tokio::try_join!(all, list::each_pod(client, None, pod, take)) };
-            let (no_nodes, no_pods) = arrived.shown(lists).await?;
-            say_left_out("node", &no_nodes);
-            say_left_out("pod", &no_pods);
-        }
+        });
+        let lists = async { tokio::try_join!(all, list::each_pod(client, None, pod, &mut take)) };
+        let (no_nodes, no_pods) = arrived.shown(lists).await?;
+        say_left_out("node", &no_nodes);
+        say_left_out("pod", &no_pods);
     }
-    let view = view::view(&nodes, &pods);
-    drop((nodes, pods));
-    match args.output {
-        Some(InspectOutput::Json) => printer::json(&view)?,
-        Some(InspectOutput::Yaml) => printer::yaml(&view)?,
-        Some(InspectOutput::Wide) => printer::print(&table::wide(&view))?,
-        None if args.details => printer::print(&table::details(&view))?,
-        None => printer::print(&table::summary(&view))?,
-    }
-    Ok(())
+    Ok(view::view(&nodes, &pods))
 }
 
 /// The cluster that the flags name.
 pub(super) fn choice(args: &ClusterArgs) -> client::Choice {
     client::Choice {
-        kubeconfig: args.kubeconfig.clone(),
-        context: args.context.clone(),
+        cluster: args.cluster.clone(),
+        ..access(&args.access)
+    }
+}
+
+/// The same, without a `--cluster` of kubectl's.
+pub(super) fn access(args: &AccessArgs) -> client::Choice {
+    client::Choice {
+        kubeconfig: args.context.kubeconfig.clone(),
+        context: args.context.context.clone(),
+        cluster: None,
+        user: args.user.clone(),
+        server: args.server.clone(),
+        token: args.token.clone(),
+        impersonate: args.impersonate.clone(),
+        impersonate_groups: args.impersonate_groups.clone(),
+        request_timeout: args.request_timeout,
     }
 }
 

@@ -13,7 +13,7 @@ use tokio::time::Instant;
 
 use super::inspect::choice;
 use super::{Unclear, say};
-use crate::cli::SchedulerConfigArgs;
+use crate::cli::{AccessArgs, ClusterArgs, SchedulerConfigArgs};
 use crate::printer;
 use crate::scheduler_config::check::{Verdict, has_room, no_room, not_called, pod, unclear, verdict};
 use crate::scheduler_config::distribution::Distribution;
@@ -280,7 +280,13 @@ fn passed_on(args: &SchedulerConfigArgs) -> String {
     ];
     let given = flags.into_iter().filter_map(|(flag, value)| Some((flag, value.as_ref()?)));
     let cluster = args.from_cluster.as_ref().map(|(namespace, name)| {
-        let kubeconfig = args.cluster.kubeconfig.as_ref().map(|path| path.display().to_string());
+        let kubeconfig = args
+            .cluster
+            .access
+            .context
+            .kubeconfig
+            .as_ref()
+            .map(|path| path.display().to_string());
         let kubeconfig = kubeconfig.unwrap_or_else(|| "/etc/kubernetes/admin.conf".to_owned());
         format!(" --from-cluster={namespace}/{name} --kubeconfig {}", shell(&kubeconfig))
     });
@@ -331,11 +337,17 @@ fn write(file: &Path, text: &str, secret: bool) -> std::io::Result<()> {
     super::write_whole(file, text, mode)
 }
 
+/// Whether a flag says which cluster.
+fn names_a_cluster(args: &ClusterArgs) -> bool {
+    let AccessArgs { context, server, .. } = &args.access;
+    context.kubeconfig.is_some() || context.context.is_some() || server.is_some()
+}
+
 async fn version(args: &SchedulerConfigArgs) -> anyhow::Result<Version> {
     if let Some(version) = args.kubernetes_version {
         return Ok(version);
     }
-    if args.from_cluster.is_none() && args.cluster.kubeconfig.is_none() && args.cluster.context.is_none() {
+    if args.from_cluster.is_none() && !names_a_cluster(&args.cluster) {
         say(&format!(
             "note: for Kubernetes {DEFAULT_VERSION}; for another version give --kubernetes-version, or --kubeconfig FILE to ask the cluster"
         ))?;

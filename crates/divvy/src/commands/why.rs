@@ -7,9 +7,20 @@ use std::mem::ManuallyDrop;
 
 use divvy_cluster::list::NotMade;
 use divvy_cluster::{client, list, sites};
+use divvy_container::plain;
 use divvy_why::{Answer, Reported, Snapshot, Wants};
+use futures::{Stream, StreamExt as _};
+use k8s_openapi::api::core::v1::Pod;
+use kube::Api;
+use kube::core::PartialObjectMeta;
+use kube::runtime::WatchStreamExt as _;
+use kube::runtime::watcher::{self, Event};
+use serde::Serialize;
 
+use self::look::Look;
 use super::inspect::choice;
+use super::watch;
+use crate::cli::output::Output;
 use crate::cli::{WhyArgs, WhyOutput};
 use crate::why::{Name, Style};
 use crate::{printer, why};
@@ -17,54 +28,168 @@ use crate::{printer, why};
 /// Of more answers than this only the sentence and the best suggestion are printed.
 const IN_FULL: usize = 3;
 
-/// Reads nodes and pods once, and explains the pods that are asked about.
+/// Reads nodes and pods, and explains the pods that are asked about, once or again and again.
 pub async fn run(args: WhyArgs) -> anyhow::Result<()> {
     let connection = client::connect(&choice(&args.cluster)).await?;
-    let namespace = args.namespace.clone().unwrap_or(connection.namespace.clone());
+    let namespace = args.namespace.clone().unwrap_or(connection.namespace);
     let client = &connection.client;
-    let look::Look { snapshot, waiting } = match look::look(client, args.memory_unit).await {
-        Err(error) if error.is_forbidden() => {
-            let only = (!args.all_namespaces).then_some(namespace.as_str());
-            look::of_namespace(client, args.memory_unit, only, error).await?
-        }
-        look => look?,
-    };
+    if args.watch {
+        return watched(client, args, &namespace).await;
+    }
+    let Look { snapshot, waiting } = look(client, &args, &namespace).await?;
     // The program ends when it has answered: to free 50,000 pods one by one takes 0.1 s.
     let snapshot = ManuallyDrop::new(snapshot);
-    let mut asked = match (args.names.is_empty(), &args.selector) {
-        (true, None) => waiting
-            .into_iter()
-            .filter(|wants| args.all_namespaces || wants.pod.namespace == namespace)
-            .collect(),
-        (true, Some(selector)) => selected(client, &namespace, selector).await?,
-        (false, _) => named(client, &namespace, &args.names).await?,
+    let asked = match args.names.is_empty() {
+        true => unnamed(client, &args, &namespace, waiting).await?,
+        false => named(client, &namespace, &args.names).await?,
     };
-    for wants in &mut asked {
-        list::look_at_claims(client, wants).await;
-    }
     if let Some(wants) = asked.first().filter(|_| args.placement) {
         let placement = why::placement(&snapshot.ledger, &wants.pod, args.policy);
-        match args.output {
-            Some(WhyOutput::Json) => printer::json(&placement)?,
-            Some(WhyOutput::Yaml) => printer::yaml(&placement)?,
+        match &args.output {
             None => printer::print(&why::placement_text(&placement))?,
+            Some(output) => printer::print(&formatted(output, &placement, [wants.pod.name.as_str()])?)?,
         }
         return Ok(());
     }
-    let mut answers = answers(&snapshot, &asked, args.all_nodes);
+    let answers = answered(client, &snapshot, asked, args.all_nodes).await;
+    let one = matches!(args.names.as_slice(), [Name::Pod { .. }]);
+    match (&args.output, answers.first()) {
+        (Some(output), Some(answer)) if one => printer::print(&formatted(output, answer, pods_of([answer]))?)?,
+        (Some(output), _) => printer::print(&formatted(output, &answers, pods_of(&answers))?)?,
+        (None, None) => printer::text(&nothing_waits(client, &args, &namespace).await)?,
+        (None, Some(_)) => printer::print(&page(&answers, args.all_nodes))?,
+    }
+    Ok(())
+}
+
+/// Answers again when they change, until the pods that were named are gone.
+async fn watched(client: &kube::Client, args: WhyArgs, namespace: &str) -> anyhow::Result<()> {
+    let mut names = args.names.clone();
+    let mut known: Vec<Name> = Vec::new();
+    let mut told: Vec<String> = Vec::new();
+    watch::again(changes(client, &args, namespace), async || {
+        let Look { snapshot, waiting } = look(client, &args, namespace).await?;
+        let (mut asked, mut texts): (Vec<Wants>, Vec<String>) = (Vec::new(), Vec::new());
+        let (mut left, mut gone) = (Vec::new(), String::new());
+        for name in &names {
+            match of_name(client, namespace, name).await {
+                Ok(pods) => {
+                    add(&mut asked, pods);
+                    left.push(name.clone());
+                }
+                Err(error) if known.contains(name) && is_gone(&error) => gone.push_str(&format!("{name} is gone.\n")),
+                Err(error) => return Err(error),
+            }
+        }
+        if args.names.is_empty() {
+            asked = unnamed(client, &args, namespace, waiting).await?;
+        }
+        let answers = answered(client, &snapshot, asked, args.all_nodes).await;
+        let style = style(answers.len(), args.all_nodes);
+        for answer in &answers {
+            texts.push(match &args.output {
+                None => why::text(answer, style),
+                Some(output) => formatted(output, answer, pods_of([answer]))?,
+            });
+        }
+        let people = args.output.is_none();
+        if people && answers.is_empty() && (args.names.is_empty() || !left.is_empty()) {
+            texts.push(nothing_waits(client, &args, namespace).await);
+        }
+        let new: Vec<&str> = texts.iter().filter(|text| !told.contains(text)).map(String::as_str).collect();
+        if people && !told.is_empty() && !(new.is_empty() && gone.is_empty()) {
+            printer::print(&watch::time())?;
+        }
+        printer::print(&new.join(if people { "\n" } else { "" }))?;
+        if people {
+            printer::text(&gone)?;
+        }
+        told = texts;
+        known = left.clone();
+        names = left;
+        Ok(args.names.is_empty() || !names.is_empty())
+    })
+    .await
+}
+
+/// Of the pods that may be asked about: who cannot watch them is asked every few seconds only.
+fn changes(client: &kube::Client, args: &WhyArgs, namespace: &str) -> impl Stream<Item = ()> + use<> {
+    let (mut scope, mut config) = (Some(namespace), watcher::Config::default());
+    match args.names.as_slice() {
+        [Name::Pod { namespace: own, name }] => {
+            scope = own.as_deref().or(scope);
+            config = config.fields(&format!("metadata.name={name}"));
+        }
+        names if names.iter().any(|name| matches!(name, Name::Pod { namespace: Some(_), .. })) => scope = None,
+        _ => {}
+    }
+    if let Some(selector) = &args.selector {
+        config = config.labels(selector);
+    }
+    let api: Api<PartialObjectMeta<Pod>> = match scope.filter(|_| !args.all_namespaces) {
+        Some(namespace) => Api::namespaced(client.clone(), namespace),
+        None => Api::all(client.clone()),
+    };
+    watcher::watcher(api, config)
+        .default_backoff()
+        .filter_map(async |event| matches!(event, Ok(Event::Apply(_) | Event::Delete(_))).then_some(()))
+}
+
+async fn look(client: &kube::Client, args: &WhyArgs, namespace: &str) -> anyhow::Result<Look> {
+    match look::look(client, args.memory_unit).await {
+        Err(error) if error.is_forbidden() => {
+            let only = (!args.all_namespaces).then_some(namespace);
+            look::of_namespace(client, args.memory_unit, only, error).await
+        }
+        look => Ok(look?),
+    }
+}
+
+/// The pods that wait, or those that labels select.
+async fn unnamed(client: &kube::Client, args: &WhyArgs, namespace: &str, waiting: Vec<Wants>) -> anyhow::Result<Vec<Wants>> {
+    match &args.selector {
+        None => Ok(waiting
+            .into_iter()
+            .filter(|wants| args.all_namespaces || wants.pod.namespace == namespace)
+            .collect()),
+        Some(selector) => selected(client, namespace, selector).await,
+    }
+}
+
+async fn answered(client: &kube::Client, snapshot: &Snapshot, mut asked: Vec<Wants>, all_nodes: bool) -> Vec<Answer> {
+    for wants in &mut asked {
+        list::look_at_claims(client, wants).await;
+    }
+    let mut answers = answers(snapshot, &asked, all_nodes);
     if !snapshot.unseen.is_empty() {
         say_what_may_be_read(client, &mut answers).await;
     }
-    let one = matches!(args.names.as_slice(), [Name::Pod { .. }]);
-    match args.output {
-        Some(WhyOutput::Json) if one => printer::json(&answers.first())?,
-        Some(WhyOutput::Yaml) if one => printer::yaml(&answers.first())?,
-        Some(WhyOutput::Json) => printer::json(&answers)?,
-        Some(WhyOutput::Yaml) => printer::yaml(&answers)?,
-        None if answers.is_empty() => nothing_waits(client, &args, &namespace).await?,
-        None => printer::print(&page(&answers, args.all_nodes))?,
-    }
-    Ok(())
+    answers
+}
+
+fn is_gone(error: &anyhow::Error) -> bool {
+    error
+        .downcast_ref::<divvy_cluster::Error>()
+        .is_some_and(divvy_cluster::Error::is_not_found)
+}
+
+/// What `-o` names of an answer, of several, or of a placement. `pods`: whom it is about.
+fn formatted<'a, T: Serialize>(
+    output: &Output<WhyOutput>,
+    value: &T,
+    pods: impl IntoIterator<Item = &'a str>,
+) -> anyhow::Result<String> {
+    Ok(match output {
+        Output::Form(WhyOutput::Json) => printer::json_text(value)?,
+        Output::Form(WhyOutput::Yaml) => printer::yaml_text(value)?,
+        Output::Form(WhyOutput::Name) => pods.into_iter().map(|pod| format!("pod/{pod}\n")).collect(),
+        Output::JsonPath(template) => plain(&template.render(&serde_json::to_value(value)?)).into_owned(),
+    })
+}
+
+fn pods_of<'a>(answers: impl IntoIterator<Item = &'a Answer>) -> impl Iterator<Item = &'a str> {
+    let pods = answers.into_iter().flat_map(|answer| &answer.subject.pods);
+    pods.map(|pod| pod.name.as_str())
 }
 
 /// The answers, those of equal pods as one, in the order of the pods.
@@ -117,12 +242,17 @@ async fn say_what_may_be_read(client: &kube::Client, answers: &mut [Answer]) {
     }
 }
 
-fn page(answers: &[Answer], all_nodes: bool) -> String {
-    let style = Style {
+fn style(answers: usize, all_nodes: bool) -> Style {
+    Style {
         width: printer::terminal_width(),
         all_nodes,
-        short: answers.len() > IN_FULL && !all_nodes,
-    };
+        short: answers > IN_FULL && !all_nodes,
+        coloured: printer::coloured(),
+    }
+}
+
+fn page(answers: &[Answer], all_nodes: bool) -> String {
+    let style = style(answers.len(), all_nodes);
     let texts: Vec<String> = answers.iter().map(|answer| why::text(answer, style)).collect();
     let mut page = texts.join("\n");
     if style.short {
@@ -131,43 +261,48 @@ fn page(answers: &[Answer], all_nodes: bool) -> String {
     page
 }
 
-async fn nothing_waits(client: &kube::Client, args: &WhyArgs, namespace: &str) -> anyhow::Result<()> {
+async fn nothing_waits(client: &kube::Client, args: &WhyArgs, namespace: &str) -> String {
     let only = (!args.all_namespaces).then_some(namespace);
     let refused = not_made(client, only).await;
     let place = match only {
         Some(namespace) => format!("namespace {namespace}"),
         None => "any namespace".to_owned(),
     };
-    match refused.is_empty() {
-        true => printer::line(&format!("No pod waits for GPU memory in {place}."))?,
-        false => printer::line(&format!(
-            "No pod waits for GPU memory in {place}, but some could not be made:"
-        ))?,
-    }
+    let mut text = match refused.is_empty() {
+        true => format!("No pod waits for GPU memory in {place}.\n"),
+        false => format!("No pod waits for GPU memory in {place}, but some could not be made:\n"),
+    };
     for refused in refused {
-        printer::line(&not_made_text(&refused))?;
+        text.push_str(&format!("{}\n", not_made_text(&refused)));
     }
-    Ok(())
+    text
 }
 
 /// The pods that were named, each once.
 async fn named(client: &kube::Client, namespace: &str, names: &[Name]) -> anyhow::Result<Vec<Wants>> {
     let mut found: Vec<Wants> = Vec::new();
     for name in names {
-        let pods = match name {
-            Name::Pod { namespace: own, name } => vec![pod(client, own.as_deref().unwrap_or(namespace), name).await?],
-            Name::Workload { kind, name } => {
-                let selector = list::selector_of(client, kind.api(), namespace, name).await?;
-                selected(client, namespace, &selector).await?
-            }
-        };
-        for pod in pods {
-            if !found.iter().any(|known| known.pod.uid == pod.pod.uid) {
-                found.push(pod);
-            }
-        }
+        add(&mut found, of_name(client, namespace, name).await?);
     }
     Ok(found)
+}
+
+fn add(to: &mut Vec<Wants>, pods: Vec<Wants>) {
+    for pod in pods {
+        if !to.iter().any(|known| known.pod.uid == pod.pod.uid) {
+            to.push(pod);
+        }
+    }
+}
+
+async fn of_name(client: &kube::Client, namespace: &str, name: &Name) -> anyhow::Result<Vec<Wants>> {
+    Ok(match name {
+        Name::Pod { namespace: own, name } => vec![pod(client, own.as_deref().unwrap_or(namespace), name).await?],
+        Name::Workload { kind, name } => {
+            let selector = list::selector_of(client, kind.api(), namespace, name).await?;
+            selected(client, namespace, &selector).await?
+        }
+    })
 }
 
 async fn selected(client: &kube::Client, namespace: &str, selector: &str) -> anyhow::Result<Vec<Wants>> {
@@ -188,7 +323,10 @@ async fn pod(client: &kube::Client, namespace: &str, name: &str) -> anyhow::Resu
                 .collect();
             match of_it.is_empty() {
                 true => Err(error.into()),
-                false => anyhow::bail!("{error}. {}", of_it.join(" ")),
+                false => {
+                    let words = format!("{error}. {}", of_it.join(" "));
+                    Err(anyhow::Error::new(error).context(words))
+                }
             }
         }
     }

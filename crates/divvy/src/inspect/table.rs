@@ -5,11 +5,11 @@ use std::fmt::Write as _;
 
 use divvy_container::plain;
 
-use super::view::{NodeView, View};
+use super::view::{GpuView, NodeView, View};
 use crate::printer::columns;
 
-/// `kubectl inspect gpushare`: a row per node.
-pub fn summary(view: &View) -> String {
+/// `kubectl inspect gpushare`: a row per node. Without headers it has the rows alone.
+pub fn summary(view: &View, headers: bool) -> String {
     let gpus = view.nodes.iter().map(|node| node.gpus.len()).max().unwrap_or(0);
     let pending = view.nodes.iter().any(|node| !node.pending.is_empty());
     let mut raw = String::from("NAME\tIPADDRESS\t");
@@ -43,6 +43,9 @@ pub fn summary(view: &View) -> String {
             dashes = row.len() + 20;
         }
         raw.push_str(&row);
+    }
+    if !headers {
+        return without_headers(&raw);
     }
     let mut text = columns(&raw);
     let _ = writeln!(text, "{}", "-".repeat(dashes));
@@ -134,7 +137,7 @@ fn pod_rows(node: &NodeView) -> String {
 }
 
 /// `-o wide`: a row per GPU, with what only an inventory knows.
-pub fn wide(view: &View) -> String {
+pub fn wide(view: &View, headers: bool) -> String {
     let mut raw = String::from("NODE\tIPADDRESS\tGPU\tMODEL\tALLOCATED\tTOTAL\tHEALTH\tPODS\tUUID\n");
     let dash = |text: &Option<String>| text.clone().filter(|text| !text.is_empty()).unwrap_or_else(|| "-".to_owned());
     for node in &view.nodes {
@@ -165,7 +168,7 @@ pub fn wide(view: &View) -> String {
                 gpu.allocated,
                 gpu.total,
                 times(&view.unit),
-                dash(&gpu.health),
+                health(gpu),
                 pods,
                 dash(&gpu.uuid)
             );
@@ -178,8 +181,50 @@ pub fn wide(view: &View) -> String {
             );
         }
     }
-    plain(&columns(&raw)).into_owned()
+    if !headers {
+        return without_headers(&raw);
+    }
+    let mut text = columns(&raw);
+    // The same on many nodes is one text.
+    let mut troubles: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+    for node in &view.nodes {
+        if let Some(trouble) = &node.driver_trouble {
+            troubles.entry(trouble).or_default().push(&node.name);
+        }
+    }
+    for (trouble, nodes) in troubles.iter().take(TROUBLES) {
+        let more = match nodes.len() {
+            0..=3 => String::new(),
+            n => format!(" and {} more", n - 3),
+        };
+        let named: Vec<&str> = nodes.iter().take(3).copied().collect();
+        let _ = writeln!(text, "\nOn {}{more}: {trouble}", named.join(", "));
+    }
+    if troubles.len() > TROUBLES {
+        let _ = writeln!(
+            text,
+            "\nMore nodes are without the driver's libraries: divvy doctor --cluster --only K19"
+        );
+    }
+    plain(&text).into_owned()
 }
+
+fn health(gpu: &GpuView) -> &str {
+    match (&gpu.message, gpu.health) {
+        (Some(message), _) => message,
+        (None, Some(_)) => "ok",
+        (None, None) => "-",
+    }
+}
+
+/// A table without its first line.
+fn without_headers(raw: &str) -> String {
+    let rows = raw.split_once('\n').map_or("", |(_, rows)| rows);
+    plain(&columns(rows)).into_owned()
+}
+
+/// Texts about drivers that `-o wide` shows.
+const TROUBLES: usize = 3;
 
 /// A unit behind a number of it: `16 GiB`, but `64 x 256MiB`.
 fn times(unit: &str) -> String {
@@ -209,6 +254,24 @@ mod tests {
             allocatable_gpus: gpus,
             ..Node::default()
         }
+    }
+
+    #[test]
+    fn what_is_wrong_with_drivers_stands_below_the_wide_table_once_for_all_nodes() {
+        let of = |name: &str| {
+            let text = r#"{"v":1,"agent":"","driver":"","unitMiB":1024,"driverTrouble":"no CDI spec; type this","gpus":[{"uuid":"GPU-1","index":0,
+                "minor":0,"totalMiB":1024,"units":1,"health":"ok"}]}"#;
+            Node {
+                inventory: Some(divvy_model::Inventory::parse(text)),
+                ..node(name, "10.0.0.1", 1, 1)
+            }
+        };
+        let nodes = ["a", "b", "c", "d", "e"].map(of);
+        let text = wide(&view(&nodes, &[]), true);
+        assert!(
+            text.ends_with("\n\nOn a, b, c and 2 more: no CDI spec; type this\n"),
+            "{text}"
+        );
     }
 
     fn pod(namespace: &str, name: &str, node: &str, units: u64, gpus: &[(u32, u64)]) -> Pod {
@@ -260,7 +323,7 @@ mod tests {
             &[node("n1", "10.0.0.1\u{1b}[2J", 16, 1)],
             &[pod("d", "p\u{202e}", "n1", 4, &[(0, 4)])],
         );
-        for text in [summary(&shown), details(&shown), wide(&shown)] {
+        for text in [summary(&shown, true), details(&shown), wide(&shown, true)] {
             assert!(text.contains("10.0.0.1\\u{1b}[2J"), "{text:?}");
             assert_eq!(plain(&text), text);
         }
@@ -269,7 +332,7 @@ mod tests {
     #[test]
     fn the_summary_is_the_old_tools_to_the_byte() {
         assert_eq!(
-            summary(&documented()),
+            summary(&documented(), true),
             "NAME    IPADDRESS  GPU0(Allocated/Total)  GPU1(Allocated/Total)  PENDING(Allocated)  GPU Memory(GiB)\n\
              node-a  10.0.0.1   8/16                   6/16                                       14/32\n\
              node-b  10.0.0.2   0/16                   0/0                    5                   5/16\n\
@@ -283,15 +346,56 @@ mod tests {
     fn gpus_of_a_node_whose_agent_is_away_are_not_called_ok_alone() {
         let gpu = serde_json::json!({"uuid": "GPU-a", "index": 0, "minor": 0, "totalMiB": 16384, "units": 16, "health": "ok"});
         let text = serde_json::json!({"v": 1, "agent": "0", "driver": "1", "unitMiB": 1024, "gpus": [gpu]}).to_string();
-        for (offered, expected) in [(16, "ok"), (0, "ok, not offered (is the agent away?)")] {
+        for (offered, expected, words) in [(16, true, "ok"), (0, false, "ok, not offered (is the agent away?)")] {
             let node = Node {
                 capacity_units: 16,
                 inventory: Some(divvy_model::Inventory::parse(&text)),
                 ..node("n1", "10.0.0.1", offered, 1)
             };
             let view = view(&[node], &[]);
-            assert_eq!(view.nodes[0].gpus[0].health.as_deref(), Some(expected));
+            let gpu = &view.nodes[0].gpus[0];
+            assert_eq!((gpu.offered, health(gpu)), (expected, words));
+            assert!(wide(&view, true).contains(words));
         }
+    }
+
+    #[test]
+    fn what_a_field_of_json_says_is_a_word_and_sentences_are_in_message() {
+        let gpu = |uuid: &str, index: u32, health: &str| {
+            serde_json::json!({"uuid": uuid, "index": index, "minor": index, "totalMiB": 16384, "units": 16,
+                "health": health, "reason": (health != "ok").then_some("XID 79")})
+        };
+        let gpus = [gpu("GPU-a", 0, "ok"), gpu("GPU-b", 1, "failed")];
+        let text = serde_json::json!({"v": 1, "agent": "0", "driver": "1", "unitMiB": 1024, "gpus": gpus}).to_string();
+        let shown = |offered| {
+            let node = Node {
+                capacity_units: 32,
+                inventory: Some(divvy_model::Inventory::parse(&text)),
+                ..node("n1", "10.0.0.1", offered, 2)
+            };
+            let json = serde_json::to_value(view(&[node], &[])).expect("JSON");
+            let field = |gpu: &serde_json::Value| ["health", "reason", "offered", "message"].map(|field| gpu[field].clone());
+            [field(&json["nodes"][0]["gpus"][0]), field(&json["nodes"][0]["gpus"][1])]
+        };
+        let none = serde_json::Value::Null;
+        let failed = |offered: bool| ["failed".into(), "XID 79".into(), offered.into(), "failed (XID 79)".into()];
+        assert_eq!(
+            shown(16),
+            [["ok".into(), none.clone(), true.into(), none.clone()], failed(false)]
+        );
+        let away = "ok, not offered (is the agent away?)";
+        assert_eq!(shown(0), [["ok".into(), none, false.into(), away.into()], failed(false)]);
+    }
+
+    #[test]
+    fn without_headers_a_table_has_its_rows_alone() {
+        assert_eq!(
+            summary(&documented(), false),
+            "node-a  10.0.0.1  8/16  6/16     14/32\n\
+             node-b  10.0.0.2  0/16  0/0   5  5/16\n"
+        );
+        assert!(!wide(&documented(), false).contains("NODE"));
+        assert_eq!(summary(&view(&[], &[]), false), "");
     }
 
     #[test]
@@ -314,7 +418,7 @@ mod tests {
         };
         let shown = view(&[node], &[bound("new", 3, 768), bound("old", 3, 3072)]);
         assert_eq!(
-            wide(&shown),
+            wide(&shown, true),
             "NODE  IPADDRESS  GPU  MODEL  ALLOCATED  TOTAL        HEALTH  PODS                          UUID\n\
              n1    10.0.0.1   0    T4     15         64 x 256MiB  ok      d/new,d/old (asks for 3 GiB)  GPU-a\n"
         );
@@ -356,7 +460,7 @@ mod tests {
             &[pod("default", "binpack-0", "archlinux", 3, &[(0, 3)])],
         );
         assert_eq!(
-            summary(&cluster),
+            summary(&cluster, true),
             format!(
                 "NAME       IPADDRESS      GPU0(Allocated/Total)  GPU Memory(GiB)\n\
                  archlinux  192.168.8.100  3/16                   3/16\n\
@@ -371,7 +475,7 @@ mod tests {
     #[test]
     fn a_cluster_without_gpus_has_an_empty_table() {
         assert_eq!(
-            summary(&view(&[node("cpu", "10.0.0.3", 0, 0)], &[])),
+            summary(&view(&[node("cpu", "10.0.0.3", 0, 0)], &[]), true),
             "NAME  IPADDRESS  GPU Memory()\n\nAllocated/Total GPU Memory In Cluster:\n0/0 (0%)  \n"
         );
     }
@@ -386,6 +490,6 @@ mod tests {
             details(&cluster)
                 .contains("p            default    3                3                0                0                \n")
         );
-        assert!(summary(&cluster).contains("3/16                   3/16                   0/16"));
+        assert!(summary(&cluster, true).contains("3/16                   3/16                   0/16"));
     }
 }

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use divvy_model::{Allocation, ContainerKind, Held, Inventory, Node, Phase, Pod, PodRequest};
+use divvy_model::{Allocation, ContainerKind, Health, Held, Inventory, Node, Phase, Pod, PodRequest};
 use serde::Serialize;
 
 /// The cluster.
@@ -35,6 +35,9 @@ pub struct NodeView {
     pub gpus: Vec<GpuView>,
     /// Pods on the node without a GPU that the annotations name.
     pub pending: Vec<PodView>,
+    /// Why containers get none of the driver's libraries here, or wrong ones, and what to type; as the inventory says.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub driver_trouble: Option<String>,
 }
 
 /// A GPU.
@@ -49,9 +52,17 @@ pub struct GpuView {
     /// Its product name, likewise.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub model: Option<String>,
-    /// `ok`, `failed (XID 79)`, `lost`, likewise.
+    /// Whether work may be placed on it, likewise.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub health: Option<String>,
+    pub health: Option<Health>,
+    /// Why not, `XID 79`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+    /// Whether the node's kubelet offers its units.
+    pub offered: bool,
+    /// What is wrong with it, in words.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub message: Option<String>,
     /// Held by containers whose pod is gone, in MiB.
     #[serde(rename = "heldMiB", skip_serializing_if = "is_zero")]
     pub held_mib: u64,
@@ -91,6 +102,11 @@ fn is_zero(value: &u64) -> bool {
 }
 
 impl NodeView {
+    /// Units not given to pods.
+    pub fn free(&self) -> u64 {
+        self.total.saturating_sub(self.allocated)
+    }
+
     /// Units of the pending pods.
     pub fn pending_units(&self) -> u64 {
         self.pending.iter().fold(0, |sum, pod| sum.saturating_add(pod.units))
@@ -158,11 +174,11 @@ fn node_view(node: &Node, pods: &[&Pod]) -> Option<NodeView> {
     };
     // The inventory stays when the agent goes; its kubelet then offers nothing.
     if node.allocatable_units == 0 && node.capacity_units > 0 {
-        for gpu in gpus
-            .iter_mut()
-            .filter(|gpu: &&mut GpuView| gpu.health.as_deref() == Some("ok"))
-        {
-            gpu.health = Some("ok, not offered (is the agent away?)".to_owned());
+        for gpu in &mut gpus {
+            gpu.offered = false;
+            if gpu.health == Some(Health::Ok) {
+                gpu.message = Some("ok, not offered (is the agent away?)".to_owned());
+            }
         }
     }
     gpus.sort_by_key(|gpu: &GpuView| gpu.index);
@@ -179,6 +195,7 @@ fn node_view(node: &Node, pods: &[&Pod]) -> Option<NodeView> {
     };
     let on_gpus = gpus.iter().fold(0u64, |sum, gpu| sum.saturating_add(gpu.allocated));
     let allocated = pending.iter().fold(on_gpus, |sum, pod| sum.saturating_add(pod.units));
+    let driver_trouble = inventory.and_then(|inventory| inventory.driver_trouble.clone());
     let address = node.address.clone().unwrap_or_else(|| "unknown".to_owned());
     Some(NodeView {
         name: node.name.clone(),
@@ -187,6 +204,7 @@ fn node_view(node: &Node, pods: &[&Pod]) -> Option<NodeView> {
         total,
         gpus,
         pending,
+        driver_trouble,
     })
 }
 
@@ -197,19 +215,22 @@ fn done(pod: &Pod) -> bool {
 
 fn gpu_of_inventory(gpu: &divvy_model::Gpu) -> GpuView {
     let state = match gpu.health {
-        divvy_model::Health::Ok => "ok",
-        divvy_model::Health::Failed => "failed",
-        divvy_model::Health::Lost => "lost",
+        Health::Ok => "ok",
+        Health::Failed => "failed",
+        Health::Lost => "lost",
     };
-    let health = match &gpu.reason {
-        Some(reason) => format!("{state} ({reason})"),
-        None => state.to_owned(),
+    let message = match &gpu.reason {
+        Some(reason) => Some(format!("{state} ({reason})")),
+        None => Some(state.to_owned()).filter(|_| gpu.health != Health::Ok),
     };
     GpuView {
         index: gpu.index,
         uuid: Some(gpu.uuid.clone()),
         model: Some(gpu.model.clone()),
-        health: Some(health),
+        health: Some(gpu.health),
+        reason: gpu.reason.clone(),
+        offered: gpu.health == Health::Ok,
+        message,
         held_mib: gpu.held.0,
         allocated: 0,
         total: gpu.units,
@@ -227,6 +248,9 @@ fn gpus_by_division(node: &Node) -> Vec<GpuView> {
             uuid: None,
             model: None,
             health: None,
+            reason: None,
+            offered: true,
+            message: None,
             held_mib: 0,
             allocated: 0,
             total,

@@ -6,7 +6,7 @@ use divvy_container::plain;
 use divvy_model::{Held, Pod};
 use divvy_placement::policy::{Fleet, Limits, Offer, Policy};
 use divvy_placement::{Ask, GpuState, Ledger, gpu_list};
-use divvy_why::{amount, asked_where};
+use divvy_why::{Request, amount, asked_where};
 use serde::Serialize;
 
 use crate::printer::columns;
@@ -22,7 +22,10 @@ pub struct Placement {
     pub pod: String,
     /// The policy.
     pub policy: &'static str,
-    /// What it asks for, `3 GiB`.
+    /// What it asks for.
+    pub request: Request,
+    /// The same in words, `3 GiB`.
+    #[serde(skip)]
     pub asks: String,
     /// The node that it is on already.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -39,12 +42,24 @@ pub struct Placement {
 pub struct Candidate {
     /// Its name.
     pub node: String,
-    /// The GPU that the pod would get: `GPU 0 (NVIDIA …)`; of several `GPUs 0 and 2 (NVIDIA …)`.
+    /// The GPUs that the pod would get.
+    pub gpus: Vec<GpuName>,
+    /// The same in words: `GPU 0 (NVIDIA …)`; of several `GPUs 0 and 2 (NVIDIA …)`.
+    #[serde(skip)]
     pub gpu: String,
     /// What the policy compares; lower is better.
     pub cost: i64,
     /// What that is made of, in thousandths of a GPU; empty for a policy that has one number only.
     pub terms: Vec<TermAnswer>,
+}
+
+/// Which GPU.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct GpuName {
+    /// Its index.
+    pub index: u32,
+    /// Its product name; empty if unknown.
+    pub model: String,
 }
 
 /// A part of a cost.
@@ -85,6 +100,13 @@ pub fn placement(ledger: &Ledger, pod: &Pod, policy: Policy) -> Placement {
         Candidate {
             node: offer.node.clone(),
             gpu: names_of(&gpus),
+            gpus: gpus
+                .iter()
+                .map(|gpu| GpuName {
+                    index: gpu.index,
+                    model: gpu.model.clone(),
+                })
+                .collect(),
             cost: offer.cost,
             terms: terms.collect(),
         }
@@ -92,6 +114,12 @@ pub fn placement(ledger: &Ledger, pod: &Pod, policy: Policy) -> Placement {
     Placement {
         pod: pod.key().to_string(),
         policy: policy.name(),
+        request: Request {
+            units: ask.units,
+            memory: ledger.unit().memory(ask.units),
+            gpus: ask.gpus,
+            rules: ask.wanted(),
+        },
         asks: match (ask.gpus, ask.memory) {
             (1, Some(memory)) => amount(memory, ledger.unit()),
             _ => asked_where(&ask, ledger.unit()),

@@ -4,6 +4,8 @@ use divvy_container::plain;
 use divvy_model::{Health, MemoryUnit, MiB};
 use divvy_why::{Answer, GpuAnswer, HolderAnswer, NodeAnswer, Obstacle, Reported, Share, State, amount};
 
+use crate::printer::paint;
+
 /// How an answer is laid out.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Style {
@@ -13,6 +15,8 @@ pub struct Style {
     pub all_nodes: bool,
     /// The sentence and the best suggestion only: one answer of many.
     pub short: bool,
+    /// With a terminal's colours.
+    pub coloured: bool,
 }
 
 /// GPUs that are shown in all, unless every node is: for each node those with the most left.
@@ -39,7 +43,31 @@ pub fn text(answer: &Answer, style: Style) -> String {
     } else {
         page.body(answer);
     }
-    plain(&(page.lines.join("\n") + "\n")).into_owned()
+    let text = plain(&(page.lines.join("\n") + "\n")).into_owned();
+    match style.coloured {
+        true => coloured(&text, answer),
+        false => text,
+    }
+}
+
+/// Titles stand out, and so does what begins the answer, by what became of the pod.
+fn coloured(text: &str, answer: &Answer) -> String {
+    let colour = match answer.state {
+        State::Waiting => "1;33",
+        State::Bound => "1;32",
+        State::Ended | State::NoGpuMemory => "1",
+    };
+    let subject = plain(&subject(answer)).into_owned();
+    let lines = text
+        .lines()
+        .enumerate()
+        .map(|(number, line)| match line.strip_prefix(&subject).filter(|_| number == 0) {
+            Some(rest) => format!("{}{rest}\n", paint(colour, &subject)),
+            None if number == 0 => format!("{}\n", paint(colour, line)),
+            None if line.ends_with(':') && !line.starts_with(' ') => format!("{}\n", paint("1", line)),
+            None => format!("{line}\n"),
+        });
+    lines.collect()
 }
 
 /// `Pod ml/a`, `Each of 4 pods of ReplicaSet a-6d5 in namespace ml (a-1, a-2, a-3 and 1 more)`

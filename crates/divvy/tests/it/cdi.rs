@@ -301,6 +301,10 @@ fn case_29_d_the_list_says_of_each_device_whether_containers_get_it() {
         (&json["devices"][0]["state"], &json["files"][2]["usable"]),
         (&"conflict".into(), &false.into())
     );
+    assert_eq!(
+        (&json["devices"][0]["conflictsWith"], &json["devices"][2]["hiddenBy"]),
+        (&serde_json::json!(["/etc/cdi/b.json"]), &"/var/run/cdi/c.yaml".into())
+    );
     assert!(!tree.cdi(&["list", "--strict"]).status.success());
     assert!(tree.cdi(&["list", "--strict", "--spec-dir", "/var/run/cdi"]).status.success());
 }

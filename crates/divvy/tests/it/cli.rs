@@ -79,12 +79,99 @@ fn every_help_teaches_by_example() {
         &["configure", "--help"],
         &["simulate", "--help"],
         &["completions", "--help"],
+        &["version", "--help"],
         &["demo", "--help"],
     ] {
         let output = divvy(command, &[]);
         assert!(output.status.success(), "{command:?}");
         assert!(stdout(&output).contains("\nExamples:\n"), "{command:?}: {}", stdout(&output));
     }
+}
+
+/// The program under a name of a plugin, as kubectl runs it.
+fn as_plugin(name: &str, args: &[&str]) -> Output {
+    let folder = tempfile::tempdir().expect("a folder");
+    let link = folder.path().join(name);
+    std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_divvy"), &link).expect("linked");
+    Command::new(link).args(args).output().expect("it runs")
+}
+
+#[test]
+fn a_plugins_help_says_what_is_typed() {
+    for (name, args, usage) in [
+        (
+            "kubectl-inspect-gpushare",
+            &["--help"][..],
+            "Usage: kubectl inspect gpushare [",
+        ),
+        ("kubectl-inspect_gpushare", &["-h"], "Usage: kubectl inspect gpushare ["),
+        ("kubectl-divvy", &["why", "--help"], "Usage: kubectl divvy why ["),
+        ("divvy", &["why", "--help"], "Usage: divvy why ["),
+    ] {
+        let help = stdout(&as_plugin(name, args));
+        assert!(help.contains(usage), "{name}: {help}");
+    }
+}
+
+#[test]
+fn every_name_of_the_program_tells_its_version() {
+    let version = env!("CARGO_PKG_VERSION");
+    for (name, args, expected) in [
+        ("divvy", &["--version"][..], format!("divvy {version}\n")),
+        ("kubectl-divvy", &["--version"], format!("divvy {version}\n")),
+        (
+            "kubectl-inspect-gpushare",
+            &["--version"],
+            format!("kubectl-inspect-gpushare {version}\n"),
+        ),
+        (
+            "divvy",
+            &["inspect", "gpushare", "-V"],
+            format!("kubectl-inspect-gpushare {version}\n"),
+        ),
+        (
+            "kubectl-divvy",
+            &["version", "--client"],
+            format!("Client:  {version} (commit {})\n", divvy::version::CLIENT.commit),
+        ),
+    ] {
+        assert_eq!(stdout(&as_plugin(name, args)), expected, "{name} {args:?}");
+    }
+}
+
+#[tokio::test]
+async fn version_says_what_runs_in_the_cluster_and_warns_where_that_is_another_version() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let (api, _listening, kubeconfig) = gpushares_cluster(folder.path()).await;
+    let version = async |args: &[&str]| beside(&[&["version", "--kubeconfig", &kubeconfig][..], args].concat(), &[]).await;
+    let bare = stdout(&version(&[]).await);
+    assert!(
+        bare.contains("Extender:    no pod of the cluster is Divvy's extender\n"),
+        "{bare}"
+    );
+    assert!(bare.contains("Agents:      no node has published its GPUs\n"), "{bare}");
+    let labels = json!({"app.kubernetes.io/name": "divvy", "app.kubernetes.io/component": "extender"});
+    let spec = json!({"nodeName": "node-a", "containers": [{"name": "extender", "image": "example/divvy:0.0.9"}]});
+    let pod = json!({"metadata": {"name": "extender-0", "namespace": "divvy-system", "labels": labels}, "spec": spec});
+    api.create("namespaces", json!({"metadata": {"name": "divvy-system"}}))
+        .expect("a namespace");
+    api.create("pods", pod).expect("a pod");
+    let output = version(&["-o", "json"]).await;
+    let json: serde_json::Value = serde_json::from_str(&stdout(&output)).expect("JSON");
+    assert_eq!(
+        json["server"]["extender"],
+        json!([{"version": "0.0.9", "image": "example/divvy:0.0.9", "pods": ["divvy-system/extender-0"]}])
+    );
+    assert!(json["server"]["kubernetes"].is_string(), "{json}");
+    assert!(
+        stderr(&output).starts_with("warning: the extender is 0.0.9, and this program is"),
+        "{}",
+        stderr(&output)
+    );
+    let away = divvy(&["version", "--server", "http://127.0.0.1:1"], &[]);
+    assert_eq!(away.status.code(), Some(1));
+    assert!(stdout(&away).starts_with("Client:  "), "{}", stdout(&away));
+    assert!(stderr(&away).contains("http://127.0.0.1:1"), "{}", stderr(&away));
 }
 
 #[test]
@@ -112,7 +199,7 @@ fn what_is_wrong_is_named_with_what_to_type_instead() {
         (vec!["audit", "--reports", &garbage], 1, "divvy audit FILE --reports FILE"),
         (vec!["audit", "record", "/nowhere/x"], 1, "KUBECONFIG is not set"),
         (vec!["inspect", "gpushare", "--outptu", "json"], 2, "--output"),
-        (vec!["inspect", "gpushare", "-o", "xml"], 2, "wide, json, yaml"),
+        (vec!["inspect", "gpushare", "-o", "xml"], 2, "wide, json, yaml, name"),
         (vec!["extender", "--listen", "here"], 2, "--listen"),
         (
             vec!["extender", "--listen", "0.0.0.0:32766"],
@@ -267,4 +354,247 @@ async fn why_tells_a_bound_pod_without_an_allocation_from_one_that_runs() {
         (&json["state"], &json["shares"][0]["memoryMiB"]),
         (&json!("bound"), &json!(8192))
     );
+}
+
+#[tokio::test]
+async fn names_and_paths_are_printed_as_kubectl_prints_them() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let (_api, _listening, kubeconfig) = gpushares_cluster(folder.path()).await;
+    let printed = async |args: &[&str]| {
+        let output = beside(&[args, &["--kubeconfig", &kubeconfig]].concat(), &[]).await;
+        assert!(output.status.success(), "{args:?}: {}", stderr(&output));
+        stdout(&output)
+    };
+    for (args, expected) in [
+        (&["inspect", "gpushare", "-o", "name"][..], "node/node-a\nnode/node-b\n"),
+        (
+            &["inspect", "gpushare", "node-b", "node-a", "node-b", "-o", "name"],
+            "node/node-a\nnode/node-b\n",
+        ),
+        (
+            &["inspect", "gpushare", "--sort-by", "total", "-o", "name"],
+            "node/node-b\nnode/node-a\n",
+        ),
+        (
+            &["inspect", "gpushare", "--sort-by", "{.gpus[0].allocated}", "-o", "name"],
+            "node/node-b\nnode/node-a\n",
+        ),
+        (
+            &["inspect", "gpushare", "-o", "jsonpath={.nodes[*].name} of {.unit}"],
+            "node-a node-b of GiB\n",
+        ),
+        (
+            &["inspect", "gpushare", "--no-headers"],
+            "node-a  10.0.0.1  8/16  3/16     11/32\nnode-b  10.0.0.2  0/16  0/0   5  5/16\n",
+        ),
+        (&["why", "train-0", "infer", "-o", "name"], "pod/train-0\npod/infer\n"),
+        (&["why", "train-0", "-o", "jsonpath={.state}"], "bound\n"),
+        (
+            &["why", "train-0", "infer", "-o", "jsonpath={[*].shares[0].memoryMiB}"],
+            "8192 3072\n",
+        ),
+        (
+            &[
+                "why",
+                "train-0",
+                "--placement",
+                "-o",
+                "jsonpath={.best[0].gpus[0].index} {.request.units}",
+            ],
+            "0 8\n",
+        ),
+        (&["why", "train-0", "--placement", "-o", "name"], "pod/train-0\n"),
+    ] {
+        assert_eq!(printed(args).await, expected, "{args:?}");
+    }
+}
+
+#[tokio::test]
+async fn colours_come_when_they_are_asked_for_and_not_into_a_pipe() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let (api, _listening, kubeconfig) = gpushares_cluster(folder.path()).await;
+    let container = json!({"name": "main", "image": "i", "resources": {"limits": {"aliyun.com/gpu-mem": "40"}}});
+    let pod = json!({"metadata": {"name": "big", "namespace": "default"}, "spec": {"containers": [container]}});
+    api.create("pods", pod).expect("a pod");
+    let said =
+        async |args: &[&str], env: &[(&str, &str)]| stdout(&beside(&[args, &["--kubeconfig", &kubeconfig]].concat(), env).await);
+    let none = |text: &str| !text.is_empty() && !text.contains('\x1b');
+    for command in [&["why", "big"][..], &["audit"], &["doctor", "--cluster", "--only", "K03"]] {
+        assert!(none(&said(command, &[]).await), "{command:?}");
+        let always = [command, &["--color", "always"]].concat();
+        let coloured = said(&always, &[("NO_COLOR", "1")]).await;
+        assert!(coloured.contains("\x1b["), "{command:?}: {coloured}");
+        assert!(none(&said(&[command, &["--color=never"]].concat(), &[]).await), "{command:?}");
+    }
+    let why = said(&["why", "big", "--color=always"], &[]).await;
+    assert!(why.starts_with("\x1b[1;33mPod default/big\x1b[0m waits"), "{why}");
+    let audit = said(&["--color=always", "audit"], &[]).await;
+    assert!(audit.contains("\x1b[1;31mFAULT\x1b[0m  "), "{audit}");
+}
+
+/// The lines of a paragraph are broken where the terminal ends, and nowhere else.
+#[test]
+fn help_is_wrapped_by_the_terminal_alone() {
+    let commands: &[&[&str]] = &[
+        &[],
+        &["agent"],
+        &["extender"],
+        &["inspect", "gpushare"],
+        &["why"],
+        &["version"],
+        &["audit"],
+        &["audit", "record"],
+        &["scheduler-config"],
+        &["manifests"],
+        &["cdi", "generate"],
+        &["cdi", "list"],
+        &["cdi", "validate"],
+        &["cdi", "transform"],
+        &["configure"],
+        &["runtime-config"],
+        &["doctor"],
+        &["simulate"],
+        &["completions"],
+        &["demo"],
+    ];
+    // Lines of a list, each its own.
+    let item = |line: &str| {
+        ["PASS", "SKIP", "error:", "warning:", "With --explain:"]
+            .iter()
+            .any(|word| line.starts_with(word))
+    };
+    for command in commands {
+        for columns in [60, 80, 100] {
+            let args = [command, &["--help"][..]].concat();
+            let help = stdout(&divvy(&args, &[("COLUMNS", &columns.to_string())]));
+            let after = help.split("\nExamples:\n").nth(1).unwrap_or_default();
+            for pair in after.lines().collect::<Vec<_>>().windows(2) {
+                let [line, next] = pair else { continue };
+                let prose = |line: &str| !line.is_empty() && !line.starts_with(' ');
+                if !prose(line) || !prose(next) || line.ends_with(':') || item(next) {
+                    continue;
+                }
+                let word = next.split_whitespace().next().unwrap_or_default();
+                let width = line.chars().count() + 1 + word.chars().count();
+                assert!(
+                    width > columns,
+                    "{command:?} at {columns} columns: {line:?} goes on with {word:?}"
+                );
+            }
+            if columns == 80 {
+                for line in after.lines().filter(|line| line.chars().count() > columns) {
+                    assert!(line.starts_with("  ") && !line.starts_with("      "), "{command:?}: {line:?}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn an_unknown_form_is_answered_with_those_that_there_are() {
+    for (args, expected) in [
+        (
+            &["inspect", "gpushare", "-o", "xml"][..],
+            "[possible values: wide, json, yaml, name, jsonpath=]",
+        ),
+        (&["why", "-o", "xml"], "[possible values: json, yaml, name, jsonpath=]"),
+        (&["audit", "-o", "xml"], "[possible values: json]"),
+        (&["version", "-o", "xml"], "[possible values: json, yaml]"),
+        (&["why", "-o", "jsonpath={.state"], "-o jsonpath={.state: a { has no }"),
+        (
+            &["why", "-o", "jsonpath={range .pods[*]}"],
+            "{range .pods[*]} is not known here",
+        ),
+        (
+            &["inspect", "gpushare", "--sort-by", "used"],
+            "write name, allocated, free, total",
+        ),
+    ] {
+        let output = divvy(args, &[]);
+        assert_eq!(output.status.code(), Some(2), "{args:?}");
+        assert!(stderr(&output).contains(expected), "{args:?}: {}", stderr(&output));
+    }
+}
+
+/// What a program that goes on has printed so far, as it comes.
+struct Running {
+    child: tokio::process::Child,
+    printed: String,
+}
+
+impl Running {
+    fn start(args: &[&str]) -> Running {
+        let mut command = tokio::process::Command::from(command(args, &[]));
+        let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
+        Running {
+            child: child.spawn().expect("it starts"),
+            printed: String::new(),
+        }
+    }
+
+    /// Waits for a text, and takes all that was printed until then.
+    async fn until(&mut self, text: &str) -> String {
+        use tokio::io::AsyncReadExt as _;
+        let out = self.child.stdout.as_mut().expect("piped");
+        while !self.printed.contains(text) {
+            let mut part = [0; 4096];
+            let read = tokio::time::timeout(std::time::Duration::from_secs(60), out.read(&mut part)).await;
+            let length = read
+                .unwrap_or_else(|_| panic!("no {text:?} in {:?}", self.printed))
+                .expect("readable");
+            assert!(length > 0, "it ended without {text:?}: {:?}", self.printed);
+            self.printed.push_str(&String::from_utf8_lossy(&part[..length]));
+        }
+        std::mem::take(&mut self.printed)
+    }
+}
+
+#[tokio::test]
+async fn an_answer_that_is_watched_is_printed_anew_when_it_changes_and_ends_with_the_pod() {
+    use divvy_testbed::api::{DeleteOptions, PatchKind};
+    let folder = tempfile::tempdir().expect("a folder");
+    let (api, _listening, kubeconfig) = gpushares_cluster(folder.path()).await;
+    let container = json!({"name": "main", "image": "i", "resources": {"limits": {"aliyun.com/gpu-mem": "40"}}});
+    for name in ["big", "other"] {
+        let pod = json!({"metadata": {"name": name, "namespace": "default"}, "spec": {"containers": [container]}});
+        api.create("pods", pod).expect("a pod");
+    }
+    let mut both = Running::start(&["why", "big", "other", "-w", "--kubeconfig", &kubeconfig]);
+    let mut json = Running::start(&["why", "big", "-w", "-o", "jsonpath={.state}", "--kubeconfig", &kubeconfig]);
+    let first = both.until("Pod default/other").await;
+    assert!(first.contains("Pod default/big") && !first.contains("---"), "{first}");
+    assert_eq!(json.until("\n").await, "waiting\n");
+    let gate = json!({"metadata": {"annotations": {"divvy.dev/gpu-model": "H100*"}}});
+    api.patch("pods", "default", "big", PatchKind::Merge, &gate).expect("patched");
+    let second = both.until("h100").await;
+    assert!(second.contains("--- ") && !second.contains("default/other"), "{second}");
+    for name in ["big", "other"] {
+        let options = DeleteOptions {
+            grace_period_s: Some(0),
+            ..DeleteOptions::default()
+        };
+        api.delete("pods", "default", name, &options).expect("deleted");
+    }
+    let last = both.until("other is gone.\n").await;
+    assert!(last.contains("big is gone.\n"), "{last}");
+    for running in [&mut both, &mut json] {
+        let ended = tokio::time::timeout(std::time::Duration::from_secs(60), running.child.wait()).await;
+        assert!(ended.expect("it ends").expect("waited for").success());
+    }
+}
+
+#[tokio::test]
+async fn a_table_that_is_watched_is_printed_anew_when_it_changes() {
+    use divvy_testbed::api::DeleteOptions;
+    let folder = tempfile::tempdir().expect("a folder");
+    let (api, _listening, kubeconfig) = gpushares_cluster(folder.path()).await;
+    let mut table = Running::start(&["inspect", "gpushare", "-w", "--no-headers", "--kubeconfig", &kubeconfig]);
+    table.until("11/32").await;
+    let options = DeleteOptions {
+        grace_period_s: Some(0),
+        ..DeleteOptions::default()
+    };
+    api.delete("pods", "default", "train-0", &options).expect("deleted");
+    let second = table.until("3/32").await;
+    assert!(second.starts_with("--- "), "{second}");
 }

@@ -223,6 +223,15 @@ async fn as_a_user_of_a_namespace(objects: &[(&str, Value)], args: &[&str]) -> (
     let api = ApiServer::new(Options::default());
     for (resource, object) in objects {
         api.create(resource, object.clone()).expect("it is made");
+        // Which a quota is not made with.
+        if *resource == "resourcequotas" {
+            let (name, status) = (
+                object["metadata"]["name"].as_str().expect("a name"),
+                json!({"status": object["status"]}),
+            );
+            api.patch("resourcequotas/status", "default", name, PatchKind::Merge, &status)
+                .expect("it is used");
+        }
     }
     let refused = json!({"status": {"phase": "Pending", "conditions": [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable",
         "message": "0/2 nodes are available: 2 Insufficient aliyun.com/gpu-mem."}]}});

@@ -1,11 +1,14 @@
 //! NVIDIA.
 
+use serde::{Deserialize, Serialize};
+
 use super::tree::Root;
 use super::{Draft, Error, Generated, Item, Nodes, Options, Tree, files, libraries, open_root, proc};
 use crate::cdi::{Edits, Hook};
 
 /// A GPU, as the driver says (NVML, or [`proc::gpus`]).
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
 pub struct Gpu {
     /// NVML's index.
     pub index: u32,
@@ -20,7 +23,8 @@ pub struct Gpu {
 }
 
 /// A MIG device: a compute instance of a GPU instance.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
 pub struct Mig {
     /// Position among the GPU's MIG devices.
     pub index: u32,
@@ -45,7 +49,7 @@ impl Mig {
 /// What every container with a GPU needs.
 const CONTROL: &str = "/dev/nvidiactl";
 /// What it needs where it is there.
-const SHARED: [&str; 3] = ["/dev/nvidia-modeset", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools"];
+pub const SHARED: [&str; 3] = ["/dev/nvidia-modeset", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools"];
 
 /// The spec of a machine's NVIDIA GPUs. `driver` is the version that NVML says, for a machine whose `/proc` and `/sys` say none.
 ///

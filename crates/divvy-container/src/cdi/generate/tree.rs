@@ -42,6 +42,10 @@ pub trait Tree: fmt::Debug + Sync {
     fn modified(&self, _path: &str) -> Option<i64> {
         None
     }
+    /// When a file or folder was last changed, in ns since 1970, and its size.
+    fn stamp(&self, _path: &str) -> Option<(i64, u64)> {
+        None
+    }
     /// What was there and could not be looked at since this was last asked, with the reason.
     fn troubles(&self) -> Vec<String> {
         Vec::new()

@@ -131,6 +131,22 @@ pub(super) const CASES: &[Case] = &[
         "aliyun.com/gpu-mem of gpu-1 has 81920 ids",
     ),
     with(
+        Status::Warn,
+        answers(
+            "K19",
+            |facts| {
+                change(facts, |cluster| {
+                    let text = r#"{"v":1,"agent":"","driver":"","unitMiB":1024,"driverTrouble":"no CDI spec","gpus":[]}"#;
+                    cluster.nodes[1]
+                        .metadata
+                        .annotations
+                        .insert("divvy.dev/inventory", text.to_owned());
+                })
+            },
+            "node gpu-2: no CDI spec",
+        ),
+    ),
+    with(
         Status::Note,
         files(
             "K17",

@@ -326,7 +326,11 @@ fn printed(bytes: &[u8]) -> bool {
         .collect();
     let all: Vec<Pod> = pods.iter().map(|(_, pod)| pod.clone()).collect();
     let shown = view(&nodes, &all);
-    for text in [table::summary(&shown), table::details(&shown), table::wide(&shown)] {
+    for text in [
+        table::summary(&shown, true),
+        table::details(&shown),
+        table::wide(&shown, true),
+    ] {
         calm(&text);
     }
     let mut ledger = Ledger::new(MemoryUnit::GIB);
@@ -342,6 +346,7 @@ fn printed(bytes: &[u8]) -> bool {
                 width: Some(80),
                 all_nodes,
                 short: false,
+                coloured: false,
             };
             calm(&why::text(&answer, style));
         }

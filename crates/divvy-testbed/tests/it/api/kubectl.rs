@@ -171,6 +171,41 @@ async fn describe_finds_the_pod_and_its_events() {
     }
 }
 
+/// kubectl debug ends in a panic over a 404 without details.
+#[tokio::test(start_paused = true)]
+async fn what_needs_a_real_container_is_refused_as_simulated() {
+    let api = cluster();
+    api.create("pods", pod("first")).unwrap();
+    for (method, what, words) in [
+        ("GET", "log?container=main", "it has no logs"),
+        ("GET", "exec?command=ls", "no command runs in it"),
+        ("POST", "exec?command=ls", "no command runs in it"),
+        ("POST", "attach", "no command runs in it"),
+        ("POST", "portforward", "nothing listens in it"),
+        ("PATCH", "ephemeralcontainers", "none is added to it"),
+    ] {
+        let path = format!("/api/v1/namespaces/default/pods/first/{what}");
+        let (code, status) = request(&api, method, &path, &[], &Value::Null).await;
+        assert_eq!((code, &status["kind"]), (501, &json!("Status")), "{what}: {status}");
+        let message = status["message"].as_str().unwrap();
+        assert!(
+            message.starts_with("this cluster is simulated") && message.contains(words),
+            "{message}"
+        );
+        assert_eq!(status["details"]["name"], "first", "{status}");
+        let missing = path.replace("first", "absent");
+        let (code, status) = request(&api, method, &missing, &[], &Value::Null).await;
+        assert_eq!((code, &status["reason"]), (404, &json!("NotFound")), "{what}: {status}");
+    }
+    // kubectl logs -f asks again after each refusal.
+    let log = "/api/v1/namespaces/default/pods/first/log?follow=true";
+    let (code, text) = request(&api, "GET", log, &[], &Value::Null).await;
+    assert_eq!(code, 200);
+    assert!(text.as_str().unwrap().contains("it has no logs"), "{text}");
+    let (code, _) = request(&api, "GET", "/api/v1/namespaces/default/pods/first/scale", &[], &Value::Null).await;
+    assert_eq!(code, 404);
+}
+
 #[tokio::test(start_paused = true)]
 async fn deleting_is_graceful_unless_forced() {
     let api = cluster();

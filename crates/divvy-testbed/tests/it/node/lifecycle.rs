@@ -3,15 +3,26 @@
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
+use divvy_testbed::api::ApiServer;
 use divvy_testbed::node::{CgroupVersion, ContainerState};
 use serde_json::json;
 
 use super::plugin::Call;
-use super::{Bed, container, eventually, plain};
+use super::{Bed, LIMIT, container, eventually, plain};
 
 fn populated(bed: &Bed, cgroup: &str) -> Option<bool> {
     let text = std::fs::read_to_string(bed.node.paths().cgroups().join(cgroup).join("cgroup.events")).ok()?;
     Some(text.contains("populated 1"))
+}
+
+/// `kubectl describe node` reads it.
+#[tokio::test]
+async fn a_node_has_a_lease() {
+    let bed = Bed::new().await;
+    let lease = |api: &ApiServer| api.get("leases.coordination.k8s.io", "kube-node-lease", "n1").ok();
+    let lease = bed.api.until(LIMIT, lease).await.expect("a Lease");
+    assert_eq!(lease["spec"]["holderIdentity"], "n1");
+    assert!(lease["spec"]["renewTime"].is_string(), "{lease}");
 }
 
 #[tokio::test]

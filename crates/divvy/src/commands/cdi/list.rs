@@ -25,6 +25,13 @@ struct Row {
     file: String,
     /// `ok`, `conflict`, `hidden` or `stale`.
     state: &'static str,
+    /// Files of the same directory that have the device, too.
+    #[serde(rename = "conflictsWith", skip_serializing_if = "Vec::is_empty")]
+    conflicts_with: Vec<String>,
+    /// The file of a directory of higher priority that has it.
+    #[serde(rename = "hiddenBy", skip_serializing_if = "Option::is_none")]
+    hidden_by: Option<String>,
+    /// In words.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     why: Vec<String>,
 }
@@ -117,6 +124,8 @@ fn row(device: &FoundDevice<'_>, stale: &BTreeMap<&str, Vec<String>>) -> Row {
         name: device.name.clone(),
         file: file.to_owned(),
         state,
+        conflicts_with: device.conflicts_with.iter().map(|file| (*file).to_owned()).collect(),
+        hidden_by: device.hidden_by.map(str::to_owned),
         why,
     }
 }

@@ -1,7 +1,5 @@
 //! What changes, for people and for programs.
 
-use std::io::IsTerminal as _;
-
 use divvy_container::cdi::generate::Root;
 use divvy_container::engines::{Edit, Engine, Files, Plan, Target};
 use serde::Serialize;
@@ -66,9 +64,8 @@ fn action(edit: &Edit) -> &'static str {
 
 /// The diff of all files, in colours on a terminal.
 pub(super) fn diff(plan: &Plan) -> anyhow::Result<()> {
-    let coloured = std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
     for edit in &plan.edits {
-        printer::print(&unified(edit, coloured))?;
+        printer::print(&unified(edit, printer::coloured()))?;
     }
     Ok(())
 }
@@ -104,7 +101,7 @@ fn unified(edit: &Edit, coloured: bool) -> String {
         None => "/dev/null".to_owned(),
     };
     let paint = |colour: &str, line: &str| match coloured {
-        true => format!("\x1b[{colour}m{line}\x1b[0m\n"),
+        true => printer::paint(colour, line) + "\n",
         false => format!("{line}\n"),
     };
     let mut out = paint("1", &format!("--- {}", name(&edit.before)));

@@ -18,9 +18,9 @@ use tokio::runtime::Handle;
 
 use super::http as question;
 use super::programs::too_long;
-use crate::cli::ClusterArgs;
+use crate::cli::AccessArgs;
 use crate::cli::doctor::DoctorArgs;
-use crate::commands::inspect::{choice, say_left_out};
+use crate::commands::inspect::{access, say_left_out};
 use crate::commands::progress::Arrived;
 
 /// Something of a list has to arrive within the limit, and all of it within so many times the limit.
@@ -49,21 +49,28 @@ struct Unlisted {
 }
 
 /// `kubectl`, for the cluster that was asked.
-fn kubectl(args: &ClusterArgs) -> String {
+fn kubectl(args: &AccessArgs) -> String {
     let mut words = vec!["kubectl".to_owned()];
-    words.extend(
-        args.kubeconfig
-            .as_ref()
-            .map(|path| format!("--kubeconfig {}", path.display())),
+    let mut flag = |name: &str, value: Option<String>| words.extend(value.map(|value| format!("--{name} {value}")));
+    flag(
+        "kubeconfig",
+        args.context.kubeconfig.as_ref().map(|path| path.display().to_string()),
     );
-    words.extend(args.context.as_ref().map(|context| format!("--context {context}")));
+    flag("context", args.context.context.clone());
+    flag("user", args.user.clone());
+    flag("server", args.server.as_ref().map(ToString::to_string));
+    flag("token", args.token.as_ref().map(|_| "TOKEN".to_owned()));
+    flag("as", args.impersonate.clone());
+    for group in &args.impersonate_groups {
+        flag("as-group", Some(group.clone()));
+    }
     words.join(" ")
 }
 
 /// Nodes, pods, DaemonSets and RuntimeClasses, as far as one may read them.
-pub(super) async fn objects(args: &ClusterArgs, limit: Duration) -> (Asked<Cluster>, Option<kube::Client>) {
+pub(super) async fn objects(args: &AccessArgs, limit: Duration) -> (Asked<Cluster>, Option<kube::Client>) {
     // A kubeconfig may be a pipe, and its credentials come of a program: both are waited for where they hold up nobody else.
-    let (choice, runtime) = (choice(args), Handle::current());
+    let (choice, runtime) = (access(args), Handle::current());
     let connected = tokio::task::spawn_blocking(move || runtime.block_on(client::connect(&choice)));
     let client = match tokio::time::timeout(limit, connected).await {
         Ok(Ok(Ok(connection))) => connection.client,

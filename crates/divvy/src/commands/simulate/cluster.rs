@@ -12,7 +12,7 @@ use divvy_model::{Held, MemoryUnit};
 use divvy_simulator::decompress;
 use divvy_simulator::what_if::{Change, Cluster, ClusterNode, ClusterPod, what_if};
 
-use super::super::inspect::{choice, say_left_out};
+use super::super::inspect::{access, say_left_out};
 use super::super::progress::Arrived;
 use super::{LARGEST, bytes};
 use crate::cli::simulate::{SimulateArgs, SimulateOutput};
@@ -43,7 +43,7 @@ pub(super) async fn run(args: &SimulateArgs) -> anyhow::Result<()> {
             found.cluster(args.memory_unit)
         }
         None => {
-            let connection = client::connect(&choice(&args.access)).await?;
+            let connection = client::connect(&access(&args.access)).await?;
             let client = &connection.client;
             let (arrived, mut found) = (Arrived::default(), Found::default());
             let Found { nodes, pods } = &mut found;

@@ -213,7 +213,8 @@ fn agents_may_write_events_of_no_other_group() {
     for document in split(&rendered.objects) {
         let object: Value = serde_saphyr::from_str(document).expect("YAML");
         for rule in object["rules"].as_array().into_iter().flatten() {
-            if rule["resources"].as_array().is_some_and(|all| all.contains(&json!("events"))) {
+            let writes = rule["verbs"].as_array().is_some_and(|all| all.contains(&json!("create")));
+            if writes && rule["resources"].as_array().is_some_and(|all| all.contains(&json!("events"))) {
                 assert_eq!(rule["apiGroups"], json!(["events.k8s.io"]), "{document}");
                 groups += 1;
             }

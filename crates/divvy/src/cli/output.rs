@@ -1,0 +1,72 @@
+//! `-o`: the words of a command, and `jsonpath=`.
+
+use std::ffi::OsStr;
+use std::marker::PhantomData;
+
+use clap::builder::{EnumValueParser, PossibleValue, PossibleValuesParser, TypedValueParser};
+use clap::error::ErrorKind;
+use clap::{Arg, Command, ValueEnum};
+
+use crate::jsonpath::Template;
+
+const JSONPATH: &str = "jsonpath=";
+
+/// What a command prints.
+#[derive(Debug, Clone)]
+pub enum Output<F> {
+    /// One of its forms.
+    Form(F),
+    /// `jsonpath=TEMPLATE`
+    JsonPath(Template),
+}
+
+/// Reads it.
+#[derive(Debug)]
+pub struct OutputParser<F>(PhantomData<F>);
+
+impl<F> OutputParser<F> {
+    /// For the forms of a command.
+    pub fn new() -> OutputParser<F> {
+        OutputParser(PhantomData)
+    }
+}
+
+impl<F> Default for OutputParser<F> {
+    fn default() -> OutputParser<F> {
+        OutputParser::new()
+    }
+}
+
+impl<F> Clone for OutputParser<F> {
+    fn clone(&self) -> OutputParser<F> {
+        OutputParser::new()
+    }
+}
+
+impl<F: ValueEnum + Clone + Send + Sync + 'static> TypedValueParser for OutputParser<F> {
+    type Value = Output<F>;
+
+    fn parse_ref(&self, cmd: &Command, arg: Option<&Arg>, value: &OsStr) -> Result<Output<F>, clap::Error> {
+        if let Some(template) = value.to_str().and_then(|text| text.strip_prefix(JSONPATH)) {
+            let wrong = |why| {
+                cmd.clone()
+                    .error(ErrorKind::ValueValidation, format!("-o {JSONPATH}{template}: {why}"))
+            };
+            return template.parse().map(Output::JsonPath).map_err(wrong);
+        }
+        // Whatever is wrong is said as clap says it of all flags with words.
+        let known = all::<F>();
+        PossibleValuesParser::new(known).parse_ref(cmd, arg, value)?;
+        EnumValueParser::<F>::new().parse_ref(cmd, arg, value).map(Output::Form)
+    }
+
+    fn possible_values(&self) -> Option<Box<dyn Iterator<Item = PossibleValue> + '_>> {
+        Some(Box::new(all::<F>().into_iter()))
+    }
+}
+
+fn all<F: ValueEnum>() -> Vec<PossibleValue> {
+    let words = F::value_variants().iter().filter_map(ValueEnum::to_possible_value);
+    let path = PossibleValue::new(JSONPATH).help("Parts of the JSON, such as jsonpath='{.nodes[*].name}'");
+    words.chain([path]).collect()
+}

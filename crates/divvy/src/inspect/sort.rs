@@ -1,0 +1,135 @@
+//! `--sort-by`.
+
+use std::cmp::Ordering;
+use std::str::FromStr;
+
+use serde_json::Value;
+
+use super::view::{NodeView, View};
+use crate::jsonpath::Path;
+
+/// By what the nodes are sorted: the smallest first, as kubectl sorts.
+#[derive(Debug, Clone)]
+pub enum SortBy {
+    /// Their names.
+    Name,
+    /// Units given to pods.
+    Allocated,
+    /// Units not given to pods.
+    Free,
+    /// Units in all.
+    Total,
+    /// What a path finds in a node of `-o json`, and the path as it was written.
+    Path(Path, String),
+}
+
+impl FromStr for SortBy {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<SortBy, String> {
+        Ok(match text {
+            "name" => SortBy::Name,
+            "allocated" => SortBy::Allocated,
+            "free" => SortBy::Free,
+            "total" => SortBy::Total,
+            path if path.starts_with(['.', '{', '$']) => SortBy::Path(path.parse()?, path.to_owned()),
+            _ => {
+                return Err(
+                    "it is no column; write name, allocated, free, total, or a path of a node in -o json such as {.gpus[0].allocated}".to_owned(),
+                );
+            }
+        })
+    }
+}
+
+impl View {
+    /// Sorts the nodes; equal ones by name.
+    ///
+    /// # Errors
+    /// No node has what is named.
+    pub fn sort(&mut self, by: &SortBy) -> Result<(), String> {
+        self.nodes.sort_by(|a, b| a.name.cmp(&b.name));
+        match by {
+            SortBy::Name => {}
+            SortBy::Allocated => self.nodes.sort_by_key(|node| node.allocated),
+            SortBy::Free => self.nodes.sort_by_key(NodeView::free),
+            SortBy::Total => self.nodes.sort_by_key(|node| node.total),
+            SortBy::Path(path, text) => {
+                let key = |node: &NodeView| {
+                    let json = serde_json::to_value(node).unwrap_or_default();
+                    path.find(&json).first().copied().cloned()
+                };
+                let mut keyed: Vec<(Option<Value>, NodeView)> = std::mem::take(&mut self.nodes)
+                    .into_iter()
+                    .map(|node| (key(&node), node))
+                    .collect();
+                let none = keyed.iter().all(|(key, _)| key.is_none()) && !keyed.is_empty();
+                keyed.sort_by(|(a, _), (b, _)| order(a.as_ref(), b.as_ref()));
+                self.nodes = keyed.into_iter().map(|(_, node)| node).collect();
+                if none {
+                    return Err(format!("--sort-by {text}: no node has that; -o json shows what a node has"));
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Numbers as numbers, everything else as text; what is not there comes first.
+fn order(a: Option<&Value>, b: Option<&Value>) -> Ordering {
+    match (a, b) {
+        (Some(Value::Number(a)), Some(Value::Number(b))) => a.as_f64().partial_cmp(&b.as_f64()).unwrap_or(Ordering::Equal),
+        (Some(Value::String(a)), Some(Value::String(b))) => a.cmp(b),
+        (Some(a), Some(b)) => a.to_string().cmp(&b.to_string()),
+        (a, b) => a.is_some().cmp(&b.is_some()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn view() -> View {
+        let node = |name: &str, allocated, total| NodeView {
+            name: name.to_owned(),
+            address: "unknown".to_owned(),
+            allocated,
+            total,
+            gpus: Vec::new(),
+            pending: Vec::new(),
+            driver_trouble: None,
+        };
+        View {
+            unit: "GiB".to_owned(),
+            nodes: vec![node("c", 9, 16), node("a", 10, 100), node("b", 2, 8)],
+            allocated: 21,
+            total: 124,
+        }
+    }
+
+    #[test]
+    fn nodes_are_sorted_by_columns_and_by_what_json_has() {
+        for (by, expected) in [
+            ("name", "abc"),
+            ("allocated", "bca"),
+            ("free", "bca"),
+            ("total", "bca"),
+            (".allocated", "bca"),
+            ("{.name}", "abc"),
+            ("{.total}", "bca"),
+        ] {
+            let mut view = view();
+            view.sort(&by.parse().expect(by)).expect(by);
+            let names: String = view.nodes.iter().map(|node| node.name.as_str()).collect();
+            assert_eq!(names, expected, "{by}");
+        }
+        assert!(
+            "used"
+                .parse::<SortBy>()
+                .expect_err("no column")
+                .contains("name, allocated, free, total")
+        );
+        let by: SortBy = "{.used}".parse().expect("a path");
+        assert!(view().sort(&by).expect_err("nobody has it").contains("{.used}"));
+    }
+}

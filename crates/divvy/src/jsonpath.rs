@@ -1,0 +1,163 @@
+//! kubectl's `-o jsonpath=` and `--sort-by`: a text with paths in braces, without `{range}`.
+
+use std::str::FromStr;
+
+use jsonpath_rust::parser::model::JpQuery;
+use jsonpath_rust::parser::parse_json_path;
+use jsonpath_rust::query::js_path_process;
+use serde_json::Value;
+
+/// A path, as kubectl writes it: `.nodes[0].name`, `{.nodes[0].name}`, `$.nodes[0].name`.
+#[derive(Debug, Clone)]
+pub struct Path(JpQuery);
+
+/// Texts and paths.
+#[derive(Debug, Clone)]
+pub struct Template(Vec<Part>);
+
+#[derive(Debug, Clone)]
+enum Part {
+    Text(String),
+    Path(Path),
+}
+
+impl Path {
+    /// What it names.
+    pub fn find<'a>(&self, value: &'a Value) -> Vec<&'a Value> {
+        let found = js_path_process(&self.0, value).unwrap_or_default();
+        found.into_iter().map(|found| found.val()).collect()
+    }
+}
+
+impl FromStr for Path {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Path, String> {
+        let inner = text.trim();
+        let inner = inner
+            .strip_prefix('{')
+            .and_then(|text| text.strip_suffix('}'))
+            .unwrap_or(inner);
+        let path = inner.trim().trim_start_matches(['$', '@']);
+        let path = match path {
+            "" | "." => "$".to_owned(),
+            path if path.starts_with(['.', '[']) => format!("${path}"),
+            path => format!("$.{path}"),
+        };
+        parse_json_path(&path)
+            .map(Path)
+            .map_err(|_| format!("{text:?} is no path; write such as {{.nodes[*].name}}"))
+    }
+}
+
+impl FromStr for Template {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Template, String> {
+        if !text.contains('{') {
+            return Ok(Template(vec![Part::Path(text.parse()?)]));
+        }
+        let (mut parts, mut rest) = (Vec::new(), text);
+        while let Some((before, after)) = rest.split_once('{') {
+            if !before.is_empty() {
+                parts.push(Part::Text(before.to_owned()));
+            }
+            let end = end_of_braces(after).ok_or("a { has no }")?;
+            parts.push(part(&after[..end])?);
+            rest = &after[end + 1..];
+        }
+        if !rest.is_empty() {
+            parts.push(Part::Text(rest.to_owned()));
+        }
+        Ok(Template(parts))
+    }
+}
+
+/// Where the braces end that have begun: not within quotes.
+fn end_of_braces(text: &str) -> Option<usize> {
+    let mut quote = None;
+    let mut escaped = false;
+    for (at, c) in text.char_indices() {
+        match (c, quote) {
+            _ if escaped => escaped = false,
+            ('\\', Some(_)) => escaped = true,
+            (c, Some(open)) if c == open => quote = None,
+            ('"' | '\'', None) => quote = Some(c),
+            ('}', None) => return Some(at),
+            _ => {}
+        }
+    }
+    None
+}
+
+fn part(inner: &str) -> Result<Part, String> {
+    let inner = inner.trim();
+    if inner.starts_with('"') {
+        return serde_json::from_str(inner)
+            .map(Part::Text)
+            .map_err(|error| format!("{inner}: {error}"));
+    }
+    if inner == "end" || inner.starts_with("range ") {
+        return Err(format!(
+            "{{{inner}}} is not known here; {{.nodes[*].name}} prints all of them in a line, and -o json gives the rest to jq"
+        ));
+    }
+    inner.parse().map(Part::Path)
+}
+
+impl Template {
+    /// The text, with a newline at its end: strings as they are, everything else as JSON, several values with spaces between them.
+    pub fn render(&self, value: &Value) -> String {
+        let one = |value: &&Value| match value {
+            Value::String(text) => text.clone(),
+            other => other.to_string(),
+        };
+        let mut text: String = self
+            .0
+            .iter()
+            .map(|part| match part {
+                Part::Text(text) => text.clone(),
+                Part::Path(path) => path.find(value).iter().map(one).collect::<Vec<_>>().join(" "),
+            })
+            .collect();
+        if !text.ends_with('\n') {
+            text.push('\n');
+        }
+        text
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn a_template_is_read_as_kubectl_reads_it() {
+        let value = json!({"unit": "GiB", "nodes": [
+            {"name": "n1", "total": 16, "pods": ["a", "b"]},
+            {"name": "n2", "total": 40, "pods": []},
+        ]});
+        for (template, expected) in [
+            (".unit", "GiB\n"),
+            ("unit", "GiB\n"),
+            ("{.unit}", "GiB\n"),
+            ("{$.unit}", "GiB\n"),
+            ("{.nodes[*].name}", "n1 n2\n"),
+            ("{.nodes[0].pods}", "[\"a\",\"b\"]\n"),
+            ("{..total}", "16 40\n"),
+            ("{.nodes[?(@.total>20)].name}", "n2\n"),
+            ("{.nodes[?(@.name==\"n1\")].total} of {.unit}", "16 of GiB\n"),
+            ("{.nodes[0].name}{\"\\t\"}{.unit}{\"\\n\"}", "n1\tGiB\n"),
+            ("{.nodes[0]['name']}", "n1\n"),
+            ("{.missing.at.all}", "\n"),
+            ("{\"}\"}{.unit}", "}GiB\n"),
+        ] {
+            let read: Template = template.parse().expect(template);
+            assert_eq!(read.render(&value), expected, "{template}");
+        }
+        for wrong in ["{.unit", "{range .nodes[*]}{.name}{end}", "{\"}", "{.nodes[}"] {
+            assert!(wrong.parse::<Template>().is_err(), "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,270 @@
+//! Which version of Divvy is where: this program, the extender, the agents, and Kubernetes.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use divvy_container::plain;
+use serde::Serialize;
+
+use crate::printer::columns;
+
+/// Names that a line lists.
+const NAMES: usize = 3;
+
+/// A program's version.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Client {
+    /// `0.1.0`
+    pub version: &'static str,
+    /// The commit that it was built from, or `unknown`.
+    pub commit: &'static str,
+}
+
+/// This program.
+pub const CLIENT: Client = Client {
+    version: env!("CARGO_PKG_VERSION"),
+    commit: env!("DIVVY_COMMIT"),
+};
+
+/// What is known of a part of the cluster.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(untagged)]
+pub enum Known<T> {
+    /// This.
+    Yes(T),
+    /// Nothing, for this reason.
+    No {
+        /// Why.
+        unknown: String,
+    },
+}
+
+/// Pods of the extender that have the same image.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Extender {
+    /// The version, where the image's tag is one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub version: Option<String>,
+    /// Their image.
+    pub image: String,
+    /// Their names, with the namespace.
+    pub pods: BTreeSet<String>,
+}
+
+/// Agents of the same version.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Agents {
+    /// The version, as they say themselves.
+    pub version: String,
+    /// Their nodes.
+    pub nodes: BTreeSet<String>,
+}
+
+/// The versions in a cluster.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Server {
+    /// Of Kubernetes, as the API server says it.
+    pub kubernetes: Known<String>,
+    /// Of the extender's pods.
+    pub extender: Known<Vec<Extender>>,
+    /// Of the agents.
+    pub agents: Known<Vec<Agents>>,
+}
+
+/// All of it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Versions {
+    /// This program.
+    pub client: Client,
+    /// The cluster, unless only the program was asked.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub server: Option<Server>,
+}
+
+/// The extender's pods by their images.
+pub fn extenders(pods: impl IntoIterator<Item = (String, String)>) -> Vec<Extender> {
+    let mut images: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+    for (pod, image) in pods {
+        images.entry(image).or_default().insert(pod);
+    }
+    let one = |(image, pods): (String, BTreeSet<String>)| Extender {
+        version: version_of(&image),
+        image,
+        pods,
+    };
+    images.into_iter().map(one).collect()
+}
+
+/// The agents by what they say.
+pub fn agents(nodes: impl IntoIterator<Item = (String, String)>) -> Vec<Agents> {
+    let mut versions: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+    for (node, version) in nodes {
+        versions.entry(version).or_default().insert(node);
+    }
+    versions
+        .into_iter()
+        .map(|(version, nodes)| Agents { version, nodes })
+        .collect()
+}
+
+/// The tag of an image, if it is a version: `registry.example:5000/divvy:v0.1.0`.
+fn version_of(image: &str) -> Option<String> {
+    let name = image.split('@').next()?.rsplit('/').next()?;
+    let (_, tag) = name.split_once(':')?;
+    let version = tag.strip_prefix('v').unwrap_or(tag);
+    version.starts_with(|c: char| c.is_ascii_digit()).then(|| version.to_owned())
+}
+
+impl Versions {
+    /// A line for each part.
+    pub fn text(&self) -> String {
+        let mut rows = format!("Client:\t{} (commit {})\n", self.client.version, self.client.commit);
+        if let Some(server) = &self.server {
+            let mut row = |title: &str, text: String| rows.push_str(&format!("{title}:\t{text}\n"));
+            row("Kubernetes", text_of(&server.kubernetes, Clone::clone));
+            row("Extender", text_of(&server.extender, |all| extenders_text(all)));
+            row("Agents", text_of(&server.agents, |all| agents_text(all)));
+        }
+        plain(&columns(&rows)).into_owned()
+    }
+
+    /// What is of another version than this program, in words.
+    pub fn differences(&self) -> Vec<String> {
+        let Some(Server { extender, agents, .. }) = &self.server else {
+            return Vec::new();
+        };
+        let other = |version: &str| version != self.client.version;
+        let mut parts = Vec::new();
+        if let Known::Yes(all) = extender {
+            let versions = all
+                .iter()
+                .filter_map(|one| one.version.as_ref().filter(|version| other(version)));
+            parts.extend(versions.map(|version| format!("the extender is {version}")));
+        }
+        if let Known::Yes(all) = agents {
+            let others = all.iter().filter(|one| other(&one.version));
+            parts.extend(others.map(|one| format!("the agent of {} is {}", names(&one.nodes), one.version)));
+        }
+        let say = |part| {
+            format!(
+                "{part}, and this program is {}: they may not mean the same; use the program of the version that is installed, or upgrade the cluster",
+                self.client.version
+            )
+        };
+        parts.into_iter().map(say).map(|text| plain(&text).into_owned()).collect()
+    }
+}
+
+fn text_of<T>(known: &Known<T>, words: impl Fn(&T) -> String) -> String {
+    match known {
+        Known::Yes(value) => words(value),
+        Known::No { unknown } => format!("not known: {unknown}"),
+    }
+}
+
+fn extenders_text(all: &[Extender]) -> String {
+    let one = |one: &Extender| {
+        let version = one.version.as_deref().unwrap_or("version not known");
+        let s = if one.pods.len() == 1 { "" } else { "s" };
+        format!("{version} (pod{s} {}, image {})", names(&one.pods), one.image)
+    };
+    match all {
+        [] => "no pod of the cluster is Divvy's extender".to_owned(),
+        all => all.iter().map(one).collect::<Vec<_>>().join("; "),
+    }
+}
+
+fn agents_text(all: &[Agents]) -> String {
+    let one = |one: &Agents| match one.nodes.len() {
+        1 => format!("{} on node {}", one.version, names(&one.nodes)),
+        count => format!("{} on {count} nodes ({})", one.version, names(&one.nodes)),
+    };
+    match all {
+        [] => "no node has published its GPUs".to_owned(),
+        all => all.iter().map(one).collect::<Vec<_>>().join("; "),
+    }
+}
+
+fn names(all: &BTreeSet<String>) -> String {
+    let shown: Vec<&str> = all.iter().take(NAMES).map(String::as_str).collect();
+    match all.len() - shown.len() {
+        0 => shown.join(", "),
+        more => format!("{} and {more} more", shown.join(", ")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pairs(all: &[(&str, &str)]) -> Vec<(String, String)> {
+        all.iter().map(|(a, b)| ((*a).to_owned(), (*b).to_owned())).collect()
+    }
+
+    #[test]
+    fn the_version_of_an_image_is_its_tag_if_that_is_one() {
+        for (image, expected) in [
+            ("ghcr.io/divvy-dev/divvy:0.1.0", Some("0.1.0")),
+            ("registry.example:5000/divvy:v0.2.0-rc.1@sha256:00", Some("0.2.0-rc.1")),
+            ("registry.example:5000/divvy", None),
+            ("divvy:latest", None),
+            ("divvy@sha256:00", None),
+            ("", None),
+        ] {
+            assert_eq!(version_of(image).as_deref(), expected, "{image}");
+        }
+    }
+
+    #[test]
+    fn what_is_of_another_version_than_the_program_is_said_and_what_is_not_known_is_not() {
+        let versions = Versions {
+            client: Client {
+                version: "0.2.0",
+                commit: "4c0fa46",
+            },
+            server: Some(Server {
+                kubernetes: Known::Yes("v1.36.3".to_owned()),
+                extender: Known::Yes(extenders(pairs(&[
+                    ("d/extender-1", "r/divvy:0.1.0"),
+                    ("d/extender-2", "r/divvy:0.1.0"),
+                    ("d/extender-3", "r/divvy:mine"),
+                ]))),
+                agents: Known::Yes(agents(pairs(&[
+                    ("n1", "0.2.0"),
+                    ("n2", "0.1.0"),
+                    ("n3", "0.1.0"),
+                    ("n4", "0.1.0"),
+                    ("n5", "0.1.0"),
+                    ("n6", "\u{1b}[2J"),
+                ]))),
+            }),
+        };
+        insta::assert_snapshot!(versions.text(), @r"
+        Client:      0.2.0 (commit 4c0fa46)
+        Kubernetes:  v1.36.3
+        Extender:    0.1.0 (pods d/extender-1, d/extender-2, image r/divvy:0.1.0); version not known (pod d/extender-3, image r/divvy:mine)
+        Agents:      \u{1b}[2J on node n6; 0.1.0 on 4 nodes (n2, n3, n4 and 1 more); 0.2.0 on node n1
+        ");
+        insta::assert_snapshot!(versions.differences().join("\n"), @r"
+        the extender is 0.1.0, and this program is 0.2.0: they may not mean the same; use the program of the version that is installed, or upgrade the cluster
+        the agent of n6 is \u{1b}[2J, and this program is 0.2.0: they may not mean the same; use the program of the version that is installed, or upgrade the cluster
+        the agent of n2, n3, n4 and 1 more is 0.1.0, and this program is 0.2.0: they may not mean the same; use the program of the version that is installed, or upgrade the cluster
+        ");
+        let unseen = Versions {
+            server: Some(Server {
+                kubernetes: Known::Yes("v1.36.3".to_owned()),
+                extender: Known::No {
+                    unknown: "pods is forbidden".to_owned(),
+                },
+                agents: Known::Yes(Vec::new()),
+            }),
+            ..versions
+        };
+        insta::assert_snapshot!(unseen.text(), @r"
+        Client:      0.2.0 (commit 4c0fa46)
+        Kubernetes:  v1.36.3
+        Extender:    not known: pods is forbidden
+        Agents:      no node has published its GPUs
+        ");
+        assert!(unseen.differences().is_empty());
+    }
+}
