@@ -364,7 +364,7 @@ left_objects() { # of Divvy, by their labels, of every kind that can be listed
   local kinds; kinds=$(kube api-resources --verbs=list -o name | grep -v '^events' | paste -sd,)
   kube get "$kinds" -A -l app.kubernetes.io/name=divvy -o name --ignore-not-found
 }
-left_on_nodes() { kube get nodes -o json | grep -oE '"(divvy\.dev|aliyun\.com)/[^"]*"' | sort -u; }
+left_on_nodes() { kube get nodes -o json | grep -oE '"(divvy\.dev|aliyun\.com)/[^"]*":' | sort -u; }
 left_files() {
   local node
   for node in $(known_nodes); do

@@ -10,18 +10,20 @@ use super::ClusterArgs;
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
-  divvy uninstall                      what would be removed, and what is left to you; changes nothing
-  divvy uninstall --yes                remove it
-  divvy uninstall --yes --force        the same while pods hold GPU memory: they run on, and nobody counts their memory
-  divvy uninstall --yes --labels       take the label of GPU nodes away, too
+  divvy uninstall
+      what would be removed, and what is left to you; changes nothing
+  divvy uninstall --yes  remove it
+  divvy uninstall --yes --force
+      the same while pods hold GPU memory: they run on, and nobody counts their
+      memory
+  divvy uninstall --yes --labels  take the label of GPU nodes away, too
   divvy uninstall -o json | jq .nodes
 
-Removed are the objects that `divvy manifests` made (by their labels), the extender's Lease, the annotations divvy.dev/... of
-nodes, and aliyun.com/gpu-mem and aliyun.com/gpu-count in the status of nodes. A kubelet writes these two again for five minutes after
-the agent has ended, so the command waits for that; it may be interrupted, and run again.
+Removed are the objects that `divvy manifests` made (by their labels), the extender's Lease, the annotations divvy.dev/... of nodes, and aliyun.com/gpu-mem and \
+aliyun.com/gpu-count in the status of nodes. A kubelet writes these two again for five minutes after the agent has ended, so the command waits for that; it may be interrupted, and run again.
 
-Not removed, but printed with what to type: Divvy's entry in kube-scheduler's configuration, files on the nodes, the namespace. What Helm
-installed is removed by helm uninstall; run this command after it.
+Not removed, but printed with what to type: Divvy's entry in kube-scheduler's configuration, files on the nodes, the namespace. What Helm installed is removed by helm uninstall; run this \
+command after it.
 
 Exit status: 0 shown or removed, 1 refused, or not all of it could be removed.")]
 pub struct UninstallArgs {
