@@ -27,8 +27,6 @@ command after it.
 
 Exit status: 0 shown or removed, 1 refused, or not all of it could be removed.")]
 pub struct UninstallArgs {
-    #[command(flatten)]
-    pub cluster: ClusterArgs,
     /// The namespace of agents and extender
     #[arg(short, long, value_name = "NAME", default_value = "divvy-system")]
     pub namespace: String,
@@ -50,6 +48,8 @@ pub struct UninstallArgs {
     /// Print this instead of text
     #[arg(short, long, value_name = "FORMAT")]
     pub output: Option<UninstallOutput>,
+    #[command(flatten)]
+    pub cluster: ClusterArgs,
 }
 
 /// How to print what would be or was removed.

@@ -154,6 +154,32 @@ fn the_chart_renders_as_helm_renders_it() {
 }
 
 #[test]
+fn every_mount_of_a_container_has_a_path_and_a_volume() {
+    let mut mounts = 0;
+    let rendered = rendered(&[]).expect("rendered");
+    for document in super::split(&rendered.objects) {
+        let object: Value = serde_saphyr::from_str(document).expect("YAML");
+        let pod = &object["spec"]["template"]["spec"];
+        let list = |of: &Value, key: &str| of[key].as_array().cloned().unwrap_or_default();
+        let volumes: Vec<Value> = list(pod, "volumes")
+            .into_iter()
+            .map(|volume| volume["name"].clone())
+            .collect();
+        for container in list(pod, "containers") {
+            for mount in list(&container, "volumeMounts") {
+                assert!(
+                    mount["mountPath"].is_string() && volumes.contains(&mount["name"]),
+                    "{mount} of {}: {volumes:?}",
+                    container["name"]
+                );
+                mounts += 1;
+            }
+        }
+    }
+    assert!(mounts >= 8, "{mounts}");
+}
+
+#[test]
 fn every_document_is_an_object_of_its_own() {
     let rendered = rendered(&value_set(include_str!("../../../../deploy/helm/values/service.yaml"))).expect("rendered");
     let mut seen = std::collections::BTreeSet::new();

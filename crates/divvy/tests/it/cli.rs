@@ -72,6 +72,7 @@ fn every_help_teaches_by_example() {
         &["audit", "record", "--help"],
         &["scheduler-config", "--help"],
         &["manifests", "--help"],
+        &["uninstall", "--help"],
         &["doctor", "--help"],
         &["cdi", "generate", "--help"],
         &["cdi", "list", "--help"],
