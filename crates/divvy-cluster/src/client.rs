@@ -74,11 +74,21 @@ impl fmt::Debug for Connection {
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Unanswered {
     /// No connection.
-    #[error("no connection to the API server at {address}: {cause}. Check that it runs, and that this is its address ({origin})")]
+    #[error("no connection to the API server at {address}: {cause}. {} ({origin})", check(cause))]
     Unreachable { address: String, origin: String, cause: String },
     /// `--request-timeout`.
     #[error("the API server at {address} did not answer within {} s; --request-timeout waits longer", .limit.as_secs_f32())]
     Late { address: String, limit: Duration },
+}
+
+/// What a user looks at first.
+fn check(cause: &str) -> &'static str {
+    match cause.contains("certificate") {
+        true => {
+            "Check that this is the cluster's address, and that certificate-authority-data in the kubeconfig is of this cluster"
+        }
+        false => "Check that it runs, and that this is its address",
+    }
 }
 
 /// Reads the configuration and makes a client. No request is sent yet.
@@ -194,7 +204,13 @@ async fn base(choice: &Choice) -> Result<(kube::Config, String), Error> {
     let config = kube::Config::from_custom_kubeconfig(merged, &options)
         .await
         .map_err(|error| unusable(error.to_string()))?;
-    Ok((config, format!("from the kubeconfig {}", paths.display())))
+    Ok((
+        config,
+        format!(
+            "from the kubeconfig {}; --kubeconfig and --context choose another",
+            paths.display()
+        ),
+    ))
 }
 
 /// Names that an error lists.
@@ -263,4 +279,32 @@ fn read_merged(paths: &Path, explicit: bool) -> Result<Kubeconfig, Error> {
 fn home_config() -> Option<PathBuf> {
     let path = PathBuf::from(std::env::var_os("HOME")?).join(".kube/config");
     path.exists().then_some(path)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_wrong_certificate_is_not_taken_for_a_server_that_is_away() {
+        let said = |cause: &str| {
+            Unanswered::Unreachable {
+                address: "https://10.0.0.1:6443".to_owned(),
+                origin: "from --server".to_owned(),
+                cause: cause.to_owned(),
+            }
+            .to_string()
+        };
+        assert!(said("invalid peer certificate: UnknownIssuer").contains("certificate-authority-data"));
+        assert!(said("Connection refused (os error 111)").contains("Check that it runs"));
+    }
+
+    #[test]
+    fn a_token_is_not_printed() {
+        let choice = Choice {
+            token: Some("secret".to_owned().into()),
+            ..Choice::default()
+        };
+        assert!(!format!("{choice:?}").contains("secret"));
+    }
 }

@@ -815,9 +815,10 @@ Names of pods, namespaces and nodes are asked of the cluster that the flags name
 
 For kubectl divvy and kubectl inspect gpushare it is kubectl that asks: a program beside the plugin, which is this one under another name.
   cd DIRECTORY-IN-PATH
-  ln -s divvy kubectl-divvy;  ln -s divvy kubectl_complete-divvy
-  ln -s divvy kubectl-inspect-gpushare;
-                              ln -s divvy kubectl_complete-inspect-gpushare")]
+  ln -s divvy kubectl-divvy
+  ln -s divvy kubectl_complete-divvy
+  ln -s divvy kubectl-inspect-gpushare
+  ln -s divvy kubectl_complete-inspect-gpushare")]
 pub struct CompletionsArgs {
     /// The shell
     pub shell: Shell,

@@ -2,7 +2,7 @@
 
 mod look;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::mem::ManuallyDrop;
 
 use divvy_cluster::list::NotMade;
@@ -67,6 +67,7 @@ async fn watched(client: &kube::Client, args: WhyArgs, namespace: &str) -> anyho
     let mut names = args.names.clone();
     let mut known: Vec<Name> = Vec::new();
     let mut told: Vec<String> = Vec::new();
+    let mut waited: BTreeSet<String> = BTreeSet::new();
     watch::again(changes(client, &args, namespace), async || {
         let Look { snapshot, waiting } = look(client, &args, namespace).await?;
         let (mut asked, mut texts): (Vec<Wants>, Vec<String>) = (Vec::new(), Vec::new());
@@ -83,6 +84,14 @@ async fn watched(client: &kube::Client, args: WhyArgs, namespace: &str) -> anyho
         }
         if args.names.is_empty() {
             asked = unnamed(client, &args, namespace, waiting).await?;
+            let wait: BTreeSet<String> = asked.iter().map(|wants| wants.pod.key().to_string()).collect();
+            let over = waited.difference(&wait);
+            let words = match &args.selector {
+                Some(_) => "is gone",
+                None => "does not wait any more",
+            };
+            gone.extend(over.map(|pod| format!("Pod {pod} {words}.\n")));
+            waited = wait;
         }
         let answers = answered(client, &snapshot, asked, args.all_nodes).await;
         let style = style(answers.len(), args.all_nodes);
@@ -100,10 +109,10 @@ async fn watched(client: &kube::Client, args: WhyArgs, namespace: &str) -> anyho
         if people && !told.is_empty() && !(new.is_empty() && gone.is_empty()) {
             printer::print(&watch::time())?;
         }
-        printer::print(&new.join(if people { "\n" } else { "" }))?;
         if people {
             printer::text(&gone)?;
         }
+        printer::print(&new.join(if people { "\n" } else { "" }))?;
         told = texts;
         known = left.clone();
         names = left;

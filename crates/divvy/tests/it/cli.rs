@@ -562,6 +562,8 @@ async fn an_answer_that_is_watched_is_printed_anew_when_it_changes_and_ends_with
     }
     let mut both = Running::start(&["why", "big", "other", "-w", "--kubeconfig", &kubeconfig]);
     let mut json = Running::start(&["why", "big", "-w", "-o", "jsonpath={.state}", "--kubeconfig", &kubeconfig]);
+    let mut all = Running::start(&["why", "-w", "--kubeconfig", &kubeconfig]);
+    all.until("default").await;
     let first = both.until("Pod default/other").await;
     assert!(first.contains("Pod default/big") && !first.contains("---"), "{first}");
     assert_eq!(json.until("\n").await, "waiting\n");
@@ -575,6 +577,13 @@ async fn an_answer_that_is_watched_is_printed_anew_when_it_changes_and_ends_with
             ..DeleteOptions::default()
         };
         api.delete("pods", "default", name, &options).expect("deleted");
+    }
+    let over = all.until("No pod waits").await;
+    for name in ["big", "other"] {
+        assert!(
+            over.contains(&format!("Pod default/{name} does not wait any more.\n")),
+            "{over}"
+        );
     }
     let last = both.until("other is gone.\n").await;
     assert!(last.contains("big is gone.\n"), "{last}");

@@ -117,7 +117,12 @@ async fn a_connection_that_is_refused_names_the_address_and_where_it_comes_from(
         let output = beside(&[command, &["--kubeconfig", &path]].concat(), &[]).await;
         let said = format!("{}{}", String::from_utf8_lossy(&output.stdout), stderr(&output));
         assert!(said.contains(&address), "{command:?}: {said}");
-        assert!(said.contains(&format!("(from the kubeconfig {path})")), "{command:?}: {said}");
+        assert!(
+            said.contains(&format!(
+                "(from the kubeconfig {path}; --kubeconfig and --context choose another)"
+            )),
+            "{command:?}: {said}"
+        );
     }
     let server = format!("http://127.0.0.1:{port}");
     let output = beside(&["why", "--kubeconfig", &path, "-s", &server], &[]).await;

@@ -40,7 +40,7 @@ fn a_copied_machine_is_looked_at_and_its_worst_finding_is_the_exit_status() {
     let whole = stdout(&doctor(folder.path(), &["--verbose"]));
     assert!(whole.contains(why), "{whole}");
     assert!(
-        whole.contains("\nNot asked for: 9 checks of the cluster (--cluster): K01 "),
+        whole.contains("\nNot asked for: 10 checks of the cluster (--cluster): K01 "),
         "{whole}"
     );
     let short = stdout(&doctor(folder.path(), &[]));
