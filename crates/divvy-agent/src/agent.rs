@@ -34,7 +34,7 @@ const LIST_TIMEOUT: Duration = Duration::from_secs(3);
 /// How long a reconciliation waits for the driver's lists of processes.
 const PROCESSES_TIMEOUT: Duration = Duration::from_secs(2);
 /// How long it waits for the probe to look at the driver's files, and as long for a spec to be made.
-const DRIVER_TIMEOUT: Duration = Duration::from_secs(5);
+const DRIVER_TIMEOUT: Duration = Duration::from_secs(2);
 /// Pods have grants, and the kubelet makes no cgroups for pods.
 const NO_POD_CGROUPS: &str = "pods with GPU memory run on this node, but there is no kubepods cgroup, so it is not known which containers still run, \
      and no memory is given again. Set cgroupsPerQOS: true in the kubelet's configuration (it is the default), or mount the host's cgroups for the agent";
