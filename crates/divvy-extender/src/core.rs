@@ -293,6 +293,8 @@ struct Op {
     doubted: bool,
     /// The pod was read from the API server for this bind.
     read: bool,
+    /// How often more the pod is looked at before it is refused for want of room.
+    looks: u8,
     pause_ns: u64,
 }
 

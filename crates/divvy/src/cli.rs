@@ -500,7 +500,7 @@ pub struct InspectArgs {
     /// Print the table's rows alone: no header, no sums
     #[arg(long, conflicts_with = "details")]
     pub no_headers: bool,
-    /// Sort the nodes, the smallest first: by name, allocated, free, total, or a path of a node in -o json such as {.gpus[0].allocated}
+    /// Sort the nodes, the smallest first: by name, allocated, free, total, or a path of a node in -o json such as `{.gpus[0].allocated}`
     #[arg(long, value_name = "COLUMN|PATH")]
     pub sort_by: Option<SortBy>,
     /// Print it anew when it changes, until Ctrl-C; it is looked at every few seconds

@@ -10,6 +10,13 @@ use super::{Action, BindArgs, Core, Got, Now, Op, OpId, Posted, Stage, Ticket};
 /// Bytes of a refused bind's text. A report of a node with many GPUs is long; kube-scheduler puts the text into an event, which has 1 KiB.
 const REFUSAL_BYTES: usize = 4 << 10;
 
+/// kube-scheduler withdraws the nomination of a pod whose bind fails (`handleBindingCycleError` in its `schedule_one.go`), and then the replacement of a
+/// victim takes the GPU. It binds in the moment in which it hears that the victims have ended; this process hears of that by a watch of its own, perhaps a
+/// few milliseconds later. So such a bind is not refused at once.
+const LOOKS: u8 = 4;
+/// Between two of these looks.
+const LOOK_AGAIN_NS: u64 = 25_000_000;
+
 impl Core {
     /// A bind was asked for. The answer comes as an [`Action::Answer`] for this ticket, now or later.
     pub fn begin_bind(&mut self, args: BindArgs, now: Now) -> (Ticket, Vec<Action>) {
@@ -43,6 +50,7 @@ impl Core {
                 sent: Vec::new(),
                 doubted: false,
                 read: false,
+                looks: LOOKS,
                 pause_ns: self.timing.first_pause_ns,
             },
         );
@@ -298,6 +306,11 @@ impl Core {
                 Some((held, text))
             });
             let Some((held, text)) = chosen else {
+                let is_nominated = pod.nominated.as_deref() == Some(args.node.as_str());
+                if let Some(op) = self.ops.get_mut(&id).filter(|op| is_nominated && op.looks > 0) {
+                    op.looks -= 1;
+                    return self.read_pod(id, LOOK_AGAIN_NS);
+                }
                 let report = self.index.ledger().explain(&args.node, &ask);
                 return self.refuse(id, format!("pod {}: {report}", args.key()));
             };

@@ -5,7 +5,7 @@ use divvy_cluster::index::ReadPod;
 use divvy_cluster::objects::PodObject;
 use divvy_cluster::watch::Change;
 use divvy_extender::core::{Action, Core, Got, Posted, Timing};
-use divvy_model::{ContainerKind, ContainerRequest, GpuRules, Health, Held, Link, MemoryUnit, PodRequest};
+use divvy_model::{ContainerKind, ContainerRequest, GpuRules, Health, Held, Link, MemoryUnit, Pod, PodRequest};
 use proptest::prelude::*;
 
 use crate::values::*;
@@ -674,4 +674,41 @@ proptest! {
         prop_assert_eq!(fits, matches!(&actions[..], [Action::Post { .. }]));
         prop_assert_eq!(fits, units == 0 || sizes.iter().any(|size| *size >= units));
     }
+}
+
+/// As kube-scheduler sends the bind of a pod whose victim has ended, which this process has not heard yet.
+#[test]
+fn a_pod_that_waited_for_its_victims_is_not_refused_a_moment_before_their_end_is_heard() {
+    let urgent = Pod {
+        priority: 1000,
+        nominated: Some("n1".into()),
+        ..pod("urgent", 12)
+    };
+    let victim = Pod {
+        deleting: true,
+        ..gpushare_pod("victim", "n1", 0, 16)
+    };
+    let begin = || {
+        let mut core = synced(&[node("n1", &[16])], &[urgent.clone(), victim.clone()]);
+        let (op, _, pause) = one_get(core.begin_bind(args(&urgent, "n1"), at(0)).1);
+        assert_eq!(pause, 25 * MS);
+        (core, op)
+    };
+    let (mut core, op) = begin();
+    core.index_mut().delete_pod(&victim.uid);
+    let (_, binding) = one_post(core.got(op, found(&urgent), at(30)));
+    assert_eq!(binding.node, "n1");
+    // Nothing of the kind is heard.
+    let (mut core, mut op) = begin();
+    for look in 1..4 {
+        let (next, _, pause) = one_get(core.got(op, found(&urgent), at(30 * look)));
+        assert_eq!(pause, 25 * MS);
+        op = next;
+    }
+    let error = one_answer(core.got(op, found(&urgent), at(120))).expect_err("no room");
+    assert!(error.contains("has no GPU with 12 units"), "{error}");
+    // A pod for which nobody had to go is refused at once.
+    let other = pod("other", 12);
+    let mut core = synced(&[node("n1", &[16])], &[other.clone(), victim]);
+    one_answer(core.begin_bind(args(&other, "n1"), at(0)).1).expect_err("no room");
 }

@@ -41,7 +41,7 @@ pub(super) fn candidates(options: &Options) -> Vec<PathBuf> {
     candidates
 }
 
-/// The directory in which the driver is installed whose library [`candidates`] has first: that of a driver container only where the driver is not
+/// The directory in which the driver is installed whose library the probe loads: that of a driver container only where the driver is not
 /// installed on the host itself.
 pub fn driver_root(options: &Options) -> PathBuf {
     let container = options.driver_root.join(DRIVER_CONTAINER);
