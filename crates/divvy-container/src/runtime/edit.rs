@@ -228,6 +228,8 @@ const KNOWN: [(&str, &[(&str, Kind)]); 11] = [
 /// # Errors
 /// See [`Error`]; no option is set then.
 pub fn set(text: &str, options: &[String]) -> Result<String, Error> {
+    // A byte order mark belongs to the file and to no line; toml_edit drops it.
+    let (mark, text) = text.strip_prefix('\u{feff}').map_or(("", text), |rest| ("\u{feff}", rest));
     let mut after = text.to_owned();
     // What is broken already is to be mended piece by piece.
     let was_fine = Settings::parse(text).is_ok();
@@ -250,7 +252,7 @@ pub fn set(text: &str, options: &[String]) -> Result<String, Error> {
     }
     match Settings::parse(&after) {
         Err(error) if was_fine => Err(Error::Refused(error)),
-        _ => Ok(after),
+        _ => Ok(format!("{mark}{after}")),
     }
 }
 

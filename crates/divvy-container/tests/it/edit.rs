@@ -191,8 +191,10 @@ fn the_same_once_more_is_the_same_file_also_where_the_last_line_had_no_end() {
         "[nvidia-container-cli]\n#no-cgroups = false\nldconfig = \"x\"",
         "disable-require = false",
         "",
+        "\u{feff}# with a byte order mark\n",
     ] {
         let once = with(before, &["nvidia-container-cli.no-cgroups=true"]).expect("set");
+        assert_eq!(once.starts_with('\u{feff}'), before.starts_with('\u{feff}'), "{once:?}");
         assert!(once.ends_with('\n'), "{once:?}");
         assert_eq!(with(&once, &["nvidia-container-cli.no-cgroups=true"]), Ok(once));
     }
