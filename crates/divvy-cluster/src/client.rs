@@ -5,10 +5,10 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use kube::client::ClientBuilder;
+use kube::client::{Body, ClientBuilder, ConfigExt as _};
 use kube::config::{AuthInfo, KubeConfigOptions, Kubeconfig};
-use tower::BoxError;
 use tower::util::MapErrLayer;
+use tower::{BoxError, Layer as _, ServiceExt as _};
 
 use crate::Error;
 
@@ -39,6 +39,15 @@ pub struct Choice {
 #[derive(Clone)]
 pub struct Token(String);
 
+impl Token {
+    /// `Bearer …`, marked as not to be logged; `None` if it cannot be in a header.
+    pub fn header(&self) -> Option<http::HeaderValue> {
+        let mut value = http::HeaderValue::try_from(format!("Bearer {}", self.0)).ok()?;
+        value.set_sensitive(true);
+        Some(value)
+    }
+}
+
 impl From<String> for Token {
     fn from(text: String) -> Token {
         Token(text)
@@ -60,6 +69,39 @@ pub struct Connection {
     pub namespace: String,
     /// The API server's address.
     pub address: String,
+    config: kube::Config,
+}
+
+impl Connection {
+    /// The token by which the API server knows the user; as in its own requests it may come from a file, or from a program that the kubeconfig names.
+    ///
+    /// # Errors
+    /// When there is none: with a client certificate, or as somebody else (`--as`).
+    pub async fn token(&self) -> Result<Token, Error> {
+        let none = |text: &str| Error::NoToken { text: text.to_owned() };
+        if self.config.auth_info.impersonate.is_some() {
+            return Err(none("with --as there is no token of the user as whom you ask"));
+        }
+        let failed = |error: String| Error::NoToken {
+            text: format!("your token could not be had: {error}"),
+        };
+        let layer = self.config.auth_layer().map_err(|error| failed(error.to_string()))?;
+        let layer = layer.ok_or_else(|| {
+            none("your kubeconfig has no token, but a client certificate or nothing, which cannot be shown to others than the API server")
+        })?;
+        let header = |request: http::Request<Body>| {
+            let header = request.headers().get(http::header::AUTHORIZATION).cloned();
+            std::future::ready(Ok::<_, BoxError>(http::Response::new(header)))
+        };
+        let service = layer.layer(tower::service_fn(header));
+        let header = service.oneshot(http::Request::new(Body::empty())).await;
+        let header = header.map_err(|error| failed(error.to_string()))?.into_body();
+        let text = header.as_ref().and_then(|header| header.to_str().ok()).unwrap_or_default();
+        match text.strip_prefix("Bearer ") {
+            Some(token) => Ok(Token(token.to_owned())),
+            None => Err(none("your kubeconfig has no token, but a password")),
+        }
+    }
 }
 
 impl fmt::Debug for Connection {
@@ -94,7 +136,11 @@ fn check(cause: &str) -> &'static str {
 /// Reads the configuration and makes a client. No request is sent yet.
 pub async fn connect(choice: &Choice) -> Result<Connection, Error> {
     let (config, origin) = config(choice).await?;
-    let (namespace, address) = (config.default_namespace.clone(), config.cluster_url.to_string());
+    let (namespace, address, kept) = (
+        config.default_namespace.clone(),
+        config.cluster_url.to_string(),
+        config.clone(),
+    );
     let (tried, limit) = (address.trim_end_matches('/').to_owned(), config.read_timeout);
     let builder =
         ClientBuilder::try_from(config).map_err(|source| Error::api("no client could be made from the configuration", source))?;
@@ -108,6 +154,7 @@ pub async fn connect(choice: &Choice) -> Result<Connection, Error> {
         client: builder.with_layer(&name_it).build(),
         namespace,
         address,
+        config: kept,
     })
 }
 

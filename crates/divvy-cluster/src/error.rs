@@ -45,6 +45,18 @@ pub enum Error {
         /// What is wrong with the answer.
         text: String,
     },
+    /// The user has no token that others could be shown.
+    #[error("{text}")]
+    NoToken {
+        /// Why.
+        text: String,
+    },
+    /// The extender could not be asked.
+    #[error("{text}")]
+    Desk {
+        /// What is wrong.
+        text: String,
+    },
 }
 
 impl Error {

@@ -56,6 +56,8 @@ pub(crate) async fn serve<D: Door>(opened: Opened<D::Io, D::Peer>, place: Place<
         http1::Builder::new()
             .max_buf_size(limits.header_bytes)
             .serve_connection(io, service)
+            // Its place is taken until the upgraded connection ends, too.
+            .with_upgrades()
     );
     let mut clock = pin!(tokio::time::sleep_until(Instant::now()));
     let mut stopped = pin!(hall.stop.cancelled());

@@ -11,8 +11,10 @@
 //! - discovery, server-side tables, health: enough for kubectl
 //! - [`Faults`] on request, and a [history](ApiServer::history) of all commits on pods and nodes for auditors
 //!
-//! What is simpler, and so cannot be learned here: there is no authorization and no admission beyond namespaces; any token
-//! names its user. Server-side apply has no field managers. Lists are never split into pages. Objects of kinds other than pods,
+//! - [`Rights`] on request, and the reviews that tell of them; the service proxy, with upgrades
+//!
+//! What is simpler, and so cannot be learned here: users are in no groups and rights are not read from Roles; there is no admission beyond
+//! namespaces; any token names its user. Server-side apply has no field managers. Lists are never split into pages. Objects of kinds other than pods,
 //! nodes and leases are not checked against a schema. No garbage collection by owner. `metadata.generation` and managed fields
 //! are not kept. The parts' own pages say more.
 
@@ -26,9 +28,12 @@ mod http;
 mod listen;
 mod patch;
 mod pods;
+mod proxy;
 mod registry;
 mod render;
 mod resources;
+mod reviews;
+mod rights;
 mod selector;
 mod store;
 mod table;
@@ -49,6 +54,7 @@ pub use listen::Listening;
 pub(crate) use pods::is_dns_subdomain;
 pub use registry::{DeleteOptions, Deleted, PatchKind};
 pub use resources::Resource;
+pub use rights::{Right, Rights};
 pub(crate) use store::splitmix64;
 pub use store::{Event, EventKind};
 
@@ -94,6 +100,8 @@ struct Shared {
     options: Options,
     registry: Arc<Registry>,
     faults: Faults,
+    rights: Rights,
+    endpoints: proxy::Endpoints,
 }
 
 /// An API server. A clone is a handle to the same.
@@ -112,6 +120,8 @@ impl ApiServer {
         let api = ApiServer(Arc::new(Shared {
             options,
             faults: Faults::new(registry.clone()),
+            rights: Rights::default(),
+            endpoints: proxy::Endpoints::default(),
             registry,
         }));
         for namespace in ["default", "kube-node-lease", "kube-public", "kube-system"] {
@@ -186,6 +196,34 @@ impl ApiServer {
     /// What this server does wrong on request.
     pub fn faults(&self) -> &Faults {
         &self.0.faults
+    }
+
+    /// What its users may do.
+    pub fn rights(&self) -> &Rights {
+        &self.0.rights
+    }
+
+    /// Where the service proxy reaches a Service.
+    pub fn reach(&self, namespace: &str, service: &str, address: SocketAddr) {
+        self.0.endpoints.set(namespace, service, address);
+    }
+
+    pub(crate) fn endpoints(&self) -> &proxy::Endpoints {
+        &self.0.endpoints
+    }
+
+    /// Whose a token is; `None`: nobody's.
+    pub(crate) fn user_of(&self, bearer: &str) -> Option<String> {
+        if self.rights().is_revoked(bearer) {
+            return None;
+        }
+        match &self.0.options.token {
+            None => Some(bearer.to_owned()),
+            Some(token) => match bearer.strip_prefix(token.as_str())? {
+                "" => Some(String::new()),
+                rest => rest.strip_prefix('~').map(str::to_owned),
+            },
+        }
     }
 
     /// Every commit on pods and nodes so far, in order; empty with [`Options::audit`] off.

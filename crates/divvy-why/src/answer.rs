@@ -9,7 +9,7 @@ use crate::obstacle::Words;
 use crate::quantity::{amount, list};
 use crate::suggest::suggestions;
 use crate::verdict::asked;
-use crate::{GpuAnswer, Hold, Obstacle, Owner, Reported, Snapshot, Spoken, Suggestion, Wants, gpus};
+use crate::{Change, GpuAnswer, Hold, Named, Obstacle, Owner, Reported, Snapshot, Spoken, Suggestion, Wants, gpus};
 
 /// A pod's name.
 #[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -148,7 +148,12 @@ const CLOSEST: usize = 3;
 
 /// Explains a pod. `all_nodes`: with what each node says.
 pub fn answer(snapshot: &Snapshot, wants: &Wants, all_nodes: bool) -> Answer {
-    let question = Question::new(snapshot, wants);
+    answer_naming(snapshot, wants, all_nodes, &Named::All)
+}
+
+/// As [`answer`], for somebody who may not see the names of all pods. Nothing in the answer tells them: no name, no namespace, no UID, no owner.
+pub fn answer_naming(snapshot: &Snapshot, wants: &Wants, all_nodes: bool, named: &Named) -> Answer {
+    let question = Question::new(snapshot, wants, named);
     let mut answer = Answer {
         subject: Subject {
             pods: vec![PodName {
@@ -188,7 +193,32 @@ pub fn answer(snapshot: &Snapshot, wants: &Wants, all_nodes: bool) -> Answer {
         waiting(&mut answer, &question, all_nodes);
     }
     beside(&mut answer, &question);
+    if hides_names(&answer) {
+        answer.notes.push(match named {
+            Named::None => "Other pods are shown without their names, as you may not list the pods of this namespace.".to_owned(),
+            Named::All | Named::Of(_) => {
+                "Pods of other namespaces are shown without their names, as you may not list them.".to_owned()
+            }
+        });
+    }
     answer
+}
+
+/// Whether a pod is in the answer without its name.
+fn hides_names(answer: &Answer) -> bool {
+    let nodes = || answer.closest.iter().chain(&answer.nodes);
+    let holder = nodes()
+        .flat_map(|node| &node.gpus)
+        .flat_map(|gpu| &gpu.held_by)
+        .any(|holder| holder.hidden);
+    let peer = |obstacle: &Spoken<Obstacle>| {
+        matches!(
+            obstacle.what,
+            Obstacle::PodAntiAffinity { pod: None, .. } | Obstacle::AvoidedBy { pod: None, .. }
+        )
+    };
+    let ends = |found: &Suggestion| matches!(found.change, Change::PodEnds { pod: None, .. });
+    holder || nodes().flat_map(|node| &node.obstacles).any(peer) || answer.suggestions.iter().any(ends)
 }
 
 fn no_gpu_memory(wants: &Wants) -> String {
@@ -413,7 +443,7 @@ fn node_answer(question: &Question<'_>, position: usize, look: &[Obstacle], word
     NodeAnswer {
         fits: look.is_empty(),
         obstacles: look.iter().map(spoken).collect(),
-        gpus: report.gpus.iter().map(gpus::gpu).collect(),
+        gpus: report.gpus.iter().map(|report| gpus::gpu(report, question.named)).collect(),
         node,
     }
 }
@@ -426,7 +456,11 @@ fn preemption(question: &Question<'_>, looks: &[Vec<Obstacle>], order: &[usize])
     near.find_map(|position| {
         let site = question.site(*position);
         let victims = question.snapshot.ledger.in_the_way(&site.name, pod)?;
-        let names: Vec<String> = victims.pods.iter().map(|victim| format!("{} (priority {})", victim.key(), victim.priority)).collect();
+        let name = |victim: &&Pod| match question.named.shows(&victim.namespace) {
+            true => format!("{} (priority {})", victim.key(), victim.priority),
+            false => format!("{} (priority {})", question.named.stranger(), victim.priority),
+        };
+        let names: Vec<String> = victims.pods.iter().map(name).collect();
         if names.is_empty() {
             return None;
         }

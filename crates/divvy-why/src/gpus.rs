@@ -1,6 +1,8 @@
-use divvy_model::{Health, MiB};
+use divvy_model::{Health, MiB, PodKey};
 use divvy_placement::{GpuReport, HolderKind};
 use serde::{Deserialize, Serialize};
+
+use crate::Named;
 
 /// What one GPU has, and who holds the rest.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -37,8 +39,11 @@ pub struct GpuAnswer {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct HolderAnswer {
-    /// `namespace/name`; `null` where only the node's agent knows that containers of deleted pods hold it.
+    /// `namespace/name`; `null` where only the node's agent knows that containers of deleted pods hold it, and where `hidden` says so.
     pub pod: Option<String>,
+    /// Whoever asks may not see the pod's name.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub hidden: bool,
     /// Its share, in MiB.
     #[serde(rename = "memoryMiB")]
     pub memory: MiB,
@@ -46,9 +51,10 @@ pub struct HolderAnswer {
     pub state: String,
 }
 
-pub(crate) fn gpu(report: &GpuReport) -> GpuAnswer {
-    let one = |pod: String, memory: MiB, state: &str| HolderAnswer {
-        pod: Some(pod),
+pub(crate) fn gpu(report: &GpuReport, named: &Named) -> GpuAnswer {
+    let one = |pod: &PodKey, memory: MiB, state: &str| HolderAnswer {
+        pod: named.shows(&pod.namespace).then(|| pod.to_string()),
+        hidden: !named.shows(&pod.namespace),
         memory,
         state: state.to_owned(),
     };
@@ -58,18 +64,13 @@ pub(crate) fn gpu(report: &GpuReport) -> GpuAnswer {
             HolderKind::Deleting => "beingDeleted",
             HolderKind::Reserved => "beingBound",
         };
-        one(holder.pod.to_string(), holder.memory, state)
+        one(&holder.pod, holder.memory, state)
     });
-    let departed = report
-        .departed
-        .iter()
-        .map(|gone| one(gone.pod.to_string(), gone.memory, "deleted"));
-    let nominated = report
-        .nominated
-        .iter()
-        .map(|next| one(next.pod.to_string(), next.memory, "nominated"));
+    let departed = report.departed.iter().map(|gone| one(&gone.pod, gone.memory, "deleted"));
+    let nominated = report.nominated.iter().map(|next| one(&next.pod, next.memory, "nominated"));
     let unnamed = (report.held > MiB::ZERO && report.departed.is_empty()).then(|| HolderAnswer {
         pod: None,
+        hidden: false,
         memory: report.held,
         state: "deleted".to_owned(),
     });

@@ -14,6 +14,7 @@
 mod answer;
 mod gpus;
 mod look;
+mod named;
 mod obstacle;
 mod peers;
 mod quantity;
@@ -23,8 +24,9 @@ mod suggest;
 mod verdict;
 mod wants;
 
-pub use answer::{Answer, Group, NodeAnswer, PodName, Request, Share, State, Subject, answer};
+pub use answer::{Answer, Group, NodeAnswer, PodName, Request, Share, State, Subject, answer, answer_naming};
 pub use gpus::{GpuAnswer, HolderAnswer};
+pub use named::Named;
 pub use obstacle::{Hold, Obstacle, Spoken};
 pub use quantity::{amount, quantity};
 pub use snapshot::{HostPort, Labels, Owner, Requests, Site, Snapshot, Tenant, Tenants};

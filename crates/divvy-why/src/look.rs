@@ -9,7 +9,10 @@ use k8s_openapi::api::core::v1::{Taint, Toleration};
 
 use crate::peers::Peers;
 use crate::selector::{in_words, selects_node};
-use crate::{Change, ClaimState, Obstacle, Site, Snapshot, Wants};
+use crate::{Change, ClaimState, Named, Obstacle, Site, Snapshot, Tenant, Wants};
+
+/// A pod can be given thousands of rules; of the obstacles that they are on each node so many are kept.
+const MOST: usize = 16;
 
 /// A pod that looks for a node in a snapshot, which may be changed in one place.
 #[derive(Debug)]
@@ -17,6 +20,7 @@ pub(crate) struct Question<'a> {
     pub(crate) snapshot: &'a Snapshot,
     pub(crate) wants: Cow<'a, Wants>,
     pub(crate) ask: Ask,
+    pub(crate) named: &'a Named,
     /// A node as it would be.
     site: Option<(usize, Site)>,
     /// A pod that would be gone.
@@ -27,11 +31,12 @@ pub(crate) struct Question<'a> {
 }
 
 impl<'a> Question<'a> {
-    pub(crate) fn new(snapshot: &'a Snapshot, wants: &'a Wants) -> Question<'a> {
+    pub(crate) fn new(snapshot: &'a Snapshot, wants: &'a Wants, named: &'a Named) -> Question<'a> {
         let mut question = Question {
             snapshot,
             ask: Ask::of_pod(&wants.pod, snapshot.ledger.unit()),
             wants: Cow::Borrowed(wants),
+            named,
             site: None,
             gone: None,
             ledger: None,
@@ -47,6 +52,7 @@ impl<'a> Question<'a> {
             snapshot: self.snapshot,
             ask: self.ask.clone(),
             wants: self.wants.clone(),
+            named: self.named,
             site: None,
             gone: None,
             ledger: None,
@@ -111,6 +117,12 @@ impl<'a> Question<'a> {
         self.gone != Some(tenant)
     }
 
+    /// `namespace/name` of a pod, if it may be named.
+    pub(crate) fn name(&self, tenant: &Tenant) -> Option<String> {
+        let shown = self.named.shows(&tenant.namespace);
+        shown.then(|| format!("{}/{}", tenant.namespace, tenant.name))
+    }
+
     /// The value of a label of the node that a pod is on, with the label.
     pub(crate) fn place(&self, tenant: usize, label: &str) -> Option<(String, String)> {
         let value = self.site(self.snapshot.at[tenant]).labels.get(label)?;
@@ -137,6 +149,7 @@ impl<'a> Question<'a> {
         self.of_resources(position, &mut found);
         self.peers.obstacles(site, &mut found);
         found.sort();
+        found.truncate(MOST);
         found
     }
 

@@ -101,15 +101,15 @@ pub enum Obstacle {
     PodAntiAffinity {
         /// The label that says what "with" means.
         topology: String,
-        /// The pod that is there, `namespace/name`.
-        pod: String,
+        /// The pod that is there, `namespace/name`; `null` if whoever asks may not see its name.
+        pod: Option<String>,
     },
     /// A pod that is there must not be with this one.
     AvoidedBy {
         /// The label that says what "with" means.
         topology: String,
-        /// The pod that is there, `namespace/name`.
-        pod: String,
+        /// The pod that is there, `namespace/name`; `null` if whoever asks may not see its name.
+        pod: Option<String>,
     },
     /// The pod's topology spread constraint allows no more pods there.
     Spread {
@@ -160,6 +160,12 @@ pub enum Obstacle {
         /// Units that the kubelet offers: without those of failed GPUs.
         offered: u64,
     },
+}
+
+/// `pod ml/a`
+fn that(pod: &Option<String>) -> String {
+    pod.as_ref()
+        .map_or_else(|| "another pod".to_owned(), |pod| format!("pod {pod}"))
 }
 
 /// What an obstacle's words need besides its fields.
@@ -222,10 +228,16 @@ impl Obstacle {
                 format!("the pods that its podAffinity asks for are not there (per {topology})")
             }
             Obstacle::PodAntiAffinity { topology, pod } => {
-                format!("the pod's podAntiAffinity keeps it away from pod {pod}, which is there (per {topology})")
+                format!(
+                    "the pod's podAntiAffinity keeps it away from {}, which is there (per {topology})",
+                    that(pod)
+                )
             }
             Obstacle::AvoidedBy { topology, pod } => {
-                format!("the podAntiAffinity of pod {pod}, which is there, keeps this pod away (per {topology})")
+                format!(
+                    "the podAntiAffinity of {}, which is there, keeps this pod away (per {topology})",
+                    that(pod)
+                )
             }
             Obstacle::Spread {
                 topology, skew: None, ..

@@ -14,10 +14,10 @@ use crate::{Labels, Obstacle, Site};
 #[derive(Debug, Default)]
 pub(crate) struct Peers {
     /// Topology key and value → a pod there whose anti-affinity keeps the asking pod away.
-    avoided: BTreeMap<(String, String), String>,
+    avoided: BTreeMap<(String, String), Option<String>>,
     affinity: Option<Affinity>,
     /// Topology key and value → a pod there that the asking pod keeps away from.
-    avoids: BTreeMap<(String, String), String>,
+    avoids: BTreeMap<(String, String), Option<String>>,
     spread: Vec<Spread>,
 }
 
@@ -54,7 +54,7 @@ impl Peers {
             for term in tenant.avoids.iter().filter(|_| question.counts(position)) {
                 let matches = term_matches(term, (&tenant.namespace, &tenant.labels), own, namespaces);
                 if let Some(place) = question.place(position, &term.topology_key).filter(|_| matches) {
-                    peers.avoided.insert(place, format!("{}/{}", tenant.namespace, tenant.name));
+                    peers.avoided.insert(place, question.name(tenant));
                 }
             }
         }
@@ -102,7 +102,7 @@ impl Peers {
             }
             for term in apart.iter().filter(|term| term_matches(term, own, pod, namespaces)) {
                 if let Some(place) = question.place(position, &term.topology_key) {
-                    self.avoids.insert(place, format!("{}/{}", tenant.namespace, tenant.name));
+                    self.avoids.insert(place, question.name(tenant));
                 }
             }
         }

@@ -3,7 +3,12 @@
 use k8s_openapi::api::core::v1::{NodeSelector, NodeSelectorRequirement, NodeSelectorTerm};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 
+use divvy_model::limits::shortened;
+
 use crate::{Labels, Site};
+
+/// Bytes of a selector in words. It is said of each node.
+const LONGEST: usize = 300;
 
 /// Whether labels are selected; an empty selector selects everything.
 pub(crate) fn selects(selector: &LabelSelector, labels: &Labels) -> bool {
@@ -57,6 +62,10 @@ fn holds(operator: &str, values: Option<&[String]>, found: Option<&String>) -> b
 
 /// A selector in words: `disk=ssd, zone in (a, b)`.
 pub(crate) fn in_words(selector: &NodeSelector) -> String {
+    shortened(&all_in_words(selector), LONGEST).into_owned()
+}
+
+fn all_in_words(selector: &NodeSelector) -> String {
     let of_term = |term: &NodeSelectorTerm| {
         let fields = term.match_fields.iter().flatten();
         let parts: Vec<String> = term

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::look::Question;
 use crate::quantity::{amount, quantity};
-use crate::{Hold, Obstacle, Owner, PodName, Tenant};
+use crate::{Hold, Named, Obstacle, Owner, PodName, Tenant};
 
 /// A change of the pod or of the cluster.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -21,9 +21,10 @@ pub enum Change {
     PodEnds {
         /// The node that it is on.
         node: String,
-        /// The pod.
-        pod: PodName,
-        /// Its UID.
+        /// The pod; `null` if whoever asks may not see its name.
+        pod: Option<PodName>,
+        /// Its UID; empty if whoever asks may not see its name.
+        #[serde(default, skip_serializing_if = "String::is_empty")]
         uid: String,
         /// It is being deleted already.
         deleting: bool,
@@ -145,13 +146,36 @@ impl Change {
             Change::Uncordon { node } => words(&["kubectl", "uncordon", node]),
             Change::Label { node, label, value } => words(&["kubectl", "label", "node", node, &format!("{label}={value}")]),
             Change::PodEnds {
-                pod,
+                pod: Some(pod),
                 deleting: false,
                 owner: None,
                 more_important: false,
                 ..
             } => words(&["kubectl", "delete", "pod", "-n", &pod.namespace, &pod.name]),
             _ => Vec::new(),
+        }
+    }
+
+    /// Without the name of a pod that may not be named.
+    fn as_shown_to(self, named: &Named) -> Change {
+        match self {
+            Change::PodEnds {
+                node,
+                pod: Some(pod),
+                deleting,
+                more_important,
+                memory,
+                ..
+            } if !named.shows(&pod.namespace) => Change::PodEnds {
+                node,
+                pod: None,
+                uid: String::new(),
+                deleting,
+                owner: None,
+                more_important,
+                memory,
+            },
+            change => change,
         }
     }
 
@@ -172,7 +196,11 @@ impl Change {
                 deleting: true,
                 ..
             } => {
-                format!("Wait. Pod {pod} is being deleted, and node {node} has room when its containers have ended.")
+                let which = match pod {
+                    Some(pod) => format!("Pod {pod}"),
+                    None => capital(question.named.stranger()),
+                };
+                format!("Wait. {which} on node {node} is being deleted, and the node has room when its containers have ended.")
             }
             Change::PodEnds {
                 node,
@@ -186,12 +214,19 @@ impl Change {
                     MiB::ZERO => String::new(),
                     memory => format!(" ({})", amount(memory, unit)),
                 };
+                let pod = match pod {
+                    Some(pod) => format!("pod {pod}"),
+                    None => {
+                        let stranger = question.named.stranger();
+                        return format!("Wait until {stranger}{held} on node {node} has ended.");
+                    }
+                };
                 match owner {
                     _ if *more_important => {
-                        format!("Wait until pod {pod}{held} on node {node} has ended. It has a higher priority than this pod.")
+                        format!("Wait until {pod}{held} on node {node} has ended. It has a higher priority than this pod.")
                     }
                     None => {
-                        format!("Wait until pod {pod}{held} on node {node} has ended. If nobody needs it any more, delete it:")
+                        format!("Wait until {pod}{held} on node {node} has ended. If nobody needs it any more, delete it:")
                     }
                     Some(owner) => {
                         let scale = match owner.kind.as_str() {
@@ -199,7 +234,7 @@ impl Change {
                             _ => "",
                         };
                         format!(
-                            "Wait until pod {pod}{held} on node {node} has ended. Its {owner} would replace it, if it were deleted{scale}."
+                            "Wait until {pod}{held} on node {node} has ended. Its {owner} would replace it, if it were deleted{scale}."
                         )
                     }
                 }
@@ -230,6 +265,13 @@ impl Change {
             }
         }
     }
+}
+
+fn capital(text: &str) -> String {
+    let mut letters = text.chars();
+    letters
+        .next()
+        .map_or_else(String::new, |first| first.to_uppercase().chain(letters).collect())
 }
 
 fn toleration(key: &str, value: &str, effect: &str) -> Toleration {
@@ -309,6 +351,7 @@ impl Search<'_, '_> {
         let after = self.question.after(&change)?;
         let starts = after.holds().is_empty() && after.obstacles(position).is_empty();
         let then = self.name(position);
+        let change = change.as_shown_to(self.question.named);
         starts.then(|| Suggestion {
             message: change.message(self.question, &then),
             command: change.command(),
@@ -474,7 +517,7 @@ impl Search<'_, '_> {
                 more_important,
                 ..
             } => (*more_important, owner.is_some(), *memory, pod.clone()),
-            _ => (true, true, MiB(u64::MAX), PodName::default()),
+            _ => (true, true, MiB(u64::MAX), None),
         };
         let on_node = |(position, _): (usize, &Obstacle)| {
             let mut changes: Vec<Change> = self.tenants(position, deleting).collect();
@@ -499,10 +542,10 @@ impl Search<'_, '_> {
                     .map_or(0, |(_, units)| *units);
                 Change::PodEnds {
                     node: tenant.node.to_string(),
-                    pod: PodName {
+                    pod: Some(PodName {
                         namespace: tenant.namespace.to_string(),
                         name: tenant.name.to_string(),
-                    },
+                    }),
                     uid: tenant.uid.to_string(),
                     deleting,
                     owner: tenant.owner.as_deref().cloned(),

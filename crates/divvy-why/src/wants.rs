@@ -81,6 +81,22 @@ pub struct Reported {
 }
 
 impl Wants {
+    /// About how many bytes of it are compared with each node and with other pods: its rules for nodes, labels, ports and claims.
+    pub fn rules_bytes(&self) -> usize {
+        let json = |length: Result<String, serde_json::Error>| length.map_or(usize::MAX, |text| text.len());
+        let texts = |labels: &Labels| labels.iter().map(|(key, value)| key.len() + value.len() + 1).sum::<usize>();
+        [
+            json(serde_json::to_string(&(&self.affinity, &self.spread, &self.tolerations))),
+            texts(&self.node_selector),
+            texts(&self.labels),
+            self.ports.len() * 16,
+            self.claims.iter().map(|claim| claim.name.len() + 64).sum(),
+            self.requests.iter().map(|(resource, _)| resource.len() + 8).sum(),
+        ]
+        .into_iter()
+        .fold(0, usize::saturating_add)
+    }
+
     /// Whether kube-scheduler, or another scheduler, has looked at it.
     pub(crate) fn was_looked_at(&self) -> bool {
         self.reported.iter().any(|reported| reported.by == "kube-scheduler")

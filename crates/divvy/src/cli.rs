@@ -349,6 +349,10 @@ pub struct ExtenderArgs {
     #[arg(long, env = "DIVVY_WEBHOOK", value_name = "BOOL", num_args = 0..=1, require_equals = true, default_value_t = false,
         default_missing_value = "true", action = clap::ArgAction::Set)]
     pub webhook: bool,
+    /// Answer users who ask `divvy why` and may not list nodes and pods, and write the certificate by which they know this extender into this
+    /// ConfigMap of kube-public; needs TLS
+    #[arg(long, env = "DIVVY_WHY_CONFIGMAP", value_name = "NAMESPACE/NAME", value_parser = namespaced)]
+    pub why_configmap: Option<(String, String)>,
     /// Allow plain HTTP on an address that other machines can reach: everyone who can connect can bind pods
     #[arg(long)]
     pub insecure: bool,

@@ -34,13 +34,14 @@ const RBAC: &str = "rbac.authorization.k8s.io";
 const ADMISSION: &str = "admissionregistration.k8s.io";
 
 /// All of them, in the order in which they are removed: first what writes to the others, and rights after those who use them.
-pub const KINDS: [Kind; 15] = [
+pub const KINDS: [Kind; 16] = [
     kind("apps", "v1", "DaemonSet", "daemonsets", true),
     kind("apps", "v1", "Deployment", "deployments", true),
     kind("policy", "v1", "PodDisruptionBudget", "poddisruptionbudgets", true),
     kind("networking.k8s.io", "v1", "NetworkPolicy", "networkpolicies", true),
     kind("", "v1", "Service", "services", true),
     kind("", "v1", "Secret", "secrets", true),
+    kind("", "v1", "ConfigMap", "configmaps", true),
     kind(
         ADMISSION,
         "v1",

@@ -11,9 +11,12 @@ use serde_json::{Value, json};
 
 use super::error::{ApiError, FieldError};
 use super::faults::{Facts, Frozen};
+use super::proxy::Proxied;
 use super::registry::{DeleteOptions, Deleted, PatchKind, WriteOptions};
 use super::render::Rendering;
 use super::resources::{Path, Target};
+use super::reviews::Review;
+use super::rights::Wish;
 use super::selector::Selector;
 use super::store::{Inner, Snapshot};
 use super::watch::{self, Start, WatchRequest};
@@ -111,6 +114,22 @@ async fn answer(api: &ApiServer, request: Request<Body>) -> Result<Response, Ref
         return Ok(plain(StatusCode::OK, "text/plain; charset=utf-8", b"ok".to_vec()));
     }
     let user = authenticate(api, in_path.as_deref(), &parts.headers)?;
+    if let Some(proxied) = Proxied::of(&names) {
+        let wish = Wish {
+            verb: Proxied::verb(&parts.method),
+            group: "",
+            plural: "services",
+            subresource: "proxy",
+            namespace: &proxied.namespace,
+            name: &proxied.id,
+        };
+        api.rights().check(&user, &wish)?;
+        return Ok(proxied.forward(api.endpoints(), Request::from_parts(parts, body)).await?);
+    }
+    if let (Some(review), &Method::POST) = (Review::of(&names), &parts.method) {
+        let answer = review.answer(api, &user, &limited(body).await?)?;
+        return Ok(json_response(StatusCode::CREATED, &answer));
+    }
     let query = axum::extract::Query::<Vec<(String, String)>>::try_from_uri(&parts.uri)
         .map(|query| Query(query.0))
         .map_err(|why| ApiError::bad_request(format!("the query cannot be read: {why}")))?;
@@ -131,6 +150,15 @@ async fn answer(api: &ApiServer, request: Request<Body>) -> Result<Response, Ref
         }
     };
     let verb = verb_of(&parts.method, &target, &query)?;
+    let wish = Wish {
+        verb,
+        group: &target.resource.group,
+        plural: &target.resource.plural,
+        subresource: &target.subresource,
+        namespace: &target.namespace,
+        name: &target.name,
+    };
+    api.rights().check(&user, &wish)?;
     let header = |name: header::HeaderName| parts.headers.get(name).and_then(|v| v.to_str().ok()).unwrap_or("");
     let facts = Facts {
         verb,
@@ -160,17 +188,14 @@ async fn answer(api: &ApiServer, request: Request<Body>) -> Result<Response, Ref
     }
     let rendering = Rendering::choose(header(header::ACCEPT), query.get("includeObject"))?;
     let content_type = header(header::CONTENT_TYPE).to_owned();
-    let body = axum::body::to_bytes(body, BODY_LIMIT).await.map_err(|why| {
-        let message = format!("Request entity too large or broken: limit is {BODY_LIMIT}: {why}");
-        ApiError::new(413, "RequestEntityTooLarge", message)
-    })?;
+    let body = limited(body).await?;
     let call = Call {
         target,
         verb,
         query,
         rendering,
         content_type,
-        body: body.into(),
+        body,
         stale: plan.stale,
     };
     let result = call.perform(api);
@@ -178,6 +203,14 @@ async fn answer(api: &ApiServer, request: Request<Body>) -> Result<Response, Ref
         return Err(Refusal::Dropped);
     }
     Ok(result?)
+}
+
+async fn limited(body: Body) -> Result<Vec<u8>, ApiError> {
+    let body = axum::body::to_bytes(body, BODY_LIMIT).await.map_err(|why| {
+        let message = format!("Request entity too large or broken: limit is {BODY_LIMIT}: {why}");
+        ApiError::new(413, "RequestEntityTooLarge", message)
+    })?;
+    Ok(body.into())
 }
 
 /// What is asked of a container is not served, and is no wrong path.
@@ -206,15 +239,8 @@ fn authenticate(api: &ApiServer, in_path: Option<&str>, headers: &HeaderMap) -> 
         .and_then(|value| value.to_str().ok())
         .and_then(|value| value.strip_prefix("Bearer "))
         .unwrap_or("");
-    let bearer = in_path.unwrap_or(in_header);
-    match &api.options().token {
-        None => Ok(bearer.to_owned()),
-        Some(token) => match bearer.strip_prefix(token.as_str()) {
-            Some("") => Ok(String::new()),
-            Some(rest) if rest.starts_with('~') => Ok(rest[1..].to_owned()),
-            _ => Err(ApiError::new(401, "Unauthorized", "Unauthorized")),
-        },
-    }
+    api.user_of(in_path.unwrap_or(in_header))
+        .ok_or_else(|| ApiError::new(401, "Unauthorized", "Unauthorized"))
 }
 
 fn verb_of(method: &Method, target: &Target, query: &Query) -> Result<&'static str, ApiError> {

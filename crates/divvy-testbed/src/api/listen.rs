@@ -146,5 +146,6 @@ async fn serve(api: &ApiServer, stream: TcpStream) -> Result<(), hyper::Error> {
     let service = hyper::service::service_fn(move |request| service.clone().call(request));
     hyper::server::conn::http1::Builder::new()
         .serve_connection(TokioIo::new(stream), service)
+        .with_upgrades()
         .await
 }

@@ -7,6 +7,7 @@ mod objects;
 mod pods;
 mod port;
 mod scheduling;
+mod users;
 mod watches;
 
 use axum::body::Body;

@@ -1,12 +1,14 @@
 //! `divvy why`.
 
+mod extender;
 mod look;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::mem::ManuallyDrop;
 
+use divvy_cluster::client::{self, Connection};
 use divvy_cluster::list::NotMade;
-use divvy_cluster::{client, list, sites};
+use divvy_cluster::{list, sites};
 use divvy_container::plain;
 use divvy_why::{Answer, Reported, Snapshot, Wants};
 use futures::{Stream, StreamExt as _};
@@ -17,6 +19,7 @@ use kube::runtime::WatchStreamExt as _;
 use kube::runtime::watcher::{self, Event};
 use serde::Serialize;
 
+use self::extender::Extender;
 use self::look::Look;
 use super::inspect::choice;
 use super::watch;
@@ -31,10 +34,10 @@ const IN_FULL: usize = 3;
 /// Reads nodes and pods, and explains the pods that are asked about, once or again and again.
 pub async fn run(args: WhyArgs) -> anyhow::Result<()> {
     let connection = client::connect(&choice(&args.cluster)).await?;
-    let namespace = args.namespace.clone().unwrap_or(connection.namespace);
+    let namespace = args.namespace.clone().unwrap_or_else(|| connection.namespace.clone());
     let client = &connection.client;
     if args.watch {
-        return watched(client, args, &namespace).await;
+        return watched(&connection, args, &namespace).await;
     }
     let Look { snapshot, waiting } = look(client, &args, &namespace).await?;
     // The program ends when it has answered: to free 50,000 pods one by one takes 0.1 s.
@@ -51,7 +54,7 @@ pub async fn run(args: WhyArgs) -> anyhow::Result<()> {
         }
         return Ok(());
     }
-    let answers = answered(client, &snapshot, asked, args.all_nodes).await;
+    let answers = answered(&connection, &snapshot, asked, args.all_nodes).await;
     let one = matches!(args.names.as_slice(), [Name::Pod { .. }]);
     match (&args.output, answers.first()) {
         (Some(output), Some(answer)) if one => printer::print(&formatted(output, answer, pods_of([answer]))?)?,
@@ -63,7 +66,8 @@ pub async fn run(args: WhyArgs) -> anyhow::Result<()> {
 }
 
 /// Answers again when they change, until the pods that were named are gone.
-async fn watched(client: &kube::Client, args: WhyArgs, namespace: &str) -> anyhow::Result<()> {
+async fn watched(connection: &Connection, args: WhyArgs, namespace: &str) -> anyhow::Result<()> {
+    let client = &connection.client;
     let mut names = args.names.clone();
     let mut known: Vec<Name> = Vec::new();
     let mut told: Vec<String> = Vec::new();
@@ -93,7 +97,7 @@ async fn watched(client: &kube::Client, args: WhyArgs, namespace: &str) -> anyho
             gone.extend(over.map(|pod| format!("Pod {pod} {words}.\n")));
             waited = wait;
         }
-        let answers = answered(client, &snapshot, asked, args.all_nodes).await;
+        let answers = answered(connection, &snapshot, asked, args.all_nodes).await;
         let style = style(answers.len(), args.all_nodes);
         for answer in &answers {
             texts.push(match &args.output {
@@ -165,12 +169,14 @@ async fn unnamed(client: &kube::Client, args: &WhyArgs, namespace: &str, waiting
     }
 }
 
-async fn answered(client: &kube::Client, snapshot: &Snapshot, mut asked: Vec<Wants>, all_nodes: bool) -> Vec<Answer> {
+async fn answered(connection: &Connection, snapshot: &Snapshot, mut asked: Vec<Wants>, all_nodes: bool) -> Vec<Answer> {
+    let client = &connection.client;
     for wants in &mut asked {
         list::look_at_claims(client, wants).await;
     }
     let mut answers = answers(snapshot, &asked, all_nodes);
     if !snapshot.unseen.is_empty() {
+        have_the_extender_look(connection, &mut answers, all_nodes).await;
         say_what_may_be_read(client, &mut answers).await;
     }
     answers
@@ -222,9 +228,50 @@ fn answers(snapshot: &Snapshot, asked: &[Wants], all_nodes: bool) -> Vec<Answer>
     kinds.into_iter().map(|(_, answer)| answer).collect()
 }
 
-/// Adds what a user of a namespace may read about a pod, and how to see more.
+/// Replaces the answers by those of the extender, which sees the whole cluster; where that fails, says why, and how to see more.
+async fn have_the_extender_look(connection: &Connection, answers: &mut [Answer], all_nodes: bool) {
+    let mut extender = match answers.is_empty() {
+        true => return,
+        false => Extender::reach(connection).await,
+    };
+    let mut user = None;
+    for answer in answers {
+        let asked = match (&mut extender, answer.subject.pods.first()) {
+            (Ok(extender), Some(pod)) => extender.ask(pod, all_nodes).await,
+            (Ok(_), None) => continue,
+            (Err(why), _) => Err(why.clone()),
+        };
+        match asked {
+            Ok(full) => {
+                let pods = std::mem::take(&mut answer.subject.pods);
+                *answer = full;
+                answer.subject.pods = pods;
+            }
+            Err(why) => {
+                if user.is_none() {
+                    user = Some(
+                        list::myself(&connection.client)
+                            .await
+                            .unwrap_or_else(|| "--user=YOU".to_owned()),
+                    );
+                }
+                let user = user.as_deref().unwrap_or_default();
+                answer.notes.push(format!(
+                    "Divvy's extender, which sees the cluster, could not be asked: {}.",
+                    why.trim_end_matches('.')
+                ));
+                answer.notes.push(format!(
+                    "With the cluster role divvy-viewer you would see what each node says. An administrator gives it to you: kubectl create \
+                     clusterrolebinding divvy-viewer-{} --clusterrole=divvy-viewer {user}",
+                    user.rsplit(['=', ':']).next().unwrap_or_default()
+                ));
+            }
+        }
+    }
+}
+
+/// Adds what a user of a namespace may read about a pod.
 async fn say_what_may_be_read(client: &kube::Client, answers: &mut [Answer]) {
-    let user = list::myself(client).await;
     for answer in answers {
         let Some(pod) = answer.subject.pods.first().cloned() else {
             continue;
@@ -242,12 +289,6 @@ async fn say_what_may_be_read(client: &kube::Client, answers: &mut [Answer]) {
             Ok(quotas) => answer.notes.extend(quotas.into_iter().map(|quota| format!("{quota}."))),
             Err(error) => tracing::debug!("{error}"),
         }
-        let user = user.as_deref().unwrap_or("--user=YOU");
-        answer.notes.push(format!(
-            "With the cluster role divvy-viewer you would see what each node says. An administrator gives it to you: kubectl create \
-             clusterrolebinding divvy-viewer-{} --clusterrole=divvy-viewer {user}",
-            user.rsplit(['=', ':']).next().unwrap_or_default()
-        ));
     }
 }
 

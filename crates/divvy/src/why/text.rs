@@ -310,6 +310,7 @@ impl Page {
         };
         match &holder.pod {
             Some(pod) => format!("{pod} ({size}{state})"),
+            None if holder.hidden => format!("another pod ({size}{state})"),
             None => format!("containers of deleted pods ({size})"),
         }
     }

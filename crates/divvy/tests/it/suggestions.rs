@@ -13,7 +13,7 @@ use divvy_placement::{Ask, Ledger};
 use divvy_testbed::api::DeleteOptions;
 use divvy_testbed::embedded::{Embedded, Settings};
 use divvy_testbed::scheduler::feasible;
-use divvy_why::{Answer, Change, Hold, Snapshot};
+use divvy_why::{Answer, Change, Hold, Named, Snapshot};
 use proptest::prelude::*;
 use proptest::strategy::ValueTree as _;
 use proptest::test_runner::TestRunner;
@@ -29,6 +29,10 @@ fn parsed<T: serde::de::DeserializeOwned>(value: &Value) -> T {
 
 /// What `divvy why` says of the world's pod.
 fn answer(world: &World) -> Answer {
+    answer_naming(world, &Named::All)
+}
+
+fn answer_naming(world: &World, named: &Named) -> Answer {
     let nodes: Vec<NodeObject> = world.nodes.iter().map(parsed).collect();
     let pods: Vec<PodObject> = world.pods.iter().chain([&world.asking]).map(parsed).collect();
     let mut snapshot = Snapshot::new(
@@ -40,7 +44,7 @@ fn answer(world: &World) -> Answer {
     let metas = namespaces.map(|namespace: k8s_openapi::api::core::v1::Namespace| namespace.metadata);
     snapshot.namespaces = Some(sites::labels(metas));
     let wants = sites::wants(&parsed(&world.asking)).expect("readable");
-    divvy_why::answer(&snapshot, &wants, true)
+    divvy_why::answer_naming(&snapshot, &wants, true, named)
 }
 
 fn ledger(world: &World) -> Ledger {
@@ -102,12 +106,47 @@ proptest! {
     }
 }
 
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(2000))]
+
+    /// A namespace's user asks the extender, which sees everything.
+    #[test]
+    fn no_pod_is_named_to_a_user_who_may_not_list_it(mut world in world::any()) {
+        let own = world.asking["metadata"]["namespace"].as_str().expect("it has one").to_owned();
+        for (number, pod) in world.pods.iter_mut().enumerate() {
+            let of = if pod["metadata"]["namespace"] == own.as_str() { "own" } else { "foreign" };
+            for field in ["name", "uid"] {
+                pod["metadata"][field] = json!(format!("{of}-pod-{number}"));
+            }
+            for owner in pod["metadata"]["ownerReferences"].as_array_mut().into_iter().flatten() {
+                owner["name"] = json!(format!("{of}-pod-owner"));
+            }
+        }
+        let all = answer(&world);
+        for (named, hidden) in [(Named::Of(own), &["foreign-pod"][..]), (Named::None, &["foreign-pod", "own-pod"])] {
+            let found = answer_naming(&world, &named);
+            let text = serde_json::to_string(&found).expect("JSON");
+            for name in hidden {
+                prop_assert!(!text.contains(name), "{:?}: {}", named, text);
+            }
+            // Nothing else is different.
+            prop_assert_eq!(&found.groups, &all.groups);
+            let fits = |answer: &Answer| answer.nodes.iter().map(|node| (node.node.clone(), node.fits)).collect::<Vec<_>>();
+            prop_assert_eq!(fits(&found), fits(&all));
+            prop_assert_eq!(found.suggestions.len(), all.suggestions.len());
+        }
+    }
+}
+
 /// Whatever helps: nothing that others rely on is changed.
 fn harmless(change: &Change) -> Result<(), TestCaseError> {
     match change {
         Change::Label { label, .. } => prop_assert!(!label.contains("kubernetes.io"), "{}", label),
         Change::Tolerate { key, .. } => prop_assert!(!key.starts_with("node.kubernetes.io/"), "{}", key),
-        Change::PodEnds { pod, .. } => prop_assert!(pod.namespace != "kube-system", "{}", pod),
+        Change::PodEnds { pod, .. } => {
+            let named = pod.as_ref().is_some_and(|pod| pod.namespace != "kube-system");
+            prop_assert!(named, "{:?}", pod);
+        }
         _ => {}
     }
     Ok(())

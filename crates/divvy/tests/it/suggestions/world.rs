@@ -403,6 +403,7 @@ impl World {
         let mut changed = self.clone();
         match change {
             Change::PodEnds { pod, .. } => {
+                let pod = pod.as_ref().expect("who may see everything is told its name");
                 api.delete("pods", &pod.namespace, &pod.name, &now).expect("it ends");
             }
             Change::Uncordon { node } | Change::Label { node, .. } | Change::LeftoversEnd { node } => {

@@ -1,0 +1,101 @@
+//! What the API server tells about users: who has a token, and who may do what. Reviews are answered and not kept.
+
+use serde_json::{Value, json};
+
+use super::ApiServer;
+use super::error::{ApiError, FieldError};
+use super::rights::Wish;
+
+/// A review, by its path.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Review {
+    Token,
+    Access,
+    Myself,
+    MyAccess,
+}
+
+impl Review {
+    /// `segments` of a path.
+    pub(crate) fn of(segments: &[&str]) -> Option<Review> {
+        match segments {
+            ["apis", "authentication.k8s.io", "v1", "tokenreviews"] => Some(Review::Token),
+            ["apis", "authentication.k8s.io", "v1", "selfsubjectreviews"] => Some(Review::Myself),
+            ["apis", "authorization.k8s.io", "v1", "subjectaccessreviews"] => Some(Review::Access),
+            ["apis", "authorization.k8s.io", "v1", "selfsubjectaccessreviews"] => Some(Review::MyAccess),
+            _ => None,
+        }
+    }
+
+    /// Answers `user`.
+    pub(crate) fn answer(self, api: &ApiServer, user: &str, body: &[u8]) -> Result<Value, ApiError> {
+        let mut review: Value =
+            serde_json::from_slice(body).map_err(|why| ApiError::bad_request(format!("the body is not JSON ({why})")))?;
+        // What every user may ask: the cluster role system:basic-user.
+        let right = match self {
+            Review::Token => Some(("authentication.k8s.io", "tokenreviews")),
+            Review::Access => Some(("authorization.k8s.io", "subjectaccessreviews")),
+            Review::Myself | Review::MyAccess => None,
+        };
+        if let Some((group, plural)) = right {
+            let wish = Wish {
+                verb: "create",
+                group,
+                plural,
+                subresource: "",
+                namespace: "",
+                name: "",
+            };
+            api.rights().check(user, &wish)?;
+        }
+        let spec = review["spec"].take();
+        review["status"] = match self {
+            Review::Token => token(api, &spec)?,
+            Review::Myself => json!({"userInfo": info(user)}),
+            Review::MyAccess => access(api, user, &spec)?,
+            Review::Access => {
+                let of = spec["user"].as_str().unwrap_or_default();
+                if of.is_empty() && spec["groups"].as_array().is_none_or(Vec::is_empty) {
+                    let error = FieldError::invalid("spec.user", &Value::Null, "at least one of user or group must be specified");
+                    return Err(ApiError::invalid("authorization.k8s.io", "SubjectAccessReview", "", &[error]));
+                }
+                access(api, of, &spec)?
+            }
+        };
+        review["spec"] = spec;
+        Ok(review)
+    }
+}
+
+fn info(user: &str) -> Value {
+    json!({"username": user, "groups": ["system:authenticated"]})
+}
+
+fn token(api: &ApiServer, spec: &Value) -> Result<Value, ApiError> {
+    let token = spec["token"].as_str().unwrap_or_default();
+    if token.is_empty() {
+        let error = FieldError::required("spec.token", "");
+        return Err(ApiError::invalid("authentication.k8s.io", "TokenReview", "", &[error]));
+    }
+    Ok(match api.user_of(token) {
+        Some(user) if !user.is_empty() => json!({"authenticated": true, "user": info(&user), "audiences": spec["audiences"]}),
+        _ => json!({"authenticated": false, "error": "invalid bearer token", "user": {}}),
+    })
+}
+
+fn access(api: &ApiServer, user: &str, spec: &Value) -> Result<Value, ApiError> {
+    let attributes = &spec["resourceAttributes"];
+    if !attributes.is_object() {
+        return Err(ApiError::bad_request("this API server reviews resourceAttributes only"));
+    }
+    let text = |name: &str| attributes[name].as_str().unwrap_or_default();
+    let wish = Wish {
+        verb: text("verb"),
+        group: text("group"),
+        plural: text("resource"),
+        subresource: text("subresource"),
+        namespace: text("namespace"),
+        name: text("name"),
+    };
+    Ok(json!({"allowed": api.rights().allows(user, &wish)}))
+}

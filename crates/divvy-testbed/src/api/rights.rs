@@ -1,0 +1,151 @@
+//! Who may do what. Every user may do everything, until it is limited; then it may do what it was granted, as a Role or a ClusterRole says it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use super::error::ApiError;
+
+/// A rule of a Role (in one namespace), or of a ClusterRole (everywhere).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Right {
+    verbs: Vec<String>,
+    resource: String,
+    namespace: Option<String>,
+    name: Option<String>,
+}
+
+impl Right {
+    /// `resource`: `pods`, `services/proxy`, `daemonsets.apps`.
+    pub fn new(verbs: &[&str], resource: &str) -> Right {
+        Right {
+            verbs: verbs.iter().map(|verb| (*verb).to_owned()).collect(),
+            resource: resource.to_owned(),
+            namespace: None,
+            name: None,
+        }
+    }
+
+    /// In this namespace only.
+    #[must_use]
+    pub fn in_namespace(mut self, namespace: &str) -> Right {
+        self.namespace = Some(namespace.to_owned());
+        self
+    }
+
+    /// For the object of this name only (`resourceNames`).
+    #[must_use]
+    pub fn named(mut self, name: &str) -> Right {
+        self.name = Some(name.to_owned());
+        self
+    }
+
+    fn covers(&self, wish: &Wish<'_>) -> bool {
+        self.verbs.iter().any(|verb| verb == wish.verb)
+            && self.resource == wish.resource()
+            && self.namespace.as_deref().is_none_or(|namespace| namespace == wish.namespace)
+            && self.name.as_deref().is_none_or(|name| name == wish.name)
+    }
+}
+
+/// What a request is about, as an authorizer sees it.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Wish<'a> {
+    pub(crate) verb: &'a str,
+    pub(crate) group: &'a str,
+    pub(crate) plural: &'a str,
+    pub(crate) subresource: &'a str,
+    /// Empty: all of them, or none.
+    pub(crate) namespace: &'a str,
+    /// Empty: no name.
+    pub(crate) name: &'a str,
+}
+
+impl Wish<'_> {
+    /// `pods/status`, `daemonsets.apps`
+    fn resource(&self) -> String {
+        let group = if self.group.is_empty() {
+            String::new()
+        } else {
+            format!(".{}", self.group)
+        };
+        let sub = if self.subresource.is_empty() {
+            String::new()
+        } else {
+            format!("/{}", self.subresource)
+        };
+        format!("{}{group}{sub}", self.plural)
+    }
+}
+
+/// A handle to the rights of a server's users.
+#[derive(Debug, Clone, Default)]
+pub struct Rights(Arc<Mutex<Known>>);
+
+#[derive(Debug, Default)]
+struct Known {
+    limited: BTreeMap<String, Vec<Right>>,
+    revoked: BTreeSet<String>,
+}
+
+impl Rights {
+    fn known(&self) -> MutexGuard<'_, Known> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// From now on this user may do only what it is granted.
+    pub fn limit(&self, user: &str) {
+        self.known().limited.entry(user.to_owned()).or_default();
+    }
+
+    /// Grants a limited user a right; limits it, if it was not.
+    pub fn grant(&self, user: &str, right: Right) {
+        self.known().limited.entry(user.to_owned()).or_default().push(right);
+    }
+
+    /// From now on this token is nobody's.
+    pub fn revoke_token(&self, token: &str) {
+        self.known().revoked.insert(token.to_owned());
+    }
+
+    pub(crate) fn is_revoked(&self, token: &str) -> bool {
+        self.known().revoked.contains(token)
+    }
+
+    pub(crate) fn allows(&self, user: &str, wish: &Wish<'_>) -> bool {
+        let known = self.known();
+        known
+            .limited
+            .get(user)
+            .is_none_or(|rights| rights.iter().any(|right| right.covers(wish)))
+    }
+
+    /// In the words of apiserver's `pkg/endpoints/handlers/responsewriters/errors.go`.
+    pub(crate) fn check(&self, user: &str, wish: &Wish<'_>) -> Result<(), ApiError> {
+        if self.allows(user, wish) {
+            return Ok(());
+        }
+        let qualified = Wish {
+            subresource: "",
+            ..*wish
+        }
+        .resource();
+        let about = match wish.name {
+            "" => qualified,
+            name => format!("{qualified} {name:?}"),
+        };
+        let sub = if wish.subresource.is_empty() {
+            String::new()
+        } else {
+            format!("/{}", wish.subresource)
+        };
+        let place = match wish.namespace {
+            "" => "at the cluster scope".to_owned(),
+            namespace => format!("in the namespace {namespace:?}"),
+        };
+        let text = format!(
+            "{about} is forbidden: User {user:?} cannot {} resource \"{}{sub}\" in API group {:?} {place}",
+            wish.verb, wish.plural, wish.group
+        );
+        Err(ApiError::new(403, "Forbidden", text))
+    }
+}

@@ -1,0 +1,33 @@
+use serde::{Deserialize, Serialize};
+
+/// Which pods an answer may name, beside the one that it is about.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Named {
+    /// All pods.
+    #[default]
+    All,
+    /// The pods of this namespace.
+    Of(String),
+    /// No other pod.
+    None,
+}
+
+impl Named {
+    /// Whether pods of a namespace may be named.
+    pub(crate) fn shows(&self, namespace: &str) -> bool {
+        match self {
+            Named::All => true,
+            Named::Of(own) => own == namespace,
+            Named::None => false,
+        }
+    }
+
+    /// What stands in the place of a name that is not shown.
+    pub(crate) fn stranger(&self) -> &'static str {
+        match self {
+            Named::All | Named::Of(_) => "a pod of another namespace",
+            Named::None => "another pod",
+        }
+    }
+}
