@@ -195,11 +195,15 @@ fn every_document_is_an_object_of_its_own() {
         let expected = match field("/kind").as_str() {
             _ if cluster_wide => "",
             "Role" | "RoleBinding" if field("/metadata/name").ends_with("-unhealthy-gpus") => "kube-system",
+            "ConfigMap" => "kube-public",
+            "Role" | "RoleBinding" if ["-extender-why", "-find-extender"].iter().any(|end| field("/metadata/name").ends_with(end)) => {
+                "kube-public"
+            }
             _ => "divvy-system",
         };
         assert_eq!(field("/metadata/namespace"), expected, "{document}");
     }
-    assert_eq!(seen.len(), 29);
+    assert_eq!(seen.len(), 38);
 }
 
 #[test]
@@ -284,6 +288,13 @@ fn nothing_that_is_not_asked_for_is_served_or_read() {
         assert!(!default.contains(unwanted), "{unwanted}");
     }
     assert!(objects(&[json!({"extender": {"webhook": true}})]).contains("        - --webhook\n"));
+    assert!(default.contains("        - --why-configmap=kube-public/divvy\n") && default.contains("tokenreviews"));
+    for without in [json!({"extender": {"why": false}}), json!({"extender": {"loopback": true}})] {
+        let without = objects(&[without]);
+        for unwanted in ["why-configmap", "kube-public", "tokenreviews", "services/proxy", "system:authenticated"] {
+            assert!(!without.contains(unwanted), "{unwanted}: {without}");
+        }
+    }
     assert!(default.contains("divvy-extender-unhealthy-gpus") && !default.contains("--unhealthy-gpu-configmaps"));
     let without = objects(&[json!({"extender": {"unhealthyGpuConfigMaps": false}})]);
     assert!(

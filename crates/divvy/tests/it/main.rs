@@ -1,5 +1,6 @@
 //! The programs as their users run them, on the embedded cluster.
 
+mod asks;
 mod audit;
 mod bad_input;
 mod bed;

@@ -1,0 +1,222 @@
+//! `divvy why` of a user who may see a namespace and no more: the extender looks, with the rights that the chart gives it.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use divvy_testbed::api::{ApiServer, Listening, Options, PatchKind, Right};
+use divvy_testbed::builders::pod;
+use divvy_testbed::programs::Program;
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+use crate::cli::{beside, divvy, stderr, stdout};
+use crate::cluster::programs;
+
+const EXTENDER: &str = "system:serviceaccount:divvy-system:divvy-extender";
+const ANN: &str = "ann";
+
+/// The objects of `divvy manifests`.
+fn chart(flags: &[&str]) -> Vec<Value> {
+    let output = divvy(&[&["manifests"], flags].concat(), &[]);
+    let text = stdout(&output);
+    text.split("\n---\n")
+        .map(|document| serde_saphyr::from_str(document).expect("an object"))
+        .collect()
+}
+
+/// What the chart's roles let a ServiceAccount, or a group, do.
+fn rights_of(objects: &[Value], subject: &str) -> Vec<Right> {
+    let texts = |value: &Value| -> Vec<String> {
+        let all = value.as_array().into_iter().flatten();
+        all.filter_map(Value::as_str).map(str::to_owned).collect()
+    };
+    let mut rights = Vec::new();
+    let bound = objects
+        .iter()
+        .filter(|object| object["kind"].as_str().is_some_and(|kind| kind.ends_with("RoleBinding")));
+    for binding in bound.filter(|binding| {
+        binding["subjects"]
+            .as_array()
+            .is_some_and(|all| all.iter().any(|one| one["name"] == subject))
+    }) {
+        let (reference, namespace) = (&binding["roleRef"], binding["metadata"]["namespace"].as_str());
+        let is_it = |role: &&Value| {
+            role["kind"] == reference["kind"]
+                && role["metadata"]["name"] == reference["name"]
+                && (role["kind"] == "ClusterRole" || role["metadata"]["namespace"].as_str() == namespace)
+        };
+        let role = objects.iter().find(is_it).expect("the role of a binding");
+        for rule in role["rules"].as_array().into_iter().flatten() {
+            let verbs = texts(&rule["verbs"]);
+            let verbs: Vec<&str> = verbs.iter().map(String::as_str).collect();
+            let names = texts(&rule["resourceNames"]);
+            for group in texts(&rule["apiGroups"]) {
+                for resource in texts(&rule["resources"]) {
+                    let resource = if group.is_empty() {
+                        resource
+                    } else {
+                        format!("{resource}.{group}")
+                    };
+                    let right = match namespace {
+                        Some(namespace) => Right::new(&verbs, &resource).in_namespace(namespace),
+                        None => Right::new(&verbs, &resource),
+                    };
+                    match names.is_empty() {
+                        true => rights.push(right),
+                        false => rights.extend(names.iter().map(|name| right.clone().named(name))),
+                    }
+                }
+            }
+        }
+    }
+    rights
+}
+
+struct Cluster {
+    api: ApiServer,
+    listening: Listening,
+    folder: TempDir,
+    _extender: Program,
+}
+
+/// An installed Divvy, a pod of `ml` that waits, and pods of `ml` and `other` that hold what it waits for.
+async fn cluster() -> Cluster {
+    let api = ApiServer::new(Options::default());
+    let listening = api.listen(([127, 0, 0, 1], 0).into()).await.expect("a port");
+    let objects = chart(&[]);
+    for namespace in ["divvy-system", "ml", "other"] {
+        api.create("namespaces", json!({"metadata": {"name": namespace}}))
+            .expect("a namespace");
+    }
+    for (kind, plural) in [("ConfigMap", "configmaps"), ("Secret", "secrets")] {
+        for object in objects.iter().filter(|object| object["kind"] == kind) {
+            api.create(plural, object.clone()).expect("the chart's");
+        }
+    }
+    for right in rights_of(&objects, "divvy-extender") {
+        api.rights().grant(EXTENDER, right);
+    }
+    for right in rights_of(&objects, "system:authenticated") {
+        api.rights().grant(ANN, right);
+    }
+    for resource in ["pods", "events", "resourcequotas"] {
+        api.rights()
+            .grant(ANN, Right::new(&["get", "list", "watch"], resource).in_namespace("ml"));
+    }
+    let gpu = json!({"uuid": "GPU-1", "index": 0, "minor": 0, "model": "NVIDIA L4", "cc": "8.9", "totalMiB": 16384, "units": 16, "health": "ok"});
+    let inventory = json!({"v": 1, "agent": "1", "driver": "550", "unitMiB": 1024, "gpus": [gpu]});
+    let resources = json!({"aliyun.com/gpu-mem": "16", "aliyun.com/gpu-count": "1", "cpu": "8", "memory": "32Gi", "pods": "110"});
+    let node = json!({"metadata": {"name": "n1", "annotations": {"divvy.dev/inventory": inventory.to_string()}}});
+    api.create("nodes", node).expect("a node");
+    let status = json!({"status": {"capacity": resources, "allocatable": resources}});
+    api.patch("nodes/status", "", "n1", PatchKind::Merge, &status)
+        .expect("a status");
+    let allocation = r#"{"v":1,"gpus":[{"uuid":"GPU-1","memMiB":8192,"cores":0,"whole":false}],"containers":{}}"#;
+    let holds = |name: &str, namespace: &str| {
+        let pod = pod(name).namespace(namespace).gpu_mem(8).on_node("n1");
+        pod.annotation("divvy.dev/allocation", allocation).build()
+    };
+    for pod in [
+        pod("mine").namespace("ml").gpu_mem(8).build(),
+        holds("neighbour", "ml"),
+        holds("stranger", "other"),
+    ] {
+        api.create("pods", pod).expect("a pod");
+    }
+    let folder = tempfile::tempdir().expect("a folder");
+    let free = std::net::TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr());
+    let address: SocketAddr = free.expect("a port");
+    let extender = start(&api, &listening, &folder, address);
+    api.reach("divvy-system", "divvy-extender", address);
+    let written = api.until(Duration::from_secs(20), |api| {
+        let map = api.get("configmaps", "kube-public", "divvy").ok()?;
+        map["data"]["ca.crt"].as_str().map(str::to_owned)
+    });
+    assert!(
+        written.await.is_some(),
+        "the extender writes its authority's certificate: {}",
+        said(&folder)
+    );
+    Cluster {
+        api,
+        listening,
+        folder,
+        _extender: extender,
+    }
+}
+
+fn start(api: &ApiServer, listening: &Listening, folder: &TempDir, address: SocketAddr) -> Program {
+    let path = folder.path().join("extender.kubeconfig");
+    std::fs::write(&path, api.kubeconfig_for(listening.addr(), EXTENDER)).expect("written");
+    let (kubeconfig, listen) = (path.display().to_string(), address.to_string());
+    // As in the chart, but for what needs several replicas.
+    let args = [
+        "extender",
+        "--exit-with-stdin",
+        "--kubeconfig",
+        &kubeconfig,
+        "--listen",
+        &listen,
+        "--tls-server-name=divvy-extender.divvy-system.svc",
+        "--tls-secret=divvy-system/divvy-extender-tls",
+        "--why-configmap=kube-public/divvy",
+    ];
+    Program::start("extender", &programs().divvy, &args, &[], &folder.path().join("logs")).expect("it starts")
+}
+
+fn said(folder: &TempDir) -> String {
+    let logs = std::fs::read_dir(folder.path().join("logs")).expect("logs").flatten();
+    logs.filter_map(|log| std::fs::read_to_string(log.path()).ok()).collect()
+}
+
+impl Cluster {
+    async fn why(&self, args: &[&str]) -> String {
+        let path = self.folder.path().join("ann.kubeconfig");
+        std::fs::write(&path, self.api.kubeconfig_for(self.listening.addr(), ANN)).expect("written");
+        let kubeconfig = path.display().to_string();
+        let output = beside(&[&["why", "-n", "ml", "--kubeconfig", &kubeconfig], args].concat(), &[]).await;
+        assert!(output.status.success(), "{}{}", stderr(&output), said(&self.folder));
+        stdout(&output) + &stderr(&output)
+    }
+}
+
+#[tokio::test]
+async fn a_user_of_a_namespace_gets_the_whole_answer_without_the_names_of_foreign_pods() {
+    let cluster = cluster().await;
+    for args in [&["mine"][..], &[], &["mine", "--all-nodes"], &["mine", "-o", "json"]] {
+        let text = cluster.why(args).await;
+        assert!(text.contains("n1") && text.contains("ml/neighbour"), "{args:?}: {text}");
+        for wrong in ["stranger", "divvy-viewer", "could not be"] {
+            assert!(!text.contains(wrong), "{args:?}: {wrong}: {text}");
+        }
+    }
+    insta::assert_snapshot!(cluster.why(&["mine"]).await);
+}
+
+#[tokio::test]
+async fn where_the_extender_cannot_be_asked_the_answer_says_why_and_tells_what_may_be_read() {
+    let cluster = cluster().await;
+    let namespace_only = |text: &str, why: &str| {
+        for part in [why, "--clusterrole=divvy-viewer --user=ann", "you may not list nodes"] {
+            assert!(text.contains(part), "no {part:?} in:\n{text}");
+        }
+    };
+    namespace_only(&cluster.why(&["mine", "--as", "ann"]).await, "with --as there is no token");
+    let api = &cluster.api;
+    let map = |data: Value| api.patch("configmaps", "kube-public", "divvy", PatchKind::Merge, &json!({"data": data}));
+    // Somebody else's certificate: the user's token must not go there.
+    let foreign = rcgen::generate_simple_self_signed(["divvy-extender.divvy-system.svc".to_owned()]).expect("made");
+    let own = map(json!({})).expect("there")["data"]["ca.crt"].clone();
+    map(json!({"ca.crt": foreign.cert.pem()})).expect("patched");
+    namespace_only(&cluster.why(&["mine"]).await, "and was sent no token");
+    map(json!({"ca.crt": own, "service": "divvy-system/other:extender"})).expect("patched");
+    namespace_only(&cluster.why(&["mine"]).await, "cannot get resource \"services/proxy\"");
+    map(json!({"service": "nonsense"})).expect("patched");
+    namespace_only(
+        &cluster.why(&["mine"]).await,
+        "names no Service (data.service is \"nonsense\"",
+    );
+    api.delete("configmaps", "kube-public", "divvy", &Default::default())
+        .expect("deleted");
+    namespace_only(&cluster.why(&["mine"]).await, "there is no ConfigMap kube-public/divvy");
+}
