@@ -227,6 +227,21 @@ async fn answer(
             &json!({"kind": "SelfSubjectAccessReview", "apiVersion": format!("authorization.k8s.io/{version}"), "spec": body["spec"],
                 "status": {"allowed": true}}),
         ),
+        // Everybody is somebody who may do everything.
+        ("POST", ["apis", "authentication.k8s.io", "v1", "tokenreviews"]) => {
+            let status = json!({"authenticated": true, "user": {"username": "ann"}});
+            said(
+                StatusCode::CREATED,
+                &with_kind("TokenReview", json!({"spec": body["spec"], "status": status})),
+            )
+        }
+        ("POST", ["apis", "authorization.k8s.io", "v1", "subjectaccessreviews"]) => {
+            let status = json!({"allowed": true});
+            said(
+                StatusCode::CREATED,
+                &with_kind("SubjectAccessReview", json!({"spec": body["spec"], "status": status})),
+            )
+        }
         // An event is taken and forgotten.
         ("POST", [.., "events"]) => said(StatusCode::CREATED, &body),
         ("PATCH" | "PUT", [.., "events", _]) => said(StatusCode::OK, &body),

@@ -157,7 +157,7 @@ impl Change {
     }
 
     /// Without the name of a pod that may not be named.
-    fn as_shown_to(self, named: &Named) -> Change {
+    fn shown_to(self, named: &Named) -> Change {
         match self {
             Change::PodEnds {
                 node,
@@ -351,7 +351,7 @@ impl Search<'_, '_> {
         let after = self.question.after(&change)?;
         let starts = after.holds().is_empty() && after.obstacles(position).is_empty();
         let then = self.name(position);
-        let change = change.as_shown_to(self.question.named);
+        let change = change.shown_to(self.question.named);
         starts.then(|| Suggestion {
             message: change.message(self.question, &then),
             command: change.command(),

@@ -2,6 +2,8 @@
 //!
 //! A look lists all nodes and pods, which takes 50,000 pods' time of the API server and of this program. So there is one at a time, it serves all who ask
 //! meanwhile, and users, however many, have the cluster listed a sixth of the time at most. It is kept for no longer than that.
+//!
+//! The extender's one thread answers kube-scheduler. What takes long (a look, an answer, to free a look's memory) is done on another.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,6 +11,7 @@ use std::time::Duration;
 use divvy_cluster::look;
 use divvy_model::MemoryUnit;
 use divvy_why::{Answer, Named, Snapshot, Wants, answer_naming};
+use tokio::runtime::Handle;
 use tokio::sync::{Mutex, OwnedMutexGuard};
 use tokio::time::Instant;
 
@@ -65,7 +68,7 @@ impl Sight {
             turn.map_err(|_elapsed| Refusal::unavailable("other questions take too long; ask again in some seconds"))?;
         if kept.as_ref().is_none_or(|kept| kept.until <= Instant::now()) {
             // Never two of them in memory.
-            *kept = None;
+            forget(&mut kept).await;
             match self.look().await {
                 Ok(new) => {
                     self.forget_later(new.until);
@@ -98,12 +101,22 @@ impl Sight {
 
     async fn look(&self) -> Result<Kept, (Refusal, Duration)> {
         let began = Instant::now();
-        let looked = tokio::time::timeout(LONGEST, look::look(&self.client, self.unit, |_| {})).await;
+        let (client, unit, runtime) = (self.client.clone(), self.unit, Handle::current());
+        let looked = tokio::task::spawn_blocking(move || {
+            runtime.block_on(async { tokio::time::timeout(LONGEST, look::look(&client, unit, |_| {})).await })
+        });
+        let looked = looked.await;
         let took = began.elapsed();
         let seen = match looked {
-            Ok(Ok(seen)) => seen,
-            Ok(Err(error)) => return Err((Refusal::unavailable(error.to_string()), took)),
-            Err(_elapsed) => {
+            Ok(Ok(Ok(seen))) => seen,
+            Ok(Ok(Err(error))) => return Err((Refusal::unavailable(error.to_string()), took)),
+            Err(failed) => {
+                return Err((
+                    Refusal::unavailable(format!("the cluster could not be looked at: {failed}")),
+                    took,
+                ));
+            }
+            Ok(Err(_elapsed)) => {
                 let text = format!("the cluster could not be listed within {LONGEST:?}; ask again in some seconds");
                 return Err((Refusal::unavailable(text), took));
             }
@@ -136,9 +149,16 @@ impl Sight {
             tokio::time::sleep_until(until).await;
             let mut kept = kept.lock().await;
             if kept.as_ref().is_some_and(|kept| kept.until <= Instant::now()) {
-                *kept = None;
+                forget(&mut kept).await;
             }
         });
+    }
+}
+
+async fn forget(kept: &mut Option<Kept>) {
+    let old = kept.take();
+    if let Err(failed) = tokio::task::spawn_blocking(move || drop(old)).await {
+        tracing::error!(%failed, "a look at the cluster was not freed");
     }
 }
 

@@ -196,7 +196,11 @@ fn every_document_is_an_object_of_its_own() {
             _ if cluster_wide => "",
             "Role" | "RoleBinding" if field("/metadata/name").ends_with("-unhealthy-gpus") => "kube-system",
             "ConfigMap" => "kube-public",
-            "Role" | "RoleBinding" if ["-extender-why", "-find-extender"].iter().any(|end| field("/metadata/name").ends_with(end)) => {
+            "Role" | "RoleBinding"
+                if ["-extender-why", "-find-extender"]
+                    .iter()
+                    .any(|end| field("/metadata/name").ends_with(end)) =>
+            {
                 "kube-public"
             }
             _ => "divvy-system",
@@ -291,7 +295,13 @@ fn nothing_that_is_not_asked_for_is_served_or_read() {
     assert!(default.contains("        - --why-configmap=kube-public/divvy\n") && default.contains("tokenreviews"));
     for without in [json!({"extender": {"why": false}}), json!({"extender": {"loopback": true}})] {
         let without = objects(&[without]);
-        for unwanted in ["why-configmap", "kube-public", "tokenreviews", "services/proxy", "system:authenticated"] {
+        for unwanted in [
+            "why-configmap",
+            "kube-public",
+            "tokenreviews",
+            "services/proxy",
+            "system:authenticated",
+        ] {
             assert!(!without.contains(unwanted), "{unwanted}: {without}");
         }
     }
