@@ -73,21 +73,22 @@ pub struct Connection {
 }
 
 impl Connection {
-    /// The token by which the API server knows the user; as in its own requests it may come from a file, or from a program that the kubeconfig names.
+    /// The token by which the API server identifies the user. As in requests to the API server, it may come from a file or from a program that the
+    /// kubeconfig names.
     ///
     /// # Errors
-    /// When there is none: with a client certificate, or as somebody else (`--as`).
+    /// When there is none: with a client certificate, or with impersonation (`--as`).
     pub async fn token(&self) -> Result<Token, Error> {
         let none = |text: &str| Error::NoToken { text: text.to_owned() };
         if self.config.auth_info.impersonate.is_some() {
-            return Err(none("with --as there is no token of the user as whom you ask"));
+            return Err(none("with --as you have no token of the user that you impersonate"));
         }
         let failed = |error: String| Error::NoToken {
-            text: format!("your token could not be had: {error}"),
+            text: format!("your token could not be read: {error}"),
         };
         let layer = self.config.auth_layer().map_err(|error| failed(error.to_string()))?;
         let layer = layer.ok_or_else(|| {
-            none("your kubeconfig has no token, but a client certificate or nothing, which cannot be shown to others than the API server")
+            none("your kubeconfig has no token (it has a client certificate or no credentials), and the explainer identifies users by their tokens")
         })?;
         let header = |request: http::Request<Body>| {
             let header = request.headers().get(http::header::AUTHORIZATION).cloned();
@@ -99,7 +100,9 @@ impl Connection {
         let text = header.as_ref().and_then(|header| header.to_str().ok()).unwrap_or_default();
         match text.strip_prefix("Bearer ") {
             Some(token) => Ok(Token(token.to_owned())),
-            None => Err(none("your kubeconfig has no token, but a password")),
+            None => Err(none(
+                "your kubeconfig has a password and no token, and the explainer identifies users by their tokens",
+            )),
         }
     }
 }

@@ -51,7 +51,7 @@ pub enum Error {
         /// Why.
         text: String,
     },
-    /// The extender could not be asked.
+    /// The explainer could not be asked.
     #[error("{text}")]
     Desk {
         /// What is wrong.

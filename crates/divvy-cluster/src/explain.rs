@@ -1,9 +1,9 @@
-//! How `divvy why` reaches the extender for a user who may not list nodes and pods.
+//! How `divvy why` reaches Divvy's explainer (crate `divvy-explainer`), for a user who may not list nodes and pods.
 //!
-//! The extender's Service is reached through the API server's service proxy, which every client that has a kubeconfig can use. That proxy passes no
-//! `Authorization` header on, and does not check the certificate of what it connects to (kube-apiserver `pkg/server/egressselector`,
-//! `pkg/registry/core/service/proxy.go`). So it only carries bytes here: after an upgrade of the connection to [`PROTOCOL`] client and extender speak
-//! TLS with each other, and the client's token is seen by nobody else.
+//! The explainer's Service is reached through the API server's service proxy, which every client that has a kubeconfig can use. That proxy passes no
+//! `Authorization` header on, and does not check the certificate of what it connects to (kube-apiserver `pkg/registry/core/service/proxy.go`,
+//! apimachinery `pkg/util/proxy/upgradeaware.go`). So it only carries bytes here: after an upgrade of the connection to [`PROTOCOL`] client and
+//! explainer speak TLS with each other, and nobody else sees the user's token.
 
 use http::{HeaderValue, Request, StatusCode, header};
 use hyper_util::rt::TokioIo;
@@ -13,22 +13,24 @@ use kube::client::Body;
 
 use crate::Error;
 
-/// Where every user finds the extender: a ConfigMap of this namespace, which is what `kube-public` is for.
+/// Where every user finds the explainer: a ConfigMap of this namespace, which is what `kube-public` is for.
 pub const CONFIG_MAP_NAMESPACE: &str = "kube-public";
 /// Its name.
 pub const CONFIG_MAP: &str = "divvy";
 /// Its key with [`Address`].
 pub const SERVICE: &str = "service";
-/// Its key with the certificate of the authority that signs the extender's, in PEM.
-pub const AUTHORITY: &str = "ca.crt";
+/// Its key with the explainer's certificate, in PEM, which is its own authority.
+pub const CERTIFICATE: &str = "tls.crt";
+/// The name in that certificate.
+pub const SERVER_NAME: &str = "divvy-explainer";
 /// What a connection is upgraded to: TLS, with HTTP/1.1 in it.
 pub const PROTOCOL: &str = "divvy-why";
-/// Below it, NAMESPACE/POD.
+/// The path of that upgrade; inside it, and below it, NAMESPACE/POD.
 pub const PATH: &str = "/why";
 /// The query of a question about all nodes.
 pub const ALL_NODES: &str = "allNodes=true";
 
-/// The extender's Service.
+/// The explainer's Service.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Address {
     /// The Service's namespace.
@@ -55,31 +57,26 @@ impl Address {
         })
     }
 
-    /// The name in the extender's certificate.
-    pub fn server_name(&self) -> String {
-        format!("{}.{}.svc", self.service, self.namespace)
-    }
-
     fn proxy(&self) -> String {
         let Address {
             namespace,
             service,
             port,
         } = self;
-        format!("/api/v1/namespaces/{namespace}/services/https:{service}:{port}/proxy{PATH}")
+        format!("/api/v1/namespaces/{namespace}/services/{service}:{port}/proxy{PATH}")
     }
 }
 
-/// Where the extender is, and by what its certificate is checked.
+/// Where the explainer is, and by what it is known.
 #[derive(Debug, Clone)]
 pub struct Desk {
     /// Its Service.
     pub address: Address,
-    /// The authority's certificate, PEM.
-    pub authority: String,
+    /// Its certificate, PEM.
+    pub certificate: String,
 }
 
-/// Looks for the extender. `None`: it answers nobody here.
+/// Looks for the explainer. `None`: there is none here that the user may ask.
 ///
 /// # Errors
 /// When the ConfigMap cannot be read, or is not of Divvy's form.
@@ -89,7 +86,12 @@ pub async fn desk(client: &kube::Client) -> Result<Option<Desk>, Error> {
     let found = api
         .get_opt(CONFIG_MAP)
         .await
-        .map_err(|source| Error::api(format!("{what} could not be read"), source))?;
+        .map_err(|source| Error::api(format!("{what} could not be read"), source));
+    let found = match found {
+        // The chart gives the right to read it, and the ConfigMap, together.
+        Err(error) if error.is_forbidden() => None,
+        found => found?,
+    };
     let Some(mut data) = found.map(|map| map.data.unwrap_or_default()) else {
         return Ok(None);
     };
@@ -97,22 +99,20 @@ pub async fn desk(client: &kube::Client) -> Result<Option<Desk>, Error> {
     let address = Address::parse(&service).ok_or_else(|| Error::Desk {
         text: format!("{what} names no Service (data.{SERVICE} is {service:?}, not NAMESPACE/SERVICE:PORT)"),
     })?;
-    let authority = data.remove(AUTHORITY).ok_or_else(|| Error::Desk {
-        text: format!(
-            "{what} has no {AUTHORITY}, which the extender writes within a minute of its start; its log says why it did not"
-        ),
+    let certificate = data.remove(CERTIFICATE).ok_or_else(|| Error::Desk {
+        text: format!("{what} has no {CERTIFICATE}, which the explainer writes when it starts, and once a minute; its log says why it did not"),
     })?;
-    Ok(Some(Desk { address, authority }))
+    Ok(Some(Desk { address, certificate }))
 }
 
-/// A connection to the extender through the API server, for TLS.
+/// A connection to the explainer through the API server, for TLS.
 ///
 /// # Errors
-/// When the API server refuses it, or the extender does.
+/// When the API server refuses it, or the explainer does.
 pub async fn tunnel(client: &kube::Client, address: &Address) -> Result<TokioIo<hyper::upgrade::Upgraded>, Error> {
     const MOST: usize = 64 << 10;
     let failed = |text: String| Error::Desk {
-        text: format!("no connection to Divvy's extender through the API server: {text}"),
+        text: format!("there is no connection through the API server: {text}"),
     };
     let request = Request::get(address.proxy())
         .header(header::CONNECTION, HeaderValue::from_static("Upgrade"))
@@ -122,7 +122,7 @@ pub async fn tunnel(client: &kube::Client, address: &Address) -> Result<TokioIo<
     let response = client
         .send(request)
         .await
-        .map_err(|source| Error::api("Divvy's extender could not be asked", source))?;
+        .map_err(|source| Error::api("there is no connection through the API server", source))?;
     if response.status() == StatusCode::SWITCHING_PROTOCOLS {
         let upgraded = hyper::upgrade::on(response)
             .await
@@ -135,10 +135,14 @@ pub async fn tunnel(client: &kube::Client, address: &Address) -> Result<TokioIo<
         Ok(body) => said(&body.to_bytes()),
         Err(error) => error.to_string(),
     };
-    Err(failed(format!("{text} ({status})")))
+    let hint = match status {
+        StatusCode::FORBIDDEN => "; the chart gives all users that right (explainer.enabled=true)",
+        _ => "",
+    };
+    Err(failed(format!("{text} ({status}){hint}")))
 }
 
-/// The words in an answer that is an error: a Status of the API server, or the extender's `{"error": …}`.
+/// The words in an answer that is an error: a Status of the API server, or the explainer's `{"error": …}`.
 pub fn said(body: &[u8]) -> String {
     let parsed: Option<serde_json::Value> = serde_json::from_slice(body).ok();
     let words = parsed
@@ -156,11 +160,10 @@ mod tests {
 
     #[test]
     fn an_address_is_made_of_names() {
-        let address = Address::parse("divvy/divvy-extender:extender").expect("an address");
-        assert_eq!(address.server_name(), "divvy-extender.divvy.svc");
+        let address = Address::parse("divvy/divvy-explainer:why").expect("an address");
         assert_eq!(
             address.proxy(),
-            "/api/v1/namespaces/divvy/services/https:divvy-extender:extender/proxy/why"
+            "/api/v1/namespaces/divvy/services/divvy-explainer:why/proxy/why"
         );
         for odd in [
             "", "a/b", "a:b", "a/../b:c", "a/b:c/d", "a/b:c?d", "A/b:c", "a/b/c:d", "a/:c", "a/b:%2f",

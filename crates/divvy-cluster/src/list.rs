@@ -11,7 +11,9 @@ use divvy_model::{Node, Pod, legacy, names};
 use divvy_why::{ClaimState, Reported};
 use k8s_openapi::api::apps::v1::DaemonSet;
 use k8s_openapi::api::authentication::v1::SelfSubjectReview;
-use k8s_openapi::api::core::v1::{ConfigMap, Event, Namespace, PersistentVolume, PersistentVolumeClaim, ResourceQuota};
+use k8s_openapi::api::core::v1::{
+    ConfigMap, Event, Namespace, PersistentVolume, PersistentVolumeClaim, PersistentVolumeSpec, ResourceQuota,
+};
 use k8s_openapi::api::storage::v1::StorageClass;
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
@@ -410,7 +412,10 @@ pub async fn namespaces(client: &kube::Client) -> Result<BTreeMap<String, divvy_
 /// The labels by which the agent's DaemonSet chooses its nodes; `None` if there is no such DaemonSet, or more than one that differ.
 pub async fn agent_selector(client: &kube::Client) -> Result<Option<divvy_why::Labels>, Error> {
     let api: Api<DaemonSet> = Api::all(client.clone());
-    let params = ListParams::default().labels("app.kubernetes.io/name=divvy,app.kubernetes.io/component=agent");
+    // There is one; but whoever may create DaemonSets may give them these labels.
+    let params = ListParams::default()
+        .labels("app.kubernetes.io/name=divvy,app.kubernetes.io/component=agent")
+        .limit(20);
     let list = api
         .list(&params)
         .await
@@ -449,19 +454,32 @@ pub async fn look_at_claims(client: &kube::Client, wants: &mut divvy_why::Wants)
 }
 
 async fn claim_state(client: &kube::Client, namespace: &str, name: &str) -> Result<ClaimState, Error> {
+    // Users write these names, and they become parts of paths.
+    if !names::is_name(name) {
+        return Ok(ClaimState::Missing);
+    }
     let claims: Api<PersistentVolumeClaim> = Api::namespaced(client.clone(), namespace);
     let failed = |what: &str, source| Error::api(format!("{what} could not be read"), source);
     let found = claims.get_opt(name).await.map_err(|source| failed("the claim", source))?;
-    let Some(spec) = found.map(|claim| claim.spec.unwrap_or_default()) else {
+    let Some(claim) = found else {
         return Ok(ClaimState::Missing);
     };
-    if let Some(volume) = spec.volume_name.filter(|volume| !volume.is_empty()) {
+    let spec = claim.spec.unwrap_or_default();
+    if let Some(volume) = spec.volume_name.filter(|volume| names::is_name(volume)) {
         let volumes: Api<PersistentVolume> = Api::all(client.clone());
-        let volume = volumes.get(&volume).await.map_err(|source| failed("its volume", source))?;
-        let affinity = volume.spec.and_then(|spec| spec.node_affinity);
-        return Ok(ClaimState::Bound(affinity.and_then(|affinity| affinity.required)));
+        let volume = volumes
+            .get_opt(&volume)
+            .await
+            .map_err(|source| failed("its volume", source))?;
+        // A user may write any volume's name into a claim. It is bound when the volume names the claim, too.
+        let volume = volume.and_then(|volume| volume.spec);
+        let is_its = |volume: &PersistentVolumeSpec| volume.claim_ref.as_ref().is_some_and(|of| of.uid == claim.metadata.uid);
+        return Ok(match volume.filter(is_its) {
+            Some(volume) => ClaimState::Bound(volume.node_affinity.and_then(|affinity| affinity.required)),
+            None => ClaimState::Unbound,
+        });
     }
-    let Some(class) = spec.storage_class_name.filter(|class| !class.is_empty()) else {
+    let Some(class) = spec.storage_class_name.filter(|class| names::is_name(class)) else {
         return Ok(ClaimState::Unbound);
     };
     let classes: Api<StorageClass> = Api::all(client.clone());

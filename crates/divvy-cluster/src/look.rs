@@ -1,6 +1,6 @@
-//! One look at the cluster for `divvy why`: by the user who asks, or by the extender for those who may not look themselves.
+//! One look at the cluster for `divvy why`: by the user who asks, or by the explainer for users who may not list nodes and pods.
 
-use divvy_model::{MemoryUnit, Pod, names};
+use divvy_model::{MemoryUnit, Pod, limits, names};
 use divvy_placement::{Ledger, kept};
 use divvy_why::{Snapshot, Tenant, Tenants, Wants};
 
@@ -31,7 +31,8 @@ pub struct Look {
 /// What is kept of a pod in a list.
 struct Listed {
     pod: Pod,
-    tenant: Option<Tenant>,
+    /// And whether it is whole.
+    tenant: Option<(Tenant, bool)>,
     waiting: Option<Box<Wants>>,
 }
 
@@ -40,7 +41,25 @@ struct Listed {
 /// # Errors
 /// When the nodes or the pods cannot be listed. What else cannot be read is left out of the snapshot, and the answers say so where it matters.
 pub async fn look(client: &kube::Client, unit: MemoryUnit, arrived: impl Fn(Arrival) + Sync) -> Result<Look, Error> {
+    look_at(client, unit, listed, arrived).await
+}
+
+/// As [`look`], and nothing is made of the pods that wait.
+///
+/// # Errors
+/// As [`look`].
+pub async fn look_without_waiting(client: &kube::Client, unit: MemoryUnit) -> Result<Look, Error> {
+    look_at(client, unit, |object| listed_as(object, None), |_| {}).await
+}
+
+async fn look_at(
+    client: &kube::Client,
+    unit: MemoryUnit,
+    listed: fn(PodObject) -> Result<Listed, String>,
+    arrived: impl Fn(Arrival) + Sync,
+) -> Result<Look, Error> {
     let (mut sites, mut nodes, mut pods, mut tenants) = (Vec::new(), Vec::new(), Vec::new(), Tenants::default());
+    let mut simplified = 0;
     let node = |object: NodeObject| (convert::node(&object), sites::site(&object));
     let all_nodes = list::each_node(client, node, |(node, site)| {
         arrived(Arrival::Node);
@@ -50,7 +69,8 @@ pub async fn look(client: &kube::Client, unit: MemoryUnit, arrived: impl Fn(Arri
     let all_pods = list::each_whole_pod(client, listed, |pod: Listed| {
         arrived(Arrival::Pod(pod.waiting));
         pods.push(pod.pod);
-        tenants.extend(pod.tenant);
+        simplified += u64::from(pod.tenant.as_ref().is_some_and(|(_, whole)| !whole));
+        tenants.extend(pod.tenant.map(|(tenant, _)| tenant));
     });
     let (no_nodes, no_pods) = tokio::try_join!(all_nodes, all_pods)?;
     // The cluster's unit is what the agents publish.
@@ -68,6 +88,7 @@ pub async fn look(client: &kube::Client, unit: MemoryUnit, arrived: impl Fn(Arri
         Err(error) => tracing::debug!("{error}"),
     }
     let mut snapshot = Snapshot::new(ledger, sites, tenants);
+    snapshot.simplified = simplified;
     snapshot.namespaces = seen(list::namespaces(client).await);
     snapshot.agent_selector = seen(list::agent_selector(client).await).flatten();
     Ok(Look {
@@ -83,18 +104,30 @@ fn seen<T>(read: Result<T, Error>) -> Option<T> {
 }
 
 fn listed(object: PodObject) -> Result<Listed, String> {
-    let words = |error: divvy_model::Error| error.to_string();
     let waits = object.spec.node_name.as_deref().is_none_or(str::is_empty);
     let wants = if waits {
-        Some(sites::wants(&object).map_err(words)?)
+        Some(sites::wants(&object).map_err(|error| error.to_string())?)
     } else {
         None
     };
+    listed_as(object, wants)
+}
+
+fn listed_as(object: PodObject, wants: Option<Wants>) -> Result<Listed, String> {
     Ok(Listed {
         waiting: wants.filter(|wants| !wants.pod.ended() && wants_gpus(wants)).map(Box::new),
-        pod: kept(convert::pod(&object).map_err(words)?),
-        tenant: sites::tenant(object),
+        pod: kept(convert::pod(&object).map_err(|error| error.to_string())?),
+        tenant: sites::tenant(object).map(bounded),
     })
+}
+
+/// The pod without its rules about other pods, if there are too many of them: whoever may create pods writes them. True: it has all of them.
+fn bounded(mut tenant: Tenant) -> (Tenant, bool) {
+    let whole = tenant.rules_bytes() <= limits::POD_RULES_BYTES;
+    if !whole {
+        (tenant.labels, tenant.avoids, tenant.ports) = Default::default();
+    }
+    (tenant, whole)
 }
 
 /// GPU memory, or whole GPUs, which another device plugin serves: who waits for them asks `divvy why`, too.

@@ -503,6 +503,6 @@ fn too_large(rejection: &BytesRejection, say: impl FnOnce(String) -> Response) -
     (status, say(text)).into_response()
 }
 
-pub(crate) fn problem(status: StatusCode, text: &str) -> Response {
+fn problem(status: StatusCode, text: &str) -> Response {
     (status, Json(serde_json::json!({ "error": text }))).into_response()
 }

@@ -3,7 +3,6 @@
 //! - [`core`]: the decisions, without I/O
 //! - [`http`]: kube-scheduler's protocol and gpushare's paths, and the API server's question about new pods
 //! - [`admission`]: the answer to that
-//! - `why`: the cluster part of `divvy why`, for users who may not list nodes and pods
 //! - this file: the watches, the calls to the API server, and the server's life
 //!
 //! Nothing is stored: at any start the ledger is rebuilt from the annotations of the pods and nodes that are listed. A GPU's health
@@ -22,7 +21,6 @@ mod lease;
 mod metrics;
 mod second_look;
 pub mod tls;
-mod why;
 
 use std::hash::{BuildHasher as _, Hasher as _, RandomState};
 use std::net::SocketAddr;
@@ -67,8 +65,6 @@ pub struct Config {
     pub insecure: bool,
     /// `--webhook`: answer the API server's question about new pods.
     pub webhook: bool,
-    /// `--why-configmap`: answer users who ask `divvy why`, and write the authority's certificate into this ConfigMap: namespace and name.
-    pub why: Option<(String, String)>,
     /// `--leader-elect`: with several replicas.
     pub lease: Option<Candidate>,
 }
@@ -82,8 +78,6 @@ pub struct Surroundings {
     pub client_names: Vec<String>,
     /// As in [`Config`]; it needs TLS.
     pub webhook: bool,
-    /// As in [`Config`]; it needs TLS.
-    pub why: Option<(String, String)>,
     /// None: the only replica.
     pub lease: Option<Candidate>,
 }
@@ -108,7 +102,6 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
         tls: config.tls,
         client_names: config.client_names,
         webhook: config.webhook,
-        why: config.why,
         lease: config.lease,
     };
     let settings = Settings {
@@ -141,7 +134,6 @@ pub async fn run_with(
         tls,
         client_names,
         webhook,
-        why,
         lease,
     } = surroundings;
     let protocol = if tls.is_some() { "https" } else { "http" };
@@ -161,7 +153,7 @@ pub async fn run_with(
     let leadership = identity
         .clone()
         .map(|identity| Leadership::new(identity, Forward::new(credentials.clone().zip(server_name))));
-    let served = host::serve_with(client.clone(), settings, credentials.clone(), leadership, stop.clone());
+    let served = host::serve_with(client, settings, credentials.clone(), leadership, stop.clone());
     let member = lease
         .zip(identity)
         .map(|(candidate, identity)| tokio::spawn(lease::take_part(candidate, identity, served.shared(), stop.clone())));
@@ -175,15 +167,10 @@ pub async fn run_with(
             stop.clone(),
         )),
         Some((credentials, names)) => {
-            let mut router = served.router.clone();
-            if webhook {
-                router = router.merge(http::webhook(served.shared()));
-            }
-            if let Some(configmap) = why {
-                let current = credentials.clone();
-                tokio::spawn(why::publish(configmap, client.clone(), current.clone(), stop.clone()));
-                router = router.merge(why::router(client, settings.unit, served.metrics(), current, stop.clone()));
-            }
+            let router = match webhook {
+                true => served.router.clone().merge(http::webhook(served.shared())),
+                false => served.router.clone(),
+            };
             let door = TlsDoor::new(credentials, names, served.metrics());
             tokio::spawn(divvy_serve::serve(listener, door, router, limits, stop.clone()))
         }

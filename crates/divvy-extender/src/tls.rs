@@ -73,19 +73,11 @@ pub struct Credentials {
     pub(crate) client: Arc<rustls::ClientConfig>,
     /// When the extender's certificate ends, in Unix seconds.
     pub(crate) not_after_s: i64,
-    /// The certificate, PEM, by which clients know this extender by its name; or why they do not.
-    pub(crate) authority: Result<Arc<str>, String>,
 }
 
 impl Credentials {
     /// From PEM. The error names the part that is of no use.
-    pub(crate) fn new(
-        certificate: &[u8],
-        key: &[u8],
-        ca: &[u8],
-        names: [&str; 2],
-        (server_name, now_s): (&str, i64),
-    ) -> Result<Credentials, String> {
+    pub(crate) fn new(certificate: &[u8], key: &[u8], ca: &[u8], names: [&str; 2]) -> Result<Credentials, String> {
         let [certificate_name, ca_name] = names;
         let roots = Roots::read(ca).map_err(|why| format!("{ca_name} {why}"))?;
         let pair = Pair::read(certificate, key).map_err(|why| format!("{certificate_name} {why}"))?;
@@ -99,12 +91,6 @@ impl Credentials {
                     .map_err(|why| format!("{certificate_name} is of no use: {why}"))?,
             ),
             not_after_s: pair.validity().not_after_s,
-            authority: match pair.serves(&roots, server_name, now_s) {
-                Ok(()) => Ok(String::from_utf8_lossy(ca).into()),
-                Err(why) => Err(format!(
-                    "with {ca_name}, clients do not take {certificate_name} for {server_name} ({why})"
-                )),
-            },
         })
     }
 }

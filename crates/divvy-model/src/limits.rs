@@ -16,6 +16,9 @@ pub const RULE_UUIDS: usize = 16;
 /// `NVML_DEVICE_UUID_V2_BUFFER_SIZE` in nvml.h).
 pub const DEVICE_TEXT_BYTES: usize = 96;
 
+/// Bytes of a bound pod's labels, required podAntiAffinity terms and host ports that are kept to answer `divvy why`. Pods have some hundred.
+pub const POD_RULES_BYTES: usize = 16 << 10;
+
 /// Shares in an allocation: containers times GPUs. A pod whose containers need more is not placed.
 pub const ALLOCATION_SHARES: usize = 256;
 /// Bytes of an annotation that says which GPUs a pod got. An allocation with [`ALLOCATION_SHARES`] shares and the longest names has less.

@@ -50,6 +50,12 @@ pub const GPUSHARE_ALLOCATION: &str = "scheduler.framework.gpushare.allocation";
 /// The longest name of a node or pod, in bytes (RFC 1123 subdomain, apimachinery `validation.go`).
 pub const MOST_NAME_BYTES: usize = 253;
 
+/// Whether a text can be the name of an object, and so a part of a path: letters, digits, `-` and `.` (RFC 1123 subdomain), not `..`.
+pub fn is_name(text: &str) -> bool {
+    let legal = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.');
+    (1..=MOST_NAME_BYTES).contains(&text.len()) && text.bytes().all(legal) && !text.starts_with('.')
+}
+
 /// Variable by which NVIDIA's runtime chooses GPUs; a grant sets it to [`VISIBLE_NONE`].
 pub const VISIBLE_DEVICES: &str = "NVIDIA_VISIBLE_DEVICES";
 /// `void`: NVIDIA's runtime leaves the container alone (research/container-toolkit.md).

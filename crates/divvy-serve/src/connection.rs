@@ -56,7 +56,6 @@ pub(crate) async fn serve<D: Door>(opened: Opened<D::Io, D::Peer>, place: Place<
         http1::Builder::new()
             .max_buf_size(limits.header_bytes)
             .serve_connection(io, service)
-            // Its place is taken until the upgraded connection ends, too.
             .with_upgrades()
     );
     let mut clock = pin!(tokio::time::sleep_until(Instant::now()));
@@ -113,7 +112,7 @@ async fn answer<D: Door>(
 ) -> Result<Response<Answering<D>>, Infallible> {
     place.set(Phase::Busy);
     // Made before anything is waited for, and dropped with the response: then the connection is idle.
-    let answering = Done(place.clone());
+    let mut answering = Done(Some(place.clone()));
     let limits = &place.hall.limits;
     let account = Arc::new(Account::new(place.hall.budget.clone()));
     let declared = request.body().size_hint().lower();
@@ -138,6 +137,10 @@ async fn answer<D: Door>(
     };
     if account.stopped() == Some(Stopped::TooSlow) {
         place.hall.door.turned_away(TurnedAway::TooSlow, address);
+    }
+    if response.status() == StatusCode::SWITCHING_PROTOCOLS {
+        // The connection is the handler's now, who limits it. It keeps its place until it ends, and no newcomer gets that.
+        answering.0 = None;
     }
     Ok(response.map(|inner| Answering { inner, _done: answering }))
 }
@@ -170,11 +173,13 @@ fn refused(why: Stopped, share: &Share, limits: &Limits) -> Response {
 }
 
 /// Marks the connection as idle when it is dropped.
-struct Done<D: Door>(Arc<Place<D>>);
+struct Done<D: Door>(Option<Arc<Place<D>>>);
 
 impl<D: Door> Drop for Done<D> {
     fn drop(&mut self) {
-        self.0.set(Phase::Idle);
+        if let Some(place) = &self.0 {
+            place.set(Phase::Idle);
+        }
     }
 }
 

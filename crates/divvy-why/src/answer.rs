@@ -1,7 +1,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use divvy_model::{Held, MemoryUnit, MiB, Pod, names, runtime};
+use divvy_model::{Held, MemoryUnit, MiB, Pod, limits, names, runtime};
 use serde::{Deserialize, Serialize};
 
 use crate::look::Question;
@@ -141,6 +141,9 @@ pub struct Answer {
     pub suggestions: Vec<Suggestion>,
     /// What else there is to know.
     pub notes: Vec<String>,
+    /// How long ago the extender read the cluster, in seconds; absent if the cluster was read for this answer.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub age_seconds: Option<u64>,
 }
 
 /// So many nodes are shown in detail.
@@ -179,6 +182,7 @@ pub fn answer_naming(snapshot: &Snapshot, wants: &Wants, all_nodes: bool, named:
         nodes: Vec::new(),
         suggestions: Vec::new(),
         notes: Vec::new(),
+        age_seconds: None,
     };
     if wants.pod.ended() {
         answer.state = State::Ended;
@@ -193,11 +197,19 @@ pub fn answer_naming(snapshot: &Snapshot, wants: &Wants, all_nodes: bool, named:
         waiting(&mut answer, &question, all_nodes);
     }
     beside(&mut answer, &question);
+    if snapshot.simplified > 0 {
+        answer.notes.push(format!(
+            "{} of the cluster's pods have more than {} KiB of labels, rules about other pods and host ports. These were not looked at.",
+            snapshot.simplified,
+            limits::POD_RULES_BYTES >> 10
+        ));
+    }
     if hides_names(&answer) {
         answer.notes.push(match named {
-            Named::None => "Other pods are shown without their names, as you may not list the pods of this namespace.".to_owned(),
+            Named::None => "Other pods are shown without their names, because you may not list pods.".to_owned(),
             Named::All | Named::Of(_) => {
-                "Pods of other namespaces are shown without their names, as you may not list them.".to_owned()
+                "Pods of other namespaces are shown without their names, because you may not list the pods of all namespaces."
+                    .to_owned()
             }
         });
     }
@@ -458,7 +470,7 @@ fn preemption(question: &Question<'_>, looks: &[Vec<Obstacle>], order: &[usize])
         let victims = question.snapshot.ledger.in_the_way(&site.name, pod)?;
         let name = |victim: &&Pod| match question.named.shows(&victim.namespace) {
             true => format!("{} (priority {})", victim.key(), victim.priority),
-            false => format!("{} (priority {})", question.named.stranger(), victim.priority),
+            false => question.named.stranger().to_owned(),
         };
         let names: Vec<String> = victims.pods.iter().map(name).collect();
         if names.is_empty() {

@@ -223,14 +223,6 @@ fn term_matches(term: &PodAffinityTerm, of: (&str, &Labels), pod: (&str, &Labels
     let Some(selector) = &term.label_selector else {
         return false;
     };
-    let mut selector = selector.clone();
-    for (keys, operator) in [(&term.match_label_keys, "In"), (&term.mismatch_label_keys, "NotIn")] {
-        for key in keys.iter().flatten() {
-            if let Some(value) = of.1.get(key) {
-                require(&mut selector, operator, key, value);
-            }
-        }
-    }
     let named = term.namespaces.as_deref().unwrap_or_default();
     let in_namespace = match &term.namespace_selector {
         None if named.is_empty() => pod.0 == of.0,
@@ -241,7 +233,18 @@ fn term_matches(term: &PodAffinityTerm, of: (&str, &Labels), pod: (&str, &Labels
             named.iter().any(|name| name == pod.0) || selects(selector, labels)
         }
     };
-    in_namespace && selects(&selector, pod.1)
+    if !in_namespace || !selects(selector, pod.1) {
+        return false;
+    }
+    let mut more = LabelSelector::default();
+    for (keys, operator) in [(&term.match_label_keys, "In"), (&term.mismatch_label_keys, "NotIn")] {
+        for key in keys.iter().flatten() {
+            if let Some(value) = of.1.get(key) {
+                require(&mut more, operator, key, value);
+            }
+        }
+    }
+    selects(&more, pod.1)
 }
 
 fn require(selector: &mut LabelSelector, operator: &str, key: &str, value: &str) {

@@ -111,6 +111,20 @@ pub struct Tenant {
     pub owner: Option<Arc<Owner>>,
 }
 
+impl Tenant {
+    /// About how many bytes its labels, its anti-affinity and its host ports have.
+    pub fn rules_bytes(&self) -> usize {
+        let labels: usize = self.labels.iter().map(|(key, value)| key.len() + value.len()).sum();
+        let avoids = match self.avoids.is_empty() {
+            true => 0,
+            false => serde_json::to_string(&self.avoids).map_or(usize::MAX, |text| text.len()),
+        };
+        labels
+            .saturating_add(avoids)
+            .saturating_add(self.ports.len() * size_of::<HostPort>())
+    }
+}
+
 /// The cluster at one moment.
 #[derive(Debug)]
 pub struct Snapshot {
@@ -132,6 +146,8 @@ pub struct Snapshot {
     pub agent_selector: Option<Labels>,
     /// What could not be listed, `nodes` or `pods`: then there are no nodes here.
     pub unseen: Vec<&'static str>,
+    /// How many of the pods have so many labels, rules about other pods and host ports that these are left out.
+    pub simplified: u64,
 }
 
 impl Snapshot {
@@ -158,6 +174,7 @@ impl Snapshot {
             namespaces: None,
             agent_selector: None,
             unseen: Vec::new(),
+            simplified: 0,
         };
         for tenant in tenants.tenants {
             snapshot.add(tenant);

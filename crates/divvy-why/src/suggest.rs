@@ -1,5 +1,7 @@
 //! Changes that alone let the pod start. Each is tried on the snapshot before it is printed.
 
+use std::cell::Cell;
+
 use divvy_model::{ContainerKind, ContainerRequest, MiB, names};
 use k8s_openapi::api::core::v1::Toleration;
 use serde::{Deserialize, Serialize};
@@ -304,7 +306,13 @@ pub(crate) fn suggestions(question: &Question<'_>, holds: &[Hold], looks: &[Vec<
     if !only_suffix {
         return Vec::new();
     }
-    let search = Search { question, looks, order };
+    let search = Search {
+        question,
+        looks,
+        order,
+        work: Cell::new(MOST_WORK),
+        each: work(question),
+    };
     if let Some(Hold::Suffix { write, .. }) = holds.first() {
         return write
             .and_then(|units| search.anywhere(Change::AskFor { units }))
@@ -329,6 +337,35 @@ struct Search<'q, 's> {
     question: &'q Question<'s>,
     looks: &'q [Vec<Obstacle>],
     order: &'q [usize],
+    /// What may still be spent on trying changes, and what each one costs.
+    work: Cell<u64>,
+    each: u64,
+}
+
+/// What trying changes may cost in all, in looks at one pod of the cluster; about a second. Users write the rules that are compared with each pod.
+const MOST_WORK: u64 = 100_000_000;
+
+/// What trying one change costs: [`Peers`](crate::peers::Peers) looks at each pod, and compares each term with it, which is about eight times as much.
+fn work(question: &Question<'_>) -> u64 {
+    let (snapshot, wants) = (question.snapshot, &question.wants);
+    let with = wants
+        .affinity
+        .pod_affinity
+        .iter()
+        .flat_map(|with| &with.required_during_scheduling_ignored_during_execution);
+    let apart = wants
+        .affinity
+        .pod_anti_affinity
+        .iter()
+        .flat_map(|apart| &apart.required_during_scheduling_ignored_during_execution);
+    let terms = with.chain(apart).map(Vec::len).sum::<usize>() + wants.spread.len();
+    let avoids: usize = snapshot
+        .avoiders
+        .iter()
+        .map(|tenant| snapshot.tenants[*tenant].avoids.len())
+        .sum();
+    let pods = snapshot.tenants.len() as u64;
+    pods.saturating_mul(1 + 8 * terms as u64).saturating_add(8 * avoids as u64)
 }
 
 impl Search<'_, '_> {
@@ -346,9 +383,15 @@ impl Search<'_, '_> {
         self.question.site(position).name.clone()
     }
 
+    /// The pod's question after the change, while there is work left to spend.
+    fn after(&self, change: &Change) -> Option<Question<'_>> {
+        self.work.set(self.work.get().checked_sub(self.each)?);
+        self.question.after(change)
+    }
+
     /// The change as a suggestion, if the pod could start on the node after it.
     fn tried(&self, change: Change, position: usize) -> Option<Suggestion> {
-        let after = self.question.after(&change)?;
+        let after = self.after(&change)?;
         let starts = after.holds().is_empty() && after.obstacles(position).is_empty();
         let then = self.name(position);
         let change = change.shown_to(self.question.named);
@@ -362,7 +405,7 @@ impl Search<'_, '_> {
 
     /// As [`Search::tried`], on whichever node it helps.
     fn anywhere(&self, change: Change) -> Option<Suggestion> {
-        let after = self.question.after(&change)?;
+        let after = self.after(&change)?;
         let position = self.order.iter().find(|position| after.obstacles(**position).is_empty())?;
         self.tried(change, *position)
     }

@@ -10,7 +10,7 @@ use crate::obstacle::Words;
 use crate::quantity::{amount, thousands};
 use crate::{ClaimState, Hold, Obstacle, Wants};
 
-/// `3 GiB on one GPU`, `3 GiB on a GPU of a product like a100*`, `4 GiB on each of 2 GPUs`
+/// `3 GiB on one GPU`, `3 GiB on a GPU of a product like A100*`, `4 GiB on each of 2 GPUs`
 pub fn asked_where(ask: &Ask, unit: divvy_model::MemoryUnit) -> String {
     let size = asked(ask, unit);
     match (ask.wanted(), ask.gpus) {

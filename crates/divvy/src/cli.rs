@@ -101,6 +101,7 @@ pub struct AgentCli {
 pub enum Command {
     Agent(Box<AgentArgs>),
     Extender(Box<ExtenderArgs>),
+    Explainer(ExplainerArgs),
     /// Show who has how much of which GPU
     #[command(subcommand)]
     Inspect(InspectCommand),
@@ -349,10 +350,6 @@ pub struct ExtenderArgs {
     #[arg(long, env = "DIVVY_WEBHOOK", value_name = "BOOL", num_args = 0..=1, require_equals = true, default_value_t = false,
         default_missing_value = "true", action = clap::ArgAction::Set)]
     pub webhook: bool,
-    /// Answer users who ask `divvy why` and may not list nodes and pods, and write the certificate by which they know this extender into this
-    /// ConfigMap of kube-public; needs TLS
-    #[arg(long, env = "DIVVY_WHY_CONFIGMAP", value_name = "NAMESPACE/NAME", value_parser = namespaced)]
-    pub why_configmap: Option<(String, String)>,
     /// Allow plain HTTP on an address that other machines can reach: everyone who can connect can bind pods
     #[arg(long)]
     pub insecure: bool,
@@ -361,6 +358,35 @@ pub struct ExtenderArgs {
     #[command(flatten)]
     pub replicas: ExtenderReplicas,
     /// End when standard input is closed, so that nothing outlives whoever started it.
+    #[arg(long, hide = true)]
+    pub exit_with_stdin: bool,
+}
+
+/// Run in the cluster: answer `divvy why` for users who may not list nodes and pods
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  divvy explainer --listen 0.0.0.0:32767
+  divvy explainer --listen 0.0.0.0:32767 --configmap kube-public/divvy
+
+`divvy why` needs the right to list nodes and pods. For users without it, it asks this program, through the API server's service proxy. The program lists \
+nodes and pods with its own rights, and answers a user who may get the pod in question (TokenReview and SubjectAccessReview). It names no pod that the user may not list.
+
+Users find it by the ConfigMap (--configmap). Its `service` is NAMESPACE/SERVICE:PORT of this program; the program adds `tls.crt`, the certificate by which `divvy why` \
+recognises it. It makes that certificate at its start, so run one replica. `divvy manifests` has all the objects; explainer.enabled=false leaves them out.")]
+pub struct ExplainerArgs {
+    #[command(flatten)]
+    pub cluster: ContextArgs,
+    /// Where to listen
+    #[arg(long, env = "DIVVY_LISTEN", value_name = "ADDR:PORT", default_value = "127.0.0.1:32767")]
+    pub listen: SocketAddr,
+    /// One unit of aliyun.com/gpu-mem, for clusters whose agents publish none
+    #[arg(long, env = "DIVVY_MEMORY_UNIT", value_name = "UNIT", default_value = "GiB")]
+    pub memory_unit: MemoryUnit,
+    /// The ConfigMap by which users find this program
+    #[arg(long, env = "DIVVY_EXPLAINER_CONFIGMAP", value_name = "NAMESPACE/NAME", default_value = "kube-public/divvy", value_parser = namespaced)]
+    pub configmap: (String, String),
+    /// End when standard input is closed, so that nothing outlives the program that started it.
     #[arg(long, hide = true)]
     pub exit_with_stdin: bool,
 }

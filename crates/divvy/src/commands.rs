@@ -9,6 +9,7 @@ pub mod configure;
 #[cfg(feature = "demo")]
 pub mod demo;
 pub mod doctor;
+pub mod explainer;
 pub mod extender;
 pub mod hook;
 pub mod inspect;
@@ -42,6 +43,7 @@ pub async fn run(cli: Cli) -> anyhow::Result<u8> {
         Command::Doctor(args) => return doctor::run(*args).await,
         Command::Agent(args) => agent::run(*args).await.map(|()| true),
         Command::Extender(args) => extender::run(*args).await.map(|()| true),
+        Command::Explainer(args) => explainer::run(args).await.map(|()| true),
         Command::Inspect(InspectCommand::Gpushare(args)) => inspect::run(args).await.map(|()| true),
         Command::Why(args) => why::run(args).await.map(|()| true),
         Command::Version(args) => version::run(args).await.map(|()| true),

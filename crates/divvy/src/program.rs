@@ -33,7 +33,7 @@ fn log(filter: Option<&str>) -> anyhow::Result<()> {
     // kube's own lines say again, without the address, what our errors say.
     // Levels by module and nothing finer: filters by span and field would cost a regular expression engine.
     let filter: Targets = filter
-        .unwrap_or("warn,kube_client=off,kube_runtime=off,divvy=info,divvy_agent=info,divvy_extender=info,divvy_kubelet=info,divvy_hardware=info")
+        .unwrap_or("warn,kube_client=off,kube_runtime=off,divvy=info,divvy_agent=info,divvy_extender=info,divvy_explainer=info,divvy_kubelet=info,divvy_hardware=info")
         .parse()
         .map_err(|error| anyhow::anyhow!("--log: {error}; write a level such as info, or module=level pairs"))?;
     let lines = tracing_subscriber::fmt::layer().with_writer(std::io::stderr);

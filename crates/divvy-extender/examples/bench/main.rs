@@ -90,10 +90,8 @@ async fn extend(api: &str, certificates: Option<&String>) -> Outcome<()> {
             server_name: NAME.to_owned(),
         }
     });
-    let why = tls.is_some().then(|| ("kube-public".to_owned(), "divvy".to_owned()));
     let surroundings = Surroundings {
         tls,
-        why,
         ..Surroundings::default()
     };
     let settings = Settings::new(MemoryUnit::GIB);
@@ -253,9 +251,6 @@ fn measure(cluster: &Cluster, requests: usize, flags: &[String]) -> Outcome<()> 
     row("filter over HTTP, fits nowhere, after a second look", &looked, "50 ms more");
     let times = timed(requests.min(200), || Ok(connection.get("/metrics").map(drop)?))?;
     row("metrics over HTTP", &times, "");
-    if listens.tls.is_some() {
-        whys(cluster, &listens, &extender, &ask(asks.everywhere))?;
-    }
     decisions(cluster, requests, &names)?;
     binds(cluster, &listens)?;
     for verb in VERBS {
@@ -270,65 +265,6 @@ fn measure(cluster: &Cluster, requests: usize, flags: &[String]) -> Outcome<()> 
         "resident memory at the end"
     );
     drop(api);
-    Ok(())
-}
-
-/// A user asks why a pod waits, again and again, while kube-scheduler asks, too.
-fn whys(cluster: &Cluster, door: &Door, extender: &Role, filter: &str) -> Outcome<()> {
-    let path = format!("/why/{}/{}", cluster::NAMESPACE, cluster::pod_name(cluster.pods));
-    let ask = |path: &str| -> Outcome<usize> {
-        let (status, text) = door.open()?.get_as(path, "a-token")?;
-        if status == 200 {
-            Ok(text.len())
-        } else {
-            Err(format!("{status}: {text}").into())
-        }
-    };
-    let first = timed(1, || ask(&path).map(drop))?;
-    row("why, with a look at the cluster", &first, "");
-    let next = timed(5, || ask(&path).map(drop))?;
-    row("why, of the same look", &next, "");
-    let mut size = 0;
-    let all = timed(2, || {
-        size = ask(&format!("{path}?allNodes=true"))?;
-        Ok(())
-    })?;
-    row(&format!("why, about all nodes ({} KiB back)", size >> 10), &all, "");
-    let (now, most) = extender.resident()?;
-    println!(
-        "{:<58} {now:>6.0} MiB now, {most:.0} MiB at most     (limit of the chart 512 MiB)",
-        "resident memory with a look"
-    );
-    let mut times = Vec::new();
-    std::thread::scope(|scope| -> Outcome<()> {
-        let asking = scope.spawn(|| {
-            let until = Instant::now() + Duration::from_secs(20);
-            let mut asked = 0;
-            while Instant::now() < until {
-                ask(&path).map_err(|error| error.to_string())?;
-                asked += 1;
-            }
-            Ok::<u32, String>(asked)
-        });
-        let mut connection = door.open()?;
-        while !asking.is_finished() {
-            let began = Instant::now();
-            connection.post("/gpushare-scheduler/filter", filter)?;
-            times.push(began.elapsed());
-            std::thread::sleep(Duration::from_millis(10));
-        }
-        let asked = asking.join().map_err(|_| "a thread panicked")??;
-        println!("{:<58} {asked:>6}", "questions answered in 20 s");
-        Ok(())
-    })?;
-    row(
-        "filter over HTTP, while a user asks why without a pause",
-        &times,
-        "p50 2 ms, p99 5 ms",
-    );
-    std::thread::sleep(Duration::from_secs(25));
-    let (now, _) = extender.resident()?;
-    println!("{:<58} {now:>6.0} MiB now", "resident memory when the look is forgotten");
     Ok(())
 }
 

@@ -6,7 +6,7 @@
 
 use divvy_cluster::convert;
 use divvy_cluster::objects::PodObject;
-use divvy_model::PodKey;
+use divvy_model::{PodKey, names};
 use kube::core::Status;
 use kube::core::response::StatusSummary;
 
@@ -20,11 +20,7 @@ const QUOTED: usize = 100;
 
 /// The path of a pod. kube-scheduler's words become a part of it, so only what can be a name (RFC 1123) is taken.
 pub fn path(pod: &PodKey) -> Result<String, String> {
-    let is_name = |text: &str| {
-        let legal = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.');
-        (1..=253).contains(&text.len()) && text.bytes().all(legal) && !text.starts_with('.')
-    };
-    if !is_name(&pod.namespace) || !is_name(&pod.name) {
+    if !names::is_name(&pod.namespace) || !names::is_name(&pod.name) {
         return Err(
             "the request names no pod: a namespace and a name of lower-case letters, digits, - and . are needed".to_owned(),
         );

@@ -176,7 +176,7 @@ impl Keeper {
         let [certificate, key, ca] = parts.as_slice() else {
             return Err("not all parts were read".to_owned());
         };
-        let new = Credentials::new(certificate, key, ca, names, (self.source.server_name(), now_s()))?;
+        let new = Credentials::new(certificate, key, ca, names)?;
         let until =
             jiff::Timestamp::from_second(new.not_after_s).map_or_else(|_| new.not_after_s.to_string(), |at| at.to_string());
         tracing::info!(%until, "a certificate is in use; connections that are there go on");

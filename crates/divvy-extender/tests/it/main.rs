@@ -1,6 +1,5 @@
 //! The extender from outside: the core as interleavings, the server over HTTP against the embedded API server.
 
-mod asked;
 mod behind;
 mod binds;
 mod bounds;

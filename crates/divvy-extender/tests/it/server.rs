@@ -624,7 +624,6 @@ async fn the_program_listens_serves_and_stops() {
         client_names: Vec::new(),
         insecure: false,
         webhook: false,
-        why: None,
         lease: None,
     };
     let error = divvy_extender::run(config, CancellationToken::new())

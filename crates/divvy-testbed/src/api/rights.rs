@@ -119,6 +119,13 @@ impl Rights {
             .is_none_or(|rights| rights.iter().any(|right| right.covers(wish)))
     }
 
+    /// Whether a group, or a user, was granted it.
+    pub(crate) fn grants(&self, group: &str, wish: &Wish<'_>) -> bool {
+        let known = self.known();
+        let rights = known.limited.get(group);
+        rights.is_some_and(|rights| rights.iter().any(|right| right.covers(wish)))
+    }
+
     /// In the words of apiserver's `pkg/endpoints/handlers/responsewriters/errors.go`.
     pub(crate) fn check(&self, user: &str, wish: &Wish<'_>) -> Result<(), ApiError> {
         if self.allows(user, wish) {

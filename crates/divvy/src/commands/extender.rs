@@ -20,11 +20,6 @@ pub async fn run(args: ExtenderArgs) -> anyhow::Result<()> {
         "--webhook needs TLS, as the API server calls webhooks over HTTPS only; give --tls-secret NAMESPACE/NAME, or --tls-cert-file, \
          --tls-private-key-file and --client-ca-file"
     );
-    anyhow::ensure!(
-        tls.is_some() || args.why_configmap.is_none(),
-        "--why-configmap needs TLS, as users send their tokens to the extender; give --tls-secret NAMESPACE/NAME, or --tls-cert-file, \
-         --tls-private-key-file and --client-ca-file"
-    );
     let config = Config {
         kubeconfig,
         context,
@@ -42,7 +37,6 @@ pub async fn run(args: ExtenderArgs) -> anyhow::Result<()> {
         client_names,
         insecure: args.insecure,
         webhook: args.webhook,
-        why: args.why_configmap,
         lease: candidate(args.replicas, args.listen)?,
     };
     Ok(divvy_extender::run(config, stopped).await?)

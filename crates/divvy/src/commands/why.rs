@@ -1,6 +1,6 @@
 //! `divvy why`.
 
-mod extender;
+mod explainer;
 mod look;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -19,7 +19,7 @@ use kube::runtime::WatchStreamExt as _;
 use kube::runtime::watcher::{self, Event};
 use serde::Serialize;
 
-use self::extender::Extender;
+use self::explainer::Explainer;
 use self::look::Look;
 use super::inspect::choice;
 use super::watch;
@@ -71,10 +71,16 @@ async fn watched(connection: &Connection, args: WhyArgs, namespace: &str) -> any
     let mut names = args.names.clone();
     let mut known: Vec<Name> = Vec::new();
     let mut told: Vec<String> = Vec::new();
+    let printed = |answer: &Answer, style: Style| match &args.output {
+        None => Ok(why::text(answer, style)),
+        Some(output) => formatted(output, answer, pods_of([answer])),
+    };
     let mut waited: BTreeSet<String> = BTreeSet::new();
     watch::again(changes(client, &args, namespace), async || {
         let Look { snapshot, waiting } = look(client, &args, namespace).await?;
-        let (mut asked, mut texts): (Vec<Wants>, Vec<String>) = (Vec::new(), Vec::new());
+        let mut asked: Vec<Wants> = Vec::new();
+        // What is compared with the last time, and what is printed if they differ.
+        let (mut compared, mut texts): (Vec<String>, Vec<String>) = (Vec::new(), Vec::new());
         let (mut left, mut gone) = (Vec::new(), String::new());
         for name in &names {
             match of_name(client, namespace, name).await {
@@ -99,17 +105,23 @@ async fn watched(connection: &Connection, args: WhyArgs, namespace: &str) -> any
         }
         let answers = answered(connection, &snapshot, asked, args.all_nodes).await;
         let style = style(answers.len(), args.all_nodes);
-        for answer in &answers {
-            texts.push(match &args.output {
-                None => why::text(answer, style),
-                Some(output) => formatted(output, answer, pods_of([answer]))?,
-            });
+        for mut answer in answers {
+            texts.push(printed(&answer, style)?);
+            // It grows while nothing happens.
+            answer.age_seconds = None;
+            compared.push(printed(&answer, style)?);
         }
         let people = args.output.is_none();
-        if people && answers.is_empty() && (args.names.is_empty() || !left.is_empty()) {
-            texts.push(nothing_waits(client, &args, namespace).await);
+        if people && texts.is_empty() && (args.names.is_empty() || !left.is_empty()) {
+            let nothing = nothing_waits(client, &args, namespace).await;
+            texts.push(nothing.clone());
+            compared.push(nothing);
         }
-        let new: Vec<&str> = texts.iter().filter(|text| !told.contains(text)).map(String::as_str).collect();
+        let pairs = texts.iter().zip(&compared);
+        let new: Vec<&str> = pairs
+            .filter(|(_, same)| !told.contains(same))
+            .map(|(text, _)| text.as_str())
+            .collect();
         if people && !told.is_empty() && !(new.is_empty() && gone.is_empty()) {
             printer::print(&watch::time())?;
         }
@@ -117,7 +129,7 @@ async fn watched(connection: &Connection, args: WhyArgs, namespace: &str) -> any
             printer::text(&gone)?;
         }
         printer::print(&new.join(if people { "\n" } else { "" }))?;
-        told = texts;
+        told = compared;
         known = left.clone();
         names = left;
         Ok(args.names.is_empty() || !names.is_empty())
@@ -176,7 +188,7 @@ async fn answered(connection: &Connection, snapshot: &Snapshot, mut asked: Vec<W
     }
     let mut answers = answers(snapshot, &asked, all_nodes);
     if !snapshot.unseen.is_empty() {
-        have_the_extender_look(connection, &mut answers, all_nodes).await;
+        ask_the_explainer(connection, &mut answers, all_nodes).await;
         say_what_may_be_read(client, &mut answers).await;
     }
     answers
@@ -228,16 +240,16 @@ fn answers(snapshot: &Snapshot, asked: &[Wants], all_nodes: bool) -> Vec<Answer>
     kinds.into_iter().map(|(_, answer)| answer).collect()
 }
 
-/// Replaces the answers by those of the extender, which sees the whole cluster; where that fails, says why, and how to see more.
-async fn have_the_extender_look(connection: &Connection, answers: &mut [Answer], all_nodes: bool) {
-    let mut extender = match answers.is_empty() {
+/// Replaces the answers by those of the explainer, which sees the whole cluster; where that fails, says why, and how to see more.
+async fn ask_the_explainer(connection: &Connection, answers: &mut [Answer], all_nodes: bool) {
+    let mut explainer = match answers.is_empty() {
         true => return,
-        false => Extender::reach(connection).await,
+        false => Explainer::reach(connection).await,
     };
     let mut user = None;
     for answer in answers {
-        let asked = match (&mut extender, answer.subject.pods.first()) {
-            (Ok(extender), Some(pod)) => extender.ask(pod, all_nodes).await,
+        let asked = match (&mut explainer, answer.subject.pods.first()) {
+            (Ok(explainer), Some(pod)) => explainer.ask(pod, all_nodes).await,
             (Ok(_), None) => continue,
             (Err(why), _) => Err(why.clone()),
         };
@@ -257,12 +269,12 @@ async fn have_the_extender_look(connection: &Connection, answers: &mut [Answer],
                 }
                 let user = user.as_deref().unwrap_or_default();
                 answer.notes.push(format!(
-                    "Divvy's extender, which sees the cluster, could not be asked: {}.",
+                    "Divvy's explainer, which sees the whole cluster, could not be asked: {}.",
                     why.trim_end_matches('.')
                 ));
                 answer.notes.push(format!(
-                    "With the cluster role divvy-viewer you would see what each node says. An administrator gives it to you: kubectl create \
-                     clusterrolebinding divvy-viewer-{} --clusterrole=divvy-viewer {user}",
+                    "With the cluster role divvy-viewer (RELEASE-viewer, if Divvy was installed under another name) you would see what each node says. An \
+                     administrator gives it to you: kubectl create clusterrolebinding divvy-viewer-{} --clusterrole=divvy-viewer {user}",
                     user.rsplit(['=', ':']).next().unwrap_or_default()
                 ));
             }

@@ -73,6 +73,14 @@ impl Policy {
             )
             .expect("new");
         context.add_function("asInteger", number).expect("new");
+        context
+            .add_function(
+                "isLessThan",
+                |cel::extractors::This(text): cel::extractors::This<Arc<String>>, other: Arc<String>| {
+                    quantity_value(&text).unwrap_or(0) < quantity_value(&other).unwrap_or(0)
+                },
+            )
+            .expect("new");
         context.add_variable("object", object).expect("a value");
         context.add_variable("oldObject", old).expect("a value");
         let request = json!({"userInfo": {"username": user, "extra": {"authentication.kubernetes.io/node-name": ["n1"]}}});
@@ -141,17 +149,20 @@ fn an_amount_of_bytes_is_refused_with_the_number_to_write() {
     }
 }
 
+fn rules(annotations: &Value) -> Result<Option<GpuRules>, divvy_model::Error> {
+    let annotations: BTreeMap<String, String> = serde_json::from_value(annotations.clone()).expect("texts");
+    GpuRules::from_annotations(&annotations)
+}
+
 /// What the extender says of the same pod.
 fn is_read(annotations: &Value, units: u64) -> bool {
-    let annotations: BTreeMap<String, String> = serde_json::from_value(annotations.clone()).expect("texts");
     let container = ContainerRequest {
         name: "main".to_owned(),
         kind: ContainerKind::App,
         units,
         gpu_count: 0,
     };
-    let rules = GpuRules::from_annotations(&annotations).transpose();
-    let request = PodRequest::new(vec![container], rules);
+    let request = PodRequest::new(vec![container], rules(annotations).transpose());
     !matches!(request.rules.as_deref(), Some(Err(_)))
 }
 
@@ -182,6 +193,12 @@ fn the_policy_lets_through_what_the_extender_reads_and_tells_of_the_rest_in_a_se
         ("divvy.dev/gpu-uuid", "g".repeat(DEVICE_TEXT_BYTES)),
         ("divvy.dev/gpu-uuid", "g".repeat(DEVICE_TEXT_BYTES + 1)),
         ("divvy.dev/gpu-memory", ">=40Gi".to_owned()),
+        ("divvy.dev/gpu-memory", " >= 1.5Gi ".to_owned()),
+        ("divvy.dev/gpu-memory", ">=1Mi".to_owned()),
+        ("divvy.dev/gpu-memory", ">=1M".to_owned()),
+        ("divvy.dev/gpu-memory", ">=20".to_owned()),
+        ("divvy.dev/gpu-memory", ">=0".to_owned()),
+        ("divvy.dev/gpu-memory", "40Gi".to_owned()),
         ("divvy.dev/gpu-memory", format!(">={}", "9".repeat(HUGE))),
         ("divvy.dev/gpu-prefer", "fastest".to_owned()),
         ("divvy.dev/gpu-prefer", "x".repeat(HUGE)),
@@ -213,6 +230,29 @@ fn the_policy_lets_through_what_the_extender_reads_and_tells_of_the_rest_in_a_se
         "anybody",
     );
     insta::assert_snapshot!(long.join("\n"), @"the annotation divvy.dev/gpu-model has more than 1024 bytes; which GPUs a pod takes is said in fewer");
+}
+
+/// Who has the policies reads the one, who has not the other: by an event, or from `kubectl divvy why`.
+#[test]
+fn policy_and_extender_refuse_a_wrong_value_in_the_same_words() {
+    let policy = Policy::of_chart("divvy-request");
+    for (key, value) in [
+        ("divvy.dev/gpu-memory", "lots"),
+        ("divvy.dev/gpu-memory", ">=much"),
+        ("divvy.dev/gpu-memory", ">=20"),
+        ("divvy.dev/gpu-memory", ">=0"),
+        ("divvy.dev/gpu-prefer", "quickest"),
+        ("divvy.dev/gpus", "two"),
+        ("divvy.dev/gpus", "17"),
+    ] {
+        let annotations = json!({key: value});
+        let extender = rules(&annotations).expect_err(key).to_string();
+        assert_eq!(
+            policy.refusals(&pod(&annotations, Some(4)), &Value::Null, "ann"),
+            [extender],
+            "{key}: {value}"
+        );
+    }
 }
 
 #[test]

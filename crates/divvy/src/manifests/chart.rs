@@ -43,6 +43,7 @@ impl Chart {
                 "NOTES.txt",
                 "_helpers.tpl",
                 "agent.yaml",
+                "explainer.yaml",
                 "extender.yaml",
                 "policies.yaml",
                 "probe.yaml",

@@ -196,18 +196,14 @@ fn every_document_is_an_object_of_its_own() {
             _ if cluster_wide => "",
             "Role" | "RoleBinding" if field("/metadata/name").ends_with("-unhealthy-gpus") => "kube-system",
             "ConfigMap" => "kube-public",
-            "Role" | "RoleBinding"
-                if ["-extender-why", "-find-extender"]
-                    .iter()
-                    .any(|end| field("/metadata/name").ends_with(end)) =>
-            {
+            "Role" | "RoleBinding" if ["divvy-explainer", "divvy-find-explainer"].contains(&field("/metadata/name").as_str()) => {
                 "kube-public"
             }
             _ => "divvy-system",
         };
         assert_eq!(field("/metadata/namespace"), expected, "{document}");
     }
-    assert_eq!(seen.len(), 38);
+    assert_eq!(seen.len(), 42);
 }
 
 #[test]
@@ -258,6 +254,53 @@ fn the_extender_may_read_its_own_secret_and_lease_and_no_others() {
     );
 }
 
+/// Every user can connect to it.
+#[test]
+fn the_explainer_may_change_nothing_but_its_configmap_and_every_user_reaches_nothing_else() {
+    let rendered = rendered(&[]).expect("rendered");
+    let objects: Vec<Value> = super::split(&rendered.objects)
+        .into_iter()
+        .map(|document| serde_saphyr::from_str(document).expect("YAML"))
+        .collect();
+    let rules = |subject: &str| {
+        let bound = objects.iter().filter(move |object| {
+            let subjects = object["subjects"].as_array().into_iter().flatten();
+            subjects.into_iter().any(|one| one["name"] == subject)
+        });
+        let of = |binding: &Value| {
+            let is_it = |role: &&Value| {
+                role["kind"] == binding["roleRef"]["kind"]
+                    && role["metadata"]["name"] == binding["roleRef"]["name"]
+                    && (role["kind"] == "ClusterRole" || role["metadata"]["namespace"] == binding["metadata"]["namespace"])
+            };
+            let role = objects.iter().find(is_it).expect("its role");
+            role["rules"].as_array().cloned().unwrap_or_default()
+        };
+        bound.flat_map(of).collect::<Vec<Value>>()
+    };
+    let writes: Vec<Value> = rules("divvy-explainer")
+        .into_iter()
+        .filter(|rule| {
+            let verbs = rule["verbs"].as_array().into_iter().flatten();
+            verbs
+                .into_iter()
+                .any(|verb| !["get", "list"].contains(&verb.as_str().unwrap_or_default()))
+        })
+        .collect();
+    let review = |group: &str, resource: &str| json!({"apiGroups": [group], "resources": [resource], "verbs": ["create"]});
+    let patch = json!({"apiGroups": [""], "resources": ["configmaps"], "resourceNames": ["divvy"], "verbs": ["patch"]});
+    let expected = [
+        review("authentication.k8s.io", "tokenreviews"),
+        review("authorization.k8s.io", "subjectaccessreviews"),
+        patch,
+    ];
+    assert_eq!(writes, expected);
+    let reads = json!({"apiGroups": [""], "resources": ["configmaps"], "resourceNames": ["divvy"], "verbs": ["get"]});
+    let connects =
+        json!({"apiGroups": [""], "resources": ["services/proxy"], "resourceNames": ["divvy-explainer:why"], "verbs": ["get"]});
+    assert_eq!(rules("system:authenticated"), [reads, connects]);
+}
+
 #[test]
 fn an_agents_port_is_open_to_those_who_are_named_and_to_nobody_without_a_name() {
     let policy = |chosen: &[Value]| {
@@ -292,18 +335,15 @@ fn nothing_that_is_not_asked_for_is_served_or_read() {
         assert!(!default.contains(unwanted), "{unwanted}");
     }
     assert!(objects(&[json!({"extender": {"webhook": true}})]).contains("        - --webhook\n"));
-    assert!(default.contains("        - --why-configmap=kube-public/divvy\n") && default.contains("tokenreviews"));
-    for without in [json!({"extender": {"why": false}}), json!({"extender": {"loopback": true}})] {
-        let without = objects(&[without]);
-        for unwanted in [
-            "why-configmap",
-            "kube-public",
-            "tokenreviews",
-            "services/proxy",
-            "system:authenticated",
-        ] {
-            assert!(!without.contains(unwanted), "{unwanted}: {without}");
-        }
+    let without = objects(&[json!({"explainer": {"enabled": false}})]);
+    for part in [
+        "divvy-explainer",
+        "kube-public",
+        "tokenreviews",
+        "services/proxy",
+        "system:authenticated",
+    ] {
+        assert!(default.contains(part) && !without.contains(part), "{part}: {without}");
     }
     assert!(default.contains("divvy-extender-unhealthy-gpus") && !default.contains("--unhealthy-gpu-configmaps"));
     let without = objects(&[json!({"extender": {"unhealthyGpuConfigMaps": false}})]);

@@ -141,11 +141,15 @@ impl Page {
         }
         self.nodes(answer);
         self.suggestions(answer);
-        if !answer.notes.is_empty() {
+        let age = answer
+            .age_seconds
+            .map(|age| format!("The extender read the cluster {age} s ago."));
+        let notes: Vec<&String> = answer.notes.iter().chain(&age).collect();
+        if !notes.is_empty() {
             self.title("Note:");
-            for note in &answer.notes {
-                self.put("  ", "  ", note);
-            }
+        }
+        for note in notes {
+            self.put("  ", "  ", note);
         }
     }
 

@@ -1,4 +1,4 @@
-//! `divvy why` of a user who may see a namespace and no more: the extender looks, with the rights that the chart gives it.
+//! `divvy why` of a user who may see one namespace only: the explainer looks at the cluster, with the rights that the chart gives it.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -12,7 +12,7 @@ use tempfile::TempDir;
 use crate::cli::{beside, divvy, stderr, stdout};
 use crate::cluster::programs;
 
-const EXTENDER: &str = "system:serviceaccount:divvy-system:divvy-extender";
+const EXPLAINER: &str = "system:serviceaccount:divvy-system:divvy-explainer";
 const ANN: &str = "ann";
 
 /// The objects of `divvy manifests`.
@@ -76,7 +76,7 @@ struct Cluster {
     api: ApiServer,
     listening: Listening,
     folder: TempDir,
-    _extender: Program,
+    _explainer: Program,
 }
 
 /// An installed Divvy, a pod of `ml` that waits, and pods of `ml` and `other` that hold what it waits for.
@@ -88,13 +88,11 @@ async fn cluster() -> Cluster {
         api.create("namespaces", json!({"metadata": {"name": namespace}}))
             .expect("a namespace");
     }
-    for (kind, plural) in [("ConfigMap", "configmaps"), ("Secret", "secrets")] {
-        for object in objects.iter().filter(|object| object["kind"] == kind) {
-            api.create(plural, object.clone()).expect("the chart's");
-        }
+    for object in objects.iter().filter(|object| object["kind"] == "ConfigMap") {
+        api.create("configmaps", object.clone()).expect("the chart's");
     }
-    for right in rights_of(&objects, "divvy-extender") {
-        api.rights().grant(EXTENDER, right);
+    for right in rights_of(&objects, "divvy-explainer") {
+        api.rights().grant(EXPLAINER, right);
     }
     for right in rights_of(&objects, "system:authenticated") {
         api.rights().grant(ANN, right);
@@ -126,42 +124,38 @@ async fn cluster() -> Cluster {
     let folder = tempfile::tempdir().expect("a folder");
     let free = std::net::TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr());
     let address: SocketAddr = free.expect("a port");
-    let extender = start(&api, &listening, &folder, address);
-    api.reach("divvy-system", "divvy-extender", address);
+    let explainer = start(&api, &listening, &folder, address);
+    api.reach("divvy-system", "divvy-explainer", address);
     let written = api.until(Duration::from_secs(20), |api| {
         let map = api.get("configmaps", "kube-public", "divvy").ok()?;
-        map["data"]["ca.crt"].as_str().map(str::to_owned)
+        map["data"]["tls.crt"].as_str().map(str::to_owned)
     });
     assert!(
         written.await.is_some(),
-        "the extender writes its authority's certificate: {}",
+        "the explainer writes its certificate: {}",
         said(&folder)
     );
     Cluster {
         api,
         listening,
         folder,
-        _extender: extender,
+        _explainer: explainer,
     }
 }
 
 fn start(api: &ApiServer, listening: &Listening, folder: &TempDir, address: SocketAddr) -> Program {
-    let path = folder.path().join("extender.kubeconfig");
-    std::fs::write(&path, api.kubeconfig_for(listening.addr(), EXTENDER)).expect("written");
+    let path = folder.path().join("explainer.kubeconfig");
+    std::fs::write(&path, api.kubeconfig_for(listening.addr(), EXPLAINER)).expect("written");
     let (kubeconfig, listen) = (path.display().to_string(), address.to_string());
-    // As in the chart, but for what needs several replicas.
     let args = [
-        "extender",
+        "explainer",
         "--exit-with-stdin",
         "--kubeconfig",
         &kubeconfig,
         "--listen",
         &listen,
-        "--tls-server-name=divvy-extender.divvy-system.svc",
-        "--tls-secret=divvy-system/divvy-extender-tls",
-        "--why-configmap=kube-public/divvy",
     ];
-    Program::start("extender", &programs().divvy, &args, &[], &folder.path().join("logs")).expect("it starts")
+    Program::start("explainer", &programs().divvy, &args, &[], &folder.path().join("logs")).expect("it starts")
 }
 
 fn said(folder: &TempDir) -> String {
@@ -171,8 +165,12 @@ fn said(folder: &TempDir) -> String {
 
 impl Cluster {
     async fn why(&self, args: &[&str]) -> String {
-        let path = self.folder.path().join("ann.kubeconfig");
-        std::fs::write(&path, self.api.kubeconfig_for(self.listening.addr(), ANN)).expect("written");
+        self.why_as(ANN, args).await
+    }
+
+    async fn why_as(&self, user: &str, args: &[&str]) -> String {
+        let path = self.folder.path().join(format!("{user}.kubeconfig"));
+        std::fs::write(&path, self.api.kubeconfig_for(self.listening.addr(), user)).expect("written");
         let kubeconfig = path.display().to_string();
         let output = beside(&[&["why", "-n", "ml", "--kubeconfig", &kubeconfig], args].concat(), &[]).await;
         assert!(output.status.success(), "{}{}", stderr(&output), said(&self.folder));
@@ -193,23 +191,36 @@ async fn a_user_of_a_namespace_gets_the_whole_answer_without_the_names_of_foreig
     insta::assert_snapshot!(cluster.why(&["mine"]).await);
 }
 
+/// The explainer closes a connection after a while, and when a client is slow.
 #[tokio::test]
-async fn where_the_extender_cannot_be_asked_the_answer_says_why_and_tells_what_may_be_read() {
+async fn many_pods_are_asked_about_in_one_command() {
+    let cluster = cluster().await;
+    for number in 0..30 {
+        let pod = pod(&format!("wait-{number}")).namespace("ml").gpu_mem(number + 1).build();
+        cluster.api.create("pods", pod).expect("a pod");
+    }
+    let text = cluster.why(&[]).await;
+    assert!(!text.contains("could not be asked"), "{text}");
+    assert_eq!(text.matches("waits").count(), 31, "{text}");
+}
+
+#[tokio::test]
+async fn where_the_explainer_cannot_be_asked_the_answer_says_why_and_tells_what_may_be_read() {
     let cluster = cluster().await;
     let namespace_only = |text: &str, why: &str| {
         for part in [why, "--clusterrole=divvy-viewer --user=ann", "you may not list nodes"] {
             assert!(text.contains(part), "no {part:?} in:\n{text}");
         }
     };
-    namespace_only(&cluster.why(&["mine", "--as", "ann"]).await, "with --as there is no token");
+    namespace_only(&cluster.why(&["mine", "--as", "ann"]).await, "with --as you have no token");
     let api = &cluster.api;
     let map = |data: Value| api.patch("configmaps", "kube-public", "divvy", PatchKind::Merge, &json!({"data": data}));
     // Somebody else's certificate: the user's token must not go there.
-    let foreign = rcgen::generate_simple_self_signed(["divvy-extender.divvy-system.svc".to_owned()]).expect("made");
-    let own = map(json!({})).expect("there")["data"]["ca.crt"].clone();
-    map(json!({"ca.crt": foreign.cert.pem()})).expect("patched");
-    namespace_only(&cluster.why(&["mine"]).await, "and was sent no token");
-    map(json!({"ca.crt": own, "service": "divvy-system/other:extender"})).expect("patched");
+    let foreign = rcgen::generate_simple_self_signed(["divvy-explainer".to_owned()]).expect("made");
+    let own = map(json!({})).expect("there")["data"]["tls.crt"].clone();
+    map(json!({"tls.crt": foreign.cert.pem()})).expect("patched");
+    namespace_only(&cluster.why(&["mine"]).await, "so your token was not sent to it");
+    map(json!({"tls.crt": own, "service": "divvy-system/other:why"})).expect("patched");
     namespace_only(&cluster.why(&["mine"]).await, "cannot get resource \"services/proxy\"");
     map(json!({"service": "nonsense"})).expect("patched");
     namespace_only(
@@ -218,5 +229,11 @@ async fn where_the_extender_cannot_be_asked_the_answer_says_why_and_tells_what_m
     );
     api.delete("configmaps", "kube-public", "divvy", &Default::default())
         .expect("deleted");
-    namespace_only(&cluster.why(&["mine"]).await, "there is no ConfigMap kube-public/divvy");
+    let none = "the ConfigMap kube-public/divvy, which says where it is, does not exist, or you may not read it";
+    namespace_only(&cluster.why(&["mine"]).await, none);
+    // Where Divvy is not installed, nobody has the right to read it.
+    api.rights().limit("bob");
+    let pods = Right::new(&["get", "list"], "pods").in_namespace("ml");
+    api.rights().grant("bob", pods);
+    namespace_only(&cluster.why_as("bob", &["mine"]).await.replace("bob", ANN), none);
 }

@@ -1,4 +1,4 @@
-//! A connection through the API server's service proxy, upgraded to TLS between the user's program and this one.
+//! A connection through the API server's service proxy, in which the user's program and this one speak TLS.
 //!
 //! The proxy passes no token on, and looks at no certificate: a token in another header would go to whatever answers at the Service's address.
 
@@ -12,52 +12,56 @@ use axum::response::{IntoResponse as _, Response};
 use divvy_cluster::explain::PROTOCOL;
 use hyper::server::conn::http1;
 use hyper::upgrade::OnUpgrade;
-use hyper_util::rt::TokioIo;
+use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
+use rustls::ServerConfig;
 use tokio::sync::Semaphore;
 use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 
-use crate::http::problem;
-use crate::tls::Current;
+use crate::desk::problem;
 
-/// At once. Half of what one API server may have of connections, so that its webhooks find a place.
-const TUNNELS: usize = 8;
-/// For the handshake and all questions: a look of 20 s behind another one.
-const LIFE: Duration = Duration::from_secs(60);
+/// At once.
+const TUNNELS: usize = 16;
+/// From the handshake to the end of the last question. A client that has more to ask connects again.
+const LIFE: Duration = Duration::from_secs(120);
 /// Until TLS is spoken.
 const HANDSHAKE: Duration = Duration::from_secs(5);
+/// Until a question has arrived, from the handshake or from the end of the one before.
+const QUESTION: Duration = Duration::from_secs(5);
 /// A token has up to 16 KiB.
 const HEADER_BYTES: usize = 32 << 10;
 
 #[derive(Clone)]
-pub(super) struct Tunnels {
-    credentials: Current,
+pub(crate) struct Tunnels {
+    server: Arc<ServerConfig>,
     questions: Router,
     places: Arc<Semaphore>,
     stop: CancellationToken,
 }
 
 impl Tunnels {
-    pub(super) fn new(credentials: Current, questions: Router, stop: CancellationToken) -> Tunnels {
+    pub(crate) fn new(server: Arc<ServerConfig>, questions: Router, stop: CancellationToken) -> Tunnels {
         Tunnels {
-            credentials,
+            server,
             questions,
             places: Arc::new(Semaphore::new(TUNNELS)),
             stop,
         }
     }
 
-    async fn carry(self, upgrade: OnUpgrade, server: Arc<rustls::ServerConfig>) -> Result<(), String> {
+    async fn carry(self, upgrade: OnUpgrade) -> Result<(), String> {
         let shaken = async {
             let stream = upgrade.await.map_err(|error| error.to_string())?;
-            let tls = TlsAcceptor::from(server).accept(TokioIo::new(stream)).await;
+            let tls = TlsAcceptor::from(self.server).accept(TokioIo::new(stream)).await;
             tls.map_err(|error| error.to_string())
         };
         let tls = tokio::time::timeout(HANDSHAKE, shaken)
             .await
             .map_err(|_elapsed| format!("no handshake within {HANDSHAKE:?}"))??;
         http1::Builder::new()
+            .timer(TokioTimer::new())
+            .header_read_timeout(QUESTION)
             .max_buf_size(HEADER_BYTES)
             .serve_connection(TokioIo::new(tls), TowerToHyperService::new(self.questions))
             .await
@@ -65,23 +69,19 @@ impl Tunnels {
     }
 }
 
-pub(super) async fn open(State(tunnels): State<Tunnels>, mut request: Request) -> Response {
+pub(crate) async fn open(State(tunnels): State<Tunnels>, mut request: Request) -> Response {
     let asked = request.headers().get(header::UPGRADE).is_some_and(|value| value == PROTOCOL);
     let (true, Some(upgrade)) = (asked, request.extensions_mut().remove::<OnUpgrade>()) else {
-        let text = format!("this path takes connections with Upgrade: {PROTOCOL}; a question is GET /why/NAMESPACE/POD");
+        let text = format!("this path takes connections with `Upgrade: {PROTOCOL}`, as `divvy why` makes them");
         return problem(StatusCode::BAD_REQUEST, &text);
     };
     let Ok(place) = tunnels.places.clone().try_acquire_owned() else {
-        let text = format!("{TUNNELS} users are asking `divvy why` at this moment; ask again in some seconds");
+        let text = format!("{TUNNELS} connections of `divvy why` are open; ask again in some seconds");
         return problem(StatusCode::SERVICE_UNAVAILABLE, &text);
-    };
-    let server = tunnels.credentials.borrow().as_ref().map(|found| found.server.clone());
-    let Some(server) = server else {
-        return problem(StatusCode::SERVICE_UNAVAILABLE, "there is no certificate yet");
     };
     tokio::spawn(async move {
         let stop = tunnels.stop.clone();
-        let carried = tokio::time::timeout(LIFE, tunnels.carry(upgrade, server));
+        let carried = tokio::time::timeout(LIFE, tunnels.carry(upgrade));
         tokio::select! {
             () = stop.cancelled() => {}
             carried = carried => match carried {

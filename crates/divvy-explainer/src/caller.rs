@@ -9,20 +9,20 @@ use k8s_openapi::api::authorization::v1::{ResourceAttributes, SubjectAccessRevie
 use kube::Api;
 use kube::api::PostParams;
 
-use super::Refusal;
+use crate::desk::Refusal;
 
 /// The API server's answer.
 const ANSWER: Duration = Duration::from_secs(5);
 
 /// A user whom the API server knows.
-pub(super) struct Caller<'a> {
+pub(crate) struct Caller<'a> {
     client: &'a kube::Client,
     user: UserInfo,
 }
 
 impl Caller<'_> {
     /// Has the API server look at a token. It takes those only that were made for itself.
-    pub(super) async fn of<'a>(client: &'a kube::Client, token: &str) -> Result<Caller<'a>, Refusal> {
+    pub(crate) async fn of<'a>(client: &'a kube::Client, token: &str) -> Result<Caller<'a>, Refusal> {
         let review = TokenReview {
             spec: TokenReviewSpec {
                 token: token.to_owned(),
@@ -49,12 +49,12 @@ impl Caller<'_> {
         })
     }
 
-    pub(super) fn name(&self) -> &str {
+    pub(crate) fn name(&self) -> &str {
         self.user.username.as_deref().unwrap_or_default()
     }
 
     /// Whether the user may do that with pods. Empty: all namespaces, no name.
-    pub(super) async fn may(&self, verb: &str, namespace: &str, name: &str) -> Result<bool, Refusal> {
+    pub(crate) async fn may(&self, verb: &str, namespace: &str, name: &str) -> Result<bool, Refusal> {
         let some = |text: &str| Some(text.to_owned()).filter(|text| !text.is_empty());
         let review = SubjectAccessReview {
             spec: SubjectAccessReviewSpec {
@@ -88,6 +88,6 @@ async fn answered<T>(what: &str, request: impl Future<Output = Result<T, kube::E
     };
     tracing::warn!(%what, %why, "who asks, and for what, could not be found out");
     Err(Refusal::unavailable(format!(
-        "the extender could not find out who you are and what you may see ({what}): {why}"
+        "the explainer could not find out who you are and what you may see ({what}): {why}"
     )))
 }

@@ -1,0 +1,197 @@
+//! One question, from the token to the answer.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::body::{Body, Bytes};
+use axum::extract::{Path, RawQuery, State};
+use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse as _, Response};
+use axum::routing::get;
+use axum::{Json, Router};
+use divvy_cluster::explain::{ALL_NODES, PATH};
+use divvy_cluster::{list, sites};
+use divvy_model::{MemoryUnit, PodKey, names};
+use divvy_why::{Named, Wants};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+use crate::caller::Caller;
+use crate::metrics::Metrics;
+use crate::sight::{Question, Sight};
+
+/// Questions that are answered at once, from the token to the last byte of the answer.
+const ANSWERS: usize = 8;
+/// How long a question waits for others.
+const TURN: Duration = Duration::from_secs(5);
+/// Service account tokens have one or two kilobytes, those of identity providers up to eight.
+const LONGEST_TOKEN: usize = 16 << 10;
+/// What a pod's own rules may have together: they are compared with each node and each pod. A pod that Kubernetes accepts may have a megabyte.
+const LARGEST_RULES: usize = 16 << 10;
+/// Volume claims that are read, with one to three requests each.
+const MOST_CLAIMS: usize = 32;
+/// Of an answer's body at once.
+const CHUNK: usize = 64 << 10;
+
+/// Where questions are answered.
+pub(crate) struct Desk {
+    client: kube::Client,
+    metrics: Arc<Metrics>,
+    sight: Arc<Sight>,
+    answers: Arc<Semaphore>,
+}
+
+/// Why there is no answer.
+#[derive(Debug)]
+pub(crate) struct Refusal {
+    status: StatusCode,
+    text: String,
+}
+
+impl Refusal {
+    pub(crate) fn new(status: StatusCode, text: impl Into<String>) -> Refusal {
+        Refusal {
+            status,
+            text: text.into(),
+        }
+    }
+
+    pub(crate) fn unavailable(text: impl Into<String>) -> Refusal {
+        Refusal::new(StatusCode::SERVICE_UNAVAILABLE, text)
+    }
+}
+
+pub(crate) fn problem(status: StatusCode, text: &str) -> Response {
+    (status, Json(serde_json::json!({ "error": text }))).into_response()
+}
+
+impl Desk {
+    /// `GET /why/NAMESPACE/POD`, with the user's token.
+    pub(crate) fn router(client: kube::Client, unit: MemoryUnit, metrics: Arc<Metrics>) -> Router {
+        let desk = Arc::new(Desk {
+            sight: Arc::new(Sight::new(client.clone(), unit, metrics.clone())),
+            client,
+            metrics,
+            answers: Arc::new(Semaphore::new(ANSWERS)),
+        });
+        Router::new()
+            .route(&format!("{PATH}/{{namespace}}/{{pod}}"), get(ask))
+            .method_not_allowed_fallback(|| async { problem(StatusCode::METHOD_NOT_ALLOWED, "a question is GET") })
+            .fallback(|| async { problem(StatusCode::NOT_FOUND, "a question is GET /why/NAMESPACE/POD") })
+            .with_state(desk)
+    }
+
+    async fn answer(&self, pod: &PodKey, all_nodes: bool, headers: &HeaderMap) -> Result<Response, Refusal> {
+        // Before anything is asked: both become parts of paths.
+        if !names::is_name(&pod.namespace) || !names::is_name(&pod.name) {
+            let text = "a namespace and the name of a pod consist of lower-case letters, digits, - and .";
+            return Err(Refusal::new(StatusCode::BAD_REQUEST, text));
+        }
+        let token = bearer(headers)?;
+        let turn = tokio::time::timeout(TURN, self.answers.clone().acquire_owned()).await;
+        let Ok(Ok(turn)) = turn else {
+            let text = format!("{ANSWERS} other questions are being answered; ask again in some seconds");
+            return Err(Refusal::unavailable(text));
+        };
+        let caller = Caller::of(&self.client, token).await?;
+        if !caller.may("get", &pod.namespace, &pod.name).await? {
+            let text = format!("{} may not get pod {pod}", caller.name());
+            return Err(Refusal::new(StatusCode::FORBIDDEN, text));
+        }
+        let question = Question {
+            named: self.named(&caller, &pod.namespace).await?,
+            wants: self.wants(pod).await?,
+            all_nodes,
+        };
+        let (body, turn) = self.sight.answer(question, turn).await?;
+        Ok(json(body, turn))
+    }
+
+    async fn named(&self, caller: &Caller<'_>, namespace: &str) -> Result<Named, Refusal> {
+        Ok(if caller.may("list", "", "").await? {
+            Named::All
+        } else if caller.may("list", namespace, "").await? {
+            Named::Of(namespace.to_owned())
+        } else {
+            Named::None
+        })
+    }
+
+    async fn wants(&self, pod: &PodKey) -> Result<Wants, Refusal> {
+        let object = list::pod(&self.client, &pod.namespace, &pod.name).await.map_err(|error| {
+            let status = match error.is_not_found() {
+                true => StatusCode::NOT_FOUND,
+                false => StatusCode::SERVICE_UNAVAILABLE,
+            };
+            Refusal::new(status, error.to_string())
+        })?;
+        let mut wants = sites::wants(&object)
+            .map_err(|error| Refusal::new(StatusCode::UNPROCESSABLE_ENTITY, format!("pod {pod}: {error}")))?;
+        if wants.rules_bytes() > LARGEST_RULES || wants.claims.len() > MOST_CLAIMS {
+            let text = format!(
+                "pod {pod} has more than {} KiB of rules for nodes and other pods, or more than {MOST_CLAIMS} volume claims, which is more than the \
+                 explainer looks at. `divvy why` of a user who may list nodes and pods has no such limit",
+                LARGEST_RULES >> 10
+            );
+            return Err(Refusal::new(StatusCode::UNPROCESSABLE_ENTITY, text));
+        }
+        list::look_at_claims(&self.client, &mut wants).await;
+        Ok(wants)
+    }
+}
+
+async fn ask(
+    State(desk): State<Arc<Desk>>,
+    Path((namespace, name)): Path<(String, String)>,
+    RawQuery(query): RawQuery,
+    headers: HeaderMap,
+) -> Response {
+    let all_nodes = query.is_some_and(|query| query.split('&').any(|part| part == ALL_NODES));
+    let pod = PodKey { namespace, name };
+    let response = match desk.answer(&pod, all_nodes, &headers).await {
+        Ok(response) => response,
+        Err(refusal) => {
+            tracing::debug!(%pod, status = %refusal.status, text = %refusal.text, "no answer to why");
+            let mut response = problem(refusal.status, &refusal.text);
+            if refusal.status == StatusCode::UNAUTHORIZED {
+                let headers = response.headers_mut();
+                headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+                // A client that is nobody's keeps no place that a user could have.
+                headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
+            }
+            response
+        }
+    };
+    desk.metrics.answered(response.status());
+    response
+}
+
+fn bearer(headers: &HeaderMap) -> Result<&str, Refusal> {
+    let refused = |text: &str| Refusal::new(StatusCode::UNAUTHORIZED, text);
+    let header = headers
+        .get(header::AUTHORIZATION)
+        .ok_or_else(|| refused("a question needs the user's token (Authorization: Bearer …)"))?;
+    let text = header.to_str().unwrap_or_default();
+    let token = text
+        .get(..7)
+        .filter(|scheme| scheme.eq_ignore_ascii_case("bearer "))
+        .and_then(|_| text.get(7..));
+    let token = token.unwrap_or_default().trim();
+    if token.is_empty() || token.len() > LONGEST_TOKEN {
+        return Err(refused("the header Authorization holds no token of a Kubernetes user"));
+    }
+    Ok(token)
+}
+
+/// The answer, piece by piece. Its turn ends when the last piece is taken, so that slow readers are few.
+fn json(body: Vec<u8>, turn: OwnedSemaphorePermit) -> Response {
+    let length = body.len();
+    let pieces = futures::stream::unfold((Bytes::from(body), turn), |(mut rest, turn)| async move {
+        let piece = rest.split_to(rest.len().min(CHUNK));
+        (!piece.is_empty()).then(|| (Ok::<Bytes, std::convert::Infallible>(piece), (rest, turn)))
+    });
+    let headers = [
+        (header::CONTENT_TYPE, HeaderValue::from_static("application/json")),
+        (header::CONTENT_LENGTH, HeaderValue::from(length)),
+    ];
+    (headers, Body::from_stream(pieces)).into_response()
+}

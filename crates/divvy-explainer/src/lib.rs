@@ -1,0 +1,187 @@
+//! Answers `divvy why` for users who may not list nodes and pods: what keeps a pod from starting, told to a user who may `get` that pod.
+//!
+//! - `tunnel`: the one way in, TLS inside the API server's service proxy
+//! - `desk`: one question, from the token to the answer
+//! - `caller`: who asks, and what that user may see (TokenReview, SubjectAccessReview)
+//! - `sight`: what the cluster looks like, read once for all who ask within some seconds
+//! - `identity`: the certificate by which clients know this program
+//! - `publish`: writes that certificate where every user can read it
+//!
+//! **A program of its own, beside the extender**, because every user of the cluster can reach it: it has no right to place pods, its load and its
+//! memory are not the extender's, and when it is down, nothing but this answer is missing.
+
+#![forbid(unsafe_code)]
+
+mod caller;
+mod desk;
+mod identity;
+mod metrics;
+mod publish;
+mod sight;
+mod tunnel;
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use axum::http::{StatusCode, Uri, header};
+use axum::response::{IntoResponse as _, Response};
+use axum::routing::get;
+use divvy_cluster::client::{Choice, connect};
+use divvy_cluster::explain::PATH;
+use divvy_model::MemoryUnit;
+use divvy_serve::{Limits, Share};
+use tokio::net::TcpListener;
+use tokio_util::sync::CancellationToken;
+
+use desk::{Desk, problem};
+use identity::Identity;
+use metrics::Metrics;
+use tunnel::Tunnels;
+
+/// The flags of `divvy explainer`.
+#[derive(Debug, Clone)]
+pub struct Config {
+    /// `--kubeconfig`: one path, or several as in `KUBECONFIG`.
+    pub kubeconfig: Option<PathBuf>,
+    /// `--context`
+    pub context: Option<String>,
+    /// `--listen`
+    pub listen: SocketAddr,
+    /// As in [`Settings`].
+    pub settings: Settings,
+}
+
+/// What a running explainer is told.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    /// `--memory-unit`: for clusters whose agents publish none.
+    pub memory_unit: MemoryUnit,
+    /// `--configmap`: namespace and name.
+    pub configmap: (String, String),
+}
+
+/// Why the explainer does not run.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// No client, or no cluster.
+    #[error(transparent)]
+    Cluster(#[from] divvy_cluster::Error),
+    /// The address is taken, or is not one of this machine.
+    #[error("the explainer cannot listen on {address}: {source}; choose another address with --listen ADDRESS:PORT")]
+    Listen {
+        /// The address.
+        address: SocketAddr,
+        /// What the system says.
+        source: std::io::Error,
+    },
+    /// No key or certificate could be made.
+    #[error("the explainer's certificate could not be made: {0}")]
+    Identity(String),
+    /// Accepting connections ended.
+    #[error("the explainer stopped serving: {0}")]
+    Serve(#[source] std::io::Error),
+}
+
+/// Serves until `stop` is cancelled.
+///
+/// # Errors
+/// When there is no cluster to connect to, or the address cannot be listened on.
+pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
+    let choice = Choice {
+        kubeconfig: config.kubeconfig,
+        context: config.context,
+        ..Choice::default()
+    };
+    let connection = connect(&choice).await?;
+    let listener = divvy_serve::listen(config.listen).map_err(|source| Error::Listen {
+        address: config.listen,
+        source,
+    })?;
+    run_with(listener, connection.client, config.settings, stop).await
+}
+
+/// As [`run`], with a socket and a client that exist already.
+///
+/// # Errors
+/// When no certificate can be made, or serving ends by itself.
+pub async fn run_with(
+    listener: TcpListener,
+    client: kube::Client,
+    settings: Settings,
+    stop: CancellationToken,
+) -> Result<(), Error> {
+    match listener.local_addr() {
+        Ok(address) => tracing::info!(%address, unit = %settings.memory_unit, "the explainer listens"),
+        Err(error) => tracing::info!(%error, "the explainer listens"),
+    }
+    let identity = Identity::new().map_err(Error::Identity)?;
+    let metrics = Arc::new(Metrics::new());
+    let published = publish::keep(settings.configmap, client.clone(), identity.certificate, stop.clone());
+    let questions = Desk::router(client, settings.memory_unit, metrics.clone());
+    let tunnels = Tunnels::new(identity.server, questions, stop.clone());
+    let ready = move || async move {
+        match *published.borrow() {
+            true => (StatusCode::OK, "ok").into_response(),
+            false => problem(
+                StatusCode::SERVICE_UNAVAILABLE,
+                "the ConfigMap by which users find the explainer has not been written; the log says why",
+            ),
+        }
+    };
+    let router = Router::new()
+        .route(PATH, get(tunnel::open))
+        .with_state(tunnels)
+        .route("/healthz", get(|| async { "ok" }))
+        .route("/readyz", get(ready))
+        .route("/metrics", get(move || async move { text_of(&metrics) }))
+        .fallback(no_such_path);
+    let serving = divvy_serve::serve(listener, divvy_serve::Plain { known: false }, router, limits(), stop);
+    // What is left when it ends are connections without a request.
+    tokio::spawn(serving)
+        .await
+        .map_err(|panicked| Error::Serve(std::io::Error::other(panicked)))?;
+    tracing::info!("the explainer has stopped");
+    Ok(())
+}
+
+fn text_of(metrics: &Metrics) -> Response {
+    const FORMAT: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+    match metrics.text() {
+        Ok(text) => ([(header::CONTENT_TYPE, FORMAT)], text).into_response(),
+        Err(error) => problem(StatusCode::INTERNAL_SERVER_ERROR, &error.to_string()),
+    }
+}
+
+async fn no_such_path(uri: Uri) -> Response {
+    problem(
+        StatusCode::NOT_FOUND,
+        &format!("there is no such path here: {:.100}; users ask with `divvy why`", uri.path()),
+    )
+}
+
+/// API servers connect, and kubelets and Prometheus. Nobody identifies itself before TLS is spoken inside the connection.
+fn limits() -> Limits {
+    let share = Share {
+        connections: 64,
+        // An API server carries the questions of all its users.
+        per_address: 32,
+        idle: Duration::from_secs(60),
+        body_bytes: 4 << 10,
+    };
+    Limits {
+        known: share,
+        unknown: share,
+        handshakes: 64,
+        handshakes_per_address: 32,
+        first_byte: Duration::from_secs(1),
+        handshake: Duration::from_secs(5),
+        header: Duration::from_secs(5),
+        body: Duration::from_secs(5),
+        request: Duration::from_secs(30),
+        header_bytes: 32 << 10,
+        bodies_bytes: 1 << 20,
+    }
+}

@@ -1,0 +1,62 @@
+//! Writes the certificate where every user can read it.
+
+use std::time::Duration;
+
+use divvy_cluster::explain::CERTIFICATE;
+use divvy_cluster::in_words;
+use k8s_openapi::api::core::v1::ConfigMap;
+use kube::Api;
+use kube::api::{Patch, PatchParams};
+use serde_json::json;
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+
+/// The ConfigMap may be deleted and created again.
+const AGAIN: Duration = Duration::from_secs(60);
+/// After a failure.
+const AFTER_FAILURE: Duration = Duration::from_secs(5);
+/// The API server's answer.
+const ANSWER: Duration = Duration::from_secs(10);
+
+/// Keeps a ConfigMap, `(namespace, name)`, up to date until `stop`. The receiver says whether it was written last time. Each new failure is logged, and
+/// tried again.
+pub(crate) fn keep(
+    (namespace, name): (String, String),
+    client: kube::Client,
+    certificate: String,
+    stop: CancellationToken,
+) -> watch::Receiver<bool> {
+    let api: Api<ConfigMap> = Api::namespaced(client, &namespace);
+    let (sender, receiver) = watch::channel(false);
+    tokio::spawn(async move {
+        let mut said: Option<String> = None;
+        loop {
+            let written = write(&api, &name, &certificate).await;
+            sender.send_replace(written.is_ok());
+            let pause = if written.is_ok() { AGAIN } else { AFTER_FAILURE };
+            let why = written.err();
+            if let Some(why) = why.as_ref().filter(|_| why != said) {
+                tracing::error!(
+                    "the explainer's certificate could not be written to the ConfigMap {namespace}/{name}, and without it users of one namespace \
+                     cannot ask `divvy why`: {why}"
+                );
+            }
+            said = why;
+            tokio::select! {
+                () = stop.cancelled() => return,
+                () = tokio::time::sleep(pause) => {}
+            }
+        }
+    });
+    receiver
+}
+
+async fn write(api: &Api<ConfigMap>, name: &str, certificate: &str) -> Result<(), String> {
+    let patch = Patch::Merge(json!({"data": {CERTIFICATE: certificate}}));
+    let params = PatchParams::default();
+    match tokio::time::timeout(ANSWER, api.patch(name, &params, &patch)).await {
+        Ok(Ok(_)) => Ok(()),
+        Ok(Err(error)) => Err(in_words(&error)),
+        Err(_elapsed) => Err(format!("the API server gave no answer within {ANSWER:?}")),
+    }
+}

@@ -1,0 +1,209 @@
+//! What the answers are about: the cluster as it was a moment ago.
+//!
+//! To read all nodes and pods takes the API server and this program some seconds on a large cluster. So there is one reading at a time, it serves all
+//! who ask meanwhile, and the cluster is read for a sixth of the time at most, however many users ask. What was read is freed some seconds later.
+
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use divvy_cluster::list::LeftOut;
+use divvy_cluster::look;
+use divvy_model::MemoryUnit;
+use divvy_why::{Named, Snapshot, Wants, answer_naming};
+use tokio::runtime::Handle;
+use tokio::sync::{Mutex, OwnedMutexGuard, OwnedSemaphorePermit};
+use tokio::time::Instant;
+
+use crate::desk::Refusal;
+use crate::metrics::Metrics;
+
+/// What was read serves for at least this long.
+const SHORTEST: Duration = Duration::from_secs(2);
+/// And for this many times as long as the reading took.
+const REST: u32 = 5;
+/// The answer says how old it is if it is older than this.
+const NEW: Duration = Duration::from_secs(3);
+/// How long a question waits for others. `divvy why` waits longer.
+const TURN: Duration = Duration::from_secs(20);
+/// A reading that takes longer is given up. At 5,000 nodes and 50,000 pods it takes 3 s.
+const LONGEST: Duration = Duration::from_secs(20);
+/// An answer about all of 5,000 nodes has 10 MiB.
+const LARGEST_ANSWER: usize = 32 << 20;
+
+/// What is asked.
+pub(crate) struct Question {
+    pub(crate) wants: Wants,
+    pub(crate) all_nodes: bool,
+    /// Which pods the user may see by name.
+    pub(crate) named: Named,
+}
+
+pub(crate) struct Sight {
+    client: kube::Client,
+    unit: MemoryUnit,
+    metrics: Arc<Metrics>,
+    /// Held while the cluster is read, and while an answer is worked out.
+    kept: Arc<Mutex<Kept>>,
+}
+
+/// What was read, or why nothing could be read, until it is too old.
+#[derive(Debug)]
+struct Kept {
+    read: Result<Read, String>,
+    until: Instant,
+}
+
+#[derive(Debug)]
+struct Read {
+    snapshot: Arc<Snapshot>,
+    at: Instant,
+    left_out: Option<String>,
+}
+
+impl Sight {
+    pub(crate) fn new(client: kube::Client, unit: MemoryUnit, metrics: Arc<Metrics>) -> Sight {
+        Sight {
+            client,
+            unit,
+            metrics,
+            kept: Arc::new(Mutex::new(Kept {
+                read: Err(String::new()),
+                until: Instant::now(),
+            })),
+        }
+    }
+
+    /// The answer as JSON; reads the cluster first, if what was read is too old. `turn` is given back with the answer.
+    ///
+    /// It goes on when the caller goes away, and keeps its turn: a user who asks and hangs up, again and again, must not have the cluster read without a
+    /// pause, or more questions worked on than have a turn.
+    pub(crate) async fn answer(
+        self: &Arc<Self>,
+        question: Question,
+        turn: OwnedSemaphorePermit,
+    ) -> Result<(Vec<u8>, OwnedSemaphorePermit), Refusal> {
+        let sight = self.clone();
+        let asked = tokio::spawn(async move { sight.in_turn(question).await.map(|body| (body, turn)) });
+        asked.await.unwrap_or_else(|failed| Err(not_worked_out(failed)))
+    }
+
+    async fn in_turn(&self, question: Question) -> Result<Vec<u8>, Refusal> {
+        let turn = tokio::time::timeout(TURN, self.kept.clone().lock_owned()).await;
+        let mut kept =
+            turn.map_err(|_elapsed| Refusal::unavailable("other questions take too long; ask again in some seconds"))?;
+        if kept.until <= Instant::now() {
+            // There are never two of them in memory.
+            forget(&mut kept).await;
+            *kept = self.read().await;
+            self.forget_later(kept.until);
+        }
+        let read = match &kept.read {
+            Ok(read) => read,
+            Err(why) => return Err(Refusal::unavailable(why.clone())),
+        };
+        let (snapshot, age, left_out) = (read.snapshot.clone(), read.at.elapsed(), read.left_out.clone());
+        let began = Instant::now();
+        let answered = tokio::task::spawn_blocking(move || {
+            let mut answer = answer_naming(&snapshot, &question.wants, question.all_nodes, &question.named);
+            answer.age_seconds = (age >= NEW).then(|| age.as_secs());
+            answer.notes.extend(left_out);
+            let mut body = Bounded(Vec::new());
+            serde_json::to_writer(&mut body, &answer).map(|()| body.0)
+        });
+        let answered = answered.await;
+        rest(kept, began.elapsed());
+        answered.map_err(not_worked_out)?.map_err(|error| match error.is_io() {
+            true => Refusal::unavailable(format!(
+                "the answer has more than {} MiB; ask without --all-nodes",
+                LARGEST_ANSWER >> 20
+            )),
+            false => not_worked_out(error),
+        })
+    }
+
+    /// On another thread, so that this one can answer probes meanwhile.
+    async fn read(&self) -> Kept {
+        let began = Instant::now();
+        self.metrics.looked();
+        let (client, unit, runtime) = (self.client.clone(), self.unit, Handle::current());
+        let looked = tokio::task::spawn_blocking(move || {
+            runtime.block_on(async { tokio::time::timeout(LONGEST, look::look_without_waiting(&client, unit)).await })
+        });
+        let read = match looked.await {
+            Ok(Ok(Ok(seen))) => Ok(Read {
+                left_out: left_out(&seen.no_nodes, &seen.no_pods),
+                snapshot: Arc::new(seen.snapshot),
+                at: began,
+            }),
+            Ok(Ok(Err(error))) => Err(error.to_string()),
+            Ok(Err(_elapsed)) => Err(format!(
+                "the cluster could not be listed within {LONGEST:?}; ask again in some seconds"
+            )),
+            Err(failed) => Err(format!("the cluster could not be read: {failed}")),
+        };
+        let took = began.elapsed();
+        tracing::debug!(?took, well = read.is_ok(), "read the cluster for users who ask why");
+        Kept {
+            read,
+            until: Instant::now() + SHORTEST.max(took * REST),
+        }
+    }
+
+    /// Frees the memory when what was read is too old.
+    fn forget_later(&self, until: Instant) {
+        let kept = self.kept.clone();
+        tokio::spawn(async move {
+            tokio::time::sleep_until(until).await;
+            let mut kept = kept.lock().await;
+            if kept.until <= Instant::now() {
+                forget(&mut kept).await;
+            }
+        });
+    }
+}
+
+/// To free 50,000 pods takes a tenth of a second.
+async fn forget(kept: &mut Kept) {
+    let old = std::mem::replace(&mut kept.read, Err(String::new()));
+    if let Err(failed) = tokio::task::spawn_blocking(move || drop(old)).await {
+        tracing::error!(%failed, "what was read of the cluster was not freed");
+    }
+}
+
+/// The next question waits as long as this one took, so that answers take half of one core at most.
+fn rest(turn: OwnedMutexGuard<Kept>, took: Duration) {
+    tokio::spawn(async move {
+        tokio::time::sleep(took).await;
+        drop(turn);
+    });
+}
+
+fn left_out(nodes: &LeftOut, pods: &LeftOut) -> Option<String> {
+    let count = |left: &LeftOut| left.named.len() as u64 + left.more;
+    let (nodes, pods) = (count(nodes), count(pods));
+    (nodes + pods > 0).then(|| {
+        format!("{nodes} nodes and {pods} pods could not be read and are left out; `divvy why` of an administrator names them.")
+    })
+}
+
+fn not_worked_out(error: impl std::fmt::Display) -> Refusal {
+    Refusal::unavailable(format!("the answer could not be worked out: {error}"))
+}
+
+/// Takes no more than [`LARGEST_ANSWER`].
+struct Bounded(Vec<u8>);
+
+impl io::Write for Bounded {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if self.0.len() + bytes.len() > LARGEST_ANSWER {
+            return Err(io::Error::other("too large"));
+        }
+        self.0.extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}

@@ -1,0 +1,21 @@
+//! `divvy explainer`.
+
+use divvy_explainer::{Config, Settings};
+
+use crate::cli::{ContextArgs, ExplainerArgs};
+
+/// Runs the explainer until it is told to stop.
+pub async fn run(args: ExplainerArgs) -> anyhow::Result<()> {
+    let stopped = super::until_stopped(args.exit_with_stdin)?;
+    let ContextArgs { kubeconfig, context } = args.cluster;
+    let config = Config {
+        kubeconfig,
+        context,
+        listen: args.listen,
+        settings: Settings {
+            memory_unit: args.memory_unit,
+            configmap: args.configmap,
+        },
+    };
+    Ok(divvy_explainer::run(config, stopped).await?)
+}

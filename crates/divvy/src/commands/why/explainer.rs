@@ -1,0 +1,140 @@
+//! Asks the explainer for a user who may not list nodes and pods: through the API server, with TLS inside, by the user's token.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use divvy_cluster::client::Connection;
+use divvy_cluster::explain::{self, ALL_NODES, Desk, PATH, SERVER_NAME, desk, said};
+use divvy_why::{Answer, PodName};
+use http::{HeaderValue, Request, StatusCode, header};
+use http_body_util::{BodyExt as _, Empty, Limited};
+use hyper::body::Bytes;
+use hyper::client::conn::http1::{self, SendRequest};
+use hyper_util::rt::TokioIo;
+use rustls::pki_types::pem::PemObject as _;
+use rustls::pki_types::{CertificateDer, ServerName};
+use rustls::{ClientConfig, RootCertStore};
+use tokio_rustls::TlsConnector;
+
+/// To reach it, through the API server.
+const REACHED: Duration = Duration::from_secs(10);
+/// To answer: it reads the cluster for 20 s at most, after another question.
+const ANSWERED: Duration = Duration::from_secs(50);
+/// It gives no larger ones.
+const LARGEST_ANSWER: usize = 32 << 20;
+
+/// The explainer, and a connection to it.
+pub(super) struct Explainer<'a> {
+    client: &'a kube::Client,
+    desk: Desk,
+    token: HeaderValue,
+    sender: SendRequest<Empty<Bytes>>,
+}
+
+impl<'a> Explainer<'a> {
+    /// Connects. The error is a sentence.
+    pub(super) async fn reach(connection: &'a Connection) -> Result<Explainer<'a>, String> {
+        let token = connection.token().await.map_err(|error| error.to_string())?;
+        let token = token.header().ok_or("your token cannot be sent in a header")?;
+        let client = &connection.client;
+        let desk = desk(client).await.map_err(|error| error.to_string())?.ok_or_else(|| {
+            format!(
+                "the ConfigMap {}/{}, which says where it is, does not exist, or you may not read it: Divvy is not installed, is an older version, or was \
+                 installed with explainer.enabled=false",
+                explain::CONFIG_MAP_NAMESPACE,
+                explain::CONFIG_MAP
+            )
+        })?;
+        Ok(Explainer {
+            sender: connected(client, &desk).await?,
+            client,
+            desk,
+            token,
+        })
+    }
+
+    /// What it says about a pod. The error is a sentence.
+    pub(super) async fn ask(&mut self, pod: &PodName, all_nodes: bool) -> Result<Answer, String> {
+        // It closes connections after a while, and when nothing is asked.
+        if self.sender.ready().await.is_err() {
+            self.sender = connected(self.client, &self.desk).await?;
+        }
+        let query = if all_nodes { format!("?{ALL_NODES}") } else { String::new() };
+        let request = Request::get(format!("{PATH}/{}/{}{query}", pod.namespace, pod.name))
+            .header(header::HOST, SERVER_NAME)
+            .header(header::AUTHORIZATION, self.token.clone())
+            .body(Empty::new())
+            .map_err(|error| error.to_string())?;
+        let answered = async {
+            let broken = |error: hyper::Error| format!("the connection through the API server broke: {error}");
+            let response = self.sender.send_request(request).await.map_err(broken)?;
+            let status = response.status();
+            let body = Limited::new(response.into_body(), LARGEST_ANSWER).collect().await;
+            let body = body.map_err(|error| format!("its answer broke off: {error}"))?.to_bytes();
+            match status {
+                StatusCode::OK => serde_json::from_slice(&body)
+                    .map_err(|error| format!("its answer cannot be read ({error}); is it of another version? divvy version")),
+                status => Err(format!("{} ({status})", said(&body))),
+            }
+        };
+        match tokio::time::timeout(ANSWERED, answered).await {
+            Ok(answer) => answer,
+            Err(_elapsed) => Err(format!("it gave no answer within {ANSWERED:?}")),
+        }
+    }
+}
+
+async fn connected(client: &kube::Client, desk: &Desk) -> Result<SendRequest<Empty<Bytes>>, String> {
+    let connecting = async {
+        let stream = explain::tunnel(client, &desk.address)
+            .await
+            .map_err(|error| error.to_string())?;
+        let tls = TlsConnector::from(Arc::new(config(&desk.certificate)?));
+        let server = ServerName::try_from(SERVER_NAME).map_err(|error| error.to_string())?;
+        let tls = tls.connect(server, stream).await.map_err(not_it)?;
+        let (sender, connection) = http1::handshake(TokioIo::new(tls)).await.map_err(|error| error.to_string())?;
+        tokio::spawn(async move {
+            if let Err(error) = connection.await {
+                tracing::debug!(%error, "the connection to the explainer ended");
+            }
+        });
+        Ok(sender)
+    };
+    match tokio::time::timeout(REACHED, connecting).await {
+        Ok(connected) => connected,
+        Err(_elapsed) => Err(format!("it could not be reached within {REACHED:?}")),
+    }
+}
+
+/// No token has been sent yet.
+fn not_it(error: std::io::Error) -> String {
+    let cause = error.get_ref().and_then(|cause| cause.downcast_ref::<rustls::Error>());
+    match cause {
+        Some(rustls::Error::InvalidCertificate(why)) => format!(
+            "the server behind its Service does not have the certificate in the ConfigMap {}/{} ({why}), so your token was not sent to it",
+            explain::CONFIG_MAP_NAMESPACE,
+            explain::CONFIG_MAP
+        ),
+        _ => format!("the connection through the API server broke: {error}"),
+    }
+}
+
+fn config(certificate: &str) -> Result<ClientConfig, String> {
+    let map = format!(
+        "{} of the ConfigMap {}/{}",
+        explain::CERTIFICATE,
+        explain::CONFIG_MAP_NAMESPACE,
+        explain::CONFIG_MAP
+    );
+    let mut roots = RootCertStore::empty();
+    let certificate = CertificateDer::from_pem_slice(certificate.as_bytes())
+        .map_err(|error| format!("{map} is not a certificate in PEM ({error})"))?;
+    roots
+        .add(certificate)
+        .map_err(|error| format!("{map} is of no use as a certificate ({error})"))?;
+    let builder = ClientConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()));
+    let builder = builder
+        .with_safe_default_protocol_versions()
+        .map_err(|error| error.to_string())?;
+    Ok(builder.with_root_certificates(roots).with_no_client_auth())
+}
