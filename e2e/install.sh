@@ -127,6 +127,7 @@ check_all() {
   tls
   replicas
   objects
+  namespace_user
   second_scheduler
   memory
   clear_pods
@@ -214,12 +215,14 @@ wanted() {
     would_create 'divvy.dev/gpu-modell: T4'
   check "products" refused_with 'divvy.dev/gpu-model: "A100*,,T4" was found; patterns of products are separated by commas' \
     would_create 'divvy.dev/gpu-model: "A100*,,T4"'
-  check "memory" refused_with 'divvy.dev/gpu-memory: "40Gi" was found; how much memory a GPU must have in all is >= and a quantity, such as ">=40Gi"' \
+  check "memory" refused_with 'divvy.dev/gpu-memory: "40Gi" was found; write >= and the size that a GPU must have at least, such as ">=40Gi"' \
     would_create 'divvy.dev/gpu-memory: 40Gi'
-  check "a preference" refused_with 'divvy.dev/gpu-prefer: "best" was found; which GPUs come first is fastest, most-memory or least-memory' \
+  check "memory without a suffix" refused_with 'divvy.dev/gpu-memory: ">=20" was found; that is less than 1 MiB; write the size with a suffix such as Gi' \
+    would_create 'divvy.dev/gpu-memory: ">=20"'
+  check "a preference" refused_with 'divvy.dev/gpu-prefer: "best" was found; write fastest, most-memory or least-memory' \
     would_create 'divvy.dev/gpu-prefer: best'
   check "names" refused_with 'divvy.dev/gpu-uuid: "GPU-1," was found; GPUs are named by their UUIDs' would_create 'divvy.dev/gpu-uuid: "GPU-1,"'
-  check "how many GPUs" refused_with 'divvy.dev/gpus: "17" was found; over how many GPUs of one node' would_create 'divvy.dev/gpus: "17"'
+  check "how many GPUs" refused_with 'divvy.dev/gpus: "17" was found; write the number of GPUs, from 1 to 16' would_create 'divvy.dev/gpus: "17"'
   check "more GPUs than units" refused_with 'divvy.dev/gpus: "2" was found, but a container asks for a number of units of aliyun.com/gpu-mem (1)' \
     would_create 'divvy.dev/gpus: "2"'
   check "what is right is taken" would_create \
@@ -349,6 +352,44 @@ objects() {
   eventually 20 "a pod with the RuntimeClass runs" is_running with-class
 }
 runtime_pod() { pod with-class 1 "" 0 | sed 's|^spec:|spec:\n  runtimeClassName: nvidia|'; }
+
+user_of() { # NAMESPACE: its service account `ann` may view that namespace, and nothing else; prints a kubeconfig with its token
+  local file=$CLUSTER_DIR/ann.$1.kubeconfig
+  kube create namespace "$1" > /dev/null
+  kube create serviceaccount ann -n "$1" > /dev/null
+  kube create rolebinding ann -n "$1" --clusterrole=view --serviceaccount="$1:ann" > /dev/null
+  rm -f "$file"
+  kubeconfig "$file" ann "$(kube create token ann -n "$1")"
+  echo "$file"
+}
+why_as() { "$DIVVY" why -n "$@"; } # NAMESPACE ARGS...
+extender_says() { # STATUS TOKEN POD: the status with which the extender itself answers a question about a pod
+  equals "$(curl -sk -m 10 -o /dev/null -w '%{http_code}' ${2:+-H "Authorization: Bearer $2"} "$service/why/$3")" "$1"
+}
+namespace_user() {
+  scene "A user who may see one namespace asks why a pod waits"
+  local ann bob said
+  ann=$(user_of team-a) bob=$(user_of team-b)
+  check "that user may list no nodes" refused_with no kube auth can-i list nodes --as=system:serviceaccount:team-a:ann
+  create holds 9 "" 0 n1
+  started holds
+  pod waits 12 "" 0 n1 | kube create -n team-a -f - > /dev/null
+  step created "pod team-a/waits: 12 GiB, on n1"
+  # The API server has read the new roles, and the ConfigMap has the certificate.
+  eventually 30 "the extender looks at the cluster for that user" prints "GPU 0" why_as team-a waits --kubeconfig "$ann"
+  said=$(why_as team-a waits --kubeconfig "$ann"); shown <<< "$said"
+  check "the answer has each GPU of the node, and what is free" says "$said" "n1: 7 GiB free on its GPU" "7 of 16 GiB free"
+  check "pods of other namespaces have no names in it" says_not "$said" "default/" "holds"
+  check "an administrator reads the name" says "$(why_as team-a waits)" "default/holds (9 GiB)"
+  check "a user of another namespace does not get the pod" refused_with 'cannot get resource "pods"' why_as team-a waits --kubeconfig "$bob"
+  check "nor does the extender tell that user" extender_says 403 "$(kube create token ann -n team-b)" team-a/waits
+  check "the pod's own user is told" extender_says 200 "$(kube create token ann -n team-a)" team-a/waits
+  check "who shows no token is told nothing" extender_says 401 "" team-a/waits
+  check "nor who shows a token for another audience" extender_says 401 "$(kube create token ann -n team-a --audience elsewhere)" team-a/waits
+  kube delete pod holds --wait > /dev/null
+  kube delete namespace team-a team-b > /dev/null
+  rm -f "$ann" "$bob"
+}
 
 memory() {
   scene "Memory of Divvy's containers"

@@ -142,8 +142,8 @@ save_settings() { # env wins over this file, and this file over the defaults
   mv "$CLUSTER_DIR/settings.new" "$CLUSTER_DIR/settings"
 }
 
-kubeconfig() { # FILE USER: with the user's token
-  local token; token=$(awk -F, -v u="$2" '$2 == u {print $1}' "$CLUSTER_DIR/tokens.csv")
+kubeconfig() { # FILE USER [TOKEN]: with that token, or the user's
+  local token=${3:-}; [ -n "$token" ] || token=$(awk -F, -v u="$2" '$2 == u {print $1}' "$CLUSTER_DIR/tokens.csv")
   [ -e "$1" ] || (umask 077; cat > "$1" <<END
 apiVersion: v1
 kind: Config

@@ -44,6 +44,10 @@ says() { # TEXT PART...: does the text contain every part?
   local text=$1 part; shift
   for part in "$@"; do [[ $text == *"$part"* ]] || { printf 'no "%s" in:\n%s\n' "$part" "$text"; return 1; }; done
 }
+says_not() { # TEXT PART...: does the text contain none of the parts?
+  local text=$1 part; shift
+  for part in "$@"; do [[ $text != *"$part"* ]] || { printf '"%s" is in:\n%s\n' "$part" "$text"; return 1; }; done
+}
 equals() { [ "$1" = "$2" ] || { printf 'expected: %s\n   found: %s\n' "$2" "$1"; return 1; }; }
 
 divvy() { "$DIVVY" "$@"; }

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use kube::client::{Body, ClientBuilder, ConfigExt as _};
-use kube::config::{AuthInfo, KubeConfigOptions, Kubeconfig};
+use kube::config::{AuthInfo, InClusterError, KubeConfigOptions, Kubeconfig};
 use tower::util::MapErrLayer;
 use tower::{BoxError, Layer as _, ServiceExt as _};
 
@@ -235,7 +235,7 @@ async fn base(choice: &Choice) -> Result<(kube::Config, String), Error> {
             (Some(path), _) => (path, false),
             (None, Some(server)) => return Ok((kube::Config::new(server.clone()), String::new())),
             (None, None) => {
-                let config = kube::Config::incluster().map_err(|error| Error::NoCluster { text: error.to_string() })?;
+                let config = kube::Config::incluster().map_err(|error| no_cluster(&error))?;
                 return Ok((config, "from this pod's environment".to_owned()));
             }
         },
@@ -261,6 +261,14 @@ async fn base(choice: &Choice) -> Result<(kube::Config, String), Error> {
             paths.display()
         ),
     ))
+}
+
+/// The kubelet gives every pod the variables that tell the API server's address.
+fn no_cluster(error: &InClusterError) -> Error {
+    match error {
+        InClusterError::ReadEnvironmentVariable(_) => Error::NoCluster,
+        other => Error::NoServiceAccount { text: other.to_string() },
+    }
 }
 
 /// Names that an error lists.
@@ -347,6 +355,21 @@ mod tests {
         };
         assert!(said("invalid peer certificate: UnknownIssuer").contains("certificate-authority-data"));
         assert!(said("Connection refused (os error 111)").contains("Check that it runs"));
+    }
+
+    #[test]
+    fn without_a_kubeconfig_it_is_said_whether_this_is_a_pod() {
+        let outside = no_cluster(&InClusterError::ReadEnvironmentVariable(std::env::VarError::NotPresent)).to_string();
+        assert!(
+            outside.contains("there is no ~/.kube/config, and this is not a pod") && !outside.contains("environment variable"),
+            "{outside}"
+        );
+        let missing = std::io::Error::from(std::io::ErrorKind::NotFound);
+        let inside = no_cluster(&InClusterError::ReadCertificateBundle(missing)).to_string();
+        assert!(
+            inside.contains("the service account of this pod cannot be used: failed to read a certificate bundle"),
+            "{inside}"
+        );
     }
 
     #[test]

@@ -20,12 +20,17 @@ pub enum Error {
         /// What is wrong with it.
         text: String,
     },
-    /// Neither a kubeconfig nor a pod's service account.
+    /// Neither a kubeconfig nor a pod.
     #[error(
-        "no cluster to talk to: KUBECONFIG is not set, ~/.kube/config is not there, and this is not a pod ({text}); name a file with --kubeconfig"
+        "no cluster to talk to: KUBECONFIG is not set, there is no ~/.kube/config, and this is not a pod; name a kubeconfig with --kubeconfig"
     )]
-    NoCluster {
-        /// Why the in-cluster configuration could not be used.
+    NoCluster,
+    /// No kubeconfig, and a pod whose service account cannot be used.
+    #[error(
+        "no cluster to talk to: there is no kubeconfig, and the service account of this pod cannot be used: {text}; is automountServiceAccountToken false?"
+    )]
+    NoServiceAccount {
+        /// Why.
         text: String,
     },
     /// The API server refused or did not answer.

@@ -14,8 +14,8 @@ use crate::report::wrapped;
 /// What an error text means.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct Explanation {
-    /// The check that looks for the cause on a machine.
-    pub check: &'static str,
+    /// The check that looks for the cause; `None`: it passes whatever the cause is, or there is none.
+    pub check: Option<&'static str>,
     /// Parts of messages, any of them; `*` stands for anything. Case, quotes and backslashes do not count, since loggers differ in them.
     #[serde(skip)]
     pub texts: &'static [&'static str],
@@ -95,11 +95,13 @@ impl Log {
     /// For people, on a terminal of so many columns.
     pub fn text_within(&self, width: Option<usize>) -> String {
         if self.found.is_empty() {
-            return format!(
-                "None of the {} lines has an error text that is known here ({} are). divvy doctor looks at the machine itself.\n",
-                self.lines,
-                ALL.iter().map(|explanation| explanation.texts.len()).sum::<usize>()
-            );
+            let none = match self.lines {
+                0 => return "The log is empty. divvy doctor looks at the machine itself.\n".to_owned(),
+                1 => "The one line has no".to_owned(),
+                lines => format!("None of the {lines} lines has an"),
+            };
+            let known: usize = ALL.iter().map(|explanation| explanation.texts.len()).sum();
+            return format!("{none} error text that is known here ({known} are). divvy doctor looks at the machine itself.\n");
         }
         let mut text = String::new();
         for found in &self.found {
@@ -108,16 +110,19 @@ impl Log {
                 n => format!(", and {} more", n - 1),
             };
             let Explanation { check, means, fix, .. } = found.explanation;
-            let _ = writeln!(text, "{check} line {}{times}", found.number);
+            let check = check.map(|id| format!("{id} ")).unwrap_or_default();
+            let _ = writeln!(text, "{check}line {}{times}", found.number);
             for (name, value) in [("text", found.line.as_str()), ("means", means), ("fix", fix)] {
                 let _ = writeln!(text, "{}", wrapped(value, &format!("    {name:<6} "), HANGING, width));
             }
         }
-        let mut checks: Vec<&str> = self.found.iter().map(|found| found.explanation.check).collect();
+        let mut checks: Vec<&str> = self.found.iter().filter_map(|found| found.explanation.check).collect();
         checks.sort_unstable();
         checks.dedup();
         let (cluster, node): (Vec<&str>, Vec<&str>) = checks.iter().partition(|check| check.starts_with('K'));
-        let _ = writeln!(text);
+        if !checks.is_empty() {
+            let _ = writeln!(text);
+        }
         if !node.is_empty() {
             let _ = writeln!(text, "On the node: divvy doctor --only {}", node.join(","));
         }

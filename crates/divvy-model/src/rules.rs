@@ -57,9 +57,17 @@ impl Prefer {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ModelRule {
     /// One of these must match, if there are any.
-    allow: Vec<String>,
+    allow: Vec<Pattern>,
     /// None of these may.
-    deny: Vec<String>,
+    deny: Vec<Pattern>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Pattern {
+    /// As its user wrote it.
+    written: String,
+    /// As it is compared.
+    normal: String,
 }
 
 impl ModelRule {
@@ -72,7 +80,7 @@ impl ModelRule {
             return false;
         }
         let product = normal(product.trim());
-        let matches = |pattern: &String| is_match(pattern, &product);
+        let matches = |pattern: &Pattern| is_match(&pattern.normal, &product);
         (self.allow.is_empty() || self.allow.iter().any(matches)) && !self.deny.iter().any(matches)
     }
 
@@ -97,17 +105,29 @@ impl ModelRule {
                     pattern.len()
                 ));
             }
-            list.push(normal(pattern));
+            list.push(Pattern {
+                written: pattern.to_owned(),
+                normal: normal(pattern),
+            });
         }
         Ok(rule)
     }
 }
 
 impl fmt::Display for ModelRule {
+    /// To be read after "a GPU", "GPUs" or "no GPU": `of a product like A100*, but not A100-PCIE*`, `other than T4`; nothing where any product is
+    /// taken.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let denied = self.deny.iter().map(|pattern| format!("!{pattern}"));
-        let parts: Vec<String> = self.allow.iter().cloned().chain(denied).collect();
-        f.write_str(&parts.join(","))
+        let list = |patterns: &[Pattern]| {
+            let written: Vec<&str> = patterns.iter().map(|pattern| pattern.written.as_str()).collect();
+            written.join(" or ")
+        };
+        match (self.allow.as_slice(), self.deny.as_slice()) {
+            ([], []) => Ok(()),
+            (allow, []) => write!(f, "of a product like {}", list(allow)),
+            ([], deny) => write!(f, "other than {}", list(deny)),
+            (allow, deny) => write!(f, "of a product like {}, but not {}", list(allow), list(deny)),
+        }
     }
 }
 
@@ -168,9 +188,7 @@ impl GpuRules {
                     None => {
                         return wrong(
                             names::GPUS,
-                            &format!(
-                                "over how many GPUs of one node the pod's memory is spread evenly is a number from 1 to {MOST_GPUS}, such as \"2\""
-                            ),
+                            &format!("write the number of GPUs, from 1 to {MOST_GPUS}, such as \"2\""),
                         );
                     }
                 },
@@ -186,21 +204,13 @@ impl GpuRules {
                     }
                 },
                 names::GPU_MEMORY => match least_memory(value) {
-                    Some(memory) => rules.get_or_insert_default().least_memory = memory,
-                    None => {
-                        return wrong(
-                            names::GPU_MEMORY,
-                            "how much memory a GPU must have in all is >= and a quantity above 0, such as \">=40Gi\"",
-                        );
-                    }
+                    Ok(memory) => rules.get_or_insert_default().least_memory = memory,
+                    Err(allowed) => return wrong(names::GPU_MEMORY, allowed),
                 },
                 names::GPU_PREFER => match Prefer::ALL.into_iter().find(|prefer| prefer.name() == value) {
                     Some(prefer) => rules.get_or_insert_default().prefer = Some(prefer),
                     None => {
-                        return wrong(
-                            names::GPU_PREFER,
-                            "which GPUs come first is fastest, most-memory or least-memory",
-                        );
+                        return wrong(names::GPU_PREFER, "write fastest, most-memory or least-memory");
                     }
                 },
                 names::GPU_UUID => {
@@ -279,27 +289,43 @@ impl GpuRules {
     }
 }
 
-/// Rounded up to MiB: at least so much.
-fn least_memory(text: &str) -> Option<MiB> {
-    let quantity = text.strip_prefix(">=")?.trim();
-    let bytes = quantity_value(quantity).ok()?;
-    (bytes > 0).then(|| MiB(bytes.div_ceil(1 << 20)))
+/// Rounded up to MiB: at least so much. Every GPU has 1 MiB, so whoever writes less left the suffix out.
+fn least_memory(text: &str) -> Result<MiB, &'static str> {
+    const MIB: u64 = 1 << 20;
+    let quantity = text.strip_prefix(">=").map(str::trim);
+    match quantity.and_then(|quantity| quantity_value(quantity).ok()) {
+        Some(bytes) if bytes >= MIB => Ok(MiB(bytes.div_ceil(MIB))),
+        Some(_) => Err("that is less than 1 MiB; write the size with a suffix such as Gi: \">=40Gi\""),
+        None => Err("write >= and the size that a GPU must have at least, such as \">=40Gi\""),
+    }
+}
+
+/// `80 GiB` where it is a whole number of them, else `81559 MiB`.
+fn size(memory: MiB) -> String {
+    match memory.0 {
+        mib if mib.is_multiple_of(1024) => format!("{} GiB", mib / 1024),
+        _ => memory.to_string(),
+    }
 }
 
 impl fmt::Display for GpuRules {
-    /// To be read after "a GPU": `of a product like a100* and with at least 40960 MiB in all`; nothing where any GPU is taken.
+    /// To be read after "a GPU": `of a product like A100* and with 40 GiB or more in all`; nothing where any GPU is taken.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut parts = Vec::new();
-        if self.models != ModelRule::default() {
-            parts.push(format!("of a product like {}", self.models));
-        }
         if self.least_memory > MiB::ZERO {
-            parts.push(format!("with at least {} in all", self.least_memory));
+            parts.push(format!("with {} or more in all", size(self.least_memory)));
         }
         if !self.uuids.is_empty() {
             parts.push(format!("named {}", self.uuids.join(" or ")));
         }
-        f.write_str(&parts.join(" and "))
+        let (models, rest) = (self.models.to_string(), parts.join(" and "));
+        let and = match self.models.deny.is_empty() {
+            _ if models.is_empty() || rest.is_empty() => "",
+            true => " and ",
+            // Else what follows reads as if it were denied, too.
+            false => ", and ",
+        };
+        write!(f, "{models}{and}{rest}")
     }
 }
 
@@ -422,6 +448,33 @@ mod tests {
     }
 
     #[test]
+    fn rules_are_shown_as_they_were_written_and_what_is_denied_apart() {
+        let (model, memory, uuid) = ("divvy.dev/gpu-model", "divvy.dev/gpu-memory", "divvy.dev/gpu-uuid");
+        for (annotations, expected) in [
+            (&[("divvy.dev/gpus", "2")][..], ""),
+            (&[(model, "A100*")], "of a product like A100*"),
+            (&[(model, "nvidia A100*, H100*")], "of a product like nvidia A100* or H100*"),
+            (&[(model, "!T4")], "other than T4"),
+            (&[(model, "! T4, !P4")], "other than T4 or P4"),
+            (&[(model, "!A100-PCIE*,A100*")], "of a product like A100*, but not A100-PCIE*"),
+            (&[(memory, ">=80Gi")], "with 80 GiB or more in all"),
+            (&[(memory, ">=80G")], "with 76294 MiB or more in all"),
+            (&[(memory, ">=1Mi")], "with 1 MiB or more in all"),
+            (
+                &[(model, "!T4"), (memory, ">=40Gi")],
+                "other than T4, and with 40 GiB or more in all",
+            ),
+            (
+                &[(model, "A100*"), (memory, ">= 40Gi"), (uuid, "GPU-1, GPU-2")],
+                "of a product like A100* and with 40 GiB or more in all and named GPU-1 or GPU-2",
+            ),
+        ] {
+            let rules = read(annotations).expect("they are right").expect("some");
+            assert_eq!(rules.to_string(), expected);
+        }
+    }
+
+    #[test]
     fn annotations_are_read_or_refused_with_what_was_found_what_is_allowed_and_an_example() {
         assert_eq!(read(&[]), Ok(None));
         assert_eq!(
@@ -438,10 +491,6 @@ mod tests {
         let rules = rules.expect("they are right").expect("some");
         assert_eq!(rules.gpus, Some(2));
         assert_eq!((rules.least_memory, rules.prefer), (MiB(40 * 1024), Some(Prefer::Fastest)));
-        assert_eq!(
-            rules.to_string(),
-            "of a product like a100* and with at least 40960 MiB in all and named GPU-1 or GPU-2"
-        );
         assert!(rules.allow("NVIDIA A100-SXM4-40GB", MiB(40960), Some("GPU-2")));
         assert!(!rules.allow("NVIDIA A100-SXM4-40GB", MiB(40959), Some("GPU-2")));
         assert!(!rules.allow("NVIDIA A100-SXM4-40GB", MiB(40960), Some("GPU-3")));
@@ -457,8 +506,14 @@ mod tests {
             ("divvy.dev/gpu-model", "A100*,,T4", &["\"\" is no pattern", "\"!T4\""]),
             ("divvy.dev/gpu-model", "!!T4", &["\"!!T4\" is no pattern"]),
             ("divvy.dev/gpu-memory", "40Gi", &["\"40Gi\" was found", "\">=40Gi\""]),
-            ("divvy.dev/gpu-memory", ">=much", &["\">=40Gi\""]),
-            ("divvy.dev/gpu-memory", ">=0", &["above 0"]),
+            ("divvy.dev/gpu-memory", ">=much", &["write >= and the size", "\">=40Gi\""]),
+            (
+                "divvy.dev/gpu-memory",
+                ">=20",
+                &["\">=20\" was found; that is less than 1 MiB", "suffix such as Gi"],
+            ),
+            ("divvy.dev/gpu-memory", ">=0", &["less than 1 MiB"]),
+            ("divvy.dev/gpu-memory", ">=1M", &["less than 1 MiB"]),
             (
                 "divvy.dev/gpu-prefer",
                 "best",

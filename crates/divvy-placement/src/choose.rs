@@ -105,7 +105,7 @@ impl Ask {
 }
 
 impl fmt::Display for Ask {
-    /// `3 units (3072 MiB)`, `3 units (3072 MiB) on a GPU of a product like a100*`
+    /// `3 units (3072 MiB)`, `3 units (3072 MiB) on a GPU of a product like A100*`
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.amount())?;
         match self.wanted() {

@@ -1,4 +1,4 @@
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use divvy_model::{Held, MemoryUnit, MiB, Pod, limits, names, runtime};
@@ -144,6 +144,19 @@ pub struct Answer {
     /// How long ago the extender read the cluster, in seconds; absent if the cluster was read for this answer.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub age_seconds: Option<u64>,
+}
+
+impl Answer {
+    /// Adds another pod of the same controller: both run, and nothing else is to be said of them.
+    pub fn join(&mut self, other: Answer) {
+        self.subject.pods.extend(other.subject.pods);
+        self.shares.extend(other.shares);
+        let nodes: BTreeSet<&str> = self.shares.iter().map(|share| share.node.as_str()).collect();
+        self.message = match nodes.len() {
+            1 => format!("is running on node {}.", nodes.iter().copied().collect::<String>()),
+            count => format!("is running; they are on {count} nodes."),
+        };
+    }
 }
 
 /// So many nodes are shown in detail.
@@ -296,15 +309,18 @@ fn bound(answer: &mut Answer, snapshot: &Snapshot, wants: &Wants) {
         false => "",
     };
     answer.message = match &pod.held {
+        Held::Nothing if snapshot.unseen.is_empty() && snapshot.site(node).is_none() => {
+            format!("names node {node} ({phase}), which does not exist.")
+        }
         Held::Nothing => format!(
-            "is bound to node {node} ({phase}) without an allocation: kube-scheduler did not ask Divvy's extender, so its containers will not start."
+            "is bound to node {node} ({phase}) without an allocation: Divvy's extender was not asked, so its containers will not start."
         ),
         Held::Unreadable(error) => format!("is bound to node {node} ({phase}), and its allocation cannot be read: {error}"),
         Held::Allocation(_) | Held::Legacy(_) => format!("is bound to node {node} ({phase}){deleting}."),
     };
     if matches!(pod.held, Held::Nothing | Held::Unreadable(_)) {
         answer.notes.push(
-            "Check that kube-scheduler's configuration names the extender with bindVerb, and that the pod sets neither nodeName nor another \
+            "The extender is asked if kube-scheduler's configuration names it with bindVerb, and if the pod sets neither nodeName nor another \
              schedulerName."
                 .to_owned(),
         );
@@ -342,7 +358,11 @@ fn written(pod: &Pod, node: &str, unit: MemoryUnit) -> Vec<Share> {
 fn waiting(answer: &mut Answer, question: &Question<'_>, all_nodes: bool) {
     let unit = question.snapshot.ledger.unit();
     let size = asked(&question.ask, unit);
-    let words = Words { unit, asked: &size };
+    let words = Words {
+        unit,
+        asked: &size,
+        rules: question.ask.wanted().is_some(),
+    };
     let looks: Vec<Vec<Obstacle>> = (0..question.snapshot.sites.len())
         .map(|position| question.obstacles(position))
         .collect();

@@ -207,9 +207,14 @@ impl<'a> Question<'a> {
                 found.push(Obstacle::NoGpuMemory);
             }
             (Some(Refusal::UnknownNode | Refusal::Unusable(Unusable::NotShared)), _) => {}
+            // That its agent does not run is the reason for the rest.
+            (Some(Refusal::Unusable(_)), _) if !found.is_empty() => {}
+            (Some(Refusal::Unusable(Unusable::Unschedulable)), _) if offered == 0 => found.push(Obstacle::AgentAway {
+                capacity: site.capacity_units,
+            }),
             (Some(Refusal::Unusable(why)), _) => found.push(Obstacle::NotOffered { reason: why.to_string() }),
             (refusal, None) => {
-                if away {
+                if away && found.is_empty() {
                     found.push(Obstacle::AgentAway {
                         capacity: site.capacity_units,
                     });

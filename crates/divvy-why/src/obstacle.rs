@@ -174,6 +174,16 @@ pub(crate) struct Words<'a> {
     pub(crate) unit: MemoryUnit,
     /// How much of each GPU: `30 GiB`.
     pub(crate) asked: &'a str,
+    /// The pod does not take every GPU.
+    pub(crate) rules: bool,
+}
+
+/// With a space before it, if there is any.
+fn spaced(text: &str) -> String {
+    match text {
+        "" => String::new(),
+        text => format!(" {text}"),
+    }
 }
 
 impl Obstacle {
@@ -183,8 +193,8 @@ impl Obstacle {
         match self {
             Obstacle::NoGpuMemory => format!("it offers no {}", names::GPU_MEM),
             Obstacle::NotChosen { label, value } => format!(
-                "it lacks the label {label}={value}, by which the agent's DaemonSet chooses its nodes. If it is to share its GPUs: \
-                 kubectl label node {node} {label}={value}"
+                "it lacks the label {label}={value}, by which the agent's DaemonSet chooses its nodes (to share its GPUs: kubectl label node {node} \
+                 {label}={value})"
             ),
             Obstacle::NodeSelector { label, value, found } => {
                 let found = found
@@ -192,13 +202,20 @@ impl Obstacle {
                     .map_or_else(|| "lacks that label".to_owned(), |found| format!("has {label}={found}"));
                 format!("the pod's nodeSelector asks for {label}={value}, and the node {found}")
             }
+            Obstacle::NodeAffinity { affinity } if affinity.is_empty() => {
+                "the pod's node affinity has only empty terms, which match no node".to_owned()
+            }
             Obstacle::NodeAffinity { affinity } => format!("it does not match the pod's node affinity ({affinity})"),
             Obstacle::Taint { .. } => format!("the pod does not tolerate its taint {}", self.taint()),
             Obstacle::NotReady => "it is not ready".to_owned(),
             Obstacle::Runtime { remedy } | Obstacle::NotOffered { reason: remedy } => remedy.clone(),
             Obstacle::AgentAway { capacity } => format!(
-                "its kubelet offers 0 of {capacity} units, so no Divvy agent runs there, or none is ready (kubectl get pods -A -o wide \
-                 --field-selector spec.nodeName={node})"
+                "its kubelet offers {}, so no Divvy agent runs there, or none is ready (kubectl get pods -A -o wide \
+                 --field-selector spec.nodeName={node})",
+                match capacity {
+                    0 => format!("no {}", names::GPU_MEM),
+                    capacity => format!("0 of {capacity} units"),
+                }
             ),
             Obstacle::OneGpuOnly => {
                 "gpushare's device plugin serves it, which gives a container one GPU; several GPUs need Divvy's agent there"
@@ -216,8 +233,9 @@ impl Obstacle {
                 needed,
                 products,
             } => {
+                let rules = spaced(rules);
                 format!(
-                    "{needed} GPUs {rules} are needed, and it has {allowed}; it has {}",
+                    "the pod needs {needed} GPUs{rules}, and it has {allowed}; it has {}",
                     list(products)
                 )
             }
@@ -225,7 +243,7 @@ impl Obstacle {
             Obstacle::Volume { claim } => format!("the volume of claim {claim} cannot be reached from it"),
             Obstacle::Cordoned => "it is cordoned".to_owned(),
             Obstacle::PodAffinity { topology } => {
-                format!("the pods that its podAffinity asks for are not there (per {topology})")
+                format!("no pod is there that the pod's podAffinity asks for (per {topology})")
             }
             Obstacle::PodAntiAffinity { topology, pod } => {
                 format!(
@@ -249,7 +267,7 @@ impl Obstacle {
                 max_skew,
                 skew: Some(skew),
             } => format!(
-                "the pod's spread constraint over {topology} allows {max_skew} more pods than elsewhere, and with this one there would be {skew}"
+                "the pod's spread constraint over {topology} allows at most {max_skew} more than elsewhere, and with this pod there would be {skew} more"
             ),
             Obstacle::HostPort { port } => format!("another pod there has port {port} of the host"),
             Obstacle::Resource {
@@ -263,6 +281,22 @@ impl Obstacle {
                     allocatable - free
                 )
             }
+            Obstacle::Resource {
+                resource,
+                asked,
+                allocatable: 0,
+                ..
+            } => format!("it offers no {resource}, and the pod asks for {}", quantity(resource, *asked)),
+            Obstacle::Resource {
+                resource,
+                asked,
+                allocatable,
+                ..
+            } if asked > allocatable => format!(
+                "it has {} {resource} in all, and the pod asks for {}",
+                quantity(resource, *allocatable),
+                quantity(resource, *asked)
+            ),
             Obstacle::Resource {
                 resource,
                 asked,
@@ -292,9 +326,15 @@ impl Obstacle {
                     0 => String::new(),
                     count => format!("; {count} of {taken} GPUs are not well"),
                 };
-                match taken {
-                    1 => format!("{} free on its GPU{unwell}", size(free)),
-                    _ => format!("at most {} free on one GPU, {} on all of them{unwell}", size(free), size(sum)),
+                match (taken, words.rules) {
+                    (1, false) => format!("{} free on its GPU{unwell}", size(free)),
+                    (1, true) => format!("{} free on the one GPU that the pod's rules allow{unwell}", size(free)),
+                    (_, false) => format!("at most {} free on one GPU, {} on all of them{unwell}", size(free), size(sum)),
+                    (_, true) => format!(
+                        "of the GPUs that the pod's rules allow, at most {} free on one, {} on all of them{unwell}",
+                        size(free),
+                        size(sum)
+                    ),
                 }
             }
             Obstacle::GpuMemory {
@@ -323,7 +363,7 @@ impl Obstacle {
             Obstacle::NotOffered { .. } => "GPUs not offered (--all-nodes says why)".to_owned(),
             Obstacle::OneGpuOnly => "gpushare's device plugin gives a container one GPU".to_owned(),
             Obstacle::Rules { rules, needed: 1, .. } => format!("no GPU {rules}"),
-            Obstacle::Rules { rules, needed, .. } => format!("fewer than {needed} GPUs {rules}"),
+            Obstacle::Rules { rules, needed, .. } => format!("fewer than {needed} GPUs{}", spaced(rules)),
             Obstacle::TooSmall { .. } => format!("no GPU as large as {}, even empty", words.asked),
             Obstacle::Volume { claim } => format!("out of reach of the volume of claim {claim}"),
             Obstacle::Cordoned => "cordoned".to_owned(),
@@ -333,6 +373,11 @@ impl Obstacle {
             Obstacle::Spread { topology, .. } => format!("excluded by the pod's spread constraint over {topology}"),
             Obstacle::HostPort { port } => format!("port {port} of the host is taken"),
             Obstacle::Resource { resource, .. } if resource == "pods" => "no place for another pod".to_owned(),
+            Obstacle::Resource {
+                resource,
+                allocatable: 0,
+                ..
+            } => format!("no {resource}"),
             Obstacle::Resource { resource, asked, .. } => format!("less than {} {resource} free", quantity(resource, *asked)),
             Obstacle::GpuMemory { needed: 1, .. } => format!("no GPU with {} free", words.asked),
             Obstacle::GpuMemory { needed, .. } => format!("fewer than {needed} GPUs with {} free", words.asked),
@@ -441,12 +486,12 @@ impl Hold {
             Hold::Claim { claim, exists: false } => format!("there is no PersistentVolumeClaim {claim}"),
             Hold::Claim { claim, exists: true } => format!("PersistentVolumeClaim {claim} has no volume yet: kubectl describe pvc {claim}"),
             Hold::ExtenderAway => {
-                "kube-scheduler does not reach Divvy's extender: is it running, and is the urlPrefix in kube-scheduler's configuration its address?"
+                "kube-scheduler does not reach Divvy's extender. Either it is not running, or the urlPrefix in kube-scheduler's configuration is not its address"
                     .to_owned()
             }
             Hold::Unheard { scheduler } => format!(
-                "no scheduler has looked at the pod, and its schedulerName is {scheduler:?}: does a scheduler of that name run? \
-                 `divvy scheduler-config --as-second-scheduler` makes divvy-scheduler"
+                "no scheduler has looked at the pod, and its schedulerName is {scheduler:?}; most likely no scheduler of that name runs \
+                 (`divvy scheduler-config --as-second-scheduler` makes divvy-scheduler)"
             ),
             Hold::NotLookedAt { what, reason } => format!("{what} could not be looked at: {reason}"),
         }

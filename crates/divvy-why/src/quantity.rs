@@ -22,10 +22,14 @@ pub fn quantity(resource: &str, amount: u64) -> String {
     match resource {
         "cpu" if amount.is_multiple_of(1000) => (amount / 1000).to_string(),
         "cpu" => format!("{amount}m"),
-        "memory" | "ephemeral-storage" if amount.is_multiple_of(GIB) => format!("{} GiB", amount / GIB),
-        "memory" | "ephemeral-storage" if amount >= MIB => format!("{} MiB", amount / MIB),
+        _ if in_bytes(resource) && amount.is_multiple_of(GIB) => format!("{} GiB", amount / GIB),
+        _ if in_bytes(resource) && amount >= MIB => format!("{} MiB", amount / MIB),
         _ => amount.to_string(),
     }
+}
+
+fn in_bytes(resource: &str) -> bool {
+    matches!(resource, "memory" | "ephemeral-storage") || resource.starts_with("hugepages-")
 }
 
 /// `1,204`
@@ -78,6 +82,7 @@ mod tests {
             ("memory", 3 << 30, "3 GiB"),
             ("memory", 1500 << 20, "1500 MiB"),
             ("memory", 12, "12"),
+            ("hugepages-2Mi", 1 << 30, "1 GiB"),
             ("nvidia.com/gpu", 1, "1"),
         ] {
             assert_eq!(quantity(resource, value), expected);

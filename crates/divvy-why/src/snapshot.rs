@@ -56,6 +56,13 @@ pub struct Owner {
     pub name: String,
 }
 
+impl Owner {
+    /// Whether it replaces pods for as long as it is there, and a pod ends by scaling it down.
+    pub(crate) fn runs_for_ever(&self) -> bool {
+        ["Deployment", "ReplicaSet", "StatefulSet", "ReplicationController"].contains(&self.kind.as_str())
+    }
+}
+
 impl fmt::Display for Owner {
     /// `ReplicaSet train-6d5`
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

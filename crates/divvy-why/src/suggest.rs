@@ -74,6 +74,11 @@ pub enum Change {
         /// Its value.
         value: String,
     },
+    /// The pod does not ask for another resource any more.
+    DropResource {
+        /// The resource.
+        resource: String,
+    },
     /// The pod asks for less of another resource: CPU in thousandths of a core, memory in bytes.
     AskForLess {
         /// The resource.
@@ -134,6 +139,12 @@ impl Change {
             Change::Label { node, label, value } => question.alter_site(node, |site| {
                 site.labels.insert(label.clone(), value.clone());
             }),
+            Change::DropResource { resource } => {
+                let requests = &mut question.wants.to_mut().requests;
+                let before = requests.len();
+                requests.retain(|(name, _)| name != resource);
+                (requests.len() < before).then_some(())
+            }
             Change::AskForLess { resource, amount } => {
                 let mut requests = question.wants.to_mut().requests.iter_mut();
                 requests.find(|(name, _)| name == resource)?.1 = *amount;
@@ -189,8 +200,16 @@ impl Change {
                 format!("Write {units} ({key}: {units}). Node {then} has room for that.")
             }
             Change::AskFor { units } => {
-                let memory = unit.memory(*units).map(|memory| amount(memory, unit)).unwrap_or_default();
-                format!("Ask for {memory} or less ({key}: {units}). Node {then} has room for that now.")
+                let gpus = question.ask.gpus.max(1) as u64;
+                let memory = unit
+                    .memory(units / gpus)
+                    .map(|memory| amount(memory, unit))
+                    .unwrap_or_default();
+                let memory = match gpus {
+                    1 => format!("{memory} or less"),
+                    gpus => format!("{memory} on each of the {gpus} GPUs"),
+                };
+                format!("Ask for {memory} ({key}: {units}). Node {then} has room for that now.")
             }
             Change::PodEnds {
                 node,
@@ -230,14 +249,13 @@ impl Change {
                     None => {
                         format!("Wait until {pod}{held} on node {node} has ended. If nobody needs it any more, delete it:")
                     }
+                    Some(owner) if owner.runs_for_ever() => format!(
+                        "{}{held} on node {node} is in the way. {owner} would replace it if it were deleted; scale {} down so that this pod ends.",
+                        capital(&pod),
+                        owner.name
+                    ),
                     Some(owner) => {
-                        let scale = match owner.kind.as_str() {
-                            "ReplicaSet" | "StatefulSet" | "ReplicationController" => "; scale it down instead",
-                            _ => "",
-                        };
-                        format!(
-                            "Wait until {pod}{held} on node {node} has ended. Its {owner} would replace it, if it were deleted{scale}."
-                        )
+                        format!("Wait until {pod}{held} on node {node} has ended. {owner} would replace it if it were deleted.")
                     }
                 }
             }
@@ -259,6 +277,9 @@ impl Change {
                 )
             }
             Change::Label { node, .. } => format!("If the pod may run on node {node}, give the node the label:"),
+            Change::DropResource { resource } => {
+                format!("Take {resource} out of the pod: {key} alone gives it a GPU. Node {then} has room for that now.")
+            }
             Change::AskForLess { resource, amount } => {
                 format!(
                     "Ask for {} {resource} or less. Node {then} has that much free now.",
@@ -327,6 +348,7 @@ pub(crate) fn suggestions(question: &Question<'_>, holds: &[Hold], looks: &[Vec<
         search.tolerate(),
         search.label(),
         search.ask_for(),
+        search.drop_whole_gpus(),
         search.ask_for_less(),
         search.pod_ends(),
     ];
@@ -442,17 +464,28 @@ impl Search<'_, '_> {
         })
     }
 
-    /// A label that the node has with another value says something about the node: only one that it lacks is proposed.
+    /// A label that the node has with another value says something about the node: only one that it lacks is proposed. Labels with a domain are written
+    /// by the programs of that domain (`nvidia.com/gpu.product`, `kubernetes.io/hostname`), and say what the node is: none is proposed.
     fn label(&self) -> Option<Suggestion> {
         self.first(|node, obstacle| match obstacle {
             Obstacle::NodeSelector {
                 label,
                 value,
                 found: None,
-            } if !is_kubernetes_own(label) => Some(Change::Label {
+            } if !label.contains('/') => Some(Change::Label {
                 node,
                 label: label.clone(),
                 value: value.clone(),
+            }),
+            _ => None,
+        })
+    }
+
+    /// A pod that asks for GPU memory and for whole GPUs needs one of them.
+    fn drop_whole_gpus(&self) -> Option<Suggestion> {
+        self.first(|_, obstacle| match obstacle {
+            Obstacle::Resource { resource, .. } if resource == names::WHOLE_GPU => Some(Change::DropResource {
+                resource: resource.clone(),
             }),
             _ => None,
         })

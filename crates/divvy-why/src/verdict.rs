@@ -139,16 +139,43 @@ impl Question<'_> {
             );
         }
         if !look.iter().any(Obstacle::is_of_gpus) {
-            let what = if self.ask.gpus == 1 { "a GPU" } else { "as many GPUs" };
-            let size = self::asked(&self.ask, unit);
-            let words = Words { unit, asked: &size };
-            let messages: Vec<String> = look.iter().map(|one| one.message(name, words)).collect();
-            return format!(
-                "waits: it asks for {asked}. Node {name} has {what} with that much free, but {}.",
-                crate::quantity::list(&messages)
-            );
+            return format!("waits: it asks for {asked}. {}.", self.but(name, look));
         }
-        format!("waits: it asks for {asked}, and {}.", self.lacking(looks))
+        if let Some(lacking) = self.lacking(looks) {
+            return format!("waits: it asks for {asked}, and {lacking}.");
+        }
+        // GPUs are what most nodes lack; another node has them, and more than one other thing is in the way there.
+        let with_room = order
+            .iter()
+            .find(|position| !looks[**position].iter().any(Obstacle::is_of_gpus));
+        match with_room {
+            Some(position) => format!(
+                "waits: it asks for {asked}. {}.",
+                self.but(&self.site(*position).name, &looks[*position])
+            ),
+            None => format!("waits: it asks for {asked}, and no node that it can use now offers it a GPU."),
+        }
+    }
+
+    /// A node has room on its GPUs; what else is in the way there: one thing or two in words, of more the first and their number.
+    fn but(&self, node: &str, look: &[Obstacle]) -> String {
+        let unit = self.snapshot.ledger.unit();
+        let what = if self.ask.gpus == 1 { "a GPU" } else { "as many GPUs" };
+        let size = self::asked(&self.ask, unit);
+        let words = Words {
+            unit,
+            asked: &size,
+            rules: self.ask.wanted().is_some(),
+        };
+        let message = |one: &Obstacle| one.message(node, words);
+        let but = match look {
+            [one, two] => format!("{}, and {}", message(one), message(two)),
+            [one, others @ ..] if !others.is_empty() => {
+                format!("{}, and {} more things are in the way", message(one), others.len())
+            }
+            look => look.iter().map(message).collect(),
+        };
+        format!("Node {node} has {what} with that much free, but {but}")
     }
 
     fn not_tried(&self, holds: &[Hold]) -> &'static str {
@@ -160,8 +187,8 @@ impl Question<'_> {
         }
     }
 
-    /// No node that the pod can use has GPUs with enough free that it takes.
-    fn lacking(&self, looks: &[Vec<Obstacle>]) -> String {
+    /// No node that the pod can use has GPUs with enough free that it takes. `None`: no such node offers it any GPU at all.
+    fn lacking(&self, looks: &[Vec<Obstacle>]) -> Option<String> {
         let unit = self.snapshot.ledger.unit();
         // Other nodes may have GPUs with room, or their GPUs are not known.
         let elsewhere = looks.iter().any(|look| {
@@ -188,33 +215,29 @@ impl Question<'_> {
         let best = |room: &Room| (room.fitting.min(self.ask.gpus), room.free);
         let Some((name, most)) = rooms.iter().max_by_key(|(name, room)| (best(room), Reverse(*name))) else {
             let such = looks.iter().flatten().any(|one| matches!(one, Obstacle::Rules { .. }));
-            return match such {
-                true => format!(
-                    "{no_node} has {}",
-                    if self.ask.gpus == 1 {
-                        "such a GPU"
-                    } else {
-                        "as many such GPUs"
-                    }
-                ),
-                false => format!("{no_node} offers it a GPU"),
+            let has_rules = self.ask.wanted().is_some();
+            let what = match (self.ask.gpus, has_rules) {
+                (1, _) => "such a GPU",
+                (_, true) => "as many such GPUs",
+                (_, false) => "as many GPUs",
             };
+            return such.then(|| format!("{no_node} has {what}"));
         };
         let memory = self.ask.memory.unwrap_or(MiB(u64::MAX));
         if rooms.iter().all(|(_, room)| room.size < memory) {
-            return match self.ask.gpus {
+            return Some(match self.ask.gpus {
                 1 => format!("{no_gpu} is that large, even empty"),
                 _ => format!("{no_node} has as many GPUs that large, even empty"),
-            };
+            });
         }
         if self.ask.gpus > 1 {
-            return format!(
+            return Some(format!(
                 "{no_node} has as many with that much free; node {name} has {} of {}",
                 most.fitting, most.taken
-            );
+            ));
         }
         let in_sum = rooms.iter().filter(|(_, room)| room.sum >= memory);
-        match in_sum.max_by_key(|(name, room)| (room.free, Reverse(*name))) {
+        Some(match in_sum.max_by_key(|(name, room)| (room.free, Reverse(*name))) {
             Some((name, room)) => format!(
                 "{no_gpu} has that much free; node {name} has {} free in all, but at most {} on one GPU",
                 amount(room.sum, unit),
@@ -225,7 +248,7 @@ impl Question<'_> {
                 "{no_gpu} has that much free; the most is {}, on node {name}",
                 amount(most.free, unit)
             ),
-        }
+        })
     }
 }
 

@@ -51,12 +51,26 @@ pub struct Extender {
 }
 
 /// Agents of the same version.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct Agents {
     /// The version, as they say themselves.
     pub version: String,
     /// Their nodes.
     pub nodes: BTreeSet<String>,
+    /// Nodes with an inventory of this version whose kubelet offers nothing of it: it stays when the agent goes.
+    #[serde(skip_serializing_if = "BTreeSet::is_empty")]
+    pub away: BTreeSet<String>,
+}
+
+/// What a node says of its agent.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Published {
+    /// The node.
+    pub node: String,
+    /// The version in its inventory.
+    pub version: String,
+    /// Whether its kubelet offers units.
+    pub offers: bool,
 }
 
 /// The versions in a cluster.
@@ -95,15 +109,15 @@ pub fn extenders(pods: impl IntoIterator<Item = (String, String)>) -> Vec<Extend
 }
 
 /// The agents by what they say.
-pub fn agents(nodes: impl IntoIterator<Item = (String, String)>) -> Vec<Agents> {
-    let mut versions: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
-    for (node, version) in nodes {
-        versions.entry(version).or_default().insert(node);
+pub fn agents(all: impl IntoIterator<Item = Published>) -> Vec<Agents> {
+    let mut versions: BTreeMap<String, Agents> = BTreeMap::new();
+    for Published { node, version, offers } in all {
+        let agents = versions.entry(version).or_default();
+        let nodes = if offers { &mut agents.nodes } else { &mut agents.away };
+        nodes.insert(node);
     }
-    versions
-        .into_iter()
-        .map(|(version, nodes)| Agents { version, nodes })
-        .collect()
+    let versions = versions.into_iter();
+    versions.map(|(version, agents)| Agents { version, ..agents }).collect()
 }
 
 /// The tag of an image, if it is a version: `registry.example:5000/divvy:v0.1.0`.
@@ -141,7 +155,7 @@ impl Versions {
             parts.extend(versions.map(|version| format!("the extender is {version}")));
         }
         if let Known::Yes(all) = agents {
-            let others = all.iter().filter(|one| other(&one.version));
+            let others = all.iter().filter(|one| other(&one.version) && !one.nodes.is_empty());
             parts.extend(others.map(|one| format!("the agent of {} is {}", names(&one.nodes), one.version)));
         }
         let say = |part| {
@@ -174,13 +188,28 @@ fn extenders_text(all: &[Extender]) -> String {
 }
 
 fn agents_text(all: &[Agents]) -> String {
-    let one = |one: &Agents| match one.nodes.len() {
-        1 => format!("{} on node {}", one.version, names(&one.nodes)),
-        count => format!("{} on {count} nodes ({})", one.version, names(&one.nodes)),
+    let run = |one: &Agents| match one.nodes.len() {
+        0 => None,
+        1 => Some(format!("{} on node {}", one.version, names(&one.nodes))),
+        count => Some(format!("{} on {count} nodes ({})", one.version, names(&one.nodes))),
     };
-    match all {
-        [] => "no node has published its GPUs".to_owned(),
-        all => all.iter().map(one).collect::<Vec<_>>().join("; "),
+    let away = |one: &Agents| match one.away.len() {
+        0 => None,
+        1 => Some(format!(
+            "node {} has an inventory of {} and offers no GPU memory (is the agent away?)",
+            names(&one.away),
+            one.version
+        )),
+        count => Some(format!(
+            "{count} nodes ({}) have an inventory of {} and offer no GPU memory (are the agents away?)",
+            names(&one.away),
+            one.version
+        )),
+    };
+    let parts: Vec<String> = all.iter().filter_map(run).chain(all.iter().filter_map(away)).collect();
+    match parts.is_empty() {
+        true => "no node has published its GPUs".to_owned(),
+        false => parts.join("; "),
     }
 }
 
@@ -198,6 +227,42 @@ mod tests {
 
     fn pairs(all: &[(&str, &str)]) -> Vec<(String, String)> {
         all.iter().map(|(a, b)| ((*a).to_owned(), (*b).to_owned())).collect()
+    }
+
+    fn published(all: &[(&str, &str, bool)]) -> Vec<Published> {
+        let one = |(node, version, offers): &(&str, &str, bool)| Published {
+            node: (*node).to_owned(),
+            version: (*version).to_owned(),
+            offers: *offers,
+        };
+        all.iter().map(one).collect()
+    }
+
+    #[test]
+    fn an_inventory_that_an_agent_left_behind_is_not_taken_for_an_agent() {
+        let say = |all: &[(&str, &str, bool)]| agents_text(&agents(published(all)));
+        assert_eq!(
+            say(&[("n1", "0.1.0", true), ("n2", "0.1.0", true), ("n3", "0.1.0", false)]),
+            "0.1.0 on 2 nodes (n1, n2); node n3 has an inventory of 0.1.0 and offers no GPU memory (is the agent away?)"
+        );
+        assert_eq!(
+            say(&[("n1", "0.1.0", false), ("n2", "0.1.0", false)]),
+            "2 nodes (n1, n2) have an inventory of 0.1.0 and offer no GPU memory (are the agents away?)"
+        );
+        assert_eq!(say(&[]), "no node has published its GPUs");
+        let left = Versions {
+            client: CLIENT,
+            server: Some(Server {
+                kubernetes: Known::Yes("v1.36.3".to_owned()),
+                extender: Known::Yes(Vec::new()),
+                agents: Known::Yes(agents(published(&[("n1", "0.0.1", false)]))),
+            }),
+        };
+        assert_eq!(left.differences(), Vec::<String>::new());
+        assert_eq!(
+            serde_json::to_value(&left).expect("JSON")["server"]["agents"],
+            serde_json::json!([{"version": "0.0.1", "nodes": [], "away": ["n1"]}])
+        );
     }
 
     #[test]
@@ -228,13 +293,13 @@ mod tests {
                     ("d/extender-2", "r/divvy:0.1.0"),
                     ("d/extender-3", "r/divvy:mine"),
                 ]))),
-                agents: Known::Yes(agents(pairs(&[
-                    ("n1", "0.2.0"),
-                    ("n2", "0.1.0"),
-                    ("n3", "0.1.0"),
-                    ("n4", "0.1.0"),
-                    ("n5", "0.1.0"),
-                    ("n6", "\u{1b}[2J"),
+                agents: Known::Yes(agents(published(&[
+                    ("n1", "0.2.0", true),
+                    ("n2", "0.1.0", true),
+                    ("n3", "0.1.0", true),
+                    ("n4", "0.1.0", true),
+                    ("n5", "0.1.0", true),
+                    ("n6", "\u{1b}[2J", true),
                 ]))),
             }),
         };

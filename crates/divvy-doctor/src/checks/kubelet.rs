@@ -98,7 +98,7 @@ pub(super) fn plugin(facts: &Facts<'_>) -> Verdict {
     let Some(registered) = registered(facts, &kubelet)? else {
         return skip("the kubelet has written no checkpoint of devices; --cluster asks the API server what the node offers");
     };
-    let why = "pods that want a GPU stay Pending: \"0/1 nodes are available: 1 Insufficient aliyun.com/gpu-mem\"";
+    let why = "pods that want a GPU stay Pending: kube-scheduler says \"Insufficient aliyun.com/gpu-mem\"";
     let fix = "kubectl get pods -A -o wide | grep agent shows the agent of this node, kubectl logs what it waits for; if there is none: kubectl label node NODE \
                with what its DaemonSet selects (K07)";
     let offered: Vec<String> = registered
@@ -154,7 +154,7 @@ fn offered(cluster: &Cluster) -> Verdict {
     // Of a node that has other GPUs, what is gone is a leftover (K05).
     none.retain(|(name, _)| !good.contains(name));
     let nodes = good.iter().collect::<std::collections::BTreeSet<_>>().len();
-    let why = "pods that want a GPU stay Pending: \"0/1 nodes are available: 1 Insufficient aliyun.com/gpu-mem\"";
+    let why = "pods that want a GPU stay Pending: kube-scheduler says \"Insufficient aliyun.com/gpu-mem\"";
     if nodes == 0 && ill.is_empty() {
         let found = match none.first() {
             Some((name, resource)) => format!("{name} says {resource}: 0, and no other node offers GPUs"),

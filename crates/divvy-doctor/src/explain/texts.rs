@@ -6,7 +6,15 @@ use super::Explanation;
 
 const fn of(check: &'static str, texts: &'static [&'static str], means: &'static str, fix: &'static str) -> Explanation {
     Explanation {
-        check,
+        check: Some(check),
+        ..without_check(texts, means, fix)
+    }
+}
+
+/// No check can tell the cause.
+const fn without_check(texts: &'static [&'static str], means: &'static str, fix: &'static str) -> Explanation {
+    Explanation {
+        check: None,
         texts,
         means,
         fix,
@@ -109,9 +117,13 @@ pub const ALL: &[Explanation] = &[
     ),
     of(
         "D12",
-        &["all CUDA-capable devices are busy or unavailable"],
-        "the GPU is in an exclusive compute mode and another process has it",
-        "nvidia-smi -c 0 on the node",
+        &[
+            "all CUDA-capable devices are busy or unavailable",
+            "CUDA-capable device(s) is/are busy or unavailable",
+            "cudaErrorDevicesUnavailable",
+        ],
+        "usually the GPU is in an exclusive compute mode, and another process has it; otherwise the GPU has had an error",
+        "on the node divvy doctor --only D11,D12 tells which; nvidia-smi -c 0 ends an exclusive mode",
     ),
     of(
         "D14",
@@ -342,8 +354,8 @@ pub const ALL: &[Explanation] = &[
             "Insufficient amd.com/",
             "Insufficient gpu.intel.com/",
         ],
-        "no node offers as many devices as the pod wants, or the device plugin of the node that does is away",
-        "divvy why POD for shared memory; divvy doctor --cluster --only K03,K05",
+        "usually other pods hold it: no node has as much free as the pod wants; or no node offers so much at all, or the device plugin of the node that does is away",
+        "divvy why POD says how much shared memory is free, and where; divvy doctor --cluster --only K03,K05 says where a device plugin is away",
     ),
     of(
         "K08",

@@ -172,7 +172,7 @@ fn a_pod_whose_rules_cannot_be_read_goes_nowhere_and_is_told_why() {
     check(&ledger, &pod, [None; 4]);
     let ask = Ask::of(&pod.request, GIB);
     let refusal = ledger.fits("small", &ask, "p").expect_err("refused");
-    insta::assert_snapshot!(refusal.filter_text("small"), @r#"the pod's annotations: divvy.dev/gpu-prefer: "best" was found; which GPUs come first is fastest, most-memory or least-memory"#);
+    insta::assert_snapshot!(refusal.filter_text("small"), @r#"the pod's annotations: divvy.dev/gpu-prefer: "best" was found; write fastest, most-memory or least-memory"#);
 }
 
 #[test]
@@ -193,9 +193,9 @@ fn a_refusal_says_what_each_gpu_is() {
         ledger.fits("small", &ask, "p").expect_err("refused").filter_message("small"),
     ];
     insta::assert_snapshot!(said.join("\n"), @r"
-    node small has no GPU of a product like a100* and with at least 30720 MiB in all that has 3 units (3072 MiB) free: GPU 0 (Tesla T4, 15360 MiB in all) is not what it wants, GPU 1 (Tesla T4, 15360 MiB in all) is not what it wants
-    node broken has no GPU of a product like a100* and with at least 30720 MiB in all that has 3 units (3072 MiB) free: GPU 0 (Tesla T4, 15360 MiB in all) is not what it wants, GPU 1 failed
-    node old has no GPU of a product like a100* and with at least 30720 MiB in all that has 3 units (3072 MiB) free: GPU 0 (of an unknown product, 16384 MiB in all) is not what it wants, GPU 1 (of an unknown product, 16384 MiB in all) is not what it wants
-    no GPU of a product like a100* and with at least 30720 MiB in all
+    node small has no GPU of a product like A100* and with 30 GiB or more in all that has 3 units (3072 MiB) free: GPU 0 (Tesla T4, 15360 MiB in all) is not what it wants, GPU 1 (Tesla T4, 15360 MiB in all) is not what it wants
+    node broken has no GPU of a product like A100* and with 30 GiB or more in all that has 3 units (3072 MiB) free: GPU 0 (Tesla T4, 15360 MiB in all) is not what it wants, GPU 1 failed
+    node old has no GPU of a product like A100* and with 30 GiB or more in all that has 3 units (3072 MiB) free: GPU 0 (of an unknown product, 16384 MiB in all) is not what it wants, GPU 1 (of an unknown product, 16384 MiB in all) is not what it wants
+    no GPU of a product like A100* and with 30 GiB or more in all
     ");
 }

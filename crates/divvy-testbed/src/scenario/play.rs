@@ -22,6 +22,9 @@ pub(super) use looks::Seen;
 /// How long something that must come may take. Generous: it is only waited out when something is wrong.
 const PATIENCE: Duration = Duration::from_secs(60);
 
+/// So much more for each node of a cluster that comes up at once: three programs start on each.
+const PATIENCE_PER_NODE: Duration = Duration::from_secs(2);
+
 /// The same for programs of Kubernetes whose API server was away. A watch of client-go (`NewReflectorWithOptions`) begins again after at most
 /// 30 s, and as much again of jitter; and an API server that has just started refuses the first list of a client until it has read the roles.
 const PATIENCE_WITH_CLIENT_GO: Duration = Duration::from_secs(150);
@@ -310,6 +313,36 @@ impl<'a, C: Cluster> Play<'a, C> {
                     })
                 }
             })
+        })
+        .await
+    }
+
+    /// Waits until each of these nodes has joined and, if its machine has GPUs, offers all that its inventory says.
+    pub async fn joined(&self, nodes: &[String]) -> Result<(), Stop> {
+        let count = u32::try_from(nodes.len()).unwrap_or(u32::MAX);
+        let patience = PATIENCE.saturating_add(PATIENCE_PER_NODE.saturating_mul(count));
+        let client = self.cluster.client();
+        let mut waiting = nodes.iter();
+        let mut next = waiting.next();
+        let what = format!("{count} nodes to join and to offer their GPUs");
+        self.within(patience, &what, async |play| {
+            while let Some(name) = next {
+                match divvy_cluster::list::node(&client, name).await {
+                    Err(error) => return Ok(Err(error.to_string())),
+                    Ok(node) => {
+                        let offers = match &node.inventory {
+                            Some(Ok(inventory)) => node.allocatable_units == inventory.total_units(),
+                            Some(Err(_)) => false,
+                            None => !play.cluster.has_gpus(name),
+                        };
+                        if !offers {
+                            return Ok(Err(format!("node {name} offers {} units", node.allocatable_units)));
+                        }
+                    }
+                }
+                next = waiting.next();
+            }
+            Ok(Ok(()))
         })
         .await
     }

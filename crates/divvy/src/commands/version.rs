@@ -8,7 +8,7 @@ use super::inspect::{choice, say_left_out};
 use super::say;
 use crate::cli::{VersionArgs, VersionOutput};
 use crate::printer;
-use crate::version::{CLIENT, Known, Server, Versions, agents, extenders};
+use crate::version::{CLIENT, Known, Published, Server, Versions, agents, extenders};
 
 /// Reads which versions are there, and says where they differ.
 pub async fn run(args: VersionArgs) -> anyhow::Result<()> {
@@ -49,7 +49,11 @@ async fn server(args: &VersionArgs) -> Result<Server, Error> {
     let version = |object: NodeObject| {
         let node = convert::node(&object);
         match node.inventory {
-            Some(Ok(inventory)) => Some((node.name, inventory.agent)),
+            Some(Ok(inventory)) => Some(Published {
+                offers: node.allocatable_units > 0,
+                node: node.name,
+                version: inventory.agent,
+            }),
             _ => None,
         }
     };

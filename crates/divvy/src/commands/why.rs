@@ -10,7 +10,7 @@ use divvy_cluster::client::{self, Connection};
 use divvy_cluster::list::NotMade;
 use divvy_cluster::{list, sites};
 use divvy_container::plain;
-use divvy_why::{Answer, Reported, Snapshot, Wants};
+use divvy_why::{Answer, Reported, Snapshot, State, Wants};
 use futures::{Stream, StreamExt as _};
 use k8s_openapi::api::core::v1::Pod;
 use kube::Api;
@@ -42,9 +42,10 @@ pub async fn run(args: WhyArgs) -> anyhow::Result<()> {
     let Look { snapshot, waiting } = look(client, &args, &namespace).await?;
     // The program ends when it has answered: to free 50,000 pods one by one takes 0.1 s.
     let snapshot = ManuallyDrop::new(snapshot);
+    let mut missing = Vec::new();
     let asked = match args.names.is_empty() {
         true => unnamed(client, &args, &namespace, waiting).await?,
-        false => named(client, &namespace, &args.names).await?,
+        false => named(client, &namespace, &args.names, &mut missing).await?,
     };
     if let Some(wants) = asked.first().filter(|_| args.placement) {
         let placement = why::placement(&snapshot.ledger, &wants.pod, args.policy);
@@ -59,10 +60,19 @@ pub async fn run(args: WhyArgs) -> anyhow::Result<()> {
     match (&args.output, answers.first()) {
         (Some(output), Some(answer)) if one => printer::print(&formatted(output, answer, pods_of([answer]))?)?,
         (Some(output), _) => printer::print(&formatted(output, &answers, pods_of(&answers))?)?,
-        (None, None) => printer::text(&nothing_waits(client, &args, &namespace).await)?,
+        (None, None) if missing.is_empty() => printer::text(&nothing_found(client, &args, &namespace).await)?,
+        (None, None) => {}
         (None, Some(_)) => printer::print(&page(&answers, args.all_nodes))?,
     }
-    Ok(())
+    // The answers about the other names have been printed.
+    match missing.len() {
+        0 => Ok(()),
+        1 => Err(missing.remove(0)),
+        _ => {
+            let texts: Vec<String> = missing.iter().map(ToString::to_string).collect();
+            anyhow::bail!("{}", texts.join("\nerror: "))
+        }
+    }
 }
 
 /// Answers again when they change, until the pods that were named are gone.
@@ -113,7 +123,7 @@ async fn watched(connection: &Connection, args: WhyArgs, namespace: &str) -> any
         }
         let people = args.output.is_none();
         if people && texts.is_empty() && (args.names.is_empty() || !left.is_empty()) {
-            let nothing = nothing_waits(client, &args, namespace).await;
+            let nothing = nothing_found(client, &args, namespace).await;
             texts.push(nothing.clone());
             compared.push(nothing);
         }
@@ -224,6 +234,7 @@ fn answers(snapshot: &Snapshot, asked: &[Wants], all_nodes: bool) -> Vec<Answer>
     let mut kinds: Vec<(&Wants, Answer)> = Vec::new();
     // Equal pods have one controller, so that few are compared with each other.
     let mut of_owner: BTreeMap<_, Vec<usize>> = BTreeMap::new();
+    let mut running: BTreeMap<_, usize> = BTreeMap::new();
     for wants in asked {
         let known = of_owner.entry((&wants.pod.namespace, &wants.owner)).or_default();
         match known.iter().find(|kind| kinds[**kind].0.is_like(wants)) {
@@ -232,12 +243,31 @@ fn answers(snapshot: &Snapshot, asked: &[Wants], all_nodes: bool) -> Vec<Answer>
                 name: wants.pod.name.clone(),
             }),
             None => {
-                known.push(kinds.len());
-                kinds.push((wants, divvy_why::answer(snapshot, wants, all_nodes)));
+                let answer = divvy_why::answer(snapshot, wants, all_nodes);
+                let runs = wants.owner.is_some() && runs_well(wants, &answer);
+                match running.get(&(&wants.pod.namespace, &wants.owner)).filter(|_| runs) {
+                    Some(first) => kinds[*first].1.join(answer),
+                    None => {
+                        if runs {
+                            running.insert((&wants.pod.namespace, &wants.owner), kinds.len());
+                        }
+                        known.push(kinds.len());
+                        kinds.push((wants, answer));
+                    }
+                }
             }
         }
     }
     kinds.into_iter().map(|(_, answer)| answer).collect()
+}
+
+/// Nothing is to be said of it but where it runs.
+fn runs_well(wants: &Wants, answer: &Answer) -> bool {
+    answer.state == State::Bound
+        && wants.phase == "Running"
+        && !wants.pod.deleting
+        && !answer.shares.is_empty()
+        && answer.notes.is_empty()
 }
 
 /// Replaces the answers by those of the explainer, which sees the whole cluster; where that fails, says why, and how to see more.
@@ -323,6 +353,25 @@ fn page(answers: &[Answer], all_nodes: bool) -> String {
     page
 }
 
+/// What is said where there is no pod to answer about.
+async fn nothing_found(client: &kube::Client, args: &WhyArgs, namespace: &str) -> String {
+    if let Some(selector) = &args.selector {
+        return format!("No pod in namespace {namespace} has the labels {selector}.\n");
+    }
+    if args.names.is_empty() {
+        return nothing_waits(client, args, namespace).await;
+    }
+    let names: Vec<String> = args.names.iter().map(ToString::to_string).collect();
+    let mut text = format!("There are no pods of {} in namespace {namespace}.\n", names.join(", "));
+    for refused in not_made(client, Some(namespace)).await {
+        let of_it = |name: &Name| matches!(name, Name::Workload { name, .. } if refused.by.contains(name.as_str()));
+        if args.names.iter().any(of_it) {
+            text.push_str(&format!("{}\n", not_made_text(&refused)));
+        }
+    }
+    text
+}
+
 async fn nothing_waits(client: &kube::Client, args: &WhyArgs, namespace: &str) -> String {
     let only = (!args.all_namespaces).then_some(namespace);
     let refused = not_made(client, only).await;
@@ -340,11 +389,20 @@ async fn nothing_waits(client: &kube::Client, args: &WhyArgs, namespace: &str) -
     text
 }
 
-/// The pods that were named, each once.
-async fn named(client: &kube::Client, namespace: &str, names: &[Name]) -> anyhow::Result<Vec<Wants>> {
+/// The pods that were named, each once. What is not there is added to `missing`.
+async fn named(
+    client: &kube::Client,
+    namespace: &str,
+    names: &[Name],
+    missing: &mut Vec<anyhow::Error>,
+) -> anyhow::Result<Vec<Wants>> {
     let mut found: Vec<Wants> = Vec::new();
     for name in names {
-        add(&mut found, of_name(client, namespace, name).await?);
+        match of_name(client, namespace, name).await {
+            Ok(pods) => add(&mut found, pods),
+            Err(error) if is_gone(&error) => missing.push(error),
+            Err(error) => return Err(error),
+        }
     }
     Ok(found)
 }

@@ -4,6 +4,8 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
 use divvy_container::plain;
+use divvy_model::{MemoryUnit, MiB};
+use divvy_why::amount;
 
 use super::view::{GpuView, NodeView, View};
 use crate::printer::columns;
@@ -138,10 +140,13 @@ fn pod_rows(node: &NodeView) -> String {
 
 /// `-o wide`: a row per GPU, with what only an inventory knows.
 pub fn wide(view: &View, headers: bool) -> String {
+    let unit: MemoryUnit = view.unit.parse().unwrap_or_default();
     let mut raw = String::from("NODE\tIPADDRESS\tGPU\tMODEL\tALLOCATED\tTOTAL\tHEALTH\tPODS\tUUID\n");
     let dash = |text: &Option<String>| text.clone().filter(|text| !text.is_empty()).unwrap_or_else(|| "-".to_owned());
     for node in &view.nodes {
         for gpu in &node.gpus {
+            // In the words of `why`, which takes it from what is free.
+            let deleted = (gpu.held_mib > 0).then(|| format!("containers of deleted pods ({})", amount(MiB(gpu.held_mib), unit)));
             let pods = gpu
                 .pods
                 .iter()
@@ -155,6 +160,7 @@ pub fn wide(view: &View, headers: bool) -> String {
                     ),
                     None => format!("{}/{}", pod.namespace, pod.name),
                 })
+                .chain(deleted)
                 .collect::<Vec<_>>()
                 .join(",");
             let pods = if pods.is_empty() { "-".to_owned() } else { pods };
@@ -346,9 +352,10 @@ mod tests {
     fn gpus_of_a_node_whose_agent_is_away_are_not_called_ok_alone() {
         let gpu = serde_json::json!({"uuid": "GPU-a", "index": 0, "minor": 0, "totalMiB": 16384, "units": 16, "health": "ok"});
         let text = serde_json::json!({"v": 1, "agent": "0", "driver": "1", "unitMiB": 1024, "gpus": [gpu]}).to_string();
-        for (offered, expected, words) in [(16, true, "ok"), (0, false, "ok, not offered (is the agent away?)")] {
+        let away = "ok, not offered (is the agent away?)";
+        for (capacity, offered, expected, words) in [(16, 16, true, "ok"), (16, 0, false, away), (0, 0, false, away)] {
             let node = Node {
-                capacity_units: 16,
+                capacity_units: capacity,
                 inventory: Some(divvy_model::Inventory::parse(&text)),
                 ..node("n1", "10.0.0.1", offered, 1)
             };
@@ -356,6 +363,27 @@ mod tests {
             let gpu = &view.nodes[0].gpus[0];
             assert_eq!((gpu.offered, health(gpu)), (expected, words));
             assert!(wide(&view, true).contains(words));
+        }
+    }
+
+    #[test]
+    fn what_containers_of_deleted_pods_hold_stands_beside_the_pods() {
+        let there = [pod("ml", "a", "n1", 3, &[(0, 3)])];
+        for (unit, units, pods, expected) in [
+            (1024, 16, &there[..], "ml/a,containers of deleted pods (12 GiB)"),
+            (1024, 16, &[], "containers of deleted pods (12 GiB)"),
+            (256, 64, &[], "containers of deleted pods (12288 MiB)"),
+        ] {
+            let gpu = serde_json::json!({"uuid": "GPU-a", "index": 0, "minor": 0, "totalMiB": 16384, "units": units, "heldMiB": 12288,
+                "health": "ok"});
+            let text = serde_json::json!({"v": 1, "agent": "0", "driver": "1", "unitMiB": unit, "gpus": [gpu]}).to_string();
+            let node = Node {
+                inventory: Some(divvy_model::Inventory::parse(&text)),
+                ..node("n1", "10.0.0.1", units, 1)
+            };
+            let shown = view(&[node], pods);
+            assert!(wide(&shown, true).contains(&format!("  ok      {expected}  GPU-a\n")));
+            assert!(!summary(&shown, true).contains("deleted") && !details(&shown).contains("deleted"));
         }
     }
 

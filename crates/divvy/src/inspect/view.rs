@@ -172,8 +172,8 @@ fn node_view(node: &Node, pods: &[&Pod]) -> Option<NodeView> {
         Some(inventory) => inventory.gpus.iter().map(gpu_of_inventory).collect(),
         None => gpus_by_division(node),
     };
-    // The inventory stays when the agent goes; its kubelet then offers nothing.
-    if node.allocatable_units == 0 && node.capacity_units > 0 {
+    // The inventory stays when the agent goes. Its kubelet then offers nothing, and after a restart it does not name the resource any more.
+    if node.allocatable_units == 0 {
         for gpu in &mut gpus {
             gpu.offered = false;
             if gpu.health == Some(Health::Ok) {

@@ -431,7 +431,11 @@ fn wrong_values_are_refused_in_words_all_at_once() {
         ),
         (
             json!({"policies": {"xyz": 1}}),
-            "policies.xyz: there is no such value; policies has enabled, gpushareAccounts",
+            "policies.xyz: there is no such value; policies may have enabled, gpushareAccounts",
+        ),
+        (
+            json!({"somethingElse": 1}),
+            "somethingElse: there is no such value; the values may have ",
         ),
         (
             json!({"image": {"pullPolicy": "never"}}),

@@ -309,7 +309,7 @@ fn check(value: &Value, schema: &Value, at: &str, depth: usize, faults: &mut Vec
                         "{below}: there is no such value; did you mean {}?",
                         below.replace(key.as_str(), near)
                     ),
-                    None => format!("{below}: there is no such value; {place} has {}", known.join(", ")),
+                    None => format!("{below}: there is no such value; {place} may have {}", known.join(", ")),
                 });
             }
             (None, Some(schema @ Value::Object(_))) => check(value, schema, &below, depth - 1, faults)?,

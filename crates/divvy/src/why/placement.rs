@@ -187,8 +187,8 @@ fn in_words(placement: &Placement) -> String {
         text.push_str(
             "\nLower is better; of equal costs a hash of the name decides. Terms are in thousandths of a GPU:\n  stranding      GPU that the usual pods could not \
              use any more after this one\n  scarcity       what the product is worth to pods that can use no other\n  slot pressure  places for large and choosy \
-             pods that it takes away\n  cost           their sum in steps of ten, times three, and one more for each of GPU and node that nobody uses yet (while a \
-             cluster of which much is known only fills up: without that)\n",
+             pods that it takes away\n  cost           three times their sum, rounded to tens; one more if the GPU, and one more \
+             if the node is not in use yet, unless the cluster only fills up\n",
         );
     }
     text.push_str("\nReckoned from the pods that are there now; the extender has learnt from those that went, too, and asks only about nodes that kube-scheduler allows.\n");

@@ -130,10 +130,56 @@ fn what_is_in_the_way_is_named_and_only_what_helps_is_proposed() {
             "Take kubernetes.io/hostname=n9 out of the pod's nodeSelector.",
         ),
         case(
+            "a label that others write",
+            |_| (),
+            |pod| pod["spec"]["nodeSelector"] = json!({"nvidia.com/gpu.product": "NVIDIA-H100"}),
+            "and the node lacks that label",
+            "Take nvidia.com/gpu.product=NVIDIA-H100 out of the pod's nodeSelector.",
+        ),
+        case(
+            "four things",
+            |node| node["spec"] = json!({"unschedulable": true, "taints": [{"key": "team", "effect": "NoSchedule"}]}),
+            |pod| pod["spec"]["nodeSelector"] = json!({"zone": "a", "disk": "ssd"}),
+            "asks for disk=ssd, and the node has disk=hdd, and 3 more things are in the way.",
+            "-",
+        ),
+        case(
+            "an empty node affinity",
+            |_| (),
+            |pod| {
+                pod["spec"]["affinity"] =
+                    json!({"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [{}]}}});
+            },
+            "the pod's node affinity has only empty terms, which match no node",
+            "-",
+        ),
+        case(
+            "the agent has ended in order",
+            |node| {
+                node["metadata"]["annotations"] = json!({"divvy.dev/inventory": r#"{"v":1,"agent":"0","driver":"1","unitMiB":1024,"unschedulable":true,"gpus":[]}"#});
+                node["status"]["allocatable"]["aliyun.com/gpu-mem"] = json!("0");
+            },
+            |_| (),
+            "so no Divvy agent runs there, or none is ready",
+            "-",
+        ),
+        case(
+            "several GPUs where there is one",
+            |node| {
+                node["metadata"]["annotations"] = json!({"divvy.dev/inventory": r#"{"v":1,"agent":"0","driver":"1","unitMiB":1024,"gpus":[
+                    {"uuid":"GPU-1","index":0,"minor":0,"model":"T4","cc":"7.5","totalMiB":16384,"units":16,"health":"ok"}]}"#});
+            },
+            |pod| {
+                pod["metadata"]["annotations"] = json!({"divvy.dev/gpus": "2"});
+            },
+            "asks for 4 GiB on each of 2 GPUs, and no node has as many",
+            "-",
+        ),
+        case(
             "two labels",
             |_| (),
             |pod| pod["spec"]["nodeSelector"] = json!({"zone": "a", "disk": "ssd"}),
-            "asks for disk=ssd, and the node has disk=hdd and the pod's nodeSelector asks for zone=a",
+            "asks for disk=ssd, and the node has disk=hdd, and the pod's nodeSelector asks for zone=a",
             "-",
         ),
         case(
@@ -185,7 +231,7 @@ fn what_is_in_the_way_is_named_and_only_what_helps_is_proposed() {
             "cordoned and tainted",
             |node| node["spec"] = json!({"unschedulable": true, "taints": [{"key": "team", "effect": "NoSchedule"}]}),
             |_| (),
-            "taint team:NoSchedule and it is cordoned",
+            "taint team:NoSchedule, and it is cordoned",
             "-",
         ),
         case(
@@ -206,15 +252,15 @@ fn what_is_in_the_way_is_named_and_only_what_helps_is_proposed() {
             "CPU",
             |_| (),
             |pod| pod["spec"]["containers"][0]["resources"]["requests"] = json!({"cpu": "9"}),
-            "8 of 8 cpu is free, and the pod asks for 9",
+            "it has 8 cpu in all, and the pod asks for 9",
             "Ask for 8 cpu or less.",
         ),
         case(
             "a whole GPU besides",
             |_| (),
             |pod| pod["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] = json!("1"),
-            "0 of 0 nvidia.com/gpu is free, and the pod asks for 1",
-            "-",
+            "it offers no nvidia.com/gpu, and the pod asks for 1",
+            "Take nvidia.com/gpu out of the pod: aliyun.com/gpu-mem alone gives it a GPU. Node n1 has room for that now.",
         ),
         case(
             "a scheduling gate",
@@ -258,7 +304,7 @@ fn what_is_in_the_way_is_named_and_only_what_helps_is_proposed() {
                 pod["spec"]["affinity"] = json!({"podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [
                     {"topologyKey": "disk", "labelSelector": {"matchLabels": {"app": "db"}}}]}});
             },
-            "the pods that its podAffinity asks for are not there (per disk)",
+            "no pod is there that the pod's podAffinity asks for (per disk)",
             "-",
         ),
         case(
@@ -308,6 +354,20 @@ fn what_is_in_the_way_is_named_and_only_what_helps_is_proposed() {
             "-",
         )
     });
+    let of_set = |pod: &mut Value| {
+        pod["metadata"]["ownerReferences"] =
+            json!([{"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "web", "uid": "r", "controller": true}]);
+    };
+    cases.push(Case {
+        others: vec![runs("a", "0", 16, of_set)],
+        ..case(
+            "a full GPU of a ReplicaSet",
+            |_| (),
+            |_| (),
+            "no GPU has any memory free",
+            "Pod default/a (16 GiB) on node n1 is in the way. ReplicaSet web would replace it if it were deleted; scale web down so that this pod ends.",
+        )
+    });
     let of_job = |pod: &mut Value| {
         pod["metadata"]["ownerReferences"] =
             json!([{"apiVersion": "batch/v1", "kind": "Job", "name": "train", "uid": "j", "controller": true}]);
@@ -319,7 +379,7 @@ fn what_is_in_the_way_is_named_and_only_what_helps_is_proposed() {
             |_| (),
             |_| (),
             "no GPU has any memory free",
-            "has ended. Its Job train would replace it, if it were deleted.",
+            "has ended. Job train would replace it if it were deleted.",
         )
     });
     cases.push(Case {
@@ -337,7 +397,7 @@ fn what_is_in_the_way_is_named_and_only_what_helps_is_proposed() {
     for case in cases {
         let answer = explained(&[node(case.node)], &pod(8, case.pod), &case.others);
         let text = shown(&answer);
-        assert!(answer.message.contains(case.says), "{}: {}", case.name, answer.message);
+        assert!(text.contains(case.says), "{}: {text}", case.name);
         match case.proposes {
             "-" => assert!(answer.suggestions.is_empty(), "{}: {:?}", case.name, answer.suggestions),
             proposes => assert!(text.contains(proposes), "{}: no {proposes:?} in\n{text}", case.name),
@@ -490,9 +550,16 @@ fn a_gpu_node_without_the_label_of_the_agents_daemonset_is_told_by_that_label() 
     snapshot.agent_selector = Some([("gpushare".to_owned(), "true".to_owned())].into());
     let answer = divvy_why::answer(&snapshot, &sites::wants(&object).expect("readable"), true);
     let said = |node: usize| answer.nodes[node].obstacles[0].message.clone();
+    assert_eq!(
+        answer.nodes[1].obstacles.len(),
+        1,
+        "nothing else needs to be said: {:?}",
+        answer.nodes[1].obstacles
+    );
     assert_eq!(said(0), "it offers no aliyun.com/gpu-mem");
     assert!(
-        said(1).starts_with("it lacks the label gpushare=true") && said(1).ends_with("kubectl label node n1 gpushare=true"),
+        said(1).starts_with("it lacks the label gpushare=true")
+            && said(1).ends_with("(to share its GPUs: kubectl label node n1 gpushare=true)"),
         "{}",
         said(1)
     );

@@ -2,7 +2,7 @@
 
 use divvy_container::plain;
 use divvy_model::{Health, MemoryUnit, MiB};
-use divvy_why::{Answer, GpuAnswer, HolderAnswer, NodeAnswer, Obstacle, Reported, Share, State, amount};
+use divvy_why::{Answer, GpuAnswer, HolderAnswer, NodeAnswer, Obstacle, Reported, Share, State, Suggestion, amount};
 
 use crate::printer::paint;
 
@@ -38,7 +38,7 @@ pub fn text(answer: &Answer, style: Style) -> String {
     page.put("", "", &format!("{} {}", subject(answer), answer.message));
     if style.short {
         if let Some(best) = answer.suggestions.first() {
-            page.put("  ", "  ", &with_command(&best.message, &best.command));
+            page.put_suggestion("  ", "  ", best);
         }
     } else {
         page.body(answer);
@@ -92,13 +92,6 @@ fn subject(answer: &Answer) -> String {
     }
 }
 
-fn with_command(message: &str, command: &[String]) -> String {
-    match command {
-        [] => message.to_owned(),
-        command => format!("{message} {}", command.join(" ")),
-    }
-}
-
 struct Page {
     unit: MemoryUnit,
     style: Style,
@@ -121,6 +114,20 @@ impl Page {
         }
     }
 
+    /// A command that does not fit on the line gets one of its own, which is not wrapped: it is there to be copied.
+    fn put_suggestion(&mut self, first: &str, rest: &str, suggestion: &Suggestion) {
+        let command = suggestion.command.join(" ");
+        self.put(first, rest, &suggestion.message);
+        match self.lines.last_mut() {
+            _ if command.is_empty() => {}
+            Some(last) if self.style.width.is_none_or(|width| last.len() + 1 + command.len() <= width) => {
+                last.push(' ');
+                last.push_str(&command);
+            }
+            _ => self.lines.push(format!("{rest}{command}")),
+        }
+    }
+
     fn title(&mut self, title: &str) {
         self.lines.push(String::new());
         self.lines.push(title.to_owned());
@@ -132,7 +139,8 @@ impl Page {
                 self.put("  ", "    ", &said(reported));
             }
         }
-        for share in &answer.shares {
+        // Of many pods the shares are in JSON.
+        for share in answer.shares.iter().filter(|_| answer.subject.pods.len() == 1) {
             let text = self.share(share);
             self.put("  ", "    ", &text);
         }
@@ -328,8 +336,7 @@ impl Page {
             _ => "What would let one of them start, each alone:",
         });
         for (number, suggestion) in (1..).zip(&answer.suggestions) {
-            let text = with_command(&suggestion.message, &suggestion.command);
-            self.put(&format!("  {number}. "), "     ", &text);
+            self.put_suggestion(&format!("  {number}. "), "     ", suggestion);
         }
     }
 }

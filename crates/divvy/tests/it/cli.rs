@@ -569,7 +569,7 @@ async fn an_answer_that_is_watched_is_printed_anew_when_it_changes_and_ends_with
     assert_eq!(json.until("\n").await, "waiting\n");
     let gate = json!({"metadata": {"annotations": {"divvy.dev/gpu-model": "H100*"}}});
     api.patch("pods", "default", "big", PatchKind::Merge, &gate).expect("patched");
-    let second = both.until("h100").await;
+    let second = both.until("H100").await;
     assert!(second.contains("--- ") && !second.contains("default/other"), "{second}");
     for name in ["big", "other"] {
         let options = DeleteOptions {

@@ -112,6 +112,23 @@ fn other_machines_come_up_as_their_file_says() {
         .expect("it runs");
     assert!(output.status.success(), "{}", text(&output));
     assert!(text(&output).contains("0/640 (0%)"), "{}", text(&output));
+    assert!(!text(&output).contains("checks"), "nothing was checked: {}", text(&output));
+}
+
+/// Nodes register after they were started, the later the more there are.
+#[test]
+fn the_table_comes_when_every_node_of_the_file_offers_its_gpus() {
+    let base = tempfile::tempdir().expect("a folder");
+    let nodes = base.path().join("nodes.toml");
+    let node =
+        |number: usize| format!("[[node]]\nname = \"n{number}\"\n[[node.gpu]]\nmodel = \"Tesla T4\"\nmemory_mib = 15360\n");
+    let description: String = (0..24).map(node).collect();
+    std::fs::write(&nodes, format!("v = 1\n{description}[[node]]\nname = \"cpu\"\n")).expect("written");
+    let output = demo(base.path(), &["--nodes", &nodes.display().to_string()])
+        .output()
+        .expect("it runs");
+    assert!(output.status.success(), "{}", text(&output));
+    assert!(text(&output).contains("0/360 (0%)"), "{}", text(&output));
 }
 
 #[test]

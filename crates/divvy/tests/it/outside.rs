@@ -19,6 +19,13 @@ async fn say(command: &str, objects: &[(&str, Value)], args: &[&str]) -> (i32, S
     let api = ApiServer::new(Options::default());
     for (resource, object) in objects {
         api.create(resource, object.clone()).expect("it is made");
+        // A new pod is Pending, whatever its object says.
+        if let (&"pods", Some(phase)) = (resource, object["status"]["phase"].as_str()) {
+            let name = object["metadata"]["name"].as_str().unwrap_or_default();
+            let status = json!({"status": {"phase": phase}});
+            api.patch("pods/status", "default", name, PatchKind::Merge, &status)
+                .expect("it has begun");
+        }
     }
     let listening = api.listen(([127, 0, 0, 1], 0).into()).await.expect("a port");
     let path = folder.path().join("kubeconfig");
@@ -78,6 +85,81 @@ async fn why_asks_for_the_agent_of_a_node_that_has_no_room_and_offers_nothing() 
     let there = node(2, "containerd://2.1.0", 0);
     let (_, text) = why(&[there, ("pods", pod("p").gpu_mem(3).build())], &["p"]).await;
     assert!(!text.contains("no Divvy agent runs there"), "{text}");
+}
+
+#[tokio::test]
+async fn where_no_pod_is_meant_the_answer_is_about_what_was_asked_and_not_about_the_namespace() {
+    let objects = [
+        node(16, "containerd://2.1.0", 0),
+        ("pods", pod("p").gpu_mem(3).build()),
+        (
+            "statefulsets.apps",
+            json!({"metadata": {"name": "db", "namespace": "default"}, "spec": {"selector": {"matchLabels": {"app": "db"}}}}),
+        ),
+    ];
+    for (args, words) in [
+        (["-l", "app=none"], "No pod in namespace default has the labels app=none.\n"),
+        (
+            ["sts/db", "sts/db"],
+            "There are no pods of statefulset/db, statefulset/db in namespace default.\n",
+        ),
+    ] {
+        let (status, text) = why(&objects, &args).await;
+        assert_eq!((status, text.as_str()), (0, words));
+    }
+}
+
+#[tokio::test]
+async fn a_name_that_is_not_there_keeps_no_other_from_being_answered() {
+    let objects = [node(16, "containerd://2.1.0", 0), ("pods", pod("p").gpu_mem(3).build())];
+    let (status, text) = why(&objects, &["none", "p", "nothing"]).await;
+    says(
+        &text,
+        &[
+            "Pod default/p waits",
+            "error: pod default/none could not be read",
+            "error: pod default/nothing could not be read",
+        ],
+    );
+    assert_eq!(status, 1, "{text}");
+}
+
+#[tokio::test]
+async fn pods_of_one_controller_that_run_are_one_answer_and_those_that_wait_another() {
+    let mut objects = vec![node(16, "containerd://2.1.0", 0)];
+    let owner = json!([{"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "web-1", "uid": "r", "controller": true}]);
+    for number in 0..6 {
+        let mut one = pod(&format!("web-1-{number}")).gpu_mem(4);
+        if number < 4 {
+            let allocation = r#"{"v":1,"gpus":[{"uuid":"GPU-1","memMiB":4096,"cores":0,"whole":false}],"containers":{}}"#;
+            one = one.on_node("n1").annotation("divvy.dev/allocation", allocation);
+        }
+        let mut one = one.build();
+        one["metadata"]["ownerReferences"] = owner.clone();
+        one["metadata"]["labels"] = json!({"app": "web"});
+        if number < 4 {
+            one["status"] = json!({"phase": "Running"});
+        }
+        objects.push(("pods", one));
+    }
+    let (_, text) = why(&objects, &["-l", "app=web"]).await;
+    says(
+        &text,
+        &[
+            "Each of 4 pods of ReplicaSet web-1 in namespace default (web-1-0, web-1-1, web-1-2 and 1 more) is running on node n1.\n",
+            "Each of 2 pods of ReplicaSet web-1 in namespace default (web-1-4 and web-1-5) waits",
+        ],
+    );
+    let (_, text) = why(&objects, &["web-1-0"]).await;
+    says(&text, &["Pod default/web-1-0 is bound to node n1 (Running)"]);
+}
+
+#[tokio::test]
+async fn a_pod_that_names_a_node_that_does_not_exist_is_told_so() {
+    let lost = pod("lost").gpu_mem(4).on_node("n77").build();
+    let (_, text) = why(&[node(16, "containerd://2.1.0", 0), ("pods", lost)], &["lost"]).await;
+    says(&text, &["Pod default/lost names node n77 (Pending), which does not exist."]);
+    assert!(!text.contains("kube-scheduler did not ask"), "{text}");
 }
 
 /// Who may write to a node or make a pod writes to no terminal of those who look at it.

@@ -2,10 +2,9 @@
 //! projects. What is said holds for a pod that shares its GPU: it sees the memory of the whole card, and nothing limits what it takes.
 
 use super::super::Explanation;
-use super::of;
+use super::{of, without_check};
 
-pub(super) const OUT_OF_MEMORY: Explanation = of(
-    "K15",
+pub(super) const OUT_OF_MEMORY: Explanation = without_check(
     &[
         "CUDA out of memory",
         "OutOfMemoryError: CUDA",
@@ -14,6 +13,10 @@ pub(super) const OUT_OF_MEMORY: Explanation = of(
         "cudaErrorMemoryAllocation",
         "cudaMalloc failed: out of memory",
         "OOM when allocating tensor",
+        "Allocator (GPU_*ran out of memory trying to allocate",
+        "Cuda failure*out of memory",
+        "NCCL WARN Failed to CUDA calloc",
+        "ncclSystemError*out of memory",
         "RESOURCE_EXHAUSTED: Out of memory while trying to allocate",
         "is less than desired GPU memory utilization",
         "No available memory for the cache blocks",
@@ -91,8 +94,7 @@ pub(super) const UNKNOWN: Explanation = of(
     "kubectl exec POD -- nvidia-smi; on the node divvy doctor --only D09,D11; set CUDA_VISIBLE_DEVICES before the program starts, or not at all",
 );
 
-pub(super) const ASSERTION: Explanation = of(
-    "D11",
+pub(super) const ASSERTION: Explanation = without_check(
     &["device-side assert triggered", "cudaErrorAssert"],
     "the program's own code on the GPU found a wrong value, usually an index out of range, such as a label that is not below the number of classes. Neither the GPU nor the \
      other pods on it are the reason",
@@ -150,15 +152,13 @@ pub(super) const DEVICES_LOST: Explanation = of(
     "delete the pod, and a new one has the GPU. So that it does not happen again: give GPUs by CDI; or on the node divvy doctor --fix --only D10",
 );
 
-pub(super) const SAME_CARD: Explanation = of(
-    "K13",
+pub(super) const SAME_CARD: Explanation = without_check(
     &["Duplicate GPU detected"],
     "two ranks of one job have the same card, which NCCL refuses. Pods that share GPUs may well be given the same one",
     "run the ranks in one pod with the annotation divvy.dev/gpus: \"2\", which gives it that many different GPUs of one node; or let each rank's pod ask for more than half of a card's memory",
 );
 
-pub(super) const NCCL_SYSTEM: Explanation = of(
-    "D11",
+pub(super) const NCCL_SYSTEM: Explanation = without_check(
     &[
         "unhandled system error",
         "ncclSystemError",
@@ -171,8 +171,7 @@ pub(super) const NCCL_SYSTEM: Explanation = of(
      NCCL_SOCKET_IFNAME=eth0",
 );
 
-pub(super) const NCCL_CUDA: Explanation = of(
-    "D11",
+pub(super) const NCCL_CUDA: Explanation = without_check(
     &["unhandled cuda error", "ncclUnhandledCudaError"],
     "a call of CUDA failed inside NCCL: usually the card had no memory left for it (other pods may have taken it), two ranks use one card, or the image's CUDA is newer than the driver",
     "run it with NCCL_DEBUG=WARN: the line before the error has CUDA's own words; divvy doctor --explain knows the usual ones",

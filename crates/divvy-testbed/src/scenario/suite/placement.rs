@@ -76,10 +76,10 @@ pub(super) async fn wanted<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), Sto
         &format!("asks for 2 GiB, with {}: \"H100*\"", names::GPU_MODEL),
     )
     .await?;
-    play.refused("nowhere", "2 no GPU of a product like h100*").await?;
+    play.refused("nowhere", "2 no GPU of a product like H100*").await?;
     play.why(
         "nowhere",
-        &["asks for 2 GiB on a GPU of a product like h100*, and no node has such a GPU"],
+        &["asks for 2 GiB on a GPU of a product like H100*, and no node has such a GPU"],
     )
     .await
 }
@@ -103,7 +103,7 @@ pub(super) async fn several<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), St
         &format!("{} and {}: T4, of which there is one", text(2), names::GPU_MODEL),
     )
     .await?;
-    play.refused("no-two", "fewer than 2 GPUs of a product like t4").await?;
+    play.refused("no-two", "fewer than 2 GPUs of a product like T4").await?;
     play.delete("default", "pair", "as its owner wishes").await?;
     sees_both(play, "larger", &mixed, 62).await
 }
