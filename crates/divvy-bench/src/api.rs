@@ -56,6 +56,8 @@ pub struct Api {
     /// How many changes there are, for those who wait for more.
     changes: watch::Sender<usize>,
     unknown: Mutex<BTreeSet<String>>,
+    /// The one that was written last.
+    configmap: Mutex<Option<Value>>,
 }
 
 /// What clients have written.
@@ -79,6 +81,7 @@ impl Api {
             written: Mutex::default(),
             changes: watch::Sender::new(0),
             unknown: Mutex::default(),
+            configmap: Mutex::default(),
         }
     }
 
@@ -232,15 +235,24 @@ async fn answer(
             let status = json!({"authenticated": true, "user": {"username": "ann"}});
             said(
                 StatusCode::CREATED,
-                &with_kind("TokenReview", json!({"spec": body["spec"], "status": status})),
+                &json!({"kind": "TokenReview", "apiVersion": "authentication.k8s.io/v1", "spec": body["spec"], "status": status}),
             )
         }
         ("POST", ["apis", "authorization.k8s.io", "v1", "subjectaccessreviews"]) => {
             let status = json!({"allowed": true});
             said(
                 StatusCode::CREATED,
-                &with_kind("SubjectAccessReview", json!({"spec": body["spec"], "status": status})),
+                &json!({"kind": "SubjectAccessReview", "apiVersion": "authorization.k8s.io/v1", "spec": body["spec"], "status": status}),
             )
+        }
+        ("PATCH", [.., "configmaps", name]) => {
+            let map = with_kind("ConfigMap", json!({"metadata": {"name": name}, "data": body["data"]}));
+            *api.configmap.lock().unwrap_or_else(PoisonError::into_inner) = Some(map.clone());
+            said(StatusCode::OK, &map)
+        }
+        ("GET", [.., "configmaps", name]) => {
+            let map = api.configmap.lock().unwrap_or_else(PoisonError::into_inner).clone();
+            map.map_or_else(|| not_found("configmaps", name), |map| said(StatusCode::OK, &map))
         }
         // An event is taken and forgotten.
         ("POST", [.., "events"]) => said(StatusCode::CREATED, &body),

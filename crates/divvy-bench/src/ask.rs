@@ -46,15 +46,7 @@ impl Connection {
     /// # Errors
     /// The connection broke, or the answer is not HTTP.
     pub fn get(&mut self, path: &str) -> io::Result<(u16, String)> {
-        self.send("GET", path, "", "")
-    }
-
-    /// As a user with this token.
-    ///
-    /// # Errors
-    /// The connection broke, or the answer is not HTTP.
-    pub fn get_as(&mut self, path: &str, token: &str) -> io::Result<(u16, String)> {
-        self.send("GET", path, &format!("Authorization: Bearer {token}\r\n"), "")
+        self.send("GET", path, "")
     }
 
     /// Status and body of the answer.
@@ -62,12 +54,12 @@ impl Connection {
     /// # Errors
     /// The connection broke, or the answer is not HTTP.
     pub fn post(&mut self, path: &str, body: &str) -> io::Result<(u16, String)> {
-        self.send("POST", path, "", body)
+        self.send("POST", path, body)
     }
 
-    fn send(&mut self, method: &str, path: &str, header: &str, body: &str) -> io::Result<(u16, String)> {
+    fn send(&mut self, method: &str, path: &str, body: &str) -> io::Result<(u16, String)> {
         let request = format!(
-            "{method} {path} HTTP/1.1\r\nHost: extender\r\nContent-Type: application/json\r\nContent-Length: {}\r\n{header}\r\n{body}",
+            "{method} {path} HTTP/1.1\r\nHost: extender\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n{body}",
             body.len()
         );
         self.stream.get_mut().write_all(request.as_bytes())?;
