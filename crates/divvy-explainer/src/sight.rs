@@ -106,7 +106,7 @@ impl Sight {
         let began = Instant::now();
         let answered = tokio::task::spawn_blocking(move || {
             let mut answer = answer_naming(&snapshot, &question.wants, question.all_nodes, &question.named);
-            answer.age_seconds = (age >= NEW).then(|| age.as_secs());
+            answer.age_seconds = (age >= NEW).then_some(age.as_secs());
             answer.notes.extend(left_out);
             let mut body = Bounded(Vec::new());
             serde_json::to_writer(&mut body, &answer).map(|()| body.0)

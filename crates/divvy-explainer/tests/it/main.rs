@@ -354,7 +354,7 @@ async fn within_a_tunnel_several_questions_are_answered_and_there_are_few_tunnel
     for _ in 0..16 {
         tunnels.push(tunnel(&explainer).await.expect("a tunnel"));
     }
-    let refused = tunnel(&explainer).await.err().expect("one too many");
+    let refused = tunnel(&explainer).await.expect_err("one too many");
     assert!(refused.contains("503"), "{refused}");
     let mut one = tunnels.pop().expect("one");
     for (user, status) in [("member", 200), ("nobody", 403), ("member", 200)] {
