@@ -118,6 +118,9 @@ proptest! {
             for field in ["name", "uid"] {
                 pod["metadata"][field] = json!(format!("{of}-pod-{number}"));
             }
+            if of == "foreign" {
+                pod["metadata"]["namespace"] = json!("foreign-pods");
+            }
             for owner in pod["metadata"]["ownerReferences"].as_array_mut().into_iter().flatten() {
                 owner["name"] = json!(format!("{of}-pod-owner"));
             }
