@@ -221,7 +221,7 @@ impl Change {
                     Some(pod) => format!("Pod {pod}"),
                     None => capital(question.named.stranger()),
                 };
-                format!("Wait. {which} on node {node} is being deleted, and the node has room when its containers have ended.")
+                format!("Wait. {which} is being deleted, and node {node} has room when its containers have ended.")
             }
             Change::PodEnds {
                 node,

@@ -391,7 +391,7 @@ fn what_is_in_the_way_is_named_and_only_what_helps_is_proposed() {
             |_| (),
             |_| (),
             "no GPU has any memory free",
-            "Wait. Pod default/a on node n1 is being deleted, and the node has room when its containers have ended.",
+            "Wait. Pod default/a is being deleted, and node n1 has room when its containers have ended.",
         )
     });
     for case in cases {

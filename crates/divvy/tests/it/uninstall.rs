@@ -75,7 +75,7 @@ async fn what_divvy_made_is_shown_then_removed_and_pods_that_hold_memory_are_in_
     assert_eq!(status, Some(0), "{errors}");
     for part in [
         "nothing has been changed",
-        &format!("{made} objects:\n    DaemonSet: divvy-agent, divvy-probe\n    Deployment: divvy-extender\n"),
+        &format!("{made} objects:\n    DaemonSet: divvy-agent, divvy-probe\n    Deployment: divvy-explainer, divvy-extender\n"),
         "annotations divvy.dev/… of 1 node: n1",
         "default/holds (node n1, 3072 MiB)",
         "rm -rf /var/lib/kubelet/plugins/divvy.dev /var/run/cdi/divvy.dev-*",
