@@ -230,7 +230,7 @@ async fn answer(
             &json!({"kind": "SelfSubjectAccessReview", "apiVersion": format!("authorization.k8s.io/{version}"), "spec": body["spec"],
                 "status": {"allowed": true}}),
         ),
-        // Everybody is somebody who may do everything.
+        // Every token is valid, and its user may do everything.
         ("POST", ["apis", "authentication.k8s.io", "v1", "tokenreviews"]) => {
             let status = json!({"authenticated": true, "user": {"username": "ann"}});
             said(

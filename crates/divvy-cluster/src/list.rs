@@ -412,7 +412,7 @@ pub async fn namespaces(client: &kube::Client) -> Result<BTreeMap<String, divvy_
 /// The labels by which the agent's DaemonSet chooses its nodes; `None` if there is no such DaemonSet, or more than one that differ.
 pub async fn agent_selector(client: &kube::Client) -> Result<Option<divvy_why::Labels>, Error> {
     let api: Api<DaemonSet> = Api::all(client.clone());
-    // There is one; but whoever may create DaemonSets may give them these labels.
+    // There is one. Users who may create DaemonSets can give others the same labels.
     let params = ListParams::default()
         .labels("app.kubernetes.io/name=divvy,app.kubernetes.io/component=agent")
         .limit(20);

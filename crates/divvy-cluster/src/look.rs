@@ -121,7 +121,7 @@ fn listed_as(object: PodObject, wants: Option<Wants>) -> Result<Listed, String> 
     })
 }
 
-/// The pod without its rules about other pods, if there are too many of them: whoever may create pods writes them. True: it has all of them.
+/// Users write a pod's labels and rules: if they are too large, the pod is kept without them. The flag says whether it is whole.
 fn bounded(mut tenant: Tenant) -> (Tenant, bool) {
     let whole = tenant.rules_bytes() <= limits::POD_RULES_BYTES;
     if !whole {

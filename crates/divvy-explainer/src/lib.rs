@@ -54,7 +54,7 @@ pub struct Config {
     pub settings: Settings,
 }
 
-/// What a running explainer is told.
+/// The configuration of a running explainer.
 #[derive(Debug, Clone)]
 pub struct Settings {
     /// `--memory-unit`: for clusters whose agents publish none.

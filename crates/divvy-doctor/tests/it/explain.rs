@@ -379,7 +379,7 @@ fn a_log_without_a_known_text_is_said_to_have_none() {
     }
 }
 
-/// A check that passes, whoever holds the card's memory, would send its reader away with a wrong answer.
+/// A check that passes whatever the cause is would mislead its reader.
 #[test]
 fn no_check_is_named_where_none_can_tell_the_cause() {
     let mut log = Log::default();
