@@ -289,7 +289,7 @@ impl GpuRules {
     }
 }
 
-/// Rounded up to MiB: at least so much. Every GPU has 1 MiB, so whoever writes less left the suffix out.
+/// Rounded up to MiB. A size below 1 MiB is refused: its suffix was forgotten.
 fn least_memory(text: &str) -> Result<MiB, &'static str> {
     const MIB: u64 = 1 << 20;
     let quantity = text.strip_prefix(">=").map(str::trim);

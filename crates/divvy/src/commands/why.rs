@@ -58,10 +58,10 @@ pub async fn run(args: WhyArgs) -> anyhow::Result<()> {
     let answers = answered(&connection, &snapshot, asked, args.all_nodes).await;
     let one = matches!(args.names.as_slice(), [Name::Pod { .. }]);
     match (&args.output, answers.first()) {
+        (_, None) if !missing.is_empty() => {}
         (Some(output), Some(answer)) if one => printer::print(&formatted(output, answer, pods_of([answer]))?)?,
         (Some(output), _) => printer::print(&formatted(output, &answers, pods_of(&answers))?)?,
-        (None, None) if missing.is_empty() => printer::text(&nothing_found(client, &args, &namespace).await)?,
-        (None, None) => {}
+        (None, None) => printer::text(&nothing_found(client, &args, &namespace).await)?,
         (None, Some(_)) => printer::print(&page(&answers, args.all_nodes))?,
     }
     // The answers about the other names have been printed.
@@ -353,7 +353,7 @@ fn page(answers: &[Answer], all_nodes: bool) -> String {
     page
 }
 
-/// What is said where there is no pod to answer about.
+/// The text for a question that no pod matches.
 async fn nothing_found(client: &kube::Client, args: &WhyArgs, namespace: &str) -> String {
     if let Some(selector) = &args.selector {
         return format!("No pod in namespace {namespace} has the labels {selector}.\n");

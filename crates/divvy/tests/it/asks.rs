@@ -1,9 +1,11 @@
 //! `divvy why` of a user who may see one namespace only: the explainer looks at the cluster, with the rights that the chart gives it.
 
 use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use divvy_testbed::api::{ApiServer, Listening, Options, PatchKind, Right};
+use divvy_testbed::api::{ApiServer, Effect, Listening, Match, Options, PatchKind, Right, Rule};
 use divvy_testbed::builders::pod;
 use divvy_testbed::programs::Program;
 use serde_json::{Value, json};
@@ -76,6 +78,8 @@ struct Cluster {
     api: ApiServer,
     listening: Listening,
     folder: TempDir,
+    /// Of the explainer.
+    address: SocketAddr,
     _explainer: Program,
 }
 
@@ -139,6 +143,7 @@ async fn cluster() -> Cluster {
         api,
         listening,
         folder,
+        address,
         _explainer: explainer,
     }
 }
@@ -202,6 +207,40 @@ async fn many_pods_are_asked_about_in_one_command() {
     let text = cluster.why(&[]).await;
     assert!(!text.contains("could not be asked"), "{text}");
     assert_eq!(text.matches("waits").count(), 31, "{text}");
+}
+
+#[tokio::test]
+async fn a_question_whose_connection_ends_in_the_middle_is_asked_again() {
+    let cluster = cluster().await;
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    cluster
+        .api
+        .reach("divvy-system", "divvy-explainer", listener.local_addr().expect("bound"));
+    let slowly = Rule::new(
+        Match::any().verb("list").resource("pods").namespace(""),
+        Effect::Latency(Duration::from_secs(1)),
+    );
+    cluster.api.faults().add(slowly);
+    let address = cluster.address;
+    let connections = Arc::new(AtomicUsize::new(0));
+    let counted = connections.clone();
+    tokio::spawn(async move {
+        while let Ok((mut user, _)) = listener.accept().await {
+            let mut explainer = tokio::net::TcpStream::connect(address).await.expect("the explainer");
+            let number = counted.fetch_add(1, Ordering::SeqCst);
+            tokio::spawn(async move {
+                // The first one ends while its question is worked on.
+                let time = Duration::from_millis(if number == 0 { 500 } else { 60_000 });
+                let _ = tokio::time::timeout(time, tokio::io::copy_bidirectional(&mut user, &mut explainer)).await;
+            });
+        }
+    });
+    let text = cluster.why(&["mine"]).await;
+    assert!(
+        text.contains("ml/neighbour") && !text.contains("could not be asked"),
+        "{text}"
+    );
+    assert_eq!(connections.load(Ordering::SeqCst), 2);
 }
 
 #[tokio::test]

@@ -122,6 +122,12 @@ async fn a_name_that_is_not_there_keeps_no_other_from_being_answered() {
         ],
     );
     assert_eq!(status, 1, "{text}");
+    // Where there is no answer at all, there is no JSON of one.
+    let (status, text) = why(&objects, &["none", "-o", "json"]).await;
+    assert!(
+        status == 1 && text.starts_with("error: pod default/none could not be read"),
+        "{text}"
+    );
 }
 
 #[tokio::test]

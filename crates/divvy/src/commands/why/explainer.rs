@@ -59,27 +59,58 @@ impl<'a> Explainer<'a> {
         if self.sender.ready().await.is_err() {
             self.sender = connected(self.client, &self.desk).await?;
         }
+        match self.answer(pod, all_nodes).await {
+            // It may do so in the middle of a question. Its answer changes nothing, so it can be asked again.
+            Err(Failure::Broken(_)) => {
+                self.sender = connected(self.client, &self.desk).await?;
+                self.answer(pod, all_nodes).await.map_err(Failure::into_text)
+            }
+            answer => answer.map_err(Failure::into_text),
+        }
+    }
+
+    async fn answer(&mut self, pod: &PodName, all_nodes: bool) -> Result<Answer, Failure> {
         let query = if all_nodes { format!("?{ALL_NODES}") } else { String::new() };
         let request = Request::get(format!("{PATH}/{}/{}{query}", pod.namespace, pod.name))
             .header(header::HOST, SERVER_NAME)
             .header(header::AUTHORIZATION, self.token.clone())
             .body(Empty::new())
-            .map_err(|error| error.to_string())?;
+            .map_err(|error| Failure::Said(error.to_string()))?;
         let answered = async {
-            let broken = |error: hyper::Error| format!("the connection through the API server broke: {error}");
-            let response = self.sender.send_request(request).await.map_err(broken)?;
+            let broken = |error: String| Failure::Broken(format!("the connection through the API server broke: {error}"));
+            let response = self.sender.send_request(request).await;
+            let response = response.map_err(|error| broken(error.to_string()))?;
             let status = response.status();
             let body = Limited::new(response.into_body(), LARGEST_ANSWER).collect().await;
-            let body = body.map_err(|error| format!("its answer broke off: {error}"))?.to_bytes();
+            let body = body.map_err(|error| broken(error.to_string()))?.to_bytes();
             match status {
-                StatusCode::OK => serde_json::from_slice(&body)
-                    .map_err(|error| format!("its answer cannot be read ({error}); is it of another version? divvy version")),
-                status => Err(format!("{} ({status})", said(&body))),
+                StatusCode::OK => serde_json::from_slice(&body).map_err(|error| {
+                    Failure::Said(format!(
+                        "its answer cannot be read ({error}); is it of another version? divvy version"
+                    ))
+                }),
+                status => Err(Failure::Said(format!("{} ({status})", said(&body)))),
             }
         };
         match tokio::time::timeout(ANSWERED, answered).await {
             Ok(answer) => answer,
-            Err(_elapsed) => Err(format!("it gave no answer within {ANSWERED:?}")),
+            Err(_elapsed) => Err(Failure::Said(format!("it gave no answer within {ANSWERED:?}"))),
+        }
+    }
+}
+
+/// Why there is no answer, as a sentence.
+enum Failure {
+    /// The connection ended.
+    Broken(String),
+    /// Anything else.
+    Said(String),
+}
+
+impl Failure {
+    fn into_text(self) -> String {
+        match self {
+            Failure::Broken(text) | Failure::Said(text) => text,
         }
     }
 }
