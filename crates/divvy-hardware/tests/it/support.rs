@@ -25,7 +25,7 @@ pub(crate) fn sim_library() -> &'static Path {
         let exe = std::env::current_exe().expect("this test's path");
         let profile = exe.parent().and_then(Path::parent).expect("target/PROFILE/deps/test");
         let library = profile.join("libdivvy_nvml_sim.so");
-        let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("../divvy-nvml-sim/src");
+        let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../lab/divvy-nvml-sim/src");
         let built = std::fs::metadata(&library).and_then(|data| data.modified()).ok();
         if built.is_none_or(|built| newest(&sources) > built) {
             let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));

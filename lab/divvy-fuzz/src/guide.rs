@@ -1,4 +1,4 @@
-//! The targets under libFuzzer: `examples/guided`, one process for each.
+//! The targets under libFuzzer: `divvy-fuzz-guided`, one process for each.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -8,10 +8,10 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 
-use super::PULSE;
-use super::arguments::Ends;
-use super::found::report;
-use super::targets::Target;
+use crate::PULSE;
+use crate::arguments::Ends;
+use crate::found::report;
+use divvy_fuzz::targets::Target;
 
 /// Processor time of a target before it is the next one's turn, where all have the same time to the end.
 const TURN: Duration = Duration::from_secs(5);

@@ -52,7 +52,7 @@ const EDGES: [&str; 14] = [
 ];
 
 /// Changes one place. JSON in a text is changed inside as often as the text itself.
-pub(crate) fn change(chance: &mut Chance, value: &mut Value) {
+pub fn change(chance: &mut Chance, value: &mut Value) {
     let other = place(value, chance.below(size(value))).map(|place| place.clone());
     let wanted = chance.below(size(value));
     let Some(place) = place(value, wanted) else { return };

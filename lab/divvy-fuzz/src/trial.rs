@@ -4,9 +4,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use super::arguments::Ends;
-use super::chance::Chance;
-use super::targets::{Target, cpu_time};
+use crate::arguments::Ends;
+use divvy_fuzz::chance::Chance;
+use divvy_fuzz::targets::{Target, cpu_time};
 
 /// What takes as long does not end.
 const ENDLESS: Duration = Duration::from_secs(60);

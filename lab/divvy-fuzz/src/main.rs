@@ -1,4 +1,4 @@
-//! Throws broken files at everything that reads what others wrote, for a while: `cargo run -p divvy-testbed --example fuzz -- 60`, and `--help`.
+//! Throws broken files at everything that reads what others wrote, for a while: `cargo run -p divvy-fuzz -- 60`, and `--help`.
 //!
 //! The inputs are seeds that are changed by chance (bytes, cuts, doubled pieces, words of the formats, places in JSON), and changed inputs that were
 //! accepted all the same are changed further. That needs nothing but this program, and sees no coverage. With `--guided` libFuzzer chooses the
@@ -12,11 +12,8 @@
 )]
 
 mod arguments;
-mod chance;
 mod found;
 mod guide;
-mod json;
-mod targets;
 mod trial;
 
 use std::path::Path;
@@ -29,7 +26,7 @@ use clap::Parser as _;
 
 use arguments::{Arguments, Ends};
 use found::{keep, report};
-use targets::{Target, documented, targets};
+use divvy_fuzz::targets::{Target, documented, targets};
 use trial::{Broken, Seen, Tally};
 
 /// How often the end is looked for.

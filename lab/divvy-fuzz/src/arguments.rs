@@ -10,9 +10,9 @@ An input that breaks a rule is written to a file in the folder for temporary fil
 Exit status 1: a rule is broken; 2: the command line is wrong.
 
 Examples:
-  cargo run -p divvy-testbed --example fuzz -- 60
-  cargo run -p divvy-testbed --example fuzz -- 60 --seed 7 --only 'CDI spec'
-  cargo run -p divvy-testbed --example fuzz -- --only 'CDI spec' --replay /tmp/divvy-fuzz-CDI-spec-1
+  cargo run -p divvy-fuzz -- 60
+  cargo run -p divvy-fuzz -- 60 --seed 7 --only 'CDI spec'
+  cargo run -p divvy-fuzz -- --only 'CDI spec' --replay /tmp/divvy-fuzz-CDI-spec-1
   cargo xtask fuzz --each 60";
 
 /// Gives broken input to everything that reads what others wrote, and checks rules. docs/fuzzing.md says what reads what, and who writes it.
@@ -41,7 +41,7 @@ pub(crate) struct Arguments {
     /// Reads this input once instead of fuzzing; --only must name one target
     #[arg(long, value_name = "FILE", requires = "only")]
     pub(crate) replay: Option<PathBuf>,
-    /// Lets libFuzzer choose the inputs: examples/guided, as `cargo xtask fuzz` builds it. Targets run one after the other
+    /// Lets libFuzzer choose the inputs: divvy-fuzz-guided, as `cargo xtask fuzz` builds it. Targets run one after the other
     #[arg(long, value_name = "PROGRAM")]
     pub(crate) guided: Option<PathBuf>,
     /// Where libFuzzer keeps inputs that reached new code, and takes up from; a temporary folder if absent

@@ -2,7 +2,7 @@
 //! the requests without a kubectl. Run by hand when the set of commands changes:
 //!
 //! ```sh
-//! cargo run -p divvy-testbed --example record_kubectl -- kubectl crates/divvy-testbed/tests/data/kubectl
+//! cargo run -p divvy-testbed --example record_kubectl -- kubectl lab/divvy-testbed/tests/data/kubectl
 //! ```
 
 use std::io::{self, Write};

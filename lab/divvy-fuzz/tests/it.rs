@@ -1,10 +1,6 @@
 //! The seeds of the fuzz targets: fuzzing starts from them, and what they do not reach is hardly ever found.
 
-#[path = "../../examples/fuzz/targets/mod.rs"]
-#[expect(dead_code, reason = "some of it only the fuzzers use")]
-mod targets;
-
-use targets::{documented, targets};
+use divvy_fuzz::targets::{documented, targets};
 
 #[test]
 fn each_seed_of_each_fuzz_target_ends_as_it_declares() {

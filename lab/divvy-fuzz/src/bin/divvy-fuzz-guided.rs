@@ -6,17 +6,9 @@
 
 #![no_main]
 
-#[path = "../fuzz/chance.rs"]
-mod chance;
-#[path = "../fuzz/json.rs"]
-mod json;
-#[path = "../fuzz/targets/mod.rs"]
-#[expect(dead_code, reason = "libFuzzer has the seeds in files, and another program checks them")]
-mod targets;
-
-use chance::Chance;
+use divvy_fuzz::chance::Chance;
+use divvy_fuzz::targets::{self, Target};
 use libfuzzer_sys::{fuzz_mutator, fuzz_target};
-use targets::Target;
 
 thread_local! {
     // libFuzzer reads all inputs on one thread.

@@ -17,7 +17,7 @@ pub(crate) fn keep(target: &str, input: &[u8]) -> PathBuf {
 pub(crate) fn report(target: &str, seed: u64, input: &Path, why: &str) -> String {
     let name = target.replace('\'', "'\\''");
     format!(
-        "{target}: {} breaks a rule (seed {seed}): {why}\n  replay it: cargo run -p divvy-testbed --example fuzz -- --only '{name}' --replay {}",
+        "{target}: {} breaks a rule (seed {seed}): {why}\n  replay it: cargo run -p divvy-fuzz -- --only '{name}' --replay {}",
         input.display(),
         input.display()
     )

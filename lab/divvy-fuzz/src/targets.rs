@@ -1,5 +1,4 @@
-//! What is fuzzed: everything that reads what others wrote. Three programs include this module: the fuzzer with its own generator
-//! (`examples/fuzz`), the one that libFuzzer guides (`examples/guided`), and the integration tests, which run the seeds.
+//! The fuzz targets: everything that parses input from outside. The programs of this crate run them, and its tests run their seeds.
 
 mod cluster;
 mod commands;
@@ -16,28 +15,29 @@ use std::time::Duration;
 type Read = Box<dyn Fn(&[u8]) -> bool + Send>;
 
 /// Something that reads what others wrote.
-pub(crate) struct Target {
-    pub(crate) name: &'static str,
+#[expect(missing_debug_implementations, reason = "a target holds a closure")]
+pub struct Target {
+    pub name: &'static str,
     /// Reads an input and says whether it was accepted. Panics if a rule does not hold.
     read: Read,
     /// Inputs that must be accepted. Fuzzing starts from them.
-    pub(crate) accepted: Vec<Vec<u8>>,
+    pub accepted: Vec<Vec<u8>>,
     /// Inputs that must be refused, for code that only a refusal reaches. Fuzzing starts from them, too.
-    pub(crate) refused: Vec<Vec<u8>>,
+    pub refused: Vec<Vec<u8>>,
     limits: Limits,
 }
 
 /// What one input may cost. More than this grows faster than the input.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Limits {
+pub struct Limits {
     /// Processor time of any input, in a debug build.
-    pub(crate) time: Duration,
+    pub time: Duration,
     /// Processor time for each byte of the input.
-    pub(crate) time_per_byte: Duration,
+    pub time_per_byte: Duration,
     /// Allocated memory that any input may hold at once.
-    pub(crate) bytes: u64,
+    pub bytes: u64,
     /// Allocated memory for each byte of the input.
-    pub(crate) bytes_per_byte: u64,
+    pub bytes_per_byte: u64,
 }
 
 /// Generous: a parser takes microseconds for a seed of a kilobyte. They find what grows with the square of its input, and values that are kept many times.
@@ -53,14 +53,14 @@ const SLOWER: u32 = if cfg!(feature = "guided") { 4 } else { 1 };
 
 /// What one input did.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Cost {
-    pub(crate) accepted: bool,
-    pub(crate) time: Duration,
-    pub(crate) bytes: u64,
+pub struct Cost {
+    pub accepted: bool,
+    pub time: Duration,
+    pub bytes: u64,
 }
 
 /// What reads what: the last column of the table names the targets.
-const TABLE: &str = include_str!("../../../../../docs/fuzzing.md");
+const TABLE: &str = include_str!("../../../docs/fuzzing.md");
 
 impl Target {
     fn new(name: &'static str, read: impl Fn(&[u8]) -> bool + Send + 'static, accepted: &[&str]) -> Target {
@@ -81,12 +81,12 @@ impl Target {
     }
 
     /// Accepted and refused seeds.
-    pub(crate) fn seeds(&self) -> impl Iterator<Item = &Vec<u8>> {
+    pub fn seeds(&self) -> impl Iterator<Item = &Vec<u8>> {
         self.accepted.iter().chain(&self.refused)
     }
 
     /// Reads an input within the limits. The error is the rule that it broke.
-    pub(crate) fn run(&self, input: &[u8]) -> Result<Cost, String> {
+    pub fn run(&self, input: &[u8]) -> Result<Cost, String> {
         let mut cost = self.measure(input)?;
         // Whatever shares the processor makes a moment slow. What is slow three times is slow.
         for _ in 0..2 {
@@ -119,7 +119,7 @@ impl Target {
     }
 
     /// Whether each seed ends as it declares. The error names the target, the seed and what went wrong.
-    pub(crate) fn check_seeds(&self) -> Result<(), String> {
+    pub fn check_seeds(&self) -> Result<(), String> {
         let accepted = self.accepted.iter().map(|seed| (seed, true));
         for (number, (seed, expected)) in accepted.chain(self.refused.iter().map(|seed| (seed, false))).enumerate() {
             let shown = String::from_utf8_lossy(&seed[..seed.len().min(200)]);
@@ -170,7 +170,7 @@ impl Limits {
     }
 }
 
-pub(crate) fn targets() -> Vec<Target> {
+pub fn targets() -> Vec<Target> {
     let targets = node::targets()
         .into_iter()
         .chain(cluster::targets())
@@ -180,7 +180,7 @@ pub(crate) fn targets() -> Vec<Target> {
 }
 
 /// Whether docs/fuzzing.md names the same targets as this program has.
-pub(crate) fn documented(targets: &[Target]) -> Result<(), String> {
+pub fn documented(targets: &[Target]) -> Result<(), String> {
     let table = TABLE.rsplit("## Targets").next().unwrap_or_default();
     let rows = table.lines().filter(|line| line.starts_with('|')).skip(2);
     let cells = rows.filter_map(|row| row.trim_end_matches('|').rsplit('|').next());
@@ -194,7 +194,7 @@ pub(crate) fn documented(targets: &[Target]) -> Result<(), String> {
 }
 
 /// The processor time of this thread: other threads and processes do not count.
-pub(crate) fn cpu_time() -> Duration {
+pub fn cpu_time() -> Duration {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
     Duration::new(time.tv_sec.unsigned_abs(), u32::try_from(time.tv_nsec).unwrap_or(0))
 }

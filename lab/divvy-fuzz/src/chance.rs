@@ -33,13 +33,13 @@ const WORDS: [&str; 24] = [
 ];
 
 /// Bytes that one change adds at most.
-pub(crate) const MOST: usize = 32 * 1024;
+pub const MOST: usize = 32 * 1024;
 
 /// xorshift64*
-pub(crate) struct Chance(pub(crate) u64);
+pub struct Chance(pub u64);
 
 impl Chance {
-    pub(crate) fn below(&mut self, end: usize) -> usize {
+    pub fn below(&mut self, end: usize) -> usize {
         self.0 ^= self.0 >> 12;
         self.0 ^= self.0 << 25;
         self.0 ^= self.0 >> 27;
@@ -48,13 +48,13 @@ impl Chance {
     }
 
     /// A word of some format.
-    pub(crate) fn word(&mut self) -> &'static str {
+    pub fn word(&mut self) -> &'static str {
         WORDS[self.below(WORDS.len())]
     }
 
     /// Changes an input in one place. JSON stays JSON two times out of three: most of what is read is JSON, and hardly any change of its bytes
     /// gets beyond the parser.
-    pub(crate) fn change(&mut self, input: &mut Vec<u8>) {
+    pub fn change(&mut self, input: &mut Vec<u8>) {
         if self.below(3) > 0
             && matches!(input.first(), Some(b'{' | b'['))
             && let Ok(mut value) = serde_json::from_slice::<Value>(input)
