@@ -90,7 +90,10 @@ mod tests {
                 "--crate-name divvy_model --edition=2024 src/lib.rs --crate-type lib --emit=dep-info",
                 true,
             ),
-            ("--crate-name divvy_fuzz_guided src/bin/divvy-fuzz-guided.rs --crate-type bin", true),
+            (
+                "--crate-name divvy_fuzz_guided src/bin/divvy-fuzz-guided.rs --crate-type bin",
+                true,
+            ),
             ("--crate-name build_script_build build.rs --crate-type bin", false),
             ("--crate-name derive src/lib.rs --crate-type proc-macro", false),
             ("-vV", false),

@@ -7,10 +7,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-use divvy_cluster::list;
-use divvy_container::cdi;
+use divvy_cdi as cdi;
 use divvy_hardware::client::ProbeHandle;
 use divvy_hardware::{Code, Failure};
+use divvy_kube::list;
 use divvy_kubelet::checkpoint::Checkpoint;
 use divvy_kubelet::plugin;
 use divvy_model::{Health, MiB, MigDevice, Node, Pod, names, runtime};
@@ -19,13 +19,13 @@ use tracing::{debug, info, warn};
 
 use crate::cgroups;
 use crate::cluster::Told;
-use crate::decide::{Action, Class, Core, Device, Facts, Handout, Key, Listing, OWN_VISIBLE_DEVICES, PreStart};
 use crate::driver::{DriverSpec, Looked, Said};
 use crate::files::FileError;
 use crate::hardware;
 use crate::metrics::Metrics;
 use crate::ready::Readiness;
 use crate::store::Store;
+use divvy_agent_core::{Action, Class, Core, Device, Facts, Handout, Key, Listing, OWN_VISIBLE_DEVICES, PreStart};
 
 /// How long a start waits for what will be known soon: the pod's object, the kubelet's checkpoint. Then the kubelet retries.
 const PATIENCE: Duration = Duration::from_secs(5);

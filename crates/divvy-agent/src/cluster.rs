@@ -3,10 +3,10 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use divvy_cluster::events::{Events, Note, node_reference, pod_reference};
-use divvy_cluster::objects::{self, NodeObject, PodObject};
-use divvy_cluster::watch::{self, Change};
-use divvy_cluster::{convert, in_words, list};
+use divvy_kube::events::{Events, Note, node_reference, pod_reference};
+use divvy_kube::objects::{self, NodeObject, PodObject};
+use divvy_kube::watch::{self, Change};
+use divvy_kube::{convert, in_words, list};
 use divvy_model::{Inventory, Pod, PodKey, names};
 use futures::StreamExt;
 use kube::Api;

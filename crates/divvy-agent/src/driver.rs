@@ -1,4 +1,4 @@
-//! The agent's own CDI spec of the driver: what [`decide::driver`](crate::decide::driver) decides by, and what it wants done.
+//! The agent's own CDI spec of the driver: what [`divvy_agent_core::driver`](divvy_agent_core::driver) decides by, and what it wants done.
 //!
 //! The driver's files are the probe's to look at: it sees the machine's root in any case, and the agent, which talks to the API server, does not.
 //! This runs with each reconciliation.
@@ -6,15 +6,15 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use divvy_container::cdi::Format;
-use divvy_container::cdi::driver::Place;
-use divvy_container::cdi::stale;
+use divvy_cdi::Format;
+use divvy_cdi::driver::Place;
+use divvy_cdi::stale;
 use divvy_hardware::protocol::{DriverFiles, DriverQuestion, DriverSpec as Made};
 use divvy_hardware::{Code, Failure};
 use divvy_model::{Gpu, Health, MigDevice};
 
-use crate::decide::driver::{Attempt, Basis, Own, Seen, SpecFile, Step, Trouble, Verdict, decide};
 use crate::store::{DriverSpecs, Stamp, Store};
+use divvy_agent_core::driver::{Attempt, Basis, Own, Seen, SpecFile, Step, Trouble, Verdict, decide};
 
 /// Most bytes of paths in a question, which has to fit into a line of the protocol.
 const MOST_PATHS: usize = 256 * 1024;
@@ -271,7 +271,7 @@ impl DriverSpec {
 
 /// What is known without the probe.
 fn blind(asked: &DriverQuestion) -> DriverFiles {
-    let gpus = asked.gpus.iter().map(|gpu| divvy_container::cdi::generate::nvidia::Gpu {
+    let gpus = asked.gpus.iter().map(|gpu| divvy_cdi::generate::nvidia::Gpu {
         index: gpu.index,
         uuid: Some(gpu.uuid.clone()),
         minor: gpu.minor,

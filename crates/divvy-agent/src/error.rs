@@ -1,6 +1,6 @@
 use std::net::SocketAddr;
 
-use crate::decide::TooManyIds;
+use divvy_agent_core::TooManyIds;
 
 /// Why the agent cannot run. What may pass (no driver, no kubelet, no API server) is none of these: it is logged, makes
 /// `/readyz` fail, and is tried again for ever.
@@ -19,7 +19,7 @@ pub enum Error {
     },
     /// The cluster's configuration.
     #[error(transparent)]
-    Cluster(#[from] divvy_cluster::Error),
+    Cluster(#[from] divvy_kube::Error),
     /// The unit does not fit this node's GPUs.
     #[error(transparent)]
     TooManyIds(#[from] TooManyIds),

@@ -2,11 +2,11 @@
 //!
 //! ```text
 //! divvy-probe ─ hardware ─┐                     ┌─ plugin ── kubelet: ListAndWatch, preferred, Allocate
-//! API server ─ cluster ───┼─► decide::Core ─────┤
+//! API server ─ cluster ───┼─► divvy_agent_core::Core ─────┤
 //! checkpoint, cgroups ────┘   (pure)            └─ agent ─── PreStart, reconcile: facts → actions → files, events
 //! ```
 //!
-//! [`decide`] holds every decision and touches nothing; `agent` reads facts, asks it, and performs its actions under one lock;
+//! [`divvy_agent_core`] holds every decision and touches nothing; `agent` reads facts, asks it, and performs its actions under one lock;
 //! the other modules move values in and out.
 
 #![forbid(unsafe_code)]
@@ -15,7 +15,6 @@ mod agent;
 mod cgroups;
 mod cluster;
 pub mod config;
-pub mod decide;
 mod driver;
 mod error;
 mod files;

@@ -6,7 +6,7 @@ use divvy_kubelet::plugin::{Answer, Device, Options, Plugin, Refusal};
 use tokio::sync::watch;
 
 use crate::agent::Agent;
-use crate::decide::Resource;
+use divvy_agent_core::Resource;
 
 /// One of the two.
 #[derive(Debug)]

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use divvy_cluster::client::{Choice, connect};
+use divvy_kube::client::{Choice, connect};
 use divvy_kubelet::checkpoint::Writing;
 use divvy_kubelet::plugin::{Plugin as _, PluginServer, Settings as PluginSettings, Status};
 use divvy_model::names;
@@ -14,12 +14,12 @@ use tracing::{info, warn};
 
 use crate::agent::{After, Agent, Parts};
 use crate::config::{DeviceListStrategy, DriverSpecMode};
-use crate::decide::{Core, Resource, Settings};
 use crate::driver::DriverSpec;
 use crate::plugin::AgentPlugin;
 use crate::registered::{self, Registration};
 use crate::store::{Store, boot_id};
 use crate::{Config, Error, cluster, hardware, http};
+use divvy_agent_core::{Core, Resource, Settings};
 
 /// Between two reconciliations.
 const RECONCILE: Duration = Duration::from_secs(10);
@@ -180,7 +180,7 @@ async fn leave(agent: &Agent, mut written: watch::Receiver<Arc<str>>) {
     }
     tokio::time::sleep(LEAVE_LAST).await;
     let client = agent.client();
-    match tokio::time::timeout(LEAVE_LOOK, divvy_cluster::list::pods(&client, Some(agent.selector()))).await {
+    match tokio::time::timeout(LEAVE_LOOK, divvy_kube::list::pods(&client, Some(agent.selector()))).await {
         Ok(Ok(found)) => {
             for pod in found.pods {
                 let actions = agent.core().apply_pod(pod);

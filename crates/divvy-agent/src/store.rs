@@ -6,12 +6,12 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use divvy_container::cdi;
+use divvy_cdi as cdi;
 use divvy_model::GrantRecord;
 use tracing::{info, warn};
 
-use crate::decide::{Action, Key, NodeFiles, NodeKey, SHARED_DEVICES, owner_of_spec};
 use crate::files::{self, FileError, LIMIT};
+use divvy_agent_core::{Action, Key, NodeFiles, NodeKey, SHARED_DEVICES, owner_of_spec};
 
 const KEY_FILE: &str = "node.key";
 

@@ -1,6 +1,6 @@
 //! What is wrong between the GPU driver and a running pod.
 //!
-//! - [`Facts`]: what was read: a machine's files (a [`Tree`](divvy_container::cdi::generate::Tree)), what running programs answered,
+//! - [`Facts`]: what was read: a machine's files (a [`Tree`](divvy_host::Tree)), what running programs answered,
 //!   the cluster's objects; each known, absent or unreadable with the reason
 //! - [`Check`]: an id, a title, and a function of the facts; [`checks::ALL`] has them in the order of the chain from the driver to the pods
 //! - [`Report`]: what the checks said, as text, as JSON, and as an exit status

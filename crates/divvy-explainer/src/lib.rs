@@ -6,18 +6,24 @@
 //! - `sight`: what the cluster looks like, read once for all who ask within some seconds
 //! - `identity`: the certificate by which clients know this program
 //! - `publish`: writes that certificate where every user can read it
+//! - [`reach`]: how a user's program reaches this one through the API server
+//! - [`look`], [`sites`], [`around`]: the cluster as values of `divvy-why`; `divvy why` uses these itself where its user may list nodes and pods
 //!
 //! **A program of its own, beside the extender**, because every user of the cluster can reach it: it has no right to place pods, its load and its
 //! memory are not the extender's, and when it is down, nothing but this answer is missing.
 
 #![forbid(unsafe_code)]
 
+pub mod around;
 mod caller;
 mod desk;
 mod identity;
+pub mod look;
 mod metrics;
 mod publish;
+pub mod reach;
 mod sight;
+pub mod sites;
 mod tunnel;
 
 use std::net::SocketAddr;
@@ -25,12 +31,12 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::reach::PATH;
 use axum::Router;
 use axum::http::{StatusCode, Uri, header};
 use axum::response::{IntoResponse as _, Response};
 use axum::routing::get;
-use divvy_cluster::client::{Choice, connect};
-use divvy_cluster::explain::PATH;
+use divvy_kube::client::{Choice, connect};
 use divvy_model::MemoryUnit;
 use divvy_serve::{Limits, Share};
 use tokio::net::TcpListener;
@@ -68,7 +74,7 @@ pub struct Settings {
 pub enum Error {
     /// No client, or no cluster.
     #[error(transparent)]
-    Cluster(#[from] divvy_cluster::Error),
+    Cluster(#[from] divvy_kube::Error),
     /// The address is taken, or is not one of this machine.
     #[error("the explainer cannot listen on {address}: {source}; choose another address with --listen ADDRESS:PORT")]
     Listen {

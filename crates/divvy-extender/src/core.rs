@@ -23,11 +23,13 @@ mod twice;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use divvy_cluster::convert::UnhealthyGpus;
-use divvy_cluster::index::{Index, ReadPod};
-use divvy_cluster::watch::Change;
+use divvy_kube::convert::ReadPod;
+use divvy_kube::convert::UnhealthyGpus;
+
+use crate::index::Index;
+use divvy_kube::watch::Change;
 use divvy_model::{Held, MemoryUnit, Node, Pod, PodKey};
-use divvy_placement::policy::{Fleet, Limits, Policy};
+use divvy_policy::{Fleet, Limits, Policy};
 
 pub use binding::BindingRequest;
 pub use filter::{FilterAnswer, SCHEDULER_CHECK, check_refusal};

@@ -3,7 +3,7 @@
 pub enum Error {
     /// No client, or no cluster.
     #[error(transparent)]
-    Cluster(#[from] divvy_cluster::Error),
+    Cluster(#[from] divvy_kube::Error),
     /// The address is taken or not ours.
     #[error("the extender cannot listen on {address}: {source}; choose another with --listen ADDRESS:PORT")]
     Listen {

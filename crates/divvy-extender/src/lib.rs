@@ -17,6 +17,7 @@ mod error;
 mod forward;
 mod host;
 pub mod http;
+pub mod index;
 mod lease;
 mod metrics;
 mod second_look;
@@ -27,7 +28,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use divvy_cluster::client::{Choice, connect};
+use divvy_kube::client::{Choice, connect};
 use divvy_model::MemoryUnit;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;

@@ -19,7 +19,6 @@ pub mod nvidia;
 pub mod probe;
 pub mod protocol;
 
-pub use divvy_files::Files;
 pub use divvy_model::xid_is_fatal;
 pub use error::{Code, Error, Failure};
 pub use facts::{GpuFacts, GpuProcesses, Known, Process, Snapshot, Unreadable};

@@ -7,8 +7,8 @@
 
 mod line;
 
-use divvy_container::cdi::Spec;
-use divvy_container::cdi::driver::{Basis, Place};
+use divvy_cdi::Spec;
+use divvy_cdi::driver::{Basis, Place};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 

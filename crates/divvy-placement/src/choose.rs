@@ -9,7 +9,7 @@ use divvy_model::limits::shortened;
 use divvy_model::{Allocation, ContainerShare, Error, GpuRules, GpuShare, Health, Held, MemoryUnit, MiB, Pod, PodRequest};
 
 use crate::products::{Product, Taste};
-use crate::{Asker, GpuState, Ledger, NodeState, NodeView, Reservation, Source, Unusable, several};
+use crate::{Asker, GpuState, Ledger, NodeState, NodeView, Reservation, Source, Unusable, multi_gpu};
 
 /// What a pod asks for, as far as placement goes: memory on one GPU, or as much on each of several.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -349,7 +349,7 @@ pub(crate) fn best(view: &NodeView<'_>, taste: &Taste<'_>) -> Result<Vec<usize>,
     let (state, _) = offered(view, taste)?;
     let positions = match taste.ask().gpus {
         1 => best_fit(view, taste).map(|position| vec![position]),
-        _ => several::best(view, taste, 0..state.gpus.len()),
+        _ => multi_gpu::best(view, taste, 0..state.gpus.len()),
     };
     positions.ok_or_else(|| short(taste.ask()))
 }
@@ -366,8 +366,22 @@ fn best_fit(view: &NodeView<'_>, taste: &Taste<'_>) -> Option<usize> {
 }
 
 impl NodeView<'_> {
+    /// Return the GPUs of this node that fit best, in ascending order of position.
+    ///
+    /// # Errors
+    /// Why the pod has no room here.
+    pub fn best(&self, taste: &Taste<'_>) -> Result<Vec<usize>, Refusal> {
+        best(self, taste)
+    }
+
+    /// Return as many of the GPUs at these positions as the pod asks for, those that work best together, in ascending order; `None` if too few of them
+    /// have room.
+    pub fn best_of(&self, taste: &Taste<'_>, positions: impl IntoIterator<Item = usize>) -> Option<Vec<usize>> {
+        multi_gpu::best(self, taste, positions)
+    }
+
     /// How much a pod likes the GPU at this position, the higher the more; `None` if it does not take it, or finds no room there.
-    pub(crate) fn liking(&self, position: usize, taste: &Taste<'_>) -> Option<u64> {
+    pub fn liking(&self, position: usize, taste: &Taste<'_>) -> Option<u64> {
         let ask = taste.ask();
         let state = self.state()?;
         let gpu = state.gpus.get(position)?;

@@ -1,9 +1,9 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
 
-use divvy_model::{Health, Held, MemoryUnit, MiB, Node, Pod, PodKey};
+use divvy_model::{Health, Held, MemoryUnit, MiB, Node, Pod, PodKey, kept};
 
-use crate::pods::{ByUid, Pods, kept};
+use crate::pods::{ByUid, Pods};
 use crate::products::Products;
 use crate::{Departed, GpuState, NodeState, NodeView, Nominated};
 
@@ -184,11 +184,14 @@ pub enum Standing {
 }
 
 /// A share of a node's GPU that somebody holds: position in [`NodeState::gpus`], or `None` when there is no such GPU.
-pub(crate) struct Part {
-    pub(crate) position: Option<usize>,
-    /// UUID or index as it is written.
-    pub(crate) gpu: String,
-    pub(crate) memory: MiB,
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Part {
+    /// The GPU's position in [`NodeState::gpus`]; `None` if the node has no such GPU.
+    pub position: Option<usize>,
+    /// The GPU's UUID or index, as the pod's annotation names it.
+    pub gpu: String,
+    /// The share's size.
+    pub memory: MiB,
 }
 
 impl Ledger {
@@ -646,7 +649,7 @@ impl Ledger {
     }
 
     /// The version at which a node was last forgotten, which no node has.
-    pub(crate) fn last_gone(&self) -> u64 {
+    pub fn last_gone(&self) -> u64 {
         self.last_gone
     }
 

@@ -11,8 +11,8 @@
 //! - [`Nominated`]: a pod that preempted others, and the GPUs that are kept for it
 //! - [`Victims`]: who would have to go so that a GPU has room
 //! - [`Totals`]: numbers of the whole ledger, for metrics
-//! - [`policy`]: which node is best, and which of its GPUs: the policies, for the extender and the simulator
-//! - [`audit`]: whether a history kept to all of this
+//! - [`Taste`]: a pod's rules, compared with each product once
+//! - [`hash`]: hashes that are the same everywhere, for ties
 //!
 //! Nothing here does I/O, reads a clock or draws a random number. All amounts are integers (MiB); sums saturate towards
 //! "taken", differences towards "nothing free", so that no input can make memory appear.
@@ -20,18 +20,17 @@
 #![forbid(unsafe_code)]
 
 mod anomaly;
-pub mod audit;
 mod choose;
 mod departed;
 mod explain;
+pub mod hash;
 mod ledger;
+mod multi_gpu;
 mod node;
 mod nominated;
 mod overbooked;
 mod pods;
-pub mod policy;
 mod products;
-mod several;
 mod speed;
 mod topology;
 mod totals;
@@ -43,11 +42,11 @@ pub use anomaly::Anomaly;
 pub use choose::{Ask, Choice, ChosenGpu, Question, Refusal};
 pub use departed::{Departed, KeptFor};
 pub use explain::{DepartedHolder, GpuReport, Holder, HolderKind, NodeReport, NominatedHolder, PodReport, PodShare, gpu_list};
-pub use ledger::{Ledger, Reservation, Standing};
+pub use ledger::{Ledger, Part, Reservation, Standing};
 pub use node::{GpuState, NodeState, Source, Unusable};
 pub use nominated::{Asker, Nominated};
 pub use overbooked::{Overbooked, Promise};
-pub use pods::kept;
+pub use products::Taste;
 pub use topology::{Candidate, Topology};
 pub use totals::Totals;
 pub use victims::Victims;

@@ -5,7 +5,7 @@ use divvy_model::limits::NODE_GPUS;
 use divvy_model::{Error, Health, Held, Inventory, MemoryUnit, MiB, Node, Pod, Prefer, legacy};
 
 use crate::Topology;
-use crate::policy::rank;
+use crate::hash::rank;
 use crate::products::Product;
 use crate::speed;
 

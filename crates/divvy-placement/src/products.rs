@@ -3,7 +3,7 @@
 use std::cell::Cell;
 use std::collections::BTreeMap;
 
-use crate::policy::rank;
+use crate::hash::rank;
 use crate::{Ask, GpuState};
 
 /// Number of a product while some GPU of it is known.
@@ -73,7 +73,7 @@ impl Products {
 /// A pod that looks at many GPUs: of each product it is found out once whether the pod takes it. Only for one moment of one ledger, since numbers
 /// of products that are gone are given again.
 #[derive(Debug, Clone)]
-pub(crate) struct Taste<'a> {
+pub struct Taste<'a> {
     ask: &'a Ask,
     /// By number of the product.
     takes: Vec<Cell<Option<bool>>>,
@@ -82,7 +82,8 @@ pub(crate) struct Taste<'a> {
 }
 
 impl<'a> Taste<'a> {
-    pub(crate) fn of(ask: &'a Ask) -> Taste<'a> {
+    /// Prepare the rules of a pod.
+    pub fn of(ask: &'a Ask) -> Taste<'a> {
         let products = if ask.rules.is_some() { Products::MOST } else { 0 };
         let rules = ask.rules();
         let uuids = rules.iter().flat_map(|rules| &rules.uuids);
@@ -95,7 +96,8 @@ impl<'a> Taste<'a> {
         }
     }
 
-    pub(crate) fn ask(&self) -> &'a Ask {
+    /// Return what the pod asks for.
+    pub fn ask(&self) -> &'a Ask {
         self.ask
     }
 

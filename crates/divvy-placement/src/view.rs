@@ -1,6 +1,6 @@
 use divvy_model::{MiB, Pod, PodKey};
 
-use crate::ledger::{Entry, Oddities};
+use crate::ledger::{Entry, Oddities, Part};
 use crate::{Ledger, NodeState, Reservation};
 
 /// A node as the ledger sees it.
@@ -33,7 +33,7 @@ impl<'a> NodeView<'a> {
     }
 
     /// The most that is left on one GPU that is well.
-    pub(crate) fn most_free(&self) -> MiB {
+    pub fn most_free(&self) -> MiB {
         self.entry.usage.most_free
     }
 
@@ -50,6 +50,11 @@ impl<'a> NodeView<'a> {
     /// As [`NodeView::free`], as if nothing were kept for pods that departed.
     pub(crate) fn free_without_departed(&self, position: usize) -> MiB {
         self.entry.free_beside_and_kept(position, MiB::ZERO, MiB::ZERO)
+    }
+
+    /// Return the shares that a bound pod holds on this node, one for each GPU.
+    pub fn parts(&self, pod: &Pod) -> Vec<Part> {
+        self.state().map_or_else(Vec::new, |state| self.ledger.parts_of(state, pod))
     }
 
     /// Kept for pods that departed from the GPU at this position ([`crate::Departed`]): UID, name, share; the largest first.

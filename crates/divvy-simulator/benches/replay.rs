@@ -8,7 +8,7 @@ use std::fs;
 use std::hint::black_box;
 
 use criterion::{Criterion, criterion_group, criterion_main};
-use divvy_placement::policy::Policy;
+use divvy_policy::Policy;
 use divvy_simulator::{Order, Trace, inflate};
 
 fn replay(c: &mut Criterion) {

@@ -10,7 +10,7 @@
 
 use std::fs;
 
-use divvy_placement::policy::Policy;
+use divvy_policy::Policy;
 use divvy_simulator::{Completions, Order, Setting, Trace, turn_over};
 
 fn main() {

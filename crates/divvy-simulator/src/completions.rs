@@ -1,7 +1,7 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
 
-use divvy_placement::policy::Decision;
+use divvy_policy::Decision;
 
 use crate::random::Random;
 use crate::setting::Nodes;

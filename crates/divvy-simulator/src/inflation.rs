@@ -1,6 +1,6 @@
 use std::collections::BTreeMap;
 
-use divvy_placement::policy::Fragmentation;
+use divvy_policy::Fragmentation;
 
 use crate::setting::Nodes;
 use crate::size::count;

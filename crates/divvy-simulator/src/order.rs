@@ -1,4 +1,4 @@
-use divvy_placement::policy::rank;
+use divvy_policy::rank;
 
 use crate::random::Random;
 use crate::text::decompress;

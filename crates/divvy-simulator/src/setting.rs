@@ -1,4 +1,4 @@
-use divvy_placement::policy::{Decision, Demand, NodeId, Placer, Policy};
+use divvy_policy::{Decision, Demand, NodeId, Placer, Policy};
 
 use crate::Trace;
 use crate::random::Random;

@@ -1,7 +1,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use divvy_placement::policy::{Demand, Share};
+use divvy_policy::{Demand, Share};
 
 /// Pods of one size, as reports count them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]

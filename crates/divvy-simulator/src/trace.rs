@@ -1,6 +1,6 @@
 use std::collections::BTreeSet;
 
-use divvy_placement::policy::{Demand, MOST_GPUS, Mix, ModelSet, Models, Shape, Share};
+use divvy_policy::{Demand, MOST_GPUS, Mix, ModelSet, Models, Shape, Share};
 use serde::Deserialize;
 
 use crate::Error;

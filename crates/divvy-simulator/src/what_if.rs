@@ -10,8 +10,8 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 use divvy_model::{Health, MemoryUnit, MiB, Node, Pod, PodKey};
-use divvy_placement::policy::Policy;
 use divvy_placement::{Ledger, NodeView, Source};
+use divvy_policy::Policy;
 
 use crate::Error;
 use place::Placing;

@@ -17,9 +17,9 @@ use crate::why::Name;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 #[cfg(feature = "completions")]
 use clap_complete::ArgValueCompleter;
-use divvy_cluster::client::Token;
+use divvy_kube::client::Token;
 use divvy_model::{MemoryUnit, MiB};
-use divvy_placement::policy::Policy;
+use divvy_policy::Policy;
 
 #[cfg(feature = "completions")]
 use crate::commands::completions;

@@ -3,7 +3,7 @@
 use std::io::{self, IsTerminal as _, Write};
 use std::sync::OnceLock;
 
-use divvy_container::plain;
+use divvy_host::plain;
 
 use crate::cli::Color;
 

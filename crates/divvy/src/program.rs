@@ -62,7 +62,7 @@ pub fn fail(error: &anyhow::Error) -> ExitCode {
             text.push_str(&cause);
         }
     }
-    eprintln!("{}", divvy_container::plain(&text));
+    eprintln!("{}", divvy_host::plain(&text));
     if error.downcast_ref::<crate::commands::Unclear>().is_some() {
         return ExitCode::from(2);
     }

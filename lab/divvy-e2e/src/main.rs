@@ -31,7 +31,7 @@ struct Args {
     #[arg(long, value_enum, default_value_t = On::Embedded)]
     on: On,
     /// State of the real cluster
-    #[arg(long, env = "CLUSTER_DIR", default_value_os_t = std::env::temp_dir().join("divvy-cluster"))]
+    #[arg(long, env = "CLUSTER_DIR", default_value_os_t = std::env::temp_dir().join("divvy-kube"))]
     cluster: PathBuf,
     /// Embedded: scenes that are played at once
     #[arg(long, default_value_t = 2)]

@@ -36,6 +36,7 @@ const WORDS: [&str; 24] = [
 pub const MOST: usize = 32 * 1024;
 
 /// xorshift64*
+#[derive(Debug)]
 pub struct Chance(pub u64);
 
 impl Chance {

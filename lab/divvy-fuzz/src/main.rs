@@ -25,8 +25,8 @@ use std::time::{Duration, Instant};
 use clap::Parser as _;
 
 use arguments::{Arguments, Ends};
-use found::{keep, report};
 use divvy_fuzz::targets::{Target, documented, targets};
+use found::{keep, report};
 use trial::{Broken, Seen, Tally};
 
 /// How often the end is looked for.

@@ -2,10 +2,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use divvy_agent::decide::{
+use divvy_agent_core::{
     Action, Core, Facts, Handout, Key, NodeFiles, NodeKey, PreStart, Reason, Reconciled, Resource, Settings, owner_of_spec,
 };
-use divvy_container::cdi;
+use divvy_cdi as cdi;
 use divvy_model::{Gpu, GrantRecord, Health, Held, MemoryUnit, MiB, Pod, names};
 
 use crate::api::{Api, Listing, PodWatch, Seen};
@@ -85,7 +85,7 @@ impl From<String> for Stop {
 }
 
 /// A list of pods beside the watch, as the core knows it.
-pub type Begun = divvy_agent::decide::Listing;
+pub type Begun = divvy_agent_core::Listing;
 
 /// What PreStartContainer came to.
 #[derive(Debug)]

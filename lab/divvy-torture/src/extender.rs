@@ -2,10 +2,10 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use divvy_cluster::index::ReadPod;
-use divvy_cluster::watch::Change;
 use divvy_extender::core::{Action, BindArgs, BindingRequest, Core, Got, Now, OpId, Posted, Ticket, Timing, answer};
 use divvy_extender::election::{Election, Record, Rules, Step};
+use divvy_kube::convert::ReadPod;
+use divvy_kube::watch::Change;
 use divvy_model::{Health, MemoryUnit, MiB, Node, Pod, PodKey};
 
 use crate::api::{Api, Late, Listing, PodWatch, Seen, Verdict, booked, gpus, offered, share};

@@ -1,4 +1,4 @@
-//! Random histories against the real decisions of extender and agent (`divvy_extender::core`, `divvy_agent::decide`), in one process: a world
+//! Random histories against the real decisions of extender and agent (`divvy_extender::core`, `divvy_agent_core`), in one process: a world
 //! whose every delay, loss and crash is a step of its own. After each step the invariants are checked, by sums of the simulation's
 //! own; then the world is brought to rest.
 //!

@@ -2,8 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use divvy_agent::decide::Reason;
-use divvy_container::cdi;
+use divvy_agent_core::Reason;
+use divvy_cdi as cdi;
 use divvy_model::{ContainerKind, ContainerRequest, Gpu, Health, Held, MiB, Phase, Pod, names};
 
 use crate::agent::{Agent, Begun, Disk, Sight, Start, Stop};

@@ -8,9 +8,9 @@ use std::time::Duration;
 
 use divvy_agent::config::Probe;
 use divvy_agent::{Config, Error};
-use divvy_container::cdi::driver::{self, Basis};
-use divvy_hardware::Files;
+use divvy_cdi::driver::{self, Basis};
 use divvy_hardware::protocol::{DriverFiles, DriverQuestion, DriverSpec};
+use divvy_host::Files;
 use divvy_model::{Allocation, ContainerShare, GpuShare, Inventory, MiB, MigDevice, names};
 use divvy_testbed::api::{ApiServer, DeleteOptions, Effect, Listening, Match, Options, Rule};
 use divvy_testbed::builders;
@@ -433,7 +433,7 @@ fn operators_spec(version: &str) -> String {
 
 /// What a container gets mounted, of libcuda.
 fn libcudas(spec: &str) -> Vec<String> {
-    let spec = divvy_container::cdi::Spec::parse(spec).expect("a spec");
+    let spec = divvy_cdi::Spec::parse(spec).expect("a spec");
     let mounts = spec.devices[0]
         .container_edits
         .mounts
@@ -560,7 +560,7 @@ async fn the_agents_own_spec_names_mig_devices_as_the_driver_does_and_follows_a_
         bed.config.cdi_dir.join("divvy.dev-driver_nvidia.com-gpu.json"),
     );
     let names = || {
-        let spec = divvy_container::cdi::Spec::parse(&std::fs::read_to_string(&own).ok()?).ok()?;
+        let spec = divvy_cdi::Spec::parse(&std::fs::read_to_string(&own).ok()?).ok()?;
         Some(spec.devices.iter().map(|device| device.name.clone()).collect::<BTreeSet<_>>())
     };
     let part = |index: u32, gi: u32| MigDevice {

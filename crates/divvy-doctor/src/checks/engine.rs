@@ -1,6 +1,6 @@
 //! containerd and CRI-O, as they are configured.
 
-use divvy_container::engines::{Configuration, containerd, crio, docker};
+use divvy_engines::{Configuration, containerd, crio, docker};
 
 use super::cluster::{listed, some};
 use super::pods;

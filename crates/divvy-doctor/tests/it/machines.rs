@@ -3,7 +3,7 @@
 use divvy_doctor::{Facts, Report, Style, checks};
 
 use crate::host::{Host, debian, none};
-use crate::machine::kinds;
+use divvy_testkit::machine::kinds;
 
 /// A copy of a machine, of which nobody is asked: every check.
 fn copy(host: &Host) -> String {

@@ -1,12 +1,5 @@
 //! Checks on machines and clusters that are values.
 
-#[expect(
-    dead_code,
-    reason = "the builders are divvy-container's own, and not all of them are used here"
-)]
-#[path = "../../../divvy-container/tests/it/machine.rs"]
-mod machine;
-
 mod cluster;
 mod engine;
 mod explain;

@@ -2,8 +2,8 @@
 
 use std::path::PathBuf;
 
-use divvy_container::cdi::driver::{self, Basis};
-use divvy_files::Files;
+use divvy_cdi::driver::{self, Basis};
+use divvy_host::Files;
 
 use crate::nvidia;
 use crate::protocol::{DriverFiles, DriverQuestion, DriverSpec};

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use divvy_placement::policy::rank;
+use divvy_policy::rank;
 
 /// A list with its columns.
 #[derive(Debug, Clone)]

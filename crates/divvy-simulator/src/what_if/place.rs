@@ -1,8 +1,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use divvy_model::{Phase, Pod};
-use divvy_placement::policy::{Fleet, Limits, Policy};
 use divvy_placement::{Ask, Ledger, NodeView};
+use divvy_policy::{Fleet, Limits, Policy};
 
 use super::{ClusterNode, ClusterPod, offered};
 

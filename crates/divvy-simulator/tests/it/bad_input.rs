@@ -2,7 +2,7 @@
 
 use std::io::Write as _;
 
-use divvy_placement::policy::Policy;
+use divvy_policy::Policy;
 use divvy_simulator::{Order, Trace, inflate};
 
 const NODES: &str = "sn,cpu_milli,memory_mib,gpu,model\nn0,8000,1024,2,T4\nn1,8000,1024,1,A10\n";

@@ -6,7 +6,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use divvy_placement::policy::Policy;
+use divvy_policy::Policy;
 use divvy_simulator::{Choice, Completions, Order, Setting, Trace, inflate, turn_over};
 
 use crate::lists::{List, choosy, large};

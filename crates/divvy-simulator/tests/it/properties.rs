@@ -1,6 +1,6 @@
 //! What holds for every trace.
 
-use divvy_placement::policy::Policy;
+use divvy_policy::Policy;
 use divvy_simulator::{Completions, Lifetimes, Order, Setting, Trace, inflate, replay, turn_over};
 use proptest::prelude::*;
 

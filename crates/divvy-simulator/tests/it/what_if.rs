@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use divvy_model::{
     Allocation, ContainerKind, ContainerRequest, GpuShare, Health, Held, Inventory, MemoryUnit, MiB, Node, Phase, Pod, PodRequest,
 };
-use divvy_placement::policy::Policy;
+use divvy_policy::Policy;
 use divvy_simulator::what_if::{Change, Cluster, ClusterNode, ClusterPod, Outcome, asking, what_if};
 use proptest::prelude::*;
 

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand, ValueEnum};
-use divvy_container::cdi::Version;
+use divvy_cdi::Version;
 
 /// Describe GPUs to container engines (CDI): make specs, list what is there, check it
 #[derive(Debug, Subcommand)]

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
-use divvy_container::engines::Engine;
+use divvy_engines::Engine;
 
 /// Tell Docker, containerd or CRI-O of the runtime that gives containers GPUs, and take that out again
 #[derive(Debug, Args)]

@@ -477,7 +477,7 @@ fn settings_file() -> String {
     };
     variable("NVIDIA_CTK_CONFIG_FILE_PATH")
         .or_else(of_user)
-        .unwrap_or_else(|| divvy_container::runtime::settings::PATH.to_owned())
+        .unwrap_or_else(|| divvy_oci::runtime::settings::PATH.to_owned())
 }
 
 /// `-flag` is `--flag`, as Go has it.

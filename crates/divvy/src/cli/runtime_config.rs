@@ -19,7 +19,7 @@ Without --in-place and --output the new text is printed and nothing is written. 
 value that divvy-runtime would refuse, are errors, and nothing is written. docs/runtime.md says what the settings do.")]
 pub struct RuntimeConfigArgs {
     /// The file; if it is not there, what is assumed without one is changed
-    #[arg(short, long, alias = "config", env = "NVIDIA_CTK_CONFIG_FILE_PATH", value_name = "FILE", default_value = divvy_container::runtime::settings::PATH)]
+    #[arg(short, long, alias = "config", env = "NVIDIA_CTK_CONFIG_FILE_PATH", value_name = "FILE", default_value = divvy_oci::runtime::settings::PATH)]
     pub config_file: PathBuf,
     /// Set this; lists are split at : and at commas, what is true or false needs no value. May be given several times
     #[arg(long, value_name = "KEY[=VALUE]")]

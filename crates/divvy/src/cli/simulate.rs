@@ -6,7 +6,7 @@ use std::str::FromStr;
 
 use clap::{ArgGroup, Args, ValueEnum};
 use divvy_model::MemoryUnit;
-use divvy_placement::policy::Policy;
+use divvy_policy::Policy;
 
 use super::AccessArgs;
 

@@ -5,13 +5,13 @@ use std::io::{self, BufWriter, Read as _, Seek as _, SeekFrom, Write};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use crate::audit::history::{self, Recorder};
 use anyhow::Context as _;
-use divvy_cluster::history::{self, Recorder};
-use divvy_cluster::index::ReadPod;
-use divvy_cluster::objects::{NodeObject, PodObject};
-use divvy_cluster::watch::{self, Seen};
-use divvy_cluster::{client, convert, list};
-use divvy_placement::audit::{Audit, Fact, Kind, Limits, Moment};
+use divvy_audit::{Audit, Fact, Kind, Limits, Moment};
+use divvy_kube::convert::ReadPod;
+use divvy_kube::objects::{NodeObject, PodObject};
+use divvy_kube::watch::{self, Seen};
+use divvy_kube::{client, convert, list};
 use futures::StreamExt as _;
 use jiff::Timestamp;
 use kube::api::ObjectMeta;
@@ -191,7 +191,7 @@ async fn record(args: AuditRecordArgs) -> anyhow::Result<()> {
         "recorded {} lines, {} KiB, in {}; next: {}",
         log.lines,
         log.bytes / 1024,
-        divvy_placement::audit::span(i64::try_from(started.elapsed().as_millis()).unwrap_or(i64::MAX)),
+        divvy_audit::span(i64::try_from(started.elapsed().as_millis()).unwrap_or(i64::MAX)),
         match to_stdout {
             true => "divvy audit FILE, with what was written to standard output (- reads standard input)".to_owned(),
             false => format!("divvy audit {place}"),

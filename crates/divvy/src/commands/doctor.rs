@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use divvy_doctor::explain::Log;
 use divvy_doctor::{Check, Facts, Finding, Line, Report, Status, Stop, Style, checks};
-use divvy_hardware::Files;
+use divvy_host::Files;
 
 use super::{Unclear, say};
 use crate::cli::doctor::{DoctorArgs, DoctorOutput};

@@ -2,10 +2,10 @@
 
 use std::collections::BTreeSet;
 
-use divvy_cluster::list::LeftOut;
-use divvy_cluster::objects::{NodeObject, PodObject};
-use divvy_cluster::{client, convert, list};
-use divvy_container::plain;
+use divvy_host::plain;
+use divvy_kube::list::LeftOut;
+use divvy_kube::objects::{NodeObject, PodObject};
+use divvy_kube::{client, convert, list};
 use divvy_model::Pod;
 use futures::stream;
 

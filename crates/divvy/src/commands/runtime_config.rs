@@ -5,7 +5,7 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 
 use anyhow::Context as _;
-use divvy_container::runtime::{edit, settings};
+use divvy_oci::runtime::{edit, settings};
 
 use super::{read_bounded, say, write_whole};
 use crate::cli::runtime_config::RuntimeConfigArgs;

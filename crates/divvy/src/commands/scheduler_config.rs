@@ -6,7 +6,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::Context as _;
-use divvy_cluster::{client, in_words, list, objects};
+use divvy_kube::{client, in_words, list, objects};
 use k8s_openapi::api::core::v1::{Secret, Service};
 use kube::api::{Api, DeleteParams, DynamicObject, PostParams};
 use tokio::time::Instant;

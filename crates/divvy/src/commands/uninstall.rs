@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
-use divvy_cluster::objects::PodObject;
-use divvy_cluster::{client, in_words, list};
+use divvy_kube::objects::PodObject;
+use divvy_kube::{client, in_words, list};
 use divvy_model::names;
 use kube::Client;
 use kube::api::{Api, ApiResource, DeleteParams, DynamicObject, GroupVersionKind, ListParams, Patch, PatchParams};

@@ -1,8 +1,8 @@
 //! `divvy version`.
 
-use divvy_cluster::client::{self, Connection};
-use divvy_cluster::objects::NodeObject;
-use divvy_cluster::{Error, convert, in_words, list};
+use divvy_kube::client::{self, Connection};
+use divvy_kube::objects::NodeObject;
+use divvy_kube::{Error, convert, in_words, list};
 
 use super::inspect::{choice, say_left_out};
 use super::say;

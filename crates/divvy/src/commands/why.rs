@@ -6,10 +6,11 @@ mod look;
 use std::collections::{BTreeMap, BTreeSet};
 use std::mem::ManuallyDrop;
 
-use divvy_cluster::client::{self, Connection};
-use divvy_cluster::list::NotMade;
-use divvy_cluster::{list, sites};
-use divvy_container::plain;
+use divvy_explainer::{around, sites};
+use divvy_host::plain;
+use divvy_kube::client::{self, Connection};
+use divvy_kube::list;
+use divvy_kube::list::NotMade;
 use divvy_why::{Answer, Reported, Snapshot, State, Wants};
 use futures::{Stream, StreamExt as _};
 use k8s_openapi::api::core::v1::Pod;
@@ -194,7 +195,7 @@ async fn unnamed(client: &kube::Client, args: &WhyArgs, namespace: &str, waiting
 async fn answered(connection: &Connection, snapshot: &Snapshot, mut asked: Vec<Wants>, all_nodes: bool) -> Vec<Answer> {
     let client = &connection.client;
     for wants in &mut asked {
-        list::look_at_claims(client, wants).await;
+        around::look_at_claims(client, wants).await;
     }
     let mut answers = answers(snapshot, &asked, all_nodes);
     if !snapshot.unseen.is_empty() {
@@ -206,8 +207,8 @@ async fn answered(connection: &Connection, snapshot: &Snapshot, mut asked: Vec<W
 
 fn is_gone(error: &anyhow::Error) -> bool {
     error
-        .downcast_ref::<divvy_cluster::Error>()
-        .is_some_and(divvy_cluster::Error::is_not_found)
+        .downcast_ref::<divvy_kube::Error>()
+        .is_some_and(divvy_kube::Error::is_not_found)
 }
 
 /// What `-o` names of an answer, of several, or of a placement. `pods`: whom it is about.
@@ -319,7 +320,7 @@ async fn say_what_may_be_read(client: &kube::Client, answers: &mut [Answer]) {
             continue;
         };
         // Who may read pods may often not read events or quotas; the answer is good without them.
-        match list::warnings_of(client, &pod.namespace, &pod.name).await {
+        match around::warnings_of(client, &pod.namespace, &pod.name).await {
             Ok(warnings) => {
                 let known = |warning: &Reported| answer.reported.iter().any(|known| known.message == warning.message);
                 let new: Vec<Reported> = warnings.into_iter().filter(|warning| !known(warning)).collect();

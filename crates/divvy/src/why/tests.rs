@@ -1,9 +1,10 @@
-use divvy_cluster::objects::{NodeObject, PodObject};
-use divvy_cluster::{convert, sites};
-use divvy_container::plain;
+use divvy_explainer::sites;
+use divvy_host::plain;
+use divvy_kube::convert;
+use divvy_kube::objects::{NodeObject, PodObject};
 use divvy_model::MemoryUnit;
 use divvy_placement::Ledger;
-use divvy_placement::policy::Policy;
+use divvy_policy::Policy;
 use divvy_why::{Answer, Change, Hold, Obstacle, Snapshot};
 use serde_json::{Value, json};
 

@@ -3,12 +3,12 @@
 use std::path::{Path, PathBuf};
 use std::process::Output;
 
-use divvy_container::cdi::generate::{Generated, Options, nvidia, proc, wsl};
-use divvy_container::cdi::{Format, Spec};
+use divvy_cdi::generate::{Generated, Options, nvidia, proc, wsl};
+use divvy_cdi::{Format, Spec};
 
 use crate::cli::{command, divvy, stderr, stdout};
 use crate::cluster::programs;
-use crate::machine::{Machine, kinds};
+use divvy_testkit::machine::{Machine, kinds};
 
 struct Tree(tempfile::TempDir);
 

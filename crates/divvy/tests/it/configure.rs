@@ -12,8 +12,8 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::PathBuf;
 use std::process::{Command, Output};
 
-use divvy_container::runtime::request::{Container, Request, Wanted};
-use divvy_container::runtime::{edit, settings};
+use divvy_oci::runtime::request::{Container, Request, Wanted};
+use divvy_oci::runtime::{edit, settings};
 
 use crate::cli::{divvy, stderr, stdout};
 

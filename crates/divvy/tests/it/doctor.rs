@@ -9,7 +9,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpListener;
 
 use crate::cli::{beside, divvy, stderr, stdout};
-use crate::machine::{Machine, kinds};
+use divvy_testkit::machine::{Machine, kinds};
 
 fn copy_of(machine: &Machine) -> tempfile::TempDir {
     let folder = tempfile::tempdir().expect("a folder");

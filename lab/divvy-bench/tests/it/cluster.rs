@@ -1,6 +1,6 @@
 use divvy_bench::cluster::{Cluster, Form, UNITS};
-use divvy_cluster::convert;
-use divvy_cluster::objects::{NodeObject, PodObject};
+use divvy_kube::convert;
+use divvy_kube::objects::{NodeObject, PodObject};
 use divvy_model::{Held, MemoryUnit, Phase};
 use divvy_placement::{Ledger, Source, Totals};
 

@@ -2,8 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use divvy_cluster::objects::{NodeObject, PodObject};
-use divvy_cluster::{convert, dump};
+use divvy::simulate::dump;
+use divvy_kube::convert;
+use divvy_kube::objects::{NodeObject, PodObject};
 use divvy_model::{Allocation, DeviceId, GpuRules, GrantRecord, Held, Inventory, MemoryUnit, MiB, names};
 
 use super::{Target, text};

@@ -5,13 +5,13 @@ use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt as _;
 
-use divvy_container::cdi::annotations;
-use divvy_container::cdi::generate::ldcache;
-use divvy_container::hook::{compat, libraries, params, profile, soname, state};
-use divvy_container::runtime::call::Call;
-use divvy_container::runtime::edit;
-use divvy_container::runtime::require::{self, Error, Facts};
-use divvy_container::runtime::settings::Settings;
+use divvy_cdi::annotations;
+use divvy_cdi::generate::ldcache;
+use divvy_oci::hook::{compat, libraries, params, profile, soname, state};
+use divvy_oci::runtime::call::Call;
+use divvy_oci::runtime::edit;
+use divvy_oci::runtime::require::{self, Error, Facts};
+use divvy_oci::runtime::settings::Settings;
 
 use super::{Target, text};
 

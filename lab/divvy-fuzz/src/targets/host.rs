@@ -4,25 +4,20 @@
 use std::collections::BTreeMap;
 use std::sync::OnceLock;
 
-use divvy_container::cdi::generate::{
-    self, Entry, Extras, Generated, Kind, Naming, Options, Root, Tree, amd, intel, nvidia, proc, wsl,
-};
-use divvy_container::cdi::stale::Stale;
-use divvy_container::cdi::{Severity, Spec};
-use divvy_container::engines::{Engine, Wanted};
-use divvy_container::runtime::live;
+use divvy_cdi::generate::{self, Extras, Generated, Naming, Options, amd, intel, nvidia, proc, wsl};
+use divvy_cdi::stale::Stale;
+use divvy_cdi::{Severity, Spec};
 use divvy_doctor::explain::Log;
 use divvy_doctor::facts::cluster::{Cluster, Page};
 use divvy_doctor::facts::programs::{filter_calls, last_line};
 use divvy_doctor::{Asked, Facts, Report, Status, checks};
+use divvy_engines::{Engine, Wanted};
+use divvy_host::{Entry, Kind, Root, Tree};
 use divvy_model::cgroup;
+use divvy_oci::runtime::live;
 use serde_json::Value;
 
-#[path = "../../../../divvy-container/tests/it/machine.rs"]
-#[expect(dead_code, reason = "some of it only the library's own tests use")]
-mod machine;
-
-use machine::{Machine, kinds};
+use divvy_testkit::machine::{Machine, kinds};
 
 use super::{Target, text};
 
@@ -334,7 +329,7 @@ fn fits(spec: &Spec, tree: &dyn Tree) {
     assert!(errors.is_empty(), "{errors:?}");
     let stale = Stale::check(spec, tree);
     assert!(stale.missing.is_empty(), "{:?}", stale.missing);
-    let printed = spec.print(divvy_container::cdi::Format::Yaml);
+    let printed = spec.print(divvy_cdi::Format::Yaml);
     assert_eq!(Spec::parse(&printed).as_ref().ok(), Some(spec), "{printed}");
 }
 

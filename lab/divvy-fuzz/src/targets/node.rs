@@ -2,16 +2,16 @@
 
 use std::collections::BTreeMap;
 
-use divvy_container::cdi::generate::ldcache::{self, Library};
-use divvy_container::cdi::{Edits, Format, Hook, Severity, Spec};
-use divvy_container::engines::{Plan, Target as Files, Wish, configure, undo};
-use divvy_container::runtime::bundle::{Bundle, Device};
-use divvy_container::runtime::plan::Asked;
-use divvy_container::runtime::settings::{Mode, Settings};
-use divvy_container::runtime::{extras, legacy, request, require};
+use divvy_cdi::generate::ldcache::{self, Library};
+use divvy_cdi::{Edits, Format, Hook, Severity, Spec};
+use divvy_engines::{Plan, Target as Files, Wish, configure, undo};
 use divvy_hardware::Snapshot;
 use divvy_hardware::protocol::{self, FromProbe};
 use divvy_kubelet::checkpoint::Checkpoint;
+use divvy_oci::runtime::bundle::{Bundle, Device};
+use divvy_oci::runtime::plan::Asked;
+use divvy_oci::runtime::settings::{Mode, Settings};
+use divvy_oci::runtime::{extras, legacy, request, require};
 use serde_json::Value;
 
 use super::{Target, text};

@@ -2,13 +2,14 @@
 
 use std::collections::BTreeMap;
 
+use divvy::audit::history::{Document, Reader};
 use divvy::audit::read;
 use divvy::audit::text::{self as audit_text, Scope};
 use divvy::manifests::{self, Chart, Release};
 use divvy::scheduler_config::merge::{Address, Wanted, merge};
 use divvy::scheduler_config::{Stanza, Tls};
 use divvy_agent::FileConfig;
-use divvy_cluster::history::{Document, Reader};
+use divvy_audit::{Audit, Limits};
 use divvy_extender::admission;
 use divvy_extender::election::{Election, Record, Rules, Step};
 use divvy_extender::tls::make::carry_out;
@@ -17,7 +18,6 @@ use divvy_kubelet::api::{podresources, v1beta1};
 use divvy_kubelet::podresources::PodDevices;
 use divvy_model::legacy::unhealthy_gpus;
 use divvy_model::machine::Machines;
-use divvy_placement::audit::{Audit, Limits};
 use divvy_simulator::{Order, Trace};
 use prost::Message;
 use serde_json::Value;
@@ -280,7 +280,7 @@ fn trace(bytes: &[u8]) -> bool {
         Ok(order) => {
             assert!(order.arrivals.iter().all(|row| *row < trace.pods.len()) && order.ranks.len() == trace.nodes.len());
             if order.arrivals.len() < 100 && trace.nodes.len() < 20 {
-                let name = divvy_placement::policy::Policy::default();
+                let name = divvy_policy::Policy::default();
                 let _ = divvy_simulator::inflate(&trace, &order, name);
             }
             true

@@ -6,8 +6,8 @@ mod looks;
 use std::io;
 use std::time::Duration;
 
-use divvy_cluster::convert;
-use divvy_cluster::objects::{self, PodObject};
+use divvy_kube::convert;
+use divvy_kube::objects::{self, PodObject};
 use divvy_model::{Held, names};
 use kube::api::{Api, DeleteParams, DynamicObject, PostParams};
 use kube::core::ApiResource;
@@ -46,7 +46,7 @@ pub enum Stop {
         seen: String,
     },
     /// The API server refused.
-    #[error("{what}: {}", divvy_cluster::in_words(source))]
+    #[error("{what}: {}", divvy_kube::in_words(source))]
     Api {
         /// What was tried.
         what: String,
@@ -284,7 +284,7 @@ impl<'a, C: Cluster> Play<'a, C> {
         let Held::Allocation(allocation) = &pod.held else {
             return Ok(format!("without an allocation: {:?}", pod.held));
         };
-        let node = divvy_cluster::list::node(&self.cluster.client(), pod.node.as_deref().unwrap_or_default())
+        let node = divvy_kube::list::node(&self.cluster.client(), pod.node.as_deref().unwrap_or_default())
             .await
             .map_err(|error| io::Error::other(error.to_string()))?;
         let Some(Ok(inventory)) = node.inventory else {
@@ -300,7 +300,7 @@ impl<'a, C: Cluster> Play<'a, C> {
     /// Waits until every node with an inventory offers all that its inventory says.
     pub async fn all_offered(&self) -> Result<(), Stop> {
         self.eventually("every node to offer its GPUs", async |play| {
-            Ok(match divvy_cluster::list::nodes(&play.cluster.client()).await {
+            Ok(match divvy_kube::list::nodes(&play.cluster.client()).await {
                 Err(error) => Err(error.to_string()),
                 Ok(nodes) => {
                     let waiting = nodes.iter().find(|node| match &node.inventory {
@@ -327,7 +327,7 @@ impl<'a, C: Cluster> Play<'a, C> {
         let what = format!("{count} nodes to join and to offer their GPUs");
         self.within(patience, &what, async |play| {
             while let Some(name) = next {
-                match divvy_cluster::list::node(&client, name).await {
+                match divvy_kube::list::node(&client, name).await {
                     Err(error) => return Ok(Err(error.to_string())),
                     Ok(node) => {
                         let offers = match &node.inventory {

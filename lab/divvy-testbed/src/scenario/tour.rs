@@ -280,7 +280,7 @@ async fn ready<C: Cluster>(play: &mut Play<'_, C>, machine: Machine) -> Result<S
 
 async fn health<C: Cluster>(play: &Play<'_, C>, node: &str, index: u32, wanted: Health) -> Result<(), Stop> {
     play.eventually(&format!("GPU {index} of {node} to be {wanted:?}"), async |play| {
-        let found = divvy_cluster::list::node(&play.cluster.client(), node).await;
+        let found = divvy_kube::list::node(&play.cluster.client(), node).await;
         Ok(match found.as_ref().map(|node| &node.inventory) {
             Ok(Some(Ok(inventory))) => match inventory.gpus.iter().find(|gpu| gpu.index == index) {
                 // A dead GPU may be reported as failed or, once it does not answer, as lost: neither is offered.

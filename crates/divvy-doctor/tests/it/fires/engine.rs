@@ -1,9 +1,9 @@
 //! The system, the container engine, the toolkit.
 
-use divvy_container::cdi::generate::Tree as _;
 use divvy_doctor::facts::cluster::{Cluster, RuntimeClass};
 use divvy_doctor::facts::programs::Docker;
 use divvy_doctor::{Asked, Facts, Status};
+use divvy_host::Tree as _;
 
 use super::{Case, answers, files, with};
 use crate::host::{Host, debian, docker, named};

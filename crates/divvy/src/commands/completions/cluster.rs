@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use clap::Parser as _;
 use clap_complete::CompletionCandidate;
-use divvy_cluster::client::{self, Choice, Connection};
+use divvy_kube::client::{self, Choice, Connection};
 use k8s_openapi::api::core::v1::{Namespace, Node, Pod};
 use kube::Api;
 use kube::api::ListParams;

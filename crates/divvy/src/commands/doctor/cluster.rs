@@ -5,10 +5,10 @@ use std::pin::pin;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use divvy_cluster::{client, list};
 use divvy_doctor::facts::cluster::{Cluster, DaemonSet, Node, Pod, RuntimeClass, Texts};
 use divvy_doctor::facts::programs::{Extender, filter_calls};
 use divvy_doctor::{Asked, Facts};
+use divvy_kube::{client, list};
 use http::StatusCode;
 use http_body_util::{BodyExt as _, Limited};
 use hyper::body::Bytes;
@@ -184,13 +184,13 @@ async fn list<T: DeserializeOwned + Send + 'static>(
     Ok(items)
 }
 
-fn why(what: &str, error: divvy_cluster::Error) -> Unlisted {
+fn why(what: &str, error: divvy_kube::Error) -> Unlisted {
     let (words, forbidden) = match error {
-        divvy_cluster::Error::Api { answer, .. } => {
+        divvy_kube::Error::Api { answer, .. } => {
             let forbidden = matches!(&*answer, kube::Error::Api(status) if [401, 403].contains(&status.code));
-            (divvy_cluster::in_words(&answer), forbidden)
+            (divvy_kube::in_words(&answer), forbidden)
         }
-        divvy_cluster::Error::List { text, .. } => (text, false),
+        divvy_kube::Error::List { text, .. } => (text, false),
         other => (other.to_string(), false),
     };
     Unlisted {
@@ -205,7 +205,7 @@ async fn asked(client: &kube::Client, uri: &str, most: usize) -> Result<Bytes, (
         .body(kube::client::Body::empty())
         .map_err(|error| (None, error.to_string()))?;
     let response = client.send(request).await;
-    let response = response.map_err(|error| (None, divvy_cluster::in_words(&error)))?;
+    let response = response.map_err(|error| (None, divvy_kube::in_words(&error)))?;
     let status = response.status();
     let body = Limited::new(response.into_body(), most).collect().await;
     let body = body.map_err(|error| (Some(status), error.to_string()))?.to_bytes();

@@ -4,9 +4,9 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::Context as _;
-use divvy_container::runtime::settings;
 use divvy_doctor::Asked;
 use divvy_doctor::facts::programs::{Docker, RuntimeTest, last_line};
+use divvy_oci::runtime::settings;
 use serde_json::{Value, json};
 use tokio::net::UnixStream;
 

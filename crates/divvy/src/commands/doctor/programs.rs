@@ -7,12 +7,13 @@ use std::path::{Path, PathBuf};
 use std::process::{Output, Stdio};
 use std::time::Duration;
 
-use divvy_container::cdi::generate::{Root, proc, wsl};
-use divvy_container::engines::Files;
-use divvy_container::runtime::settings;
+use divvy_cdi::generate::{proc, wsl};
 use divvy_doctor::facts::Kind;
 use divvy_doctor::facts::programs::{Probed, Socket, last_line};
 use divvy_doctor::{Asked, Facts};
+use divvy_engines::Files;
+use divvy_host::Root;
+use divvy_oci::runtime::settings;
 use rustix::fs::OFlags;
 use tokio::io::{AsyncRead, AsyncReadExt as _};
 use tokio::net::UnixStream;

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use divvy_cluster::client::Connection;
-use divvy_cluster::explain::{self, ALL_NODES, Desk, PATH, SERVER_NAME, desk, said};
+use divvy_explainer::reach::{self, ALL_NODES, Desk, PATH, SERVER_NAME, desk, said};
+use divvy_kube::client::Connection;
 use divvy_why::{Answer, PodName};
 use http::{HeaderValue, Request, StatusCode, header};
 use http_body_util::{BodyExt as _, Empty, Limited};
@@ -41,8 +41,8 @@ impl<'a> Explainer<'a> {
             format!(
                 "the ConfigMap {}/{}, which says where it is, does not exist, or you may not read it: Divvy is not installed, is an older version, or was \
                  installed with explainer.enabled=false",
-                explain::CONFIG_MAP_NAMESPACE,
-                explain::CONFIG_MAP
+                reach::CONFIG_MAP_NAMESPACE,
+                reach::CONFIG_MAP
             )
         })?;
         Ok(Explainer {
@@ -117,7 +117,7 @@ impl Failure {
 
 async fn connected(client: &kube::Client, desk: &Desk) -> Result<SendRequest<Empty<Bytes>>, String> {
     let connecting = async {
-        let stream = explain::tunnel(client, &desk.address)
+        let stream = reach::tunnel(client, &desk.address)
             .await
             .map_err(|error| error.to_string())?;
         let tls = TlsConnector::from(Arc::new(config(&desk.certificate)?));
@@ -143,8 +143,8 @@ fn not_it(error: std::io::Error) -> String {
     match cause {
         Some(rustls::Error::InvalidCertificate(why)) => format!(
             "the server behind its Service does not have the certificate in the ConfigMap {}/{} ({why}), so your token was not sent to it",
-            explain::CONFIG_MAP_NAMESPACE,
-            explain::CONFIG_MAP
+            reach::CONFIG_MAP_NAMESPACE,
+            reach::CONFIG_MAP
         ),
         _ => format!("the connection through the API server broke: {error}"),
     }
@@ -153,9 +153,9 @@ fn not_it(error: std::io::Error) -> String {
 fn config(certificate: &str) -> Result<ClientConfig, String> {
     let map = format!(
         "{} of the ConfigMap {}/{}",
-        explain::CERTIFICATE,
-        explain::CONFIG_MAP_NAMESPACE,
-        explain::CONFIG_MAP
+        reach::CERTIFICATE,
+        reach::CONFIG_MAP_NAMESPACE,
+        reach::CONFIG_MAP
     );
     let mut roots = RootCertStore::empty();
     let certificate = CertificateDer::from_pem_slice(certificate.as_bytes())

@@ -2,8 +2,9 @@
 
 use std::sync::{Mutex, PoisonError};
 
-use divvy_cluster::look::{Arrival, wants_gpus};
-use divvy_cluster::{list, look, sites};
+use divvy_explainer::look::{Arrival, wants_gpus};
+use divvy_explainer::{look, sites};
+use divvy_kube::list;
 use divvy_model::MemoryUnit;
 use divvy_why::{Snapshot, Wants};
 
@@ -17,7 +18,7 @@ pub(super) struct Look {
 }
 
 /// Reads all nodes and pods. `unit`: for clusters whose agents publish none.
-pub(super) async fn look(client: &kube::Client, unit: MemoryUnit) -> Result<Look, divvy_cluster::Error> {
+pub(super) async fn look(client: &kube::Client, unit: MemoryUnit) -> Result<Look, divvy_kube::Error> {
     let (arrived, waiting) = (Arrived::default(), Mutex::new(Vec::new()));
     let look = look::look(client, unit, |arrival| match arrival {
         Arrival::Node => arrived.node(),
@@ -41,7 +42,7 @@ pub(super) async fn of_namespace(
     client: &kube::Client,
     unit: MemoryUnit,
     namespace: Option<&str>,
-    error: divvy_cluster::Error,
+    error: divvy_kube::Error,
 ) -> anyhow::Result<Look> {
     let unseen = list::refused(client).await?;
     let Some(namespace) = namespace.filter(|_| !unseen.is_empty()) else {

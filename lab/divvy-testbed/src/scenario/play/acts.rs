@@ -3,7 +3,7 @@
 use std::io;
 use std::time::Duration;
 
-use divvy_cluster::objects;
+use divvy_kube::objects;
 use divvy_model::names;
 use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::core::v1::{Node, Pod};

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use divvy_cluster::objects::{NodeObject, PodObject};
+use divvy_kube::objects::{NodeObject, PodObject};
 use kube::api::{Api, ListParams};
 use tokio::time::Instant;
 
@@ -36,7 +36,7 @@ impl<C: Cluster> Play<'_, C> {
     }
 
     pub(in crate::scenario) async fn nodes(&self) -> Result<Vec<NodeObject>, Stop> {
-        let nodes: Api<NodeObject> = Api::all_with(self.cluster.client(), &divvy_cluster::objects::nodes());
+        let nodes: Api<NodeObject> = Api::all_with(self.cluster.client(), &divvy_kube::objects::nodes());
         let found = nodes.list(&ListParams::default()).await;
         Ok(found.map_err(|source| stop_api("list of nodes".to_owned(), source))?.items)
     }
@@ -52,12 +52,12 @@ impl<C: Cluster> Play<'_, C> {
 
     /// Waits until a node's status offers this many units, and the inventory is there.
     pub(in crate::scenario) async fn offers(&self, node: &str, units: u64) -> Result<(), Stop> {
-        let nodes: Api<NodeObject> = Api::all_with(self.cluster.client(), &divvy_cluster::objects::nodes());
+        let nodes: Api<NodeObject> = Api::all_with(self.cluster.client(), &divvy_kube::objects::nodes());
         self.eventually(&format!("node {node} to offer {units} units"), async |_| {
             Ok(match nodes.get(node).await {
                 Ok(found) if offered(&found) == units.to_string() || (units == 0 && offered(&found) == "none") => Ok(()),
                 Ok(found) => Err(format!("{} units", offered(&found))),
-                Err(error) => Err(divvy_cluster::in_words(&error)),
+                Err(error) => Err(divvy_kube::in_words(&error)),
             })
         })
         .await

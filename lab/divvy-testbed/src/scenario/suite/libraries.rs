@@ -105,7 +105,7 @@ async fn uuids<C: Cluster>(play: &Play<'_, C>, node: &str) -> Result<Vec<String>
 }
 
 async fn inventory<C: Cluster>(play: &Play<'_, C>, node: &str) -> Result<Inventory, Stop> {
-    let found = divvy_cluster::list::node(&play.cluster.client(), node).await;
+    let found = divvy_kube::list::node(&play.cluster.client(), node).await;
     let node = found.map_err(|error| io::Error::other(error.to_string()))?;
     match node.inventory {
         Some(Ok(inventory)) => Ok(inventory),

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use divvy_cluster::objects::PodObject;
+use divvy_kube::objects::PodObject;
 use divvy_model::names;
 
 use crate::builders::pod;

@@ -1,6 +1,6 @@
-//! `divvy-cluster`'s events, as an API server keeps them.
+//! `divvy-kube`'s events, as an API server keeps them.
 
-use divvy_cluster::events::{Events, Note, node_reference};
+use divvy_kube::events::{Events, Note, node_reference};
 use divvy_testbed::api::ApiServer;
 
 use super::server;

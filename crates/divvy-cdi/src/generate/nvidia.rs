@@ -1,0 +1,242 @@
+//! NVIDIA.
+
+use serde::{Deserialize, Serialize};
+
+use super::{Draft, Error, Generated, Item, Nodes, Options, Tree, files, libraries, open_root, proc};
+use crate::{Edits, Hook};
+use divvy_host::Root;
+
+/// A GPU, as the driver says (NVML, or [`proc::gpus`]).
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Gpu {
+    /// NVML's index.
+    pub index: u32,
+    /// `GPU-…`
+    pub uuid: Option<String>,
+    /// `/dev/nvidia<minor>`; not the index.
+    pub minor: u32,
+    /// `0000:81:00.0`
+    pub pci: String,
+    /// Its MIG devices; none where MIG is off, or not known to be on. Where it is on, nothing can run on the GPU itself, which is not given away.
+    pub mig: Option<Vec<Mig>>,
+}
+
+/// A MIG device: a compute instance of a GPU instance.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Mig {
+    /// Position among the GPU's MIG devices.
+    pub index: u32,
+    /// `MIG-…`; known to NVML alone.
+    pub uuid: Option<String>,
+    /// GPU instance.
+    pub gpu_instance: u32,
+    /// Compute instance.
+    pub compute_instance: u32,
+    /// Minors of `/dev/nvidia-caps/nvidia-cap<minor>` that open the GPU instance and the compute instance.
+    pub capabilities: Option<(u32, u32)>,
+}
+
+impl Mig {
+    /// The device nodes of its capabilities: the GPU instance's and the compute instance's.
+    pub fn nodes(&self) -> Option<[String; 2]> {
+        let (gi, ci) = self.capabilities?;
+        Some([gi, ci].map(|minor| format!("/dev/nvidia-caps/nvidia-cap{minor}")))
+    }
+}
+
+/// What every container with a GPU needs.
+const CONTROL: &str = "/dev/nvidiactl";
+/// What it needs where it is there.
+pub const SHARED: [&str; 3] = ["/dev/nvidia-modeset", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools"];
+
+/// The spec of a machine's NVIDIA GPUs. `driver` is the version that NVML says, for a machine whose `/proc` and `/sys` say none.
+///
+/// # Errors
+/// There is no driver, or no GPU whose device node is there.
+pub fn generate(tree: &dyn Tree, gpus: &[Gpu], driver: Option<&str>, options: &Options) -> Result<Generated, Error> {
+    let root = open_root(tree, &options.driver_root, "--driver-root", "where the driver is installed")?;
+    let machine = open_root(tree, "/", "--sys-root", "the machine's root")?;
+    let nodes = Nodes::find(tree, options, CONTROL)?;
+    let mut draft = Draft::default();
+    let loaded = proc::loaded_driver(tree).or_else(|| driver.map(str::to_owned));
+    driver_files(&root, &machine, loaded.as_deref(), options, &mut draft)?;
+    if !nodes.add_with_group(&mut draft.common, CONTROL) {
+        return Err(Error::NoDriver(format!(
+            "there is no {}: the kernel module nvidia is not loaded, or nobody made its device nodes. Load it (modprobe nvidia; \
+             nvidia-modprobe -c 0 -u), or say where /dev is with --dev-root",
+            nodes.root.host(CONTROL)
+        )));
+    }
+    for path in SHARED {
+        nodes.add_with_group(&mut draft.common, path);
+    }
+    if !nodes.has("/dev/nvidia-uvm") {
+        draft.notes.push(
+            "there is no /dev/nvidia-uvm, without which CUDA does not start; nvidia-modprobe -c 0 -u makes it, then make the spec again"
+                .to_owned(),
+        );
+    }
+    draft.common.env.push("NVIDIA_VISIBLE_DEVICES=void".to_owned());
+    for gpu in gpus {
+        describe(gpu, &nodes, &machine, &mut draft);
+    }
+    if draft.items.is_empty() {
+        return Err(no_gpu(gpus, &draft.notes));
+    }
+    options.extras.describe(&nodes, &root, &machine, &mut draft)?;
+    draft.finish(options)
+}
+
+/// The driver's libraries as they are installed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Installed {
+    /// Their version; where several are installed, the one that is loaded.
+    pub version: String,
+    /// Folders below the driver's root that have them, without links.
+    pub folders: Vec<String>,
+}
+
+/// Looks for the driver's libraries; none if neither libcuda nor libnvidia-ml is there.
+pub fn installed(tree: &dyn Tree, driver_root: &str) -> Option<Installed> {
+    let root = Root::open(tree, driver_root)?;
+    let found = libraries::find(&root, proc::loaded_driver(tree).as_deref(), &mut Vec::new())?;
+    Some(Installed {
+        version: found.version,
+        folders: found.folders,
+    })
+}
+
+/// Seconds. It reads a few headers and writes one file.
+const HOOK_TIMEOUT: i64 = 10;
+
+pub(super) fn driver_files(
+    root: &Root<'_>,
+    machine: &Root<'_>,
+    loaded: Option<&str>,
+    options: &Options,
+    draft: &mut Draft,
+) -> Result<(), Error> {
+    let Some(found) = libraries::find(root, loaded, &mut draft.notes) else {
+        return Err(Error::NoDriver(format!(
+            "there is no libcuda.so.VERSION and no libnvidia-ml.so.VERSION below {}: the NVIDIA driver is not installed there. Install it, \
+             or say where it is with --driver-root (a driver container's is /run/nvidia/driver)",
+            root.host("/")
+        )));
+    };
+    match loaded {
+        Some(loaded) if loaded != found.version => draft.notes.push(format!(
+            "the kernel has driver {loaded} loaded, and the libraries are of {}: nothing that uses them will work; load the new module \
+             or reboot, then make the spec again",
+            found.version
+        )),
+        _ => {}
+    }
+    let edits = &mut draft.common;
+    edits.mounts.extend(found.mounts);
+    edits.mounts.extend(files::programs(root));
+    edits.mounts.extend(files::configuration(root));
+    edits.mounts.extend(files::xorg(root, &found.folders, &found.version));
+    edits.mounts.extend(files::firmware(root, machine, &found.version));
+    edits.mounts.extend(files::sockets(root));
+    // As nvidia-ctk writes it: for programs in the container that look for libcuda themselves.
+    edits.env.push(format!("NVIDIA_CTK_LIBCUDA_DIR={}", found.cuda.join(":")));
+    if let Some(program) = &options.hook {
+        edits.hooks.push(hook(program, &found.searched));
+    }
+    draft.driver = Some(found.version);
+    Ok(())
+}
+
+/// In the container's namespaces, before its root becomes its root: everything is mounted then.
+fn hook(program: &str, folders: &[String]) -> Hook {
+    let mut args = vec!["divvy-hook".to_owned(), "update-ldcache".to_owned()];
+    args.extend(folders.iter().map(|folder| format!("--folder={folder}")));
+    Hook {
+        hook_name: "createContainer".to_owned(),
+        path: program.to_owned(),
+        args,
+        // Without one a runtime hands on its own, or the image's (CVE-2025-23266).
+        env: vec!["PATH=/usr/sbin:/usr/bin:/sbin:/bin".to_owned()],
+        timeout: Some(HOOK_TIMEOUT),
+        ..Hook::default()
+    }
+}
+
+fn describe(gpu: &Gpu, nodes: &Nodes<'_>, machine: &Root<'_>, draft: &mut Draft) {
+    let mut edits = Edits::default();
+    let path = format!("/dev/nvidia{}", gpu.minor);
+    if !nodes.add_with_group(&mut edits, &path) {
+        draft.notes.push(format!(
+            "GPU {} is left out: there is no {}; nvidia-modprobe -c {} makes it",
+            gpu.index,
+            nodes.root.host(&path),
+            gpu.minor
+        ));
+        return;
+    }
+    let Some(mig) = &gpu.mig else {
+        for path in drm_nodes(machine, &gpu.pci) {
+            nodes.add(&mut edits, &path);
+        }
+        draft.items.push(Item {
+            index: gpu.index.to_string(),
+            uuid: gpu.uuid.clone(),
+            edits,
+            in_all: true,
+        });
+        return;
+    };
+    if mig.is_empty() {
+        draft.notes.push(format!(
+            "GPU {0} is left out: MIG is on, and it is not divided, so that nothing can run on it: nvidia-smi mig -i {0} -cgi PROFILE -C divides it, \
+             nvidia-smi -i {0} -mig 0 switches MIG off",
+            gpu.index
+        ));
+    }
+    for mig in mig {
+        let name = format!("{}:{}", gpu.index, mig.index);
+        let mut edits = edits.clone();
+        let missing = match &mig.nodes() {
+            None => Some("its capabilities, which are not in /proc/driver/nvidia-caps/mig-minors".to_owned()),
+            Some(paths) => paths.iter().find(|path| !nodes.add_with_group(&mut edits, path)).cloned(),
+        };
+        if let Some(missing) = missing {
+            draft.notes.push(format!(
+                "MIG device {name} (GPU instance {}, compute instance {}) is left out: there is no {missing}; nvidia-smi makes it when root runs it",
+                mig.gpu_instance, mig.compute_instance
+            ));
+            continue;
+        }
+        draft.items.push(Item {
+            index: name,
+            uuid: mig.uuid.clone(),
+            edits,
+            in_all: true,
+        });
+    }
+}
+
+/// `/dev/dri/card0` and `/dev/dri/renderD128` of a PCI device.
+pub(super) fn drm_nodes(machine: &Root<'_>, pci: &str) -> Vec<String> {
+    let names = machine.names(&format!("/sys/bus/pci/devices/{}/drm", pci.to_ascii_lowercase()));
+    let is_node = |name: &&String| {
+        ["card", "renderD"].iter().any(|prefix| {
+            name.strip_prefix(prefix)
+                .is_some_and(|rest| !rest.is_empty() && rest.bytes().all(|c| c.is_ascii_digit()))
+        })
+    };
+    names.iter().filter(is_node).map(|name| format!("/dev/dri/{name}")).collect()
+}
+
+fn no_gpu(gpus: &[Gpu], notes: &[String]) -> Error {
+    Error::NoGpu(match gpus {
+        [] => "the driver knows no GPU: nvidia-smi on the machine shows whether it should, dmesg why not".to_owned(),
+        _ => format!(
+            "none of {} GPUs can be given to a container: {}",
+            gpus.len(),
+            notes.join("; ")
+        ),
+    })
+}

@@ -1,0 +1,102 @@
+//! The extender's nodes in the policies' terms.
+
+use divvy_model::{Health, MiB, Pod};
+
+use super::{Demand, Free, MOST_GPUS, ModelSet, Models, Shape, Share};
+use divvy_placement::{Ask, NodeView, Source};
+
+/// GPUs of one node that are alike, for a [`crate::Placer`]. All groups of a node share its CPU and main memory: each is told
+/// all that the node has left.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct GpuGroup {
+    /// What they, and the node, have when nothing runs there.
+    pub shape: Shape,
+    /// What is left.
+    pub free: Free,
+    /// Their places in [`divvy_placement::NodeState::gpus`], by their positions here.
+    pub positions: Vec<usize>,
+}
+
+/// A node of the ledger: its GPUs that may be given, those of one product and size together, at most [`MOST_GPUS`] in a group. Amounts are
+/// MiB, exactly what the ledger counts, so what fits here fits there. Empty for a node that is not offered.
+///
+/// The ledger stays what decides whether a pod fits: it knows more (reservations of the pod's own, named GPUs).
+pub fn from_ledger(view: &NodeView<'_>, models: &mut Models) -> Vec<GpuGroup> {
+    let Some(state) = view.state().filter(|state| !matches!(state.source, Source::Unusable(_))) else {
+        return Vec::new();
+    };
+    let (cpu_used, memory_used, _) = view.requested();
+    let mut groups: Vec<GpuGroup> = Vec::new();
+    for (position, gpu) in state.gpus.iter().enumerate().filter(|(_, gpu)| gpu.health == Health::Ok) {
+        let Some(model) = models.number(&gpu.model) else {
+            continue;
+        };
+        let size = mib(gpu.capacity);
+        let like = |group: &&mut GpuGroup| {
+            (group.shape.model, group.shape.gpu_size) == (model, size) && group.positions.len() < MOST_GPUS
+        };
+        if groups.iter_mut().find(like).is_none() {
+            let shape = Shape {
+                model,
+                gpus: 0,
+                gpu_size: size,
+                cpu_milli: clamp(state.cpu_milli),
+                memory_mib: mib(MiB::from_bytes(state.memory_bytes)),
+            };
+            let free = Free {
+                cpu_milli: clamp(state.cpu_milli.saturating_sub(cpu_used)),
+                memory_mib: mib(MiB::from_bytes(state.memory_bytes.saturating_sub(memory_used))),
+                ..shape.empty()
+            };
+            let positions = Vec::new();
+            groups.push(GpuGroup { shape, free, positions });
+        }
+        if let Some(group) = groups.iter_mut().find(like) {
+            group.free.gpus[group.positions.len()] = mib(view.free(position)).min(size);
+            group.positions.push(position);
+            group.shape.gpus += 1;
+        }
+    }
+    for pod in view.pods() {
+        count_kind(&mut groups, view, pod);
+    }
+    groups
+}
+
+/// Adds a pod to the counts by kind.
+fn count_kind(groups: &mut [GpuGroup], view: &NodeView<'_>, pod: &Pod) {
+    let parts = view.parts(pod);
+    for group in groups {
+        let here = parts
+            .iter()
+            .filter(|part| part.position.is_some_and(|position| group.positions.contains(&position)));
+        let (count, most) = here.fold((0_usize, 0), |(count, most), part| (count + 1, most.max(mib(part.memory))));
+        let kind = match count {
+            0 => continue,
+            1 if most < group.shape.gpu_size => 0,
+            several => several.min(MOST_GPUS),
+        };
+        group.free.kinds[kind] = group.free.kinds[kind].saturating_add(1);
+    }
+}
+
+/// What a pod asks for, in these terms; `None` for more memory than can be counted.
+pub fn demand_of(pod: &Pod, ask: &Ask) -> Option<Demand> {
+    let memory = u32::try_from(ask.memory?.0).ok()?;
+    Some(Demand {
+        cpu_milli: clamp(pod.cpu_milli),
+        // Rounded up, as what is left is rounded down.
+        memory_mib: clamp(pod.memory_bytes.div_ceil(1 << 20)),
+        gpus: if memory > 0 { u8::try_from(ask.gpus).ok()? } else { 0 },
+        share: Share::Memory(memory),
+        models: ModelSet::ANY,
+    })
+}
+
+fn mib(memory: MiB) -> u32 {
+    clamp(memory.0)
+}
+
+fn clamp(value: u64) -> u32 {
+    u32::try_from(value).unwrap_or(u32::MAX)
+}
