@@ -268,11 +268,11 @@ pub struct AgentArgs {
 /// How a container gets its GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Strategy {
-    /// CDI if the node supports it, else the best alternative
+    /// CDI; advertise nothing if the container runtime is known to lack CDI
     Auto,
-    /// CDI (containerd 2.0 and later, CRI-O)
+    /// CDI, even if the container runtime looks too old (containerd 2.0 and later and CRI-O have CDI)
     Cdi,
-    /// Environment variables
+    /// Environment variables (not supported by this version)
     Envvar,
 }
 

@@ -261,7 +261,7 @@ fn wrong_questions_are_refused_with_what_to_type() {
             &["doctor", "--root", "/tmp", "--fix"],
             "a copy is not put right; run it on the machine itself",
         ),
-        (&["doctor", "--timeout", "0s"], "nobody answers in no time"),
+        (&["doctor", "--timeout", "0s"], "no program answers within 0 s"),
         (&["doctor", "--explain", "/nowhere"], "--explain: /nowhere cannot be read"),
     ] {
         let output = divvy(args, &[]);
