@@ -252,7 +252,7 @@ fn a_log_that_cannot_be_read_has_a_status_and_words_of_its_own() {
 #[test]
 fn wrong_questions_are_refused_with_what_to_type() {
     for (args, part) in [
-        (&["doctor", "--only", "X01"][..], "there is no such check; there are D01"),
+        (&["doctor", "--only", "X01"][..], "there is no check with this id; the ids are D01"),
         (
             &["doctor", "--root", "/nowhere"],
             "--root /nowhere: there is no such folder; give the folder that has",
