@@ -504,7 +504,7 @@ fn an_unknown_form_is_answered_with_those_that_there_are() {
         (&["why", "-o", "jsonpath={.state"], "-o jsonpath={.state: a { has no }"),
         (
             &["why", "-o", "jsonpath={range .pods[*]}"],
-            "{range .pods[*]} is not known here",
+            "{range .pods[*]} is not supported",
         ),
         (
             &["inspect", "gpushare", "--sort-by", "used"],
