@@ -141,7 +141,10 @@ mod tests {
         };
         check(&["kubectl_complete-divvy", "w"], "why\tExplain why a pod waits");
         check(&["/usr/local/bin/kubectl_complete-divvy"], "inspect\t");
-        check(&["kubectl_complete-divvy", "why", "--name"], "--namespace\tThe namespace of the pods");
+        check(
+            &["kubectl_complete-divvy", "why", "--name"],
+            "--namespace\tThe namespace of the pods",
+        );
         check(&["kubectl_complete-divvy", "scheduler-config", "--for", "k"], "kubeadm\t");
         for name in ["kubectl_complete-inspect-gpushare", "kubectl_complete-inspect_gpushare"] {
             check(&[name, "-o", ""], "wide\tOne line per GPU");

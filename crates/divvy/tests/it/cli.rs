@@ -580,10 +580,7 @@ async fn an_answer_that_is_watched_is_printed_anew_when_it_changes_and_ends_with
     }
     let over = all.until("No pod waits").await;
     for name in ["big", "other"] {
-        assert!(
-            over.contains(&format!("Pod default/{name} does not wait any more.\n")),
-            "{over}"
-        );
+        assert!(over.contains(&format!("Pod default/{name} no longer waits.\n")), "{over}");
     }
     let last = both.until("other is gone.\n").await;
     assert!(last.contains("big is gone.\n"), "{last}");
