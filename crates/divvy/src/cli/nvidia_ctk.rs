@@ -522,8 +522,7 @@ pub(super) fn translate(given: &[OsString]) -> Result<Vec<OsString>, clap::Error
         Command::System(system) => words.extend(system.words()?),
         // A valid call of `nvidia-ctk hook` was already handled by [`hook`].
         Command::Hook(_) => {
-            let what =
-                "only --debug, --quiet, and --config may precede hook: nvidia-ctk hook update-ldcache --folder DIR";
+            let what = "only --debug, --quiet, and --config may precede hook: nvidia-ctk hook update-ldcache --folder DIR";
             return Err(NvidiaCtk::command().error(ErrorKind::ValueValidation, what));
         }
         Command::Info(args) => match args.rest.first() {
