@@ -1,4 +1,4 @@
-//! From parsed arguments to an exit status: what `divvy` and `divvy-agent` have in common.
+//! Logging, error printing, and exit status: the code that `divvy` and `divvy-agent` share.
 
 use std::io::IsTerminal as _;
 use std::process::ExitCode;
@@ -7,22 +7,22 @@ use tracing_subscriber::filter::Targets;
 use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::SubscriberInitExt as _;
 
-/// Runs a command, which gives its exit status, with a log for it; an error is printed, with status 1, or 2 for [`crate::commands::Unclear`].
+/// Start the log, run a command, and return its exit status. Print an error and return status 1, or 2 for [`crate::commands::Unclear`].
 pub fn run(filter: Option<&str>, command: impl Future<Output = anyhow::Result<u8>>) -> ExitCode {
     if let Err(error) = log(filter) {
         return fail(&error);
     }
-    // One thread: every command waits far more than it computes, and an agent must be small.
+    // One thread is enough: every command waits far more than it computes, and an agent must use little memory.
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => return fail(&anyhow::Error::new(error).context("the program could not start")),
     };
     let outcome = runtime.block_on(command);
-    // A blocking call that hangs must not hold up the end of the program.
+    // Do not wait for blocking calls, which may hang.
     runtime.shutdown_background();
     match outcome {
         Ok(status) => ExitCode::from(status),
-        // `divvy inspect … | head` is no error.
+        // A reader that closes the pipe early (`divvy inspect … | head`) is not an error.
         Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => fail(&error),
     }
@@ -51,7 +51,7 @@ fn log(filter: Option<&str>) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Prints an error with its causes.
+/// Print an error with its causes to standard error, and return the exit status.
 #[expect(clippy::print_stderr, reason = "the one place where an error reaches the user")]
 pub fn fail(error: &anyhow::Error) -> ExitCode {
     let mut text = format!("error: {error}");

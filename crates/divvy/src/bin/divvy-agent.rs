@@ -1,5 +1,5 @@
-//! `divvy agent` as a program of its own, which a node's image runs: an idle agent's memory is mostly its program's pages, and these would be
-//! those of all of `divvy`.
+//! `divvy agent` as a separate program, which the node image runs. Most of an idle agent's memory is the pages of its program, and the
+//! program `divvy` is much larger.
 
 use std::process::ExitCode;
 

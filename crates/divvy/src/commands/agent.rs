@@ -5,15 +5,15 @@ use divvy_agent::config::{Config, DeviceListStrategy, DriverSpecMode, FileConfig
 
 use crate::cli::{AgentArgs, DriverSpec, Strategy};
 
-/// Runs the agent until it is told to stop.
+/// Run the agent until SIGTERM or SIGINT arrives.
 pub async fn run(args: AgentArgs) -> anyhow::Result<()> {
     let stopped = super::until_stopped(args.exit_with_stdin)?;
     Ok(divvy_agent::run(configuration(args)?, stopped).await?)
 }
 
-/// Defaults, then the file, then variables and flags.
+/// Merge the configuration in ascending precedence: defaults, the file, then environment variables and flags.
 fn configuration(args: AgentArgs) -> anyhow::Result<Config> {
-    // Every field is named, so that no flag can be forgotten here.
+    // The pattern names every field, so that the compiler reports a flag that is not used here.
     let AgentArgs {
         node_name,
         cluster,

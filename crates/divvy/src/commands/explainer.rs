@@ -4,7 +4,7 @@ use divvy_explainer::{Config, Settings};
 
 use crate::cli::{ContextArgs, ExplainerArgs};
 
-/// Runs the explainer until it is told to stop.
+/// Run the explainer until SIGTERM or SIGINT arrives.
 pub async fn run(args: ExplainerArgs) -> anyhow::Result<()> {
     let stopped = super::until_stopped(args.exit_with_stdin)?;
     let ContextArgs { kubeconfig, context } = args.cluster;

@@ -9,7 +9,7 @@ use divvy_extender::{Candidate, Config, DecideIn, Placement};
 
 use crate::cli::{ContextArgs, Decide, ExtenderArgs, ExtenderReplicas, ExtenderTls};
 
-/// Runs the extender until it is told to stop.
+/// Run the extender until SIGTERM or SIGINT arrives.
 pub async fn run(args: ExtenderArgs) -> anyhow::Result<()> {
     let stopped = super::until_stopped(args.exit_with_stdin)?;
     let ContextArgs { kubeconfig, context } = args.cluster;
@@ -17,8 +17,8 @@ pub async fn run(args: ExtenderArgs) -> anyhow::Result<()> {
     let tls = tls(args.tls);
     anyhow::ensure!(
         tls.is_some() || !args.webhook,
-        "--webhook needs TLS, as the API server calls webhooks over HTTPS only; give --tls-secret NAMESPACE/NAME, or --tls-cert-file, \
-         --tls-private-key-file and --client-ca-file"
+        "--webhook needs TLS, because the API server calls webhooks only over HTTPS; add --tls-secret NAMESPACE/NAME, or --tls-cert-file, \
+         --tls-private-key-file, and --client-ca-file"
     );
     let config = Config {
         kubeconfig,
@@ -42,7 +42,7 @@ pub async fn run(args: ExtenderArgs) -> anyhow::Result<()> {
     Ok(divvy_extender::run(config, stopped).await?)
 }
 
-/// Where the extender's namespace is not said.
+/// The extender's namespace if no flag names it.
 const NAMESPACE: &str = "divvy-system";
 
 fn tls(args: ExtenderTls) -> Option<Source> {
@@ -60,7 +60,7 @@ fn tls(args: ExtenderTls) -> Option<Source> {
         });
     }
     let server_name = name(NAMESPACE);
-    // The grammar sees to it that they come together.
+    // The command-line grammar requires these three flags together.
     Some(Source::Files {
         certificate: args.tls_cert_file?,
         key: args.tls_private_key_file?,
@@ -69,7 +69,7 @@ fn tls(args: ExtenderTls) -> Option<Source> {
     })
 }
 
-/// Below that a busy API server makes the leader change all the time.
+/// The shortest lease duration. With a shorter one, the late answers of a busy API server would change the leader all the time.
 const SHORTEST_LEASE: Duration = Duration::from_secs(3);
 
 fn candidate(args: ExtenderReplicas, listen: SocketAddr) -> anyhow::Result<Option<Candidate>> {
@@ -78,15 +78,15 @@ fn candidate(args: ExtenderReplicas, listen: SocketAddr) -> anyhow::Result<Optio
     }
     anyhow::ensure!(
         args.lease_duration >= SHORTEST_LEASE,
-        "--lease-duration {} s is too short: an API server that answers late would make the leader change all the time; give {} s at least",
+        "--lease-duration {} s is too short: late answers of the API server would change the leader all the time; use at least {} s",
         args.lease_duration.as_secs(),
         SHORTEST_LEASE.as_secs()
     );
     let ip = args.advertise_address.unwrap_or(listen.ip());
     anyhow::ensure!(
         !ip.is_unspecified(),
-        "--leader-elect needs to know where the other replicas reach this one, and --listen {listen} does not say: give --advertise-address \
-         (in a pod: its status.podIP)"
+        "--leader-elect needs the address at which the other replicas reach this one, and --listen {listen} is not such an address; add \
+         --advertise-address (in a pod: its status.podIP)"
     );
     let (namespace, name) = args.lease;
     let machine = || rustix::system::uname().nodename().to_string_lossy().into_owned();

@@ -202,10 +202,7 @@ async fn what_was_recorded_to_standard_output_is_no_file_of_that_name() {
     let output = beside(&["audit", "record", "--kubeconfig", &kubeconfig, "-", "--for", "1s"], &[]).await;
     assert_eq!(status(&output), 0, "{}", stderr(&output));
     let said = stderr(&output);
-    assert!(
-        said.contains("next: divvy audit FILE, with what was written to standard output"),
-        "{said}"
-    );
+    assert!(said.contains("next: divvy audit FILE with the recorded output"), "{said}");
 }
 
 /// A recorder, as a process.
@@ -258,7 +255,7 @@ async fn a_recorder_that_is_killed_leaves_a_log_that_is_read_and_gone_on_with() 
     )
     .await;
     assert!(
-        stderr(&second).contains("another recorder writes to it"),
+        stderr(&second).contains("another recorder writes to this file"),
         "{}",
         stderr(&second)
     );

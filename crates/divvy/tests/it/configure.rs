@@ -290,7 +290,7 @@ fn nvidia_s_tool_s_flags_do_the_same_here() {
         (&["runtime", "configure", "--drop-in-config=/x"], "Docker reads one file"),
         (
             &["system", "create-device-nodes", "--load-kernel-modules"],
-            "modprobe -a nvidia nvidia-uvm nvidia-modeset does",
+            "run modprobe -a nvidia nvidia-uvm nvidia-modeset first",
         ),
     ] {
         let output = nvidia_ctk(args);

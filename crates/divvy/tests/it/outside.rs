@@ -289,8 +289,8 @@ async fn why_tells_of_pods_that_a_quota_or_a_policy_did_not_let_be_made() {
     says(
         &text,
         &[
-            "No pod waits for GPU memory in namespace default, but some could not be made:\n",
-            "ReplicaSet default/train-6d5 could not make a pod: Error creating",
+            "No pod waits for GPU memory in namespace default, but some pods could not be created:\n",
+            "ReplicaSet default/train-6d5 could not create a pod: Error creating",
             "kubectl describe quota",
         ],
     );
@@ -391,7 +391,10 @@ async fn why_answers_a_user_of_a_namespace_from_what_it_may_read_and_says_what_i
     );
     let (status, text) = as_a_user_of_a_namespace(&objects, &["-A"]).await;
     assert_eq!(status, 1, "{text}");
-    says(&text, &["--all-namespaces needs the right to list nodes and pods", "-n NAME"]);
+    says(
+        &text,
+        &["--all-namespaces requires permission to list nodes and pods", "-n NAME"],
+    );
 }
 
 /// Events of this reason: how many, and all that they say.

@@ -355,7 +355,7 @@ fn what_if_says_what_would_change_in_a_saved_cluster() {
             "there is no node gpu-9 that more could be like; nodes with GPUs are gpu-1, gpu-2",
         ),
         (&["--add-nodes", "none"], "write 2, or 2:gpu-7"),
-        (&["--unit-mib", "0"], "write 256, or 1024 for a GiB"),
+        (&["--unit-mib", "0"], "write 256, or 1024 for 1 GiB"),
         (&["--seeds", "1"], "cannot be used with"),
         (&["-o", "csv"], "of a cluster there are a table and -o json"),
         (&["--cluster-dump", "/nowhere"], "cannot be used"),
