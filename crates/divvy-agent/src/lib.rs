@@ -12,6 +12,7 @@
 #![forbid(unsafe_code)]
 
 mod agent;
+mod args;
 mod cgroups;
 mod cluster;
 pub mod config;
@@ -27,7 +28,21 @@ mod registered;
 mod run;
 mod store;
 
-pub use config::{Config, FileConfig};
+pub use args::{Args, Settings};
+pub use config::Config;
 pub use error::Error;
 pub use files::FileError;
 pub use run::run;
+
+/// Run the agent with the flags of `divvy agent` until it is told to stop.
+///
+/// # Errors
+/// A setting is wrong, or a part of the agent ended.
+pub async fn main(args: Args) -> Result<(), Error> {
+    let file = args.config.as_deref().map(Settings::read).transpose()?.unwrap_or_default();
+    let stopped = divvy_program::until_stopped(args.exit_with_stdin).map_err(|error| Error::Ended {
+        part: "the wait for signals",
+        text: error.to_string(),
+    })?;
+    run(Config::merged(args.settings, file), stopped).await
+}

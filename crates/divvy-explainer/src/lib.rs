@@ -14,6 +14,7 @@
 
 #![forbid(unsafe_code)]
 
+mod args;
 pub mod around;
 mod caller;
 mod desk;
@@ -42,6 +43,7 @@ use divvy_serve::{Limits, Share};
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
+pub use args::Args;
 use desk::{Desk, problem};
 use identity::Identity;
 use metrics::Metrics;
@@ -83,12 +85,24 @@ pub enum Error {
         /// What the system says.
         source: std::io::Error,
     },
+    /// The process could not install its signal handlers.
+    #[error("the program could not wait for signals: {0}")]
+    Signals(#[source] std::io::Error),
     /// No key or certificate could be made.
     #[error("the explainer's certificate could not be made: {0}")]
     Identity(String),
     /// Accepting connections ended.
     #[error("the explainer stopped serving: {0}")]
     Serve(#[source] std::io::Error),
+}
+
+/// Run the explainer with the flags of `divvy explainer` until it is told to stop.
+///
+/// # Errors
+/// As [`run`].
+pub async fn main(args: Args) -> Result<(), Error> {
+    let stop = divvy_program::until_stopped(args.exit_with_stdin).map_err(Error::Signals)?;
+    run(args.into(), stop).await
 }
 
 /// Serves until `stop` is cancelled.

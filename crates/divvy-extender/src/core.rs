@@ -81,12 +81,12 @@ impl Default for Timing {
 }
 
 /// Who chooses the node among those that fit.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum DecideIn {
-    /// kube-scheduler, by the scores that prioritize gives and by its own.
+    /// kube-scheduler chooses, from the extender's scores and its own
     #[default]
     Prioritize,
-    /// The extender: filter lets one node through.
+    /// The extender chooses: it reports that only one node fits
     Filter,
 }
 

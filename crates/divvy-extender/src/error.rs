@@ -1,6 +1,12 @@
 /// Why the extender does not run.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
+    /// The flags contradict each other.
+    #[error("{0}")]
+    Flags(String),
+    /// The process could not install its signal handlers.
+    #[error("the program could not wait for signals: {0}")]
+    Signals(#[source] std::io::Error),
     /// No client, or no cluster.
     #[error(transparent)]
     Cluster(#[from] divvy_kube::Error),

@@ -11,7 +11,6 @@ pub mod simulate;
 pub mod system;
 pub mod uninstall;
 
-use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use crate::why::Name;
@@ -19,8 +18,10 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 #[cfg(feature = "completions")]
 use clap_complete::ArgValueCompleter;
 use divvy_kube::client::Token;
-use divvy_model::{MemoryUnit, MiB};
+use divvy_model::MemoryUnit;
 use divvy_policy::Policy;
+use divvy_program::ContextArgs;
+use divvy_program::values::{duration, namespaced, object_name};
 
 #[cfg(feature = "completions")]
 use crate::commands::completions;
@@ -85,24 +86,12 @@ pub enum Color {
     Never,
 }
 
-/// Run on a GPU node: find its GPUs, advertise their memory, and give each container its GPU (`divvy agent` as a separate program)
-#[derive(Debug, Parser)]
-#[command(name = "divvy-agent", version)]
-pub struct AgentCli {
-    /// The arguments of `divvy agent`.
-    #[command(flatten)]
-    pub agent: AgentArgs,
-    /// Level of the log on standard error: error, warn, info, debug, or trace; or a level per module, such as divvy_agent=debug
-    #[arg(long, env = "DIVVY_LOG", value_name = "FILTER")]
-    pub log: Option<String>,
-}
-
 /// The commands of `divvy`.
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    Agent(Box<AgentArgs>),
-    Extender(Box<ExtenderArgs>),
-    Explainer(ExplainerArgs),
+    Agent(Box<divvy_agent::Args>),
+    Extender(Box<divvy_extender::Args>),
+    Explainer(divvy_explainer::Args),
     /// Show how much memory of each GPU each pod uses
     #[command(subcommand)]
     Inspect(InspectCommand),
@@ -124,17 +113,6 @@ pub enum Command {
     Version(VersionArgs),
     Completions(CompletionsArgs),
     Demo(DemoArgs),
-}
-
-/// The flags that select the cluster, for a program that runs inside a cluster.
-#[derive(Debug, Clone, Args)]
-pub struct ContextArgs {
-    /// The kubeconfig file, or several separated by colons [default: $KUBECONFIG, else ~/.kube/config, else the pod's service account]
-    #[arg(long, value_name = "FILE")]
-    pub kubeconfig: Option<PathBuf>,
-    /// The kubeconfig context to use
-    #[arg(long, value_name = "NAME")]
-    pub context: Option<String>,
 }
 
 /// kubectl's connection flags: the cluster and the user, for commands that people type.
@@ -193,305 +171,6 @@ fn request_timeout(text: &str) -> Result<std::time::Duration, String> {
     seconds
         .or_else(with_unit)
         .ok_or_else(|| "not a duration; write 10s, 1m, or 0".to_owned())
-}
-
-/// Run on a GPU node: find its GPUs, advertise their memory, and give each container its GPU
-#[derive(Debug, Args)]
-#[command(after_help = "\
-Examples:
-  divvy agent --node-name gpu-1 --kubeconfig /etc/kubernetes/kubelet.conf
-  divvy agent --node-name gpu-1 --memory-unit 256MiB --reserve-memory 512MiB
-  NODE_NAME=gpu-1 divvy agent --probe unix:/run/divvy/probe.sock --metrics 0.0.0.0:9400
-
-Resources advertised to the kubelet:
-  aliyun.com/gpu-mem  units of GPU memory (--memory-unit)
-  aliyun.com/gpu-count
-      the node's number of GPUs, for information; requesting it has no effect
-
-The agent keeps running when the kubelet, the API server, or the driver fails. /readyz (with --metrics) names the part that the agent waits for, and the log says why.")]
-pub struct AgentArgs {
-    /// The name of this node in the cluster
-    #[arg(long, env = "NODE_NAME", value_name = "NAME")]
-    pub node_name: Option<String>,
-    #[command(flatten)]
-    pub cluster: ContextArgs,
-    /// The kubelet's directory, which contains device-plugins/ [default: /var/lib/kubelet]
-    #[arg(long, env = "DIVVY_KUBELET_DIR", value_name = "DIR")]
-    pub kubelet_dir: Option<PathBuf>,
-    /// Directory in which the container runtime looks for CDI specs [default: /var/run/cdi]
-    #[arg(long, env = "DIVVY_CDI_DIR", value_name = "DIR")]
-    pub cdi_dir: Option<PathBuf>,
-    /// Directory for the records of grants; must survive a reboot [default: KUBELET_DIR/plugins/divvy.dev]
-    #[arg(long, env = "DIVVY_STATE_DIR", value_name = "DIR")]
-    pub state_dir: Option<PathBuf>,
-    /// Root directory of the node's /sys, /proc, and /dev [default: /]
-    #[arg(long, env = "DIVVY_SYS_ROOT", value_name = "DIR")]
-    pub sys_root: Option<PathBuf>,
-    /// The divvy-probe to start, or unix:SOCKET of a running one [default: divvy-probe in this program's directory]
-    #[arg(long, env = "DIVVY_PROBE", value_name = "PATH|unix:SOCKET")]
-    pub probe: Option<String>,
-    /// The driver's libnvidia-ml.so.1, for a probe that the agent starts [default: found by searching]
-    #[arg(long, env = "DIVVY_NVML_LIBRARY", value_name = "PATH")]
-    pub nvml_library: Option<PathBuf>,
-    /// Root directory of the driver's installation, such as / or /run/nvidia/driver (a driver container) [default: /]
-    #[arg(long, env = "DIVVY_DRIVER_ROOT", value_name = "DIR")]
-    pub driver_root: Option<String>,
-    /// What to do if no CDI spec of the loaded driver exists [default: auto]
-    #[arg(long, env = "DIVVY_DRIVER_SPEC", value_name = "MODE")]
-    pub driver_spec: Option<DriverSpec>,
-    /// Size of one unit of aliyun.com/gpu-mem: GiB, MiB, or a size such as 256MiB; must match the extender's [default: GiB]
-    #[arg(long, env = "DIVVY_MEMORY_UNIT", value_name = "UNIT")]
-    pub memory_unit: Option<MemoryUnit>,
-    /// Memory of each GPU to keep back, such as 512MiB or 2GiB, for example for a desktop on the same GPU [default: 0]
-    #[arg(long, env = "DIVVY_RESERVE_MEMORY", value_name = "AMOUNT")]
-    pub reserve_memory: Option<MiB>,
-    /// How to put the GPU into the container [default: auto]
-    #[arg(long, env = "DIVVY_DEVICE_LIST_STRATEGY", value_name = "STRATEGY")]
-    pub device_list_strategy: Option<Strategy>,
-    /// Serve /metrics, /healthz, and /readyz on this address [default: not served]
-    #[arg(long, env = "DIVVY_METRICS", value_name = "ADDR:PORT")]
-    pub metrics: Option<SocketAddr>,
-    /// How long a failed GPU must run without a new error before it is advertised again, such as 30s or 5m [default: 30s]
-    #[arg(long, env = "DIVVY_HEALTH_RECOVERY", value_name = "TIME", value_parser = divvy_agent::config::parse_duration)]
-    pub health_recovery: Option<std::time::Duration>,
-    /// How often to query the driver for the state of the GPUs; the driver's error events arrive immediately [default: 5s]
-    #[arg(long, env = "DIVVY_PROBE_INTERVAL", value_name = "TIME", value_parser = divvy_agent::config::parse_duration)]
-    pub probe_interval: Option<std::time::Duration>,
-    /// Read settings from this TOML file; flags and environment variables take precedence
-    #[arg(long, env = "DIVVY_CONFIG", value_name = "FILE")]
-    pub config: Option<PathBuf>,
-    /// End when standard input is closed, so that the agent does not outlive the program that started it.
-    #[arg(long, hide = true)]
-    pub exit_with_stdin: bool,
-}
-
-/// How a container gets its GPU.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum Strategy {
-    /// CDI; advertise nothing if the container runtime is known to lack CDI
-    Auto,
-    /// CDI, even if the container runtime looks too old (containerd 2.0 and later and CRI-O have CDI)
-    Cdi,
-    /// Environment variables (not supported by this version)
-    Envvar,
-}
-
-/// What the agent does if no CDI spec of the loaded driver exists.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum DriverSpec {
-    /// Generate one in the CDI directory if the driver's files are readable, else only report it
-    Auto,
-    /// Only report it
-    Off,
-}
-
-/// Run alongside kube-scheduler: choose the node and the GPU of each pod
-#[derive(Debug, Args)]
-#[command(after_help = "\
-Examples:
-  divvy extender --kubeconfig ~/.kube/config --memory-unit MiB
-  divvy extender --listen 0.0.0.0:32766 --tls-secret divvy-system/divvy-extender-tls
-  divvy extender --tls-secret divvy-system/divvy-extender-tls --leader-elect \\
-      --listen 0.0.0.0:32766 --advertise-address 10.0.0.3
-  divvy extender --listen 0.0.0.0:32766 --tls-cert-file tls.crt \\
-      --tls-private-key-file tls.key --client-ca-file ca.crt
-
-Without --tls-… the extender speaks plain HTTP, and every client that can connect to it can bind pods. It then listens on the loopback address, and accepts another \
-address only with --insecure. With --tls-secret it creates a certificate authority (CA), its own certificate, and one for kube-scheduler. It keeps them in that Secret (which must exist and may be \
-empty), and renews its own certificate automatically. With certificate files it reads the files again when they change. In both cases it answers filter, bind, and inspect only to \
-clients whose certificate is signed by that CA and has a name from --client-name. It answers /healthz, /readyz, and /metrics to every client.
-
-Policies (--policy), which rank nodes and choose GPUs:
-  divvy     keep the most room for the pods that usually arrive, as learned
-            from earlier arrivals
-  best-fit  the node and the GPU with the least free memory that is enough; as
-            gpushare does within a node
-  spread    the emptiest GPU of the emptiest node: share GPUs only when it is
-            unavoidable
-  fgd, rf, gpu-packing, gpu-clustering, dot-prod, random
-            policies from the literature, for comparison
-
-With --decide-in prioritize (the default) kube-scheduler adds its own scores. With filter the extender lets only the best node pass. This suits \
-schedulers whose configuration has no prioritizeVerb, but pods' preferences for nodes are then ignored.
-
-With --leader-elect several replicas can run: one holds a Lease and binds pods; the others filter, and forward bind requests to it. Without it, run exactly one replica.
-
-kube-scheduler calls the extender as its configuration says (KubeSchedulerConfiguration, extenders):
-  urlPrefix: https://ADDR:PORT/gpushare-scheduler
-  filterVerb: filter
-  prioritizeVerb: prioritize
-  weight: 25
-  preemptVerb: preempt
-  bindVerb: bind
-  nodeCacheCapable: true
-  ignorable: false
-  managedResources:
-  - {name: aliyun.com/gpu-mem, ignoredByScheduler: false}
-  - {name: aliyun.com/gpu-count, ignoredByScheduler: false}
-`divvy scheduler-config` prints the whole file; with --for it also says where to put it.")]
-pub struct ExtenderArgs {
-    #[command(flatten)]
-    pub cluster: ContextArgs,
-    /// The address and port to listen on
-    #[arg(long, env = "DIVVY_LISTEN", value_name = "ADDR:PORT", default_value = "127.0.0.1:32766")]
-    pub listen: SocketAddr,
-    /// Size of one unit of aliyun.com/gpu-mem: GiB, MiB, or a size such as 256MiB; must match every agent's
-    #[arg(long, env = "DIVVY_MEMORY_UNIT", value_name = "UNIT", default_value = "GiB")]
-    pub memory_unit: MemoryUnit,
-    /// The policy that chooses the node and the GPU of a pod
-    #[arg(long, env = "DIVVY_POLICY", value_name = "NAME", default_value = "divvy")]
-    pub policy: Policy,
-    /// Where the node is chosen: prioritize (kube-scheduler chooses, with the extender's scores) or filter (the extender chooses)
-    #[arg(long, env = "DIVVY_DECIDE_IN", value_name = "VERB", default_value = "prioritize")]
-    pub decide_in: Decide,
-    /// Read gpushare's ConfigMaps kube-system/unhealthy-gpu-NODE, and never allocate a GPU that they list
-    #[arg(long, env = "DIVVY_UNHEALTHY_GPU_CONFIGMAPS", value_name = "BOOL", default_value_t = true, action = clap::ArgAction::Set)]
-    pub unhealthy_gpu_configmaps: bool,
-    /// Serve the admission webhook POST /mutate/SCHEDULER, which assigns pods to a second scheduler; requires TLS
-    #[arg(long, env = "DIVVY_WEBHOOK", value_name = "BOOL", num_args = 0..=1, require_equals = true, default_value_t = false,
-        default_missing_value = "true", action = clap::ArgAction::Set)]
-    pub webhook: bool,
-    /// Allow plain HTTP on an address that other machines can reach: every client that can connect can bind pods
-    #[arg(long)]
-    pub insecure: bool,
-    #[command(flatten)]
-    pub tls: ExtenderTls,
-    #[command(flatten)]
-    pub replicas: ExtenderReplicas,
-    /// End when standard input is closed, so that the extender does not outlive the program that started it.
-    #[arg(long, hide = true)]
-    pub exit_with_stdin: bool,
-}
-
-/// Run in the cluster: answer `divvy why` for users who may not list nodes and pods
-#[derive(Debug, Args)]
-#[command(after_help = "\
-Examples:
-  divvy explainer --listen 0.0.0.0:32767
-  divvy explainer --listen 0.0.0.0:32767 --configmap kube-public/divvy
-
-`divvy why` requires permission to list nodes and pods. For a user without that permission it calls this program, through the API server's service proxy. The program lists \
-nodes and pods with its own permissions, and answers a user who may get the pod in question (TokenReview and SubjectAccessReview). It names no pod that the user may not list.
-
-`divvy why` finds this program through the ConfigMap (--configmap). The key `service` of the ConfigMap is NAMESPACE/SERVICE:PORT of this program. The program adds `tls.crt`, the certificate by which `divvy why` \
-recognizes it. The program creates that certificate when it starts, so run one replica. `divvy manifests` prints all the objects; explainer.enabled=false omits them.")]
-pub struct ExplainerArgs {
-    #[command(flatten)]
-    pub cluster: ContextArgs,
-    /// The address and port to listen on
-    #[arg(long, env = "DIVVY_LISTEN", value_name = "ADDR:PORT", default_value = "127.0.0.1:32767")]
-    pub listen: SocketAddr,
-    /// Size of one unit of aliyun.com/gpu-mem, for clusters whose agents do not publish it
-    #[arg(long, env = "DIVVY_MEMORY_UNIT", value_name = "UNIT", default_value = "GiB")]
-    pub memory_unit: MemoryUnit,
-    /// The ConfigMap through which `divvy why` finds this program
-    #[arg(long, env = "DIVVY_EXPLAINER_CONFIGMAP", value_name = "NAMESPACE/NAME", default_value = "kube-public/divvy", value_parser = namespaced)]
-    pub configmap: (String, String),
-    /// End when standard input is closed, so that the explainer does not outlive the program that started it.
-    #[arg(long, hide = true)]
-    pub exit_with_stdin: bool,
-}
-
-/// Which program chooses the node of a pod.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum Decide {
-    /// kube-scheduler chooses, from the extender's scores and its own
-    Prioritize,
-    /// The extender chooses: it reports that only one node fits
-    Filter,
-}
-
-/// The flags for the extender's certificates.
-#[derive(Debug, Args)]
-#[command(next_help_heading = "TLS")]
-pub struct ExtenderTls {
-    /// Create the certificates, and keep them in this Secret
-    #[arg(long, env = "DIVVY_TLS_SECRET", value_name = "NAMESPACE/NAME", value_parser = namespaced)]
-    pub tls_secret: Option<(String, String)>,
-    /// Read the extender's certificate from this PEM file, followed by any intermediate certificates
-    #[arg(long, env = "DIVVY_TLS_CERT_FILE", value_name = "FILE", conflicts_with = "tls_secret", requires_all = ["tls_private_key_file", "client_ca_file"])]
-    pub tls_cert_file: Option<PathBuf>,
-    /// The private key for --tls-cert-file
-    #[arg(
-        long,
-        env = "DIVVY_TLS_PRIVATE_KEY_FILE",
-        value_name = "FILE",
-        conflicts_with = "tls_secret",
-        requires = "tls_cert_file"
-    )]
-    pub tls_private_key_file: Option<PathBuf>,
-    /// The CA that signs the clients' certificates
-    #[arg(
-        long,
-        env = "DIVVY_CLIENT_CA_FILE",
-        value_name = "FILE",
-        conflicts_with = "tls_secret",
-        requires = "tls_cert_file"
-    )]
-    pub client_ca_file: Option<PathBuf>,
-    /// A common name or alternative name that kube-scheduler's certificate may have; may be repeated [default: kube-scheduler].
-    /// The extender recognizes its other replicas by --tls-server-name
-    #[arg(
-        long,
-        env = "DIVVY_CLIENT_NAME",
-        value_name = "NAME",
-        value_delimiter = ',',
-        requires = "client_ca_file"
-    )]
-    pub client_name: Vec<String>,
-    /// The name in the extender's certificate (serverName in kube-scheduler's tlsConfig) [default: divvy-extender.NAMESPACE.svc, with the
-    /// namespace from --tls-secret, else divvy-system]
-    #[arg(long, env = "DIVVY_TLS_SERVER_NAME", value_name = "NAME")]
-    pub tls_server_name: Option<String>,
-    /// With --tls-secret: how long the extender's certificate is valid; it is renewed when a third of that time is left
-    #[arg(long, env = "DIVVY_TLS_LIFETIME", value_name = "TIME", default_value = "30d", value_parser = lifetime)]
-    pub tls_lifetime: std::time::Duration,
-}
-
-/// The flags for several replicas of the extender, of which only the leader binds pods.
-#[derive(Debug, Args)]
-#[command(next_help_heading = "Several replicas")]
-pub struct ExtenderReplicas {
-    /// Bind pods only while holding a Lease; the other replicas filter, and forward bind requests to the Lease's holder
-    #[arg(long, env = "DIVVY_LEADER_ELECT", value_name = "BOOL", num_args = 0..=1, require_equals = true, default_value_t = false,
-        default_missing_value = "true", action = clap::ArgAction::Set)]
-    pub leader_elect: bool,
-    /// The Lease to use for leader election
-    #[arg(long, env = "DIVVY_LEASE", value_name = "NAMESPACE/NAME", default_value = "divvy-system/divvy-extender", value_parser = namespaced)]
-    pub lease: (String, String),
-    /// How long the followers wait for a silent leader; the leader itself stops binding after two thirds of that time without renewal
-    #[arg(long, env = "DIVVY_LEASE_DURATION", value_name = "TIME", default_value = "15s", value_parser = divvy_agent::config::parse_duration)]
-    pub lease_duration: std::time::Duration,
-    /// The address at which the other replicas reach this one [default: the address of --listen, unless that is 0.0.0.0 or ::]
-    #[arg(long, env = "DIVVY_ADVERTISE_ADDRESS", value_name = "ADDR")]
-    pub advertise_address: Option<std::net::IpAddr>,
-    /// The name of this replica in the Lease and in logs, usually its pod's name [default: the host name]
-    #[arg(long, env = "DIVVY_REPLICA", value_name = "NAME")]
-    pub replica: Option<String>,
-}
-
-/// Parse `NAMESPACE/NAME`, and refuse a part that the API server would refuse as a name.
-fn namespaced(text: &str) -> Result<(String, String), String> {
-    let (namespace, name) = text
-        .split_once('/')
-        .ok_or("write NAMESPACE/NAME, such as divvy-system/divvy-extender-tls")?;
-    Ok((object_name(namespace)?, object_name(name)?))
-}
-
-/// Parse how long a certificate is valid: a duration, or a number of days such as `30d`.
-fn lifetime(text: &str) -> Result<std::time::Duration, String> {
-    const SHORTEST: std::time::Duration = std::time::Duration::from_secs(6);
-    let time = match text.strip_suffix('d').map(str::parse::<u32>) {
-        Some(Ok(days)) => std::time::Duration::from_secs(u64::from(days) * 86_400),
-        _ => divvy_agent::config::parse_duration(text)?,
-    };
-    if time < SHORTEST {
-        return Err(format!(
-            "a certificate that is valid for less than {} s would be renewed all the time; write a longer time, such as 30d",
-            SHORTEST.as_secs()
-        ));
-    }
-    Ok(time)
 }
 
 /// The views of `divvy inspect`.
@@ -689,7 +368,7 @@ pub struct AuditArgs {
     #[arg(long, value_name = "FILE")]
     pub reports: Vec<PathBuf>,
     /// How long memory may be held for a deleted pod, and how late a deletion may be, such as 30s or 5m
-    #[arg(long, value_name = "TIME", default_value = "1m", value_parser = divvy_agent::config::parse_duration)]
+    #[arg(long, value_name = "TIME", default_value = "1m", value_parser = duration)]
     pub leak_after: std::time::Duration,
     /// Output format
     #[arg(short, long, value_name = "FORMAT")]
@@ -722,7 +401,7 @@ pub struct AuditRecordArgs {
     /// The log file; - is standard output
     pub file: PathBuf,
     /// Stop after this time, such as 10m
-    #[arg(long, value_name = "TIME", value_parser = divvy_agent::config::parse_duration)]
+    #[arg(long, value_name = "TIME", value_parser = duration)]
     pub r#for: Option<std::time::Duration>,
     #[command(flatten)]
     pub cluster: ClusterArgs,
@@ -814,27 +493,13 @@ pub struct SchedulerConfigArgs {
     #[arg(long)]
     pub check: bool,
     /// With --check: how long to wait for the scheduler, such as 30s
-    #[arg(long, value_name = "TIME", default_value = "30s", value_parser = divvy_agent::config::parse_duration)]
+    #[arg(long, value_name = "TIME", default_value = "30s", value_parser = duration)]
     pub timeout: std::time::Duration,
     /// Write to this file instead of standard output; may be the file given with --merge
     #[arg(short, long, value_name = "FILE", conflicts_with = "check")]
     pub output: Option<PathBuf>,
     #[command(flatten)]
     pub cluster: ClusterArgs,
-}
-
-/// Check that the API server would accept a name (an RFC 1123 subdomain). The name goes into manifests and shell commands, so nothing else
-/// may pass.
-fn object_name(text: &str) -> Result<String, String> {
-    let edge = |c: Option<char>| c.is_some_and(|c| c.is_ascii_lowercase() || c.is_ascii_digit());
-    let inside = text
-        .bytes()
-        .all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == b'-' || c == b'.');
-    if text.len() <= 253 && inside && edge(text.chars().next()) && edge(text.chars().last()) {
-        Ok(text.to_owned())
-    } else {
-        Err("a name consists of lower-case letters, digits, - and ., and starts and ends with a letter or digit".to_owned())
-    }
 }
 
 /// Print the completion script of divvy for a shell

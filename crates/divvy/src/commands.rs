@@ -1,6 +1,5 @@
 //! One module per command, which turns parsed arguments into actions.
 
-pub mod agent;
 pub mod audit;
 pub mod cdi;
 #[cfg(feature = "completions")]
@@ -9,8 +8,6 @@ pub mod configure;
 #[cfg(feature = "demo")]
 pub mod demo;
 pub mod doctor;
-pub mod explainer;
-pub mod extender;
 pub mod hook;
 pub mod inspect;
 pub mod manifests;
@@ -28,22 +25,15 @@ use std::io::{Read as _, Write as _};
 use std::os::unix::fs::FileTypeExt as _;
 use std::path::Path;
 
-use tokio_util::sync::CancellationToken;
-
 use crate::cli::{Cli, Command, InspectCommand};
-
-/// The error of a check that could not reach a result, with the reason. It sets exit status 2.
-#[derive(Debug, thiserror::Error)]
-#[error("{0}")]
-pub struct Unclear(pub String);
 
 /// Run the command and return the exit status: 0 on success, 1 if the command ran but reports a problem.
 pub async fn run(cli: Cli) -> anyhow::Result<u8> {
     let well = match cli.command {
         Command::Doctor(args) => return doctor::run(*args).await,
-        Command::Agent(args) => agent::run(*args).await.map(|()| true),
-        Command::Extender(args) => extender::run(*args).await.map(|()| true),
-        Command::Explainer(args) => explainer::run(args).await.map(|()| true),
+        Command::Agent(args) => divvy_agent::main(*args).await.map_err(Into::into).map(|()| true),
+        Command::Extender(args) => divvy_extender::main(*args).await.map_err(Into::into).map(|()| true),
+        Command::Explainer(args) => divvy_explainer::main(args).await.map_err(Into::into).map(|()| true),
         Command::Inspect(InspectCommand::Gpushare(args)) => inspect::run(args).await.map(|()| true),
         Command::Why(args) => why::run(args).await.map(|()| true),
         Command::Version(args) => version::run(args).await.map(|()| true),
@@ -112,30 +102,4 @@ fn bounded(from: impl std::io::Read, largest: u64) -> std::io::Result<String> {
         return Err(std::io::Error::other(format!("it has more than {largest} bytes")));
     }
     String::from_utf8(text).map_err(|_| std::io::Error::other("it is not UTF-8 text"))
-}
-
-/// Return a token that SIGTERM and SIGINT cancel, and, with `--exit-with-stdin`, the end of standard input.
-fn until_stopped(exit_with_stdin: bool) -> anyhow::Result<CancellationToken> {
-    use tokio::signal::unix::{SignalKind, signal};
-    let token = CancellationToken::new();
-    let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
-    let stop = token.clone();
-    tokio::spawn(async move {
-        tokio::select! {
-            _ = terminate.recv() => {}
-            _ = interrupt.recv() => {}
-        }
-        stop.cancel();
-    });
-    if exit_with_stdin {
-        let stop = token.clone();
-        // A separate thread, because a blocked read of standard input cannot be cancelled and must not delay the end of the program.
-        std::thread::spawn(move || {
-            let mut stdin = std::io::stdin().lock();
-            let mut buffer = [0; 256];
-            while stdin.read(&mut buffer).is_ok_and(|read| read > 0) {}
-            stop.cancel();
-        });
-    }
-    Ok(token)
 }

@@ -10,7 +10,6 @@
 //! - [`manifests`]: the Helm chart, rendered without Helm
 //! - [`version`]: the versions of Divvy's programs in a cluster
 //! - [`uninstall`]: the objects of Divvy in a cluster, and the plan to remove them
-//! - [`program`]: logging, error printing, and exit status, shared by `divvy` and `divvy-agent`
 //! - [`printer`]: the only writer to standard output
 
 #![forbid(unsafe_code)]
@@ -22,7 +21,6 @@ pub mod inspect;
 pub mod jsonpath;
 pub mod manifests;
 pub mod printer;
-pub mod program;
 pub mod scheduler_config;
 pub mod simulate;
 pub mod sums;

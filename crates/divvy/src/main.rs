@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use clap::Parser as _;
 use divvy::cli::{Cli, arguments, usage_status};
-use divvy::program::{fail, run};
+use divvy_program::{fail, run};
 
 fn main() -> ExitCode {
     // `nvidia-ctk hook` runs while a container starts. It needs neither completions nor the grammar.

@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use divvy_agent::config::Probe;
+use divvy_agent::config::{DeviceListStrategy, Probe};
 use divvy_agent::{Config, Error};
 use divvy_cdi::driver::{self, Basis};
 use divvy_hardware::protocol::{DriverFiles, DriverQuestion, DriverSpec};
@@ -878,7 +878,7 @@ async fn what_cannot_work_ends_the_agent_with_a_sentence() {
     };
     assert!(run(config.clone()).await.contains("absent"));
     let envvar = Config {
-        device_list_strategy: "envvar".parse().expect("known"),
+        device_list_strategy: DeviceListStrategy::Envvar,
         ..config.clone()
     };
     assert!(run(envvar).await.contains("CDI"));

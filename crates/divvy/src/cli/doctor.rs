@@ -90,7 +90,7 @@ pub enum DoctorOutput {
 }
 
 fn patience(text: &str) -> Result<Duration, String> {
-    let time = divvy_agent::config::parse_duration(text)?;
+    let time = divvy_program::values::duration(text)?;
     match time.is_zero() {
         true => Err("no program answers within 0 s; write a longer time, such as 3s".to_owned()),
         false => Ok(time),

@@ -43,7 +43,7 @@ pub struct UninstallArgs {
     #[arg(long)]
     pub labels: bool,
     /// How long to wait until the kubelets have dropped the two resources; 0s means do not wait
-    #[arg(long, value_name = "TIME", default_value = "7m", value_parser = divvy_agent::config::parse_duration)]
+    #[arg(long, value_name = "TIME", default_value = "7m", value_parser = divvy_program::values::duration)]
     pub timeout: Duration,
     /// Output format [default: text]
     #[arg(short, long, value_name = "FORMAT")]

@@ -18,11 +18,11 @@ use kube::api::ObjectMeta;
 
 use super::inspect::{choice, say_left_out};
 use super::progress::{Arrived, Bar};
-use super::{Unclear, until_stopped};
 use crate::audit::read::{self, Progress};
 use crate::audit::text::{self, Scope, Verdict};
 use crate::cli::{AuditArgs, AuditCommand, AuditOutput, AuditRecordArgs};
 use crate::printer;
+use divvy_program::{Unclear, until_stopped};
 
 /// Run `divvy audit` or `divvy audit record`. Return whether the audit has no findings.
 pub async fn run(args: AuditArgs) -> anyhow::Result<bool> {

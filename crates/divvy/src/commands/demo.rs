@@ -14,7 +14,7 @@ use crate::printer;
 
 /// Start a cluster, play the scenario on it, and stop the cluster. `Ok(false)`: a step did not end as the scenario says.
 pub async fn run(args: DemoArgs) -> anyhow::Result<bool> {
-    let stopped = super::until_stopped(false)?;
+    let stopped = divvy_program::until_stopped(false)?;
     let scenario = chosen(&args)?;
     let own = std::env::current_exe().context("this program's own path is not known")?;
     let machines = match &args.nodes {

@@ -16,9 +16,10 @@ use divvy_doctor::explain::Log;
 use divvy_doctor::{Check, Facts, Finding, Line, Report, Status, Stop, Style, checks};
 use divvy_host::Files;
 
-use super::{Unclear, say};
+use super::say;
 use crate::cli::doctor::{DoctorArgs, DoctorOutput};
 use crate::printer;
+use divvy_program::Unclear;
 
 use programs::Places;
 

@@ -12,7 +12,7 @@ use kube::api::{Api, DeleteParams, DynamicObject, PostParams};
 use tokio::time::Instant;
 
 use super::inspect::choice;
-use super::{Unclear, say};
+use super::say;
 use crate::cli::{AccessArgs, ClusterArgs, SchedulerConfigArgs};
 use crate::printer;
 use crate::scheduler_config::check::{Verdict, has_room, no_room, not_called, pod, unclear, verdict};
@@ -22,6 +22,7 @@ use crate::scheduler_config::merge::{Address, Wanted, merge};
 use crate::scheduler_config::second::mutation::{MutateWith, Mutation, Webhook};
 use crate::scheduler_config::second::{DEFAULT_VERSION, NAME, SECRET_NAME, Second, TLS_FOLDER, Version};
 use crate::scheduler_config::{DEFAULT_PROFILE, Inline, LOCAL_URL, SERVICE_URL, Stanza, Tls, Whole};
+use divvy_program::Unclear;
 
 /// The largest file for `--merge` in bytes; a scheduler's configuration has a few kilobytes.
 const LARGEST_FILE: u64 = 1 << 20;
@@ -372,7 +373,7 @@ async fn version(args: &SchedulerConfigArgs) -> anyhow::Result<Version> {
 }
 
 async fn check(args: &SchedulerConfigArgs) -> anyhow::Result<bool> {
-    let stopped = super::until_stopped(false)?;
+    let stopped = divvy_program::until_stopped(false)?;
     let connection = client::connect(&choice(&args.cluster)).await?;
     let namespace = args.namespace.clone().unwrap_or(connection.namespace);
     let seen = answer(async {

@@ -8,7 +8,7 @@ use divvy::audit::text::{self as audit_text, Scope};
 use divvy::manifests::{self, Chart, Release};
 use divvy::scheduler_config::merge::{Address, Wanted, merge};
 use divvy::scheduler_config::{Stanza, Tls};
-use divvy_agent::FileConfig;
+use divvy_agent::Settings;
 use divvy_audit::{Audit, Limits};
 use divvy_extender::admission;
 use divvy_extender::election::{Election, Record, Rules, Step};
@@ -88,11 +88,13 @@ const OLD_SCHEDULER: &str = "{\"apiVersion\": \"kubescheduler.config.k8s.io/v1be
 /// An error names the file.
 fn agent(bytes: &[u8]) -> bool {
     let Some(text) = text(bytes) else { return false };
-    match FileConfig::parse("--config f.toml", text) {
+    match Settings::parse("--config f.toml", text) {
         Ok(file) => {
-            let mut config = divvy_agent::Config::new("n");
-            file.apply(&mut config).expect("its values were looked at");
-            config.check().is_ok()
+            let flags = Settings {
+                node_name: Some("n".to_owned()),
+                ..Settings::default()
+            };
+            divvy_agent::Config::merged(flags, file).check().is_ok()
         }
         Err(error) => {
             assert!(error.to_string().starts_with("--config f.toml: "), "{error}");

@@ -7,7 +7,7 @@ use tracing_subscriber::filter::Targets;
 use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::SubscriberInitExt as _;
 
-/// Start the log, run a command, and return its exit status. Print an error and return status 1, or 2 for [`crate::commands::Unclear`].
+/// Start the log, run a command, and return its exit status. Print an error and return status 1, or 2 for [`crate::Unclear`].
 pub fn run(filter: Option<&str>, command: impl Future<Output = anyhow::Result<u8>>) -> ExitCode {
     if let Err(error) = log(filter) {
         return fail(&error);
@@ -33,7 +33,7 @@ fn log(filter: Option<&str>) -> anyhow::Result<()> {
     // kube's own lines say again, without the address, what our errors say.
     // Levels by module and nothing finer: filters by span and field would cost a regular expression engine.
     let filter: Targets = filter
-        .unwrap_or("warn,kube_client=off,kube_runtime=off,divvy=info,divvy_agent=info,divvy_extender=info,divvy_explainer=info,divvy_kubelet=info,divvy_hardware=info")
+        .unwrap_or("warn,kube_client=off,kube_runtime=off,divvy=info,divvy_agent=info,divvy_agent_core=info,divvy_kube=info,divvy_extender=info,divvy_explainer=info,divvy_kubelet=info,divvy_hardware=info")
         .parse()
         .map_err(|error| anyhow::anyhow!("--log: {error}; write a level such as info, or module=level pairs"))?;
     let lines = tracing_subscriber::fmt::layer().with_writer(std::io::stderr);
@@ -63,7 +63,7 @@ pub fn fail(error: &anyhow::Error) -> ExitCode {
         }
     }
     eprintln!("{}", divvy_host::plain(&text));
-    if error.downcast_ref::<crate::commands::Unclear>().is_some() {
+    if error.downcast_ref::<crate::Unclear>().is_some() {
         return ExitCode::from(2);
     }
     ExitCode::FAILURE
