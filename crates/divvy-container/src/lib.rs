@@ -1,6 +1,6 @@
-//! CDI specs and what surrounds a container: text in, text out.
+//! Everything that prepares a container for a GPU: CDI specs, container engines' configuration, the OCI runtime's edits, and the hook.
 //!
-//! No file is opened here; the callers decide where a text comes from and where it goes.
+//! This crate only turns text into text. It opens no files: callers decide where a text comes from and where the result goes.
 
 #![forbid(unsafe_code)]
 

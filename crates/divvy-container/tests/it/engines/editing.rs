@@ -15,17 +15,20 @@ fn a_record_that_divvy_did_not_write_is_refused_and_named() {
         (r#"{"files":{"/etc/docker/daemon.json":{"original":"{}"}}}"#, "written"),
         (
             r#"{"files":{"etc/passwd":{"original":"x","written":"y"}}}"#,
-            "\"etc/passwd\" is no path",
+            "\"etc/passwd\" is not the path",
         ),
         (
             r#"{"files":{"/etc/docker/../passwd":{"original":"x","written":"y"}}}"#,
-            "no path",
+            "not the path",
         ),
-        (r#"{"files":{"/etc/\u001b[2J":{"original":"x","written":"y"}}}"#, "no path"),
+        (
+            r#"{"files":{"/etc/\u001b[2J":{"original":"x","written":"y"}}}"#,
+            "not the path",
+        ),
     ] {
         let said = Record::parse(path, text).expect_err(text).to_string();
         assert!(
-            said.starts_with(&format!("{path} is not as divvy wrote it")) && said.contains(part),
+            said.starts_with(&format!("{path} is not the record that divvy wrote")) && said.contains(part),
             "{said}"
         );
         assert!(
@@ -44,7 +47,7 @@ fn a_record_that_divvy_did_not_write_is_refused_and_named() {
             .expect_err(text)
             .to_string();
         assert!(
-            said.starts_with(&format!("{path} is not as divvy wrote it")) && said.contains(DOCKER),
+            said.starts_with(&format!("{path} is not the record that divvy wrote")) && said.contains(DOCKER),
             "{said}"
         );
     }
@@ -192,7 +195,8 @@ fn docker_s_file_is_refused_where_an_edit_of_it_would_take_for_ever() {
     assert_eq!(
         said,
         format!(
-            "{DOCKER} has 20003 lines and values, and at most 4000 are edited: take out what is empty, then run this again; nothing was changed"
+            "{DOCKER} has 20003 lines and values, and divvy edits files with at most 4000: remove empty lines and unused entries, \
+             then run the command again; nothing was changed"
         )
     );
     // What is written can be edited again.
@@ -466,7 +470,10 @@ fn what_the_engine_says_itself_is_copied_in_place_of_its_files() {
         assert!(!after[CONTAINERD].contains("said"), "{}", after[CONTAINERD]);
     }
     let error = configure(&Tree::new(), &target, &said("= ="), None).expect_err("refused");
-    assert!(error.to_string().contains("what containerd says of itself"), "{error}");
+    assert!(
+        error.to_string().contains("the configuration that containerd printed"),
+        "{error}"
+    );
     let crio = "[crio.runtime]\ndefault_runtime = \"crun\"\n[crio.runtime.runtimes.crun]\nmonitor_path = \"/said\"\n";
     let (after, _) = there_and_back(&Tree::new(), &crio_target(Some(CRIO_DROP_IN)), &said(crio));
     assert!(
@@ -550,7 +557,7 @@ fn case_12_containerd_s_version_is_a_number_and_4_is_as_3() {
         None,
     )
     .expect_err("refused");
-    assert!(error.to_string().contains("`version` is the text \"2\""), "{error}");
+    assert!(error.to_string().contains("`version` is the string \"2\""), "{error}");
     let (after, _) = there_and_back(
         &tree([(CONTAINERD, "version = 4\n")]),
         &containerd_target(Some(DROP_IN), None),
@@ -683,7 +690,7 @@ fn what_another_file_overrules_is_refused() {
         None,
     )
     .expect_err("overruled");
-    assert!(error.to_string().contains("/etc/site.toml is read after it"), "{error}");
+    assert!(error.to_string().contains("the engine reads /etc/site.toml later"), "{error}");
     there_and_back(&files, &containerd_target(Some(DROP_IN), Some(Merge::Keys)), &wish());
     let files = tree([(
         "/etc/crio/crio.conf.d/zzz.conf",
