@@ -102,10 +102,10 @@ impl Basis {
         let found = stale::driver_version(&spec);
         if found != Some(&self.driver) {
             return Err(format!(
-                "driver {} is loaded, and the libraries at {} are of {}: load the new module, or reboot",
+                "driver {} is loaded, but the libraries at {} are of {}: load the new module, or reboot",
                 self.driver,
                 self.driver_root,
-                found.unwrap_or("no version that they say")
+                found.unwrap_or("an unknown version")
             ));
         }
         Ok((spec, notes.into_iter().chain(tree.troubles()).collect()))

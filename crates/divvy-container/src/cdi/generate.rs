@@ -100,7 +100,7 @@ pub struct Generated {
 #[derive(Debug, Clone, PartialEq, Eq, ThisError)]
 pub enum Error {
     /// A root is not on the machine.
-    #[error("there is no folder {path} on this machine; {flag} names {what}")]
+    #[error("there is no directory {path} on this machine; set {what} with {flag}")]
     NoRoot {
         /// What was given.
         path: String,
@@ -117,15 +117,15 @@ pub enum Error {
     NoGpu(String),
     /// A channel that is asked for is not there.
     #[error(
-        "there is no {0}, and this IMEX channel is asked for; nvidia-modprobe makes it once its major number is in /proc/devices \
-         (nvidia-caps-imex-channels, from driver 550 on), or ask for one that is there"
+        "the requested IMEX channel {0} does not exist; create it with nvidia-modprobe, which works once /proc/devices has its major number \
+         (nvidia-caps-imex-channels, from driver 550 on), or request an existing channel"
     )]
     NoChannel(String),
     /// Vendor or class are none.
     #[error(transparent)]
     Name(#[from] NameError),
     /// The wanted version has not what every spec of this kind needs.
-    #[error("CDI {wanted} cannot say this: {field} has {what}, which is new in {needed}; allow at least {needed}")]
+    #[error("CDI {wanted} cannot express this spec: {field} has {what}, which is new in {needed}; allow at least {needed}")]
     Version {
         /// The newest that is allowed.
         wanted: Version,
@@ -137,7 +137,7 @@ pub enum Error {
         what: &'static str,
     },
     /// A file has a name that CDI cannot say.
-    #[error("the spec would not be valid: {0}")]
+    #[error("the generated spec is not valid: {0}")]
     Invalid(String),
 }
 
@@ -184,7 +184,7 @@ impl Draft {
         if let Some(id) = only.iter().find(|id| !self.items.iter().any(|item| is(item, id))) {
             let there: Vec<&str> = self.items.iter().map(|item| item.index.as_str()).collect();
             return Err(Error::NoGpu(format!(
-                "there is no device {id:?} here; by index there are {}, and each GPU goes by its UUID, too",
+                "there is no device {id:?} on this machine; the indices are {}, and the UUID of a GPU works as well",
                 there.join(", ")
             )));
         }
@@ -209,7 +209,7 @@ impl Draft {
             for name in names(item, &options.naming) {
                 if check_device(&name).is_err() {
                     self.notes
-                        .push(format!("the device {name:?} is left out: CDI takes no such name"));
+                        .push(format!("the device {name:?} is left out: CDI does not allow this name"));
                     continue;
                 }
                 // Parts of one card that share a UUID are one device under it.
@@ -302,14 +302,14 @@ fn fit(spec: &mut Spec, newest: Version, notes: &mut Vec<String>) -> Result<(), 
         }
         if dropped {
             notes.push(format!(
-                "CDI {newest} has no additional groups: in a container that does not run as root, the device nodes cannot be opened"
+                "CDI {newest} has no additional groups: a container that does not run as root cannot open the device nodes"
             ));
         }
     }
     if newest < Version::V0_6_0 && !spec.annotations.is_empty() {
         spec.annotations.clear();
         notes.push(format!(
-            "CDI {newest} has no annotations: which driver the spec was made for can be told only from the names of its files"
+            "CDI {newest} has no annotations: only the file names in the spec show which driver it was made for"
         ));
     }
     match super::version::needs(spec).into_iter().find(|need| need.version > newest) {

@@ -24,8 +24,9 @@ pub enum NameError {
 }
 
 const LETTER_FIRST: &str =
-    "it begins with a letter, ends with a letter or digit, and has letters, digits, `_`, `-` and `.` between";
-const DEVICE: &str = "it begins and ends with a letter or digit, and has letters, digits, `_`, `-`, `.` and `:` between";
+    "it must begin with a letter, end with a letter or digit, and otherwise have only letters, digits, `_`, `-`, and `.`";
+const DEVICE: &str =
+    "it must begin and end with a letter or digit, and otherwise have only letters, digits, `_`, `-`, `.`, and `:`";
 
 /// A device as it is asked for.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -229,7 +229,7 @@ fn number<'de, D: Deserializer<'de>, T: TryFrom<i64>>(from: D) -> Result<Option<
         type Value = Option<T>;
 
         fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-            f.write_str("a number that fits")
+            f.write_str("a number in the valid range")
         }
 
         fn visit_i64<E: de::Error>(self, value: i64) -> Result<Option<T>, E> {

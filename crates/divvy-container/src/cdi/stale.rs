@@ -65,9 +65,9 @@ impl Stale {
             .map(|(made_for, loaded)| format!("it was made for driver {made_for}, and {loaded} is loaded"));
         let missing = match self.missing.as_slice() {
             [] => None,
-            [one] => Some(format!("{one} is not there, so containers do not start")),
+            [one] => Some(format!("{one} does not exist, so containers do not start")),
             [first, rest @ ..] => Some(format!(
-                "{first} and {} more are not there, so containers do not start",
+                "{first} and {} more do not exist, so containers do not start",
                 rest.len()
             )),
         };

@@ -60,7 +60,7 @@ impl Spec {
         found.annotations("annotations", &self.annotations);
         found.unknown("", &self.other);
         if self.devices.is_empty() {
-            found.error("devices", "it is empty, and a spec has at least one device");
+            found.error("devices", "it is empty, but a spec must have at least one device");
         }
         let mut names = BTreeSet::new();
         for (i, device) in self.devices.iter().enumerate() {
@@ -71,7 +71,7 @@ impl Spec {
             if !names.insert(&device.name) {
                 found.error(
                     format!("{field}.name"),
-                    format!("the spec has two devices {:?}, and each name must be there once", device.name),
+                    format!("two devices have the name {:?}, but each name must be unique", device.name),
                 );
             }
             found.annotations(&format!("{field}.annotations"), &device.annotations);
@@ -79,7 +79,7 @@ impl Spec {
             if device.container_edits.is_empty() {
                 found.error(
                     format!("{field}.containerEdits"),
-                    "it is empty, and a device must edit something",
+                    "it is empty, but a device must have at least one edit",
                 );
             }
         }
@@ -108,7 +108,7 @@ impl Spec {
                     "cdiVersion",
                     format!("the spec version must be at least v0.3.0, and it is {text}"),
                 ),
-                _ => found.error("cdiVersion", format!("invalid version {text:?}; there are {known}")),
+                _ => found.error("cdiVersion", format!("invalid version {text:?}; known versions are {known}")),
             };
         };
         if let Some(need) = needs(self)
@@ -174,7 +174,7 @@ impl Findings {
             };
             self.error(
                 field,
-                "no version of CDI up to 1.1.0 knows this field, and readers refuse a file with such a one",
+                "CDI up to 1.1.0 does not define this field, and readers reject a file with an unknown field",
             );
         }
     }
@@ -184,14 +184,14 @@ impl Findings {
         if size > ANNOTATIONS_LIMIT {
             self.warning(
                 field,
-                format!("all keys and values have {size} bytes, and at most {ANNOTATIONS_LIMIT} are allowed"),
+                format!("the keys and values have {size} bytes in total, but at most {ANNOTATIONS_LIMIT} are allowed"),
             );
         }
         for key in annotations.keys() {
             if !is_annotation_key(key) {
                 self.warning(
                     format!("{field}[{key:?}]"),
-                    "a key is as in Kubernetes: a name of at most 63 letters, digits, `_`, `-` and `.`, before it perhaps a domain and a slash",
+                    "a key must follow Kubernetes' rules: an optional domain and slash, then a name of at most 63 letters, digits, `_`, `-`, and `.`",
                 );
             }
         }
@@ -227,7 +227,7 @@ impl Findings {
             if earlier.iter().any(|other| other.container_path == mount.container_path) {
                 self.warning(
                     format!("{field}.containerPath"),
-                    "an earlier mount has the same path, and is dropped",
+                    "an earlier mount has the same path and is ignored",
                 );
             }
         }
@@ -237,14 +237,14 @@ impl Findings {
             self.unknown(&field, &rdt.other);
             let id = rdt.clos_id.as_deref().unwrap_or_default();
             if id != "/" && (id.len() >= 4096 || id == "." || id == ".." || id.contains(['/', '\n'])) {
-                self.error(format!("{field}.closID"), "it is the name of a file, or / for the root class");
+                self.error(format!("{field}.closID"), "it must be a file name, or / for the root class");
             }
         }
     }
 
     fn path(&mut self, field: &str, path: &str) {
         if path.is_empty() {
-            self.error(field, "it is empty, and must be a path");
+            self.error(field, "it is empty, but must be a path");
         } else if !path.starts_with('/') {
             self.warning(field, format!("{path:?} is not an absolute path"));
         }
@@ -260,7 +260,7 @@ impl Findings {
         if permissions != "none" && !permissions.chars().all(|c| "rwm".contains(c)) {
             self.error(
                 format!("{field}.permissions"),
-                format!("{permissions:?} is neither some of r, w and m, nor none"),
+                format!("{permissions:?} is neither a combination of r, w, and m, nor none"),
             );
         }
     }
@@ -276,7 +276,7 @@ impl Findings {
         self.path(&format!("{field}.path"), &hook.path);
         self.environment(field, &hook.env);
         if hook.timeout.is_some_and(|seconds| seconds <= 0) {
-            self.warning(format!("{field}.timeout"), "it is a number of seconds greater than 0");
+            self.warning(format!("{field}.timeout"), "it must be a number of seconds greater than 0");
         }
     }
 
@@ -298,10 +298,10 @@ impl Findings {
                 if value.is_empty() {
                     self.error(
                         format!("{field}.{name}"),
-                        "it is empty, and must be the name of a network interface",
+                        "it is empty, but must be the name of a network interface",
                     );
                 } else if twice {
-                    self.error(format!("{field}.{name}"), format!("{value:?} is there twice"));
+                    self.error(format!("{field}.{name}"), format!("{value:?} appears twice"));
                 }
             }
         }

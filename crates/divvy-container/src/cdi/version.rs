@@ -125,13 +125,13 @@ fn of_edits(edits: &Edits, field: &str, need: &mut impl FnMut(Version, String, &
     let filled = |text: &Option<String>| text.as_ref().is_some_and(|text| !text.is_empty());
     for (i, mount) in edits.mounts.iter().enumerate() {
         if filled(&mount.kind) {
-            need(Version::V0_4_0, format!("{field}.mounts[{i}].type"), "a type of a mount");
+            need(Version::V0_4_0, format!("{field}.mounts[{i}].type"), "a mount type");
         }
     }
     for (i, node) in edits.device_nodes.iter().enumerate() {
         if filled(&node.host_path) {
             let field = format!("{field}.deviceNodes[{i}].hostPath");
-            need(Version::V0_5_0, field, "a path on the host of a device node");
+            need(Version::V0_5_0, field, "a host path for a device node");
         }
     }
     if !edits.additional_gids.is_empty() {
@@ -141,11 +141,7 @@ fn of_edits(edits: &Edits, field: &str, need: &mut impl FnMut(Version, String, &
         need(Version::V1_1_0, format!("{field}.netDevices"), "network interfaces");
     }
     if let Some(rdt) = &edits.intel_rdt {
-        need(
-            Version::V0_7_0,
-            format!("{field}.intelRdt"),
-            "settings of the resource director",
-        );
+        need(Version::V0_7_0, format!("{field}.intelRdt"), "settings of Intel RDT");
         if rdt.schemata.is_some() {
             need(Version::V1_1_0, format!("{field}.intelRdt.schemata"), "schemata");
         }

@@ -123,13 +123,13 @@ fn a_machine_without_gpus_gets_no_spec_and_is_told_what_to_do() {
         ),
         (
             nvidia_with(&machine, &elsewhere),
-            "there is no folder /nowhere on this machine; --driver-root names",
+            "there is no directory /nowhere on this machine; set where the driver is installed with --driver-root",
         ),
         (
             nvidia_with(kinds::debian().remove("/dev/nvidiactl"), &options),
             "there is no /dev/nvidiactl: the kernel module",
         ),
-        (nvidia_with(&without_gpus, &options), "the driver knows no GPU"),
+        (nvidia_with(&without_gpus, &options), "the driver reports no GPU"),
         (
             nvidia_with(kinds::red_hat().remove("/dev/nvidia0"), &options),
             "none of 1 GPUs can be given to a container: GPU 0 is left out: there is no /dev/nvidia0",
@@ -138,7 +138,7 @@ fn a_machine_without_gpus_gets_no_spec_and_is_told_what_to_do() {
             amd::generate(&machine, &options),
             "there is no /dev/kfd: the kernel module amdgpu",
         ),
-        (intel::generate(&machine, &options), "no display controller of Intel"),
+        (intel::generate(&machine, &options), "no Intel display controller"),
         (wsl::generate(&machine, None, &options), "there is no /dev/dxg"),
     ] {
         let error = result.expect_err(part).to_string();
@@ -514,7 +514,7 @@ fn a_driver_that_was_upgraded_under_a_loaded_module_is_told() {
     machine.file("/sys/module/nvidia/version", "550.54.15\n");
     let notes = of_nvidia(&machine).notes;
     assert!(
-        notes[0].contains("the kernel has driver 550.54.15 loaded, and the libraries are of 560.35.03"),
+        notes[0].contains("the kernel has loaded driver 550.54.15, but the libraries are of 560.35.03"),
         "{notes:?}"
     );
     machine.driver("", "/usr/lib64", "550.54.15");
@@ -532,7 +532,7 @@ fn a_broken_cache_is_told_and_the_folders_are_searched() {
     let generated = of_nvidia(&machine);
     assert_eq!(
         generated.notes,
-        ["/etc/ld.so.cache is not used: it is cut off: it announces more entries than it has"]
+        ["/etc/ld.so.cache is not used: it is truncated: its header announces more entries than it has"]
     );
 }
 
@@ -604,7 +604,7 @@ fn a_spec_is_stale_when_the_driver_changed_or_its_files_went() {
         Stale::check(&spec, &machine).sentences(),
         [
             "it was made for driver 550.54.15, and 560.35.03 is loaded",
-            "/dev/nvidia1 and 1 more are not there, so containers do not start",
+            "/dev/nvidia1 and 1 more do not exist, so containers do not start",
         ]
     );
     let mut amd_machine = kinds::mi300();

@@ -90,7 +90,7 @@ fn a_gpu_whose_mig_is_on_and_that_is_not_divided_is_left_out_and_it_is_said() {
     let Live { registry, notes, .. } = registry(&kinds::debian(), &snapshot(&gpus), "/", Extras::default()).expect("a spec");
     let names: Vec<String> = registry.devices().iter().map(|device| device.name.clone()).collect();
     assert_eq!(names, ["1", "GPU-1", "all"].map(|name| format!("{KIND}={name}")));
-    let said = "GPU 0 is left out: MIG is on, and it is not divided";
+    let said = "GPU 0 is left out: MIG is enabled, but the GPU has no MIG devices";
     assert!(notes.iter().any(|note| note.starts_with(said)), "{notes:?}");
 }
 
@@ -107,8 +107,8 @@ fn what_is_no_snapshot_and_a_machine_without_a_driver_are_refused_in_words() {
     for (probe, root, part) in [
         ("", "/", "no list of GPUs"),
         ("{\"v\":2,\"driver\":\"x\",\"gpus\":[]}", "/", "its version is 2"),
-        (&fine, "/nowhere", "there is no folder /nowhere"),
-        (&snapshot(&json!([])), "/", "the driver knows no GPU"),
+        (&fine, "/nowhere", "there is no directory /nowhere"),
+        (&snapshot(&json!([])), "/", "the driver reports no GPU"),
     ] {
         let error = registry(&kinds::debian(), probe, root, Extras::default())
             .expect_err(part)
@@ -236,12 +236,12 @@ fn what_is_asked_for_beside_gpus_is_there_or_is_said_not_to_be() {
     )
     .expect_err("no channel 1");
     assert!(
-        error.contains("there is no /dev/nvidia-caps-imex-channels/channel1"),
+        error.contains("the requested IMEX channel /dev/nvidia-caps-imex-channels/channel1 does not exist"),
         "{error}"
     );
     let (_, notes) = paths(&kinds::debian(), &gpus, with(|extras| extras.gdrcopy = true)).expect("a spec");
     assert!(
-        notes[1].contains("GDRCopy is asked for, and the machine has no device node of it"),
+        notes[1].contains("GDRCopy is requested, but this machine has no device node for it"),
         "{notes:?}"
     );
 }

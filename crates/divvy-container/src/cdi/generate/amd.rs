@@ -28,7 +28,7 @@ pub fn generate(tree: &dyn Tree, options: &Options) -> Result<Generated, Error> 
     };
     if !nodes.add_with_group(&mut draft.common, KFD) {
         return Err(Error::NoDriver(format!(
-            "there is no {}: the kernel module amdgpu is not loaded, or was built without compute; load it (modprobe amdgpu), or say where \
+            "there is no {}: the kernel module amdgpu is not loaded, or was built without compute support; load it (modprobe amdgpu), or say where \
              /dev is with --dev-root",
             nodes.root.host(KFD)
         )));
@@ -65,7 +65,9 @@ pub fn generate(tree: &dyn Tree, options: &Options) -> Result<Generated, Error> 
     }
     if draft.items.is_empty() {
         return Err(Error::NoGpu(match draft.notes.as_slice() {
-            [] => format!("{KFD} is there, and {TOPOLOGY} has no GPU; rocminfo on the machine shows whether it should"),
+            [] => format!(
+                "{KFD} exists, but {TOPOLOGY} lists no GPU; run rocminfo on this machine to see which GPUs the driver knows"
+            ),
             notes => notes.join("; "),
         }));
     }
@@ -73,7 +75,7 @@ pub fn generate(tree: &dyn Tree, options: &Options) -> Result<Generated, Error> 
     let named = draft.items.iter().filter(|item| item.uuid.is_some()).count();
     if distinct.len() < named {
         draft.notes.push(format!(
-            "{named} partitions share {} cards: a device named by a card's id has all of its partitions",
+            "{named} partitions share {} cards: a device that is named by a card's ID has all partitions of that card",
             distinct.len()
         ));
     }

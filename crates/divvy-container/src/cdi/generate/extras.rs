@@ -73,7 +73,7 @@ impl Extras {
         for (what, paths) in wanted {
             if paths.is_empty() {
                 draft.notes.push(format!(
-                    "{what} is asked for, and the machine has no device node of it: its driver is not loaded"
+                    "{what} is requested, but this machine has no device node for it: its driver is not loaded"
                 ));
             }
             for path in paths {

@@ -49,7 +49,7 @@ pub fn generate(tree: &dyn Tree, options: &Options) -> Result<Generated, Error> 
     }
     if draft.items.is_empty() {
         return Err(Error::NoGpu(match draft.notes.as_slice() {
-            [] => format!("{DEVICES} has no display controller of Intel (vendor {VENDOR})"),
+            [] => format!("{DEVICES} has no Intel display controller (vendor {VENDOR})"),
             notes => notes.join("; "),
         }));
     }

@@ -12,19 +12,19 @@ use thiserror::Error as ThisError;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ThisError)]
 pub enum Error {
     /// Neither format.
-    #[error("it begins as no ld.so.cache does")]
+    #[error("it does not begin like an ld.so.cache")]
     NotACache,
     /// It ends before what it announces.
-    #[error("it is cut off: it announces more entries than it has")]
+    #[error("it is truncated: its header announces more entries than it has")]
     Truncated,
     /// Written by a machine of the other byte order.
-    #[error("it is of a machine with big-endian numbers")]
+    #[error("a big-endian machine wrote it")]
     BigEndian,
     /// An entry leads out of the file, or to no text.
-    #[error("entry {0} leads to no text")]
+    #[error("entry {0} does not point to a string")]
     Entry(usize),
     /// The part behind the entries makes no sense.
-    #[error("its extensions are not where it says")]
+    #[error("its header does not point to its extensions")]
     Extension,
 }
 

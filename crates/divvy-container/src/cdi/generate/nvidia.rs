@@ -64,8 +64,8 @@ pub fn generate(tree: &dyn Tree, gpus: &[Gpu], driver: Option<&str>, options: &O
     driver_files(&root, &machine, loaded.as_deref(), options, &mut draft)?;
     if !nodes.add_with_group(&mut draft.common, CONTROL) {
         return Err(Error::NoDriver(format!(
-            "there is no {}: the kernel module nvidia is not loaded, or nobody made its device nodes. Load it (modprobe nvidia; \
-             nvidia-modprobe -c 0 -u), or say where /dev is with --dev-root",
+            "there is no {}: the kernel module nvidia is not loaded, or its device nodes were not created. Load it and create them (modprobe \
+             nvidia; nvidia-modprobe -c 0 -u), or say where /dev is with --dev-root",
             nodes.root.host(CONTROL)
         )));
     }
@@ -74,7 +74,7 @@ pub fn generate(tree: &dyn Tree, gpus: &[Gpu], driver: Option<&str>, options: &O
     }
     if !nodes.has("/dev/nvidia-uvm") {
         draft.notes.push(
-            "there is no /dev/nvidia-uvm, without which CUDA does not start; nvidia-modprobe -c 0 -u makes it, then make the spec again"
+            "there is no /dev/nvidia-uvm, and CUDA does not start without it; create it with nvidia-modprobe -c 0 -u, then generate the spec again"
                 .to_owned(),
         );
     }
@@ -127,8 +127,8 @@ pub(super) fn driver_files(
     };
     match loaded {
         Some(loaded) if loaded != found.version => draft.notes.push(format!(
-            "the kernel has driver {loaded} loaded, and the libraries are of {}: nothing that uses them will work; load the new module \
-             or reboot, then make the spec again",
+            "the kernel has loaded driver {loaded}, but the libraries are of {}: no program that uses them will work; load the new module \
+             or reboot, then generate the spec again",
             found.version
         )),
         _ => {}
@@ -169,7 +169,7 @@ fn describe(gpu: &Gpu, nodes: &Nodes<'_>, machine: &Root<'_>, draft: &mut Draft)
     let path = format!("/dev/nvidia{}", gpu.minor);
     if !nodes.add_with_group(&mut edits, &path) {
         draft.notes.push(format!(
-            "GPU {} is left out: there is no {}; nvidia-modprobe -c {} makes it",
+            "GPU {} is left out: there is no {}; create it with nvidia-modprobe -c {}",
             gpu.index,
             nodes.root.host(&path),
             gpu.minor
@@ -190,8 +190,8 @@ fn describe(gpu: &Gpu, nodes: &Nodes<'_>, machine: &Root<'_>, draft: &mut Draft)
     };
     if mig.is_empty() {
         draft.notes.push(format!(
-            "GPU {0} is left out: MIG is on, and it is not divided, so that nothing can run on it: nvidia-smi mig -i {0} -cgi PROFILE -C divides it, \
-             nvidia-smi -i {0} -mig 0 switches MIG off",
+            "GPU {0} is left out: MIG is enabled, but the GPU has no MIG devices, so nothing can run on it; create MIG devices with \
+             nvidia-smi mig -i {0} -cgi PROFILE -C, or disable MIG with nvidia-smi -i {0} -mig 0",
             gpu.index
         ));
     }
@@ -199,12 +199,15 @@ fn describe(gpu: &Gpu, nodes: &Nodes<'_>, machine: &Root<'_>, draft: &mut Draft)
         let name = format!("{}:{}", gpu.index, mig.index);
         let mut edits = edits.clone();
         let missing = match &mig.nodes() {
-            None => Some("its capabilities, which are not in /proc/driver/nvidia-caps/mig-minors".to_owned()),
-            Some(paths) => paths.iter().find(|path| !nodes.add_with_group(&mut edits, path)).cloned(),
+            None => Some("its capabilities are not in /proc/driver/nvidia-caps/mig-minors".to_owned()),
+            Some(paths) => {
+                let absent = paths.iter().find(|path| !nodes.add_with_group(&mut edits, path));
+                absent.map(|path| format!("there is no {path}"))
+            }
         };
         if let Some(missing) = missing {
             draft.notes.push(format!(
-                "MIG device {name} (GPU instance {}, compute instance {}) is left out: there is no {missing}; nvidia-smi makes it when root runs it",
+                "MIG device {name} (GPU instance {}, compute instance {}) is left out: {missing}; run nvidia-smi as root to create its device nodes",
                 mig.gpu_instance, mig.compute_instance
             ));
             continue;
@@ -232,7 +235,7 @@ pub(super) fn drm_nodes(machine: &Root<'_>, pci: &str) -> Vec<String> {
 
 fn no_gpu(gpus: &[Gpu], notes: &[String]) -> Error {
     Error::NoGpu(match gpus {
-        [] => "the driver knows no GPU: nvidia-smi on the machine shows whether it should, dmesg why not".to_owned(),
+        [] => "the driver reports no GPU: run nvidia-smi on this machine to check this, and dmesg to find out why".to_owned(),
         _ => format!(
             "none of {} GPUs can be given to a container: {}",
             gpus.len(),

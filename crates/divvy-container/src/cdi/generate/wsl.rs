@@ -43,7 +43,7 @@ pub fn generate(tree: &dyn Tree, driver: Option<&str>, options: &Options) -> Res
         .collect();
     if stores.is_empty() {
         return Err(Error::NoDriver(format!(
-            "no folder of {} has libcuda.so.1.1: install NVIDIA's driver in Windows (none in WSL), then wsl --shutdown",
+            "no directory in {} has libcuda.so.1.1: install NVIDIA's driver in Windows (not in WSL), then run wsl --shutdown",
             root.host(STORE)
         )));
     }
