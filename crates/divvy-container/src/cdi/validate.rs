@@ -1,7 +1,6 @@
-//! What is wrong with a spec.
+//! Validates specs.
 //!
-//! Errors are what the standard's own reader refuses a file for; warnings are what the text of the standard asks for and readers
-//! let pass.
+//! An error is a problem for which the standard's own reader rejects the file. A warning is a violation of the standard's text that readers accept.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -13,23 +12,23 @@ use super::version::needs;
 use super::{DeviceNode, Edits, Hook, Spec, Version};
 use crate::plain;
 
-/// How bad a problem is.
+/// The severity of a [`Problem`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Severity {
-    /// Readers take the file all the same.
+    /// Readers accept the file in spite of the problem.
     Warning,
-    /// Readers refuse the file: none of its devices can be had.
+    /// Readers reject the file, so none of its devices is available.
     Error,
 }
 
-/// One thing that is wrong with a spec.
+/// A problem of a spec.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Problem {
-    /// How bad it is.
+    /// Whether readers reject the file.
     pub severity: Severity,
-    /// Where: `devices[0].containerEdits.env[1]`.
+    /// The field with the problem, such as `devices[0].containerEdits.env[1]`.
     pub field: String,
-    /// What was found, and the rule that it breaks.
+    /// The value that was found, and the rule that it violates.
     pub text: String,
 }
 
@@ -39,7 +38,7 @@ impl fmt::Display for Problem {
     }
 }
 
-/// Stages of OCI hooks.
+/// The names of OCI hooks.
 const HOOK_NAMES: [&str; 6] = [
     "prestart",
     "createRuntime",
@@ -48,11 +47,11 @@ const HOOK_NAMES: [&str; 6] = [
     "poststart",
     "poststop",
 ];
-/// Kubernetes' limit for all annotations of an object, which the standard takes over.
+/// The limit in bytes for all annotations of an object. The standard adopts this limit from Kubernetes.
 const ANNOTATIONS_LIMIT: usize = 256 * 1024;
 
 impl Spec {
-    /// Everything that is wrong with the spec, in the order of its fields.
+    /// Return all problems of the spec, in the order of its fields.
     pub fn problems(&self) -> Vec<Problem> {
         let mut found = Findings::default();
         self.version_problems(&mut found);
@@ -86,7 +85,7 @@ impl Spec {
         for (field, edits) in self.all_edits() {
             found.edits(&field, edits);
         }
-        // Names and values are the file's, and may be anything.
+        // Names and values come from the file, so they may contain terminal escapes.
         for problem in &mut found.0 {
             problem.field = plain(&problem.field).replace('\n', " ");
             problem.text = plain(&problem.text).replace('\n', " ");
@@ -94,7 +93,7 @@ impl Spec {
         found.0
     }
 
-    /// Whether a reader of the standard takes the spec.
+    /// Report whether readers that follow the standard accept the spec.
     pub fn is_valid(&self) -> bool {
         self.problems().iter().all(|problem| problem.severity != Severity::Error)
     }
@@ -144,7 +143,7 @@ impl Spec {
     }
 }
 
-/// What was found so far.
+/// The problems found so far.
 #[derive(Default)]
 struct Findings(Vec<Problem>);
 
