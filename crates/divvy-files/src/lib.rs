@@ -157,7 +157,7 @@ mod tests {
         assert_eq!(machine.names("/"), ["lib64", "out", "usr"]);
         assert_eq!(machine.resolve("/out"), None, "there is no /secret below this root");
         assert_eq!(files.read("/out", 9), None, "a link is not followed");
-        assert_eq!(files.troubles().len(), 1, "and that is told");
+        assert_eq!(files.troubles().len(), 1, "the error is reported");
         assert_eq!(files.troubles(), [""; 0]);
         assert!(machine.modified("/lib64/libcuda.so.1.2").is_some_and(|seconds| seconds > 0));
         assert_eq!(machine.link("/out").as_deref(), Some("../secret"));

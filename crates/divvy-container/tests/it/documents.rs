@@ -1,8 +1,8 @@
-//! Documents from outside: what the standard takes, what it refuses, and what is said of it.
+//! Parsing and validating specs of other tools: which ones are accepted, which ones are rejected, and the messages.
 
 use divvy_container::cdi::{Format, Severity, Spec, Version};
 
-/// The least that a spec can be.
+/// A minimal valid spec.
 const MINIMAL: &str = r#"{"cdiVersion":"0.3.0","kind":"vendor.com/device","devices":[{"name":"myDevice","containerEdits":{"deviceNodes":[{"path":"/dev/card1"}]}}]}"#;
 
 fn errors(text: &str) -> Vec<String> {
@@ -17,7 +17,7 @@ fn problems(spec: &Spec, severity: Severity) -> Vec<String> {
     problems.map(|problem| problem.to_string()).collect()
 }
 
-/// A spec of the newest version with these edits on its device and these fields beside them.
+/// A spec of the newest version whose device has these edits.
 fn with_edits(edits: &str) -> String {
     format!(r#"{{"cdiVersion":"1.1.0","kind":"vendor.com/device","devices":[{{"name":"a","containerEdits":{edits}}}]}}"#)
 }
@@ -245,7 +245,7 @@ fn case_28_b_the_name_of_a_device_decides_about_the_version_too() {
     assert_eq!(device("0", ""), "0.5.0");
 }
 
-/// Names in a file may be anything, and who reads what is wrong with them is often root.
+/// Names in a file may have terminal escapes, and the user who reads the messages is often root.
 #[test]
 fn what_is_said_of_a_spec_moves_no_cursor() {
     let text = r#"{"cdiVersion":"0.5.0\u001b[2J","kind":"a.com/b","\u001b]0;x\u0007\n":1,"devices":[{"name":"\u202e0","containerEdits":{"env":["\u009bA"]}}]}"#;

@@ -1,4 +1,4 @@
-//! Specs of machines of each kind.
+//! Generating specs for machines of each kind.
 
 use divvy_container::cdi::generate::parts::{self, Part};
 use divvy_container::cdi::generate::{Error, Generated, Naming, Options, amd, intel, nvidia, proc, wsl};
@@ -15,7 +15,7 @@ fn of_nvidia(machine: &Machine) -> Generated {
     nvidia_with(machine, &Options::new("nvidia.com")).expect("a spec")
 }
 
-/// Devices and what is special of each, then where everything is mounted.
+/// Describe a spec: the devices with their own edits, then the targets of all mounts.
 fn outline(generated: &Generated) -> String {
     let spec = &generated.spec;
     let mut text = format!("{} {} made for {:?}\n", spec.kind, spec.cdi_version, driver_version(spec));
@@ -146,8 +146,8 @@ fn a_machine_without_gpus_gets_no_spec_and_is_told_what_to_do() {
     }
 }
 
-/// The machine of NVIDIA's own tests, and what its generator writes for it: the same nodes and variables, the same files at the same places. Its five hooks
-/// are not there; mounts under more names do the first's work.
+/// On the machine of NVIDIA's own tests, a spec has everything that NVIDIA's generator writes: the same device nodes and variables, and the same
+/// files at the same paths. NVIDIA's five hooks are missing; mounts under additional names do the work of the first one.
 #[test]
 fn case_33_a_all_that_nvidias_generator_mounts_is_there_without_its_hooks() {
     let lib = "/lib/x86_64-linux-gnu";
@@ -378,7 +378,7 @@ fn what_is_beside_gpus_has_specs_of_its_own() {
     }
 }
 
-/// A process that gives up root for the node's group would be shut out of a node that is root's.
+/// If the node belonged to root's group, a process that is not root but in the node's original group could not open it.
 #[test]
 fn a_node_that_is_open_to_a_group_is_so_in_the_container_too() {
     let mut machine = kinds::debian();
@@ -478,7 +478,7 @@ fn libraries_elsewhere_are_found_by_the_cache_alone_and_those_of_32_bits_are_not
         .nvidia_nodes("", 1);
     assert!(
         nvidia_with(&machine, &Options::new("nvidia.com")).is_err(),
-        "without a cache nobody looks there"
+        "without a cache this directory is not searched"
     );
     machine.file(
         "/etc/ld.so.cache",

@@ -1,4 +1,4 @@
-//! CDI specs from outside, specs that are made from machines which exist as values, and what a container's configuration becomes.
+//! Tests of parsing CDI specs, generating specs for simulated machines, configuring container engines, and editing a container's configuration.
 
 mod assumed;
 mod bundle;
