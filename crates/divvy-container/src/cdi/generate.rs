@@ -103,7 +103,7 @@ pub struct Generated {
 #[derive(Debug, Clone, PartialEq, Eq, ThisError)]
 pub enum Error {
     /// The directory of an option does not exist on the machine.
-    #[error("there is no directory {path} on this machine; set {what} with {flag}")]
+    #[error("there is no directory {path} on this machine; {flag} specifies {what}")]
     NoRoot {
         /// The path that was given.
         path: String,

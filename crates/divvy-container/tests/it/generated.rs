@@ -123,7 +123,7 @@ fn a_machine_without_gpus_gets_no_spec_and_is_told_what_to_do() {
         ),
         (
             nvidia_with(&machine, &elsewhere),
-            "there is no directory /nowhere on this machine; set where the driver is installed with --driver-root",
+            "there is no directory /nowhere on this machine; --driver-root specifies where",
         ),
         (
             nvidia_with(kinds::debian().remove("/dev/nvidiactl"), &options),

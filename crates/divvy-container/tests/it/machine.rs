@@ -167,7 +167,7 @@ impl Machine {
         self
     }
 
-    /// The device nodes of a driver with `count` GPUs.
+    /// Add the device nodes of a driver with this number of GPUs.
     pub(crate) fn nvidia_nodes(&mut self, root: &str, gpus: usize) -> &mut Machine {
         for name in ["nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-modeset"] {
             self.node(&format!("{root}/dev/{name}"));
