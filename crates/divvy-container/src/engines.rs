@@ -99,7 +99,7 @@ pub struct Configuration {
     pub default_runtime_file: Option<String>,
     /// The runtimes by name; containerd and CRI-O call this name the handler.
     pub runtimes: BTreeMap<String, Runtime>,
-    /// containerd's `enable_cdi`, Docker's `features.cdi`.
+    /// Whether the engine injects CDI devices: containerd's `enable_cdi`, Docker's `features.cdi`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cdi: Option<bool>,
     /// The directories that the engine searches for CDI specs.
@@ -108,7 +108,7 @@ pub struct Configuration {
     /// containerd's `imports` from all files, as they are written.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub imports: Vec<String>,
-    /// containerd's `disabled_plugins`.
+    /// containerd's `disabled_plugins` from all files, each name once.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub disabled_plugins: Vec<String>,
     /// The engine's cgroup driver: `systemd` or `cgroupfs` (Docker's `exec-opts`, CRI-O's `cgroup_manager`). containerd instead has one setting
@@ -127,7 +127,7 @@ pub struct Runtime {
     /// The value of `runtime_type`, such as `io.containerd.runc.v2`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub runtime_type: Option<String>,
-    /// containerd's `SystemdCgroup`.
+    /// containerd's `SystemdCgroup`: whether the runtime uses systemd as its cgroup driver.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub systemd_cgroup: Option<bool>,
     /// Docker's `runtimeArgs`. If there are none, the value of `args`, which Docker ignores but NVIDIA's tool writes.
@@ -143,9 +143,9 @@ pub enum Error {
     /// A file exists but cannot be used.
     #[error("{path} cannot be read: {why}")]
     Unreadable {
-        /// The file.
+        /// The path of the file.
         path: String,
-        /// The reason.
+        /// The reason, as the end of the message.
         why: String,
     },
     /// A file has a syntax error.
@@ -153,7 +153,7 @@ pub enum Error {
         "{path} is not valid {format}: line {line}, column {column}: {what}; the engine also rejects this file. Correct this line, then run the command again; nothing was changed"
     )]
     Syntax {
-        /// The file.
+        /// The path of the file.
         path: String,
         /// `JSON` or `TOML`.
         format: &'static str,
@@ -169,7 +169,7 @@ pub enum Error {
         "{path} has {parts} lines and values, and divvy edits files with at most {most}: remove empty lines and unused entries, then run the command again; nothing was changed"
     )]
     TooLong {
-        /// The file.
+        /// The path of the file.
         path: String,
         /// The number of lines and values in the file.
         parts: usize,
@@ -181,7 +181,7 @@ pub enum Error {
         "{path}, line {line}, column {column}: `{key}` is {found}, but {engine} expects {wanted}; correct this value, then run the command again; nothing was changed"
     )]
     WrongType {
-        /// The file.
+        /// The path of the file.
         path: String,
         /// The line of the value, counted from 1.
         line: usize,
@@ -215,9 +215,9 @@ pub enum Error {
          and --undo removes only the runtime; nothing was changed"
     )]
     Record {
-        /// The record.
+        /// The path of the record's file.
         path: String,
-        /// The reason.
+        /// The reason, as the end of the message.
         why: String,
     },
     /// A template of k3s or rke2 already has a handwritten table for the runtime.
@@ -225,9 +225,9 @@ pub enum Error {
         "{path} already has a table for the runtime {name}, written by hand, and a second one would keep containerd from starting. Remove it, or choose another name with --runtime-name; nothing was changed"
     )]
     InTemplate {
-        /// The template.
+        /// The path of the template.
         path: String,
-        /// The runtime.
+        /// The runtime's name.
         name: String,
     },
     /// k3s or rke2 found the runtime in its `PATH` and registered it.

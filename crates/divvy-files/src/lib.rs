@@ -140,7 +140,7 @@ mod tests {
 
     #[test]
     fn a_copied_machine_is_looked_at_below_its_root_alone() {
-        let folder = tempfile::tempdir().expect("folder");
+        let folder = tempfile::tempdir().expect("a directory");
         let root = folder.path().join("root");
         fs::create_dir_all(root.join("usr/lib64")).expect("made");
         fs::write(root.join("usr/lib64/libcuda.so.1.2"), "0123456789").expect("written");

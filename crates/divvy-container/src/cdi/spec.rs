@@ -30,7 +30,7 @@ pub struct Spec {
     /// Annotations of the spec as a whole.
     #[serde(default, deserialize_with = "texts", skip_serializing_if = "BTreeMap::is_empty")]
     pub annotations: BTreeMap<String, String>,
-    /// The devices.
+    /// The devices that the spec describes.
     #[serde(default, deserialize_with = "or_default")]
     pub devices: Vec<Device>,
     /// Edits that apply when any device of the spec is injected.
@@ -96,7 +96,7 @@ pub struct DeviceNode {
     /// Path in the container. It is also the path on the node, unless `host_path` is set.
     #[serde(default, deserialize_with = "or_default")]
     pub path: String,
-    /// Path on the node; since 0.5.0.
+    /// Path on the node, if it differs from `path`; since 0.5.0.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub host_path: Option<String>,
     /// The type: `b` (block device), `c` or `u` (character device), or `p` (FIFO).
@@ -144,10 +144,10 @@ pub struct NetDevice {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Mount {
-    /// Path on the node.
+    /// Path on the node, the source of the mount.
     #[serde(default, deserialize_with = "or_default")]
     pub host_path: String,
-    /// Path in the container.
+    /// Path in the container, the target of the mount.
     #[serde(default, deserialize_with = "or_default")]
     pub container_path: String,
     /// Mount options, such as `ro` and `rbind`.
@@ -161,7 +161,7 @@ pub struct Mount {
     pub other: Map<String, Value>,
 }
 
-/// An OCI hook.
+/// An OCI hook: a program that the OCI runtime runs at a stage of the container's life cycle.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Hook {
