@@ -1,16 +1,16 @@
-//! Devices that are asked for by an annotation of a pod or container: `cdi.k8s.io/<plugin>_<id>: vendor/class=a,vendor/class=b`.
+//! Annotations of a pod or container that request devices: `cdi.k8s.io/<plugin>_<id>: vendor/class=a,vendor/class=b`.
 
 use std::collections::BTreeMap;
 
 use super::{NameError, QualifiedName};
 
-/// What the keys begin with.
+/// The prefix of the annotations' keys.
 pub const PREFIX: &str = "cdi.k8s.io/";
 
-/// The devices that annotations ask for, in the order of their keys.
+/// Return the devices that the annotations request, in the order of the annotations' keys.
 ///
 /// # Errors
-/// The key, and the first name in it that breaks a rule.
+/// Returns the key of the first annotation with an invalid device name, and what is wrong with that name.
 pub fn requested(annotations: &BTreeMap<String, String>) -> Result<Vec<QualifiedName>, (String, NameError)> {
     let mut devices = Vec::new();
     for (key, value) in annotations.iter().filter(|(key, _)| key.starts_with(PREFIX)) {
@@ -21,7 +21,7 @@ pub fn requested(annotations: &BTreeMap<String, String>) -> Result<Vec<Qualified
     Ok(devices)
 }
 
-/// The key under which a plugin asks for what it calls `id`; `None` if the two make no name of an annotation.
+/// Return the annotation key with which a plugin requests the device `id`, or `None` if the two do not form a valid annotation key.
 pub fn key(plugin: &str, id: &str) -> Option<String> {
     let id = id.replace('/', "_");
     let name = format!("{plugin}_{id}");

@@ -1,6 +1,7 @@
-//! What the CDI spec of NVIDIA's driver depends on, and the spec itself: for the process that sees the driver's files.
+//! The CDI spec of a node's NVIDIA driver, and the state of the machine that this spec depends on.
 //!
-//! On a node that is `divvy-probe`; the agent decides by what it is told, and writes the file.
+//! This code runs in the process that can see the driver's files: on a node, that is `divvy-probe`. The probe reports the [`Basis`] and the spec to
+//! the agent, and the agent decides whether to write the spec's file.
 
 use std::collections::BTreeSet;
 
@@ -13,9 +14,9 @@ use divvy_host::{Root, Tree};
 use super::generate::{Generated, Options, proc};
 use super::{NVIDIA_KIND, Spec, stale};
 
-/// What `ldconfig` writes when a driver is installed.
+/// The file that `ldconfig` rewrites whenever a driver is installed.
 const CACHE: &str = "/etc/ld.so.cache";
-/// Where the driver's libraries usually are. A root that has none of these, and no cache, is none.
+/// The usual directories of the driver's libraries. A directory that has neither these nor [`CACHE`] is not a driver root.
 const FOLDERS: [&str; 6] = [
     "/usr/lib64",
     "/usr/lib/x86_64-linux-gnu",
@@ -25,49 +26,51 @@ const FOLDERS: [&str; 6] = [
     "/usr/lib",
 ];
 
-/// A GPU as the driver's library names it.
+/// A GPU as NVML, the driver's library, describes it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Place {
-    /// NVML's index.
+    /// NVML's index, from 0.
     pub index: u32,
-    /// `GPU-…`
+    /// The UUID, in the form `GPU-…`.
     pub uuid: String,
-    /// `/dev/nvidia<minor>`; not the index.
+    /// The minor number of `/dev/nvidia<minor>`, which may differ from the index.
     pub minor: u32,
-    /// `0000:81:00.0`
+    /// The PCI address, such as `0000:81:00.0`.
     pub pci: String,
-    /// Its MIG devices; none where MIG is off.
+    /// The MIG devices; `None` if MIG is disabled.
     #[serde(default)]
     pub mig: Option<Vec<MigDevice>>,
 }
 
-/// What a driver's spec depends on. While it is the same, the same spec would be made.
+/// Everything that the spec of a driver depends on. If two values are equal, they produce the same spec.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Basis {
     /// The version of the driver that is loaded.
     pub driver: String,
-    /// The GPUs that are there, with their MIG devices.
+    /// The machine's GPUs, with their MIG devices.
     pub gpus: Vec<Gpu>,
     /// The directory on the machine in which the driver is installed: `/`, or the root of a driver container.
     pub driver_root: String,
-    /// The state of that directory; `None`: no driver's files are to be seen there.
+    /// The state of that directory; `None` if it has no files of a driver.
     pub root: Option<RootState>,
 }
 
-/// What is cheap to look at in a driver's root and changes when the driver does.
+/// A fingerprint of a driver's root: cheap to read, and different after the driver changes.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct RootState {
-    /// `ld.so.cache`, else the folders in which libraries usually lie: path, time of the last change in ns, size.
+    /// `/etc/ld.so.cache`, or if it is missing, the usual library directories. Each entry has the path, the modification time in ns since 1970,
+    /// and the size in bytes.
     pub stamps: Vec<(String, i64, u64)>,
-    /// The driver's device nodes that are there.
+    /// The paths of the driver's existing device nodes.
     pub nodes: BTreeSet<String>,
 }
 
 impl Basis {
-    /// Looks at a machine. `told` is the driver's version as its library says; `None` if that is no version and the kernel says none either.
+    /// Read a machine's state. `told` is the driver version that NVML reports; the kernel's version takes precedence. Return `None` if neither
+    /// is a valid version.
     pub fn look(tree: &dyn Tree, driver_root: &str, told: &str, gpus: &[Place]) -> Option<Basis> {
         let driver = proc::loaded_driver(tree).or_else(|| stale::is_version(told).then(|| told.to_owned()))?;
         let gpus: Vec<Gpu> = gpus
@@ -88,10 +91,11 @@ impl Basis {
         })
     }
 
-    /// The spec, and what somebody should know about it.
+    /// Generate the spec, and return it with notes for the administrator.
     ///
     /// # Errors
-    /// In words: there is no driver or no GPU, or the libraries are of another driver than the loaded one, before the reboot.
+    /// Returns a message if there is no driver or no GPU, or if the libraries do not match the loaded driver. The latter happens when a new
+    /// driver was installed and the machine was not yet rebooted.
     pub fn spec(&self, tree: &dyn Tree) -> Result<(Spec, Vec<String>), String> {
         let (vendor, class) = NVIDIA_KIND.split_once('/').unwrap_or((NVIDIA_KIND, "gpu"));
         let options = Options {
@@ -104,10 +108,10 @@ impl Basis {
         let found = stale::driver_version(&spec);
         if found != Some(&self.driver) {
             return Err(format!(
-                "driver {} is loaded, and the libraries at {} are of {}: load the new module, or reboot",
+                "driver {} is loaded, but the libraries at {} are of {}: load the new module, or reboot",
                 self.driver,
                 self.driver_root,
-                found.unwrap_or("no version that they say")
+                found.unwrap_or("an unknown version")
             ));
         }
         Ok((spec, notes.into_iter().chain(tree.troubles()).collect()))
@@ -128,7 +132,7 @@ impl RootState {
             None => FOLDERS.iter().filter_map(|folder| stamp(folder)).collect(),
         };
         let own = gpus.iter().map(|gpu| format!("/dev/nvidia{}", gpu.minor));
-        // The driver divides a GPU before anybody makes these.
+        // After the driver creates a MIG device, its capability nodes are still missing until a program such as nvidia-smi creates them.
         let parts = gpus
             .iter()
             .flat_map(|gpu| gpu.mig.iter().flatten())
@@ -146,7 +150,7 @@ impl RootState {
     }
 }
 
-/// Which of these paths of the machine are not there.
+/// Return those of the paths that do not exist on the machine.
 pub fn missing(tree: &dyn Tree, paths: &[String]) -> Vec<String> {
     let Some(root) = Root::open(tree, "/") else {
         return Vec::new();

@@ -1,11 +1,13 @@
-//! From a machine's files and GPUs to a CDI spec.
+//! Generates a CDI spec from a machine's files and GPUs.
 //!
-//! Nothing is run and nothing is loaded: [`Tree`] shows the files, [`nvidia::Gpu`] says what the driver says of its GPUs. A spec has no
-//! hooks, unless one is asked for ([`Options::hook`]). What NVIDIA's hooks do in a container is done by mounts: each library is mounted under the names by which programs ask for it,
-//! and in the folders that loaders of Debian's kind and of Red Hat's kind search, so that it is found without a new `ld.so.cache`.
+//! This module runs no program and loads no library: [`Tree`] provides the files, and [`nvidia::Gpu`] has what the driver reports about a GPU.
 //!
-//! Numbers and modes of device nodes are left to the container runtime, which looks at the node when a container starts: majors of
-//! `nvidia-uvm` and `nvidia-caps` change with a reboot.
+//! A spec has no hooks, unless [`Options::hook`] requests one. Mounts do what NVIDIA's hooks do in a container: each library is mounted under every
+//! name that programs load it by, and in the directories that the loaders of Debian and of Red Hat search. Therefore a loader finds the library
+//! without an update of `ld.so.cache`.
+//!
+//! A spec does not have the numbers and modes of device nodes, because the major numbers of `nvidia-uvm` and `nvidia-caps` may change with a reboot.
+//! The container runtime reads them from the node when a container starts.
 
 pub mod amd;
 mod extras;
@@ -28,47 +30,48 @@ use super::{Device, DeviceNode, Edits, NameError, Problem, Spec, Version, stale}
 use divvy_host::{Kind, Root, Tree};
 pub use extras::{Channels, Extras};
 
-/// By what devices are called.
+/// A naming scheme for devices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Naming {
-    /// `0`, `0:1` for a MIG device.
+    /// By index: `0`, or `0:1` for a MIG device.
     Index,
-    /// `GPU-…`, `MIG-…`.
+    /// By UUID: `GPU-…` or `MIG-…`.
     Uuid,
-    /// `gpu0`, `mig0:1`.
+    /// By type and index: `gpu0` or `mig0:1`.
     TypeIndex,
 }
 
-/// What the reader of the spec wants.
+/// Options for the generated spec.
 #[derive(Debug, Clone)]
 pub struct Options {
-    /// `nvidia.com`
+    /// The vendor of the kind, such as `nvidia.com`.
     pub vendor: String,
-    /// `gpu`
+    /// The class of the kind, such as `gpu`.
     pub class: String,
-    /// By what devices are called; each has all these names.
+    /// The naming schemes. Each device has one name of each scheme.
     pub naming: Vec<Naming>,
-    /// Which devices, by index or UUID; none of them: all. `none` is a device of its own, with the driver's files alone.
+    /// The devices to include, by index or UUID. Empty or `all` includes all devices. `none` yields one device `none`, which has only the driver's
+    /// files.
     pub only: Vec<String>,
-    /// Whether `all` is there, a device that is all of them.
+    /// Whether to add the device `all`, which has the edits of all devices.
     pub all: bool,
-    /// Whether a node that is open to its group alone brings the group along.
+    /// Whether a container joins the group of a device node that only its group may open.
     pub groups: bool,
-    /// The newest version that readers understand: what later ones added is left out.
+    /// The newest CDI version that readers understand. Features of later versions are left out.
     pub newest: Version,
-    /// Where the driver's files are: `/`, or where a driver container's root is mounted.
+    /// The directory in which the driver is installed: `/`, or the mounted root of a driver container.
     pub driver_root: String,
-    /// Where `/dev` is; the driver's root if it has device nodes, else `/`.
+    /// The directory that contains `dev`; `None` selects the driver's root if it has device nodes, otherwise `/`.
     pub dev_root: Option<String>,
-    /// The machine's `divvy-hook`, by its whole path: it writes the libraries into the container's own `ld.so.cache`, for images whose loader does not
-    /// search the folders. NVIDIA's specs only.
+    /// The absolute path of `divvy-hook` on the machine, for a hook that adds the libraries to the container's own `ld.so.cache`. It is for images
+    /// whose loader does not search the usual directories. Only for NVIDIA's specs.
     pub hook: Option<String>,
-    /// What containers get beside the GPUs. NVIDIA's specs only.
+    /// What containers get in addition to GPUs. Only for NVIDIA's specs.
     pub extras: Extras,
 }
 
 impl Options {
-    /// Everything as it is usual for a vendor.
+    /// Return the default options for a vendor.
     pub fn new(vendor: &str) -> Options {
         Options {
             vendor: vendor.to_owned(),
@@ -86,73 +89,73 @@ impl Options {
     }
 }
 
-/// A spec, and what somebody should know about it.
+/// A generated spec with its notes.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Generated {
-    /// Valid, in the least version that it needs.
+    /// The spec. It is valid, and has the lowest CDI version that it needs.
     pub spec: Spec,
-    /// What was left out or looks wrong, in sentences.
+    /// Messages for the administrator about what was left out or looks wrong, one sentence each.
     pub notes: Vec<String>,
 }
 
-/// Why there is no spec.
+/// Why a spec cannot be generated.
 #[derive(Debug, Clone, PartialEq, Eq, ThisError)]
 pub enum Error {
-    /// A root is not on the machine.
-    #[error("there is no folder {path} on this machine; {flag} names {what}")]
+    /// The directory of an option does not exist on the machine.
+    #[error("there is no directory {path} on this machine; {flag} specifies {what}")]
     NoRoot {
-        /// What was given.
+        /// The path that was given.
         path: String,
-        /// By which flag.
+        /// The command-line flag for it.
         flag: &'static str,
-        /// What it is for.
+        /// The meaning of the flag.
         what: &'static str,
     },
-    /// The driver is not installed, or elsewhere.
+    /// The driver is not installed, or it is in another directory.
     #[error("{0}")]
     NoDriver(String),
-    /// No GPU can be given to a container.
+    /// There is no GPU that a container can use.
     #[error("{0}")]
     NoGpu(String),
-    /// A channel that is asked for is not there.
+    /// A requested IMEX channel does not exist. Contains the path of its device node.
     #[error(
-        "there is no {0}, and this IMEX channel is asked for; nvidia-modprobe makes it once its major number is in /proc/devices \
-         (nvidia-caps-imex-channels, from driver 550 on), or ask for one that is there"
+        "the requested IMEX channel {0} does not exist; create it with nvidia-modprobe, which works once /proc/devices has its major number \
+         (nvidia-caps-imex-channels, from driver 550 on), or request an existing channel"
     )]
     NoChannel(String),
-    /// Vendor or class are none.
+    /// The vendor or the class is not valid.
     #[error(transparent)]
     Name(#[from] NameError),
-    /// The wanted version has not what every spec of this kind needs.
-    #[error("CDI {wanted} cannot say this: {field} has {what}, which is new in {needed}; allow at least {needed}")]
+    /// [`Options::newest`] lacks a feature that the spec cannot do without.
+    #[error("CDI {wanted} cannot express this spec: {field} has {what}, which is new in {needed}; allow at least {needed}")]
     Version {
-        /// The newest that is allowed.
+        /// The newest version that is allowed.
         wanted: Version,
-        /// What is needed.
+        /// The version that is needed.
         needed: Version,
-        /// Where.
+        /// The field that uses the feature.
         field: String,
-        /// For what.
+        /// The feature.
         what: &'static str,
     },
-    /// A file has a name that CDI cannot say.
-    #[error("the spec would not be valid: {0}")]
+    /// The spec would be invalid, for example because a file has a name that CDI cannot express.
+    #[error("the generated spec is not valid: {0}")]
     Invalid(String),
 }
 
-/// One device that is being described.
+/// A device of the spec under construction.
 #[derive(Debug, Clone, Default)]
 struct Item {
-    /// By index.
+    /// The device's name by index.
     index: String,
-    /// By what outlives a change of order.
+    /// The device's name that stays the same when the order of GPUs changes.
     uuid: Option<String>,
     edits: Edits,
-    /// Whether `all` has it.
+    /// Whether the device `all` includes this device.
     in_all: bool,
 }
 
-/// What a vendor's module found.
+/// The result of a vendor's module: everything that becomes the spec.
 #[derive(Debug, Clone, Default)]
 struct Draft {
     common: Edits,
@@ -161,11 +164,11 @@ struct Draft {
     notes: Vec<String>,
 }
 
-/// As NVIDIA's program says it: a device must not be empty.
+/// The only edit of the device `none`, as in NVIDIA's specs: CDI does not allow a device without edits.
 const NONE: &str = "NVCT_EMPTY_DEVICE=";
 
 impl Draft {
-    /// Drops the devices that nobody wants.
+    /// Keep only the requested devices, see [`Options::only`].
     fn keep(&mut self, only: &[String]) -> Result<(), Error> {
         if only.iter().any(|id| id == "none") {
             let mut none = Item {
@@ -183,7 +186,7 @@ impl Draft {
         if let Some(id) = only.iter().find(|id| !self.items.iter().any(|item| is(item, id))) {
             let there: Vec<&str> = self.items.iter().map(|item| item.index.as_str()).collect();
             return Err(Error::NoGpu(format!(
-                "there is no device {id:?} here; by index there are {}, and each GPU goes by its UUID, too",
+                "there is no device {id:?} on this machine; the indices are {}, and the UUID of a GPU works as well",
                 there.join(", ")
             )));
         }
@@ -191,7 +194,7 @@ impl Draft {
         Ok(())
     }
 
-    /// The spec.
+    /// Assemble, shrink, and validate the spec.
     fn finish(mut self, options: &Options) -> Result<Generated, Error> {
         check_vendor(&options.vendor)?;
         check_class(&options.class)?;
@@ -208,10 +211,10 @@ impl Draft {
             for name in names(item, &options.naming) {
                 if check_device(&name).is_err() {
                     self.notes
-                        .push(format!("the device {name:?} is left out: CDI takes no such name"));
+                        .push(format!("the device {name:?} is left out: CDI does not allow this name"));
                     continue;
                 }
-                // Parts of one card that share a UUID are one device under it.
+                // Partitions of one card share the card's ID: the device of this name has all partitions.
                 match devices.iter_mut().find(|device| device.name == name) {
                     Some(device) => device.container_edits.merge(&item.edits),
                     None => devices.push(Device {
@@ -262,14 +265,14 @@ fn names(item: &Item, naming: &[Naming]) -> Vec<String> {
     };
     let mut names: Vec<String> = naming.iter().filter_map(name).collect();
     names.dedup();
-    // Who asks for UUIDs alone still gets what has none.
+    // With naming by UUID only, a device without a UUID keeps its index as its name.
     if names.is_empty() {
         names.push(item.index.clone());
     }
     names
 }
 
-/// Puts lists into an order that depends on nothing, each thing once.
+/// Sort the lists and remove duplicates, so that the same machine always has the same spec.
 fn tidy(edits: &mut Edits) {
     edits.env.sort();
     edits.env.dedup();
@@ -281,14 +284,14 @@ fn tidy(edits: &mut Edits) {
     edits.additional_gids.dedup();
 }
 
-/// Leaves out what every device of the spec has anyway.
+/// Remove the edits that the spec has for all devices.
 fn without(edits: &mut Edits, common: &Edits) {
     edits.device_nodes.retain(|node| !common.device_nodes.contains(node));
     edits.mounts.retain(|mount| !common.mounts.contains(mount));
     edits.additional_gids.retain(|gid| !common.additional_gids.contains(gid));
 }
 
-/// Leaves out what the newest allowed version has not, and says so.
+/// Remove what the newest allowed version cannot express, and add a note about it.
 fn fit(spec: &mut Spec, newest: Version, notes: &mut Vec<String>) -> Result<(), Error> {
     if newest < Version::V0_7_0 {
         let mut edits: Vec<&mut Edits> = spec.devices.iter_mut().map(|device| &mut device.container_edits).collect();
@@ -296,19 +299,19 @@ fn fit(spec: &mut Spec, newest: Version, notes: &mut Vec<String>) -> Result<(), 
         let dropped = edits.iter().any(|edits| !edits.additional_gids.is_empty());
         for edits in edits {
             edits.additional_gids.clear();
-            // Readers give the node to the process's own group then.
+            // Without a group, readers give the node to the process's own group.
             edits.device_nodes.iter_mut().for_each(|node| node.gid = None);
         }
         if dropped {
             notes.push(format!(
-                "CDI {newest} has no additional groups: in a container that does not run as root, the device nodes cannot be opened"
+                "CDI {newest} has no additional groups: a container that does not run as root cannot open the device nodes"
             ));
         }
     }
     if newest < Version::V0_6_0 && !spec.annotations.is_empty() {
         spec.annotations.clear();
         notes.push(format!(
-            "CDI {newest} has no annotations: which driver the spec was made for can be told only from the names of its files"
+            "CDI {newest} has no annotations: only the file names in the spec show which driver it was made for"
         ));
     }
     match super::version::needs(spec).into_iter().find(|need| need.version > newest) {
@@ -322,13 +325,14 @@ fn fit(spec: &mut Spec, newest: Version, notes: &mut Vec<String>) -> Result<(), 
     }
 }
 
-/// The device nodes of a machine.
+/// The machine's device nodes, below the directory that has `/dev`.
 struct Nodes<'t> {
     root: Root<'t>,
 }
 
 impl<'t> Nodes<'t> {
-    /// With `--dev-root`, else with a driver's root that has nodes of its own (a driver container), else with the machine's.
+    /// Select the directory that has `/dev`: `--dev-root` if it is given, otherwise the driver's root if it has the device node `sign` (as in a
+    /// driver container), otherwise the machine's root.
     fn find(tree: &'t dyn Tree, options: &Options, sign: &str) -> Result<Nodes<'t>, Error> {
         if let Some(path) = &options.dev_root {
             return Ok(Nodes {
@@ -348,7 +352,7 @@ impl<'t> Nodes<'t> {
         self.root.resolve(path).is_some_and(|(_, entry)| entry.kind != Kind::Folder)
     }
 
-    /// Adds a node if it is there.
+    /// Add a device node to the edits if it exists, and report whether it does.
     fn add(&self, edits: &mut Edits, path: &str) -> bool {
         let there = self.has(path);
         if there {
@@ -361,7 +365,7 @@ impl<'t> Nodes<'t> {
         there
     }
 
-    /// Adds a node that programs which compute open; with its group, if it is open to that alone.
+    /// Do the same for a device node that compute programs open. If only the node's group may open it, the container also joins that group.
     fn add_with_group(&self, edits: &mut Edits, path: &str) -> bool {
         let there = self.add(edits, path);
         if let Some((_, entry)) = self.root.resolve(path)
@@ -369,7 +373,7 @@ impl<'t> Nodes<'t> {
             && entry.gid != 0
             && entry.mode & 0o006 != 0o006
         {
-            // The container's node is of that group, too: a process that gives up root for it would be shut out of root's.
+            // The container's node gets the same group and mode. If it belonged to root's group, a process that is not root could not open it.
             if let Some(node) = edits.device_nodes.last_mut() {
                 (node.file_mode, node.gid) = (Some(entry.mode & 0o777), Some(entry.gid));
             }

@@ -1,4 +1,5 @@
-//! The spec of a grant: the names that DESIGN.md section 15 fixes, and the projection of a grant to the spec that the runtime reads.
+//! The CDI spec of a grant, and the names of its device and file (`docs/design/formats.md`). The agent writes this spec just before the container
+//! starts, and the container runtime reads it.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -6,17 +7,17 @@ use divvy_model::names::CDI_KIND;
 
 use super::{Device, DeviceNode, Edits, Format, NVIDIA_KIND, Spec, Version};
 
-/// The version that grants are written in: the first with annotations on devices.
+/// The CDI version of grants' specs: the first version with annotations on devices.
 pub const VERSION: &str = "0.6.0";
 
-/// Device annotation that carries the grant's record, so that a spec says whose it is.
+/// The device annotation with the grant's record, so that a spec shows which container it belongs to.
 pub const OWNER: &str = "divvy.dev/grant-record";
 
 const PREFIX: &str = "divvy.dev-grant_";
 const SUFFIX: &str = ".json";
 
 impl Spec {
-    /// The annotation [`OWNER`] of the only device of a grant's spec.
+    /// Return the value of the annotation [`OWNER`], if the spec has exactly one device and that device has the annotation.
     pub fn owner(&self) -> Option<&str> {
         match self.devices.as_slice() {
             [device] => device.annotations.get(OWNER).map(String::as_str),
@@ -25,27 +26,28 @@ impl Spec {
     }
 }
 
-/// What a grant's spec says.
+/// The input of [`grant_spec`].
 #[derive(Debug, Clone, Default)]
 pub struct GrantSpec<'a> {
-    /// Device name: 32 hex digits ([`divvy_model::cdi_device_name`]).
+    /// The device name: 32 hex digits ([`divvy_model::cdi_device_name`]).
     pub name: &'a str,
-    /// The grant's record as one line of JSON: annotation [`OWNER`].
+    /// The grant's record as one line of JSON, for the annotation [`OWNER`].
     pub owner: &'a str,
-    /// Variables, in this order.
+    /// The environment variables, in the order in which they are written.
     pub env: &'a [(&'a str, String)],
-    /// Device nodes by their path on the node.
+    /// The device nodes, as paths on the node.
     pub device_nodes: &'a [String],
-    /// UUIDs of the granted GPUs: their edits under [`NVIDIA_KIND`] are merged in.
+    /// The UUIDs of the granted GPUs. The edits of these devices under [`NVIDIA_KIND`] in `base` are merged in.
     pub gpus: &'a [&'a str],
-    /// Specs of the node that may have such edits.
+    /// The node's specs, some of which may have edits for these GPUs.
     pub base: &'a [Spec],
 }
 
-/// A grant's spec as text: one device, whose edits are the driver's files from `base` and then our own, so that ours win.
+/// Return a grant's spec as JSON text. It has one device, whose edits are those of the GPUs in `base`, followed by the grant's own edits. Therefore
+/// the grant's environment variables win.
 ///
-/// The version is [`VERSION`], or what the merged fields need; that of a spec of a version to come stays, since what
-/// is in it may need that.
+/// The version is [`VERSION`], or a higher one that the merged fields need. If `base` has a spec of an unknown later version, that version is kept,
+/// because unknown fields may need it.
 pub fn grant_spec(grant: &GrantSpec<'_>) -> String {
     let mut edits = Edits::default();
     let mut declared = None;
@@ -84,29 +86,29 @@ pub fn grant_spec(grant: &GrantSpec<'_>) -> String {
     spec.print(Format::Json)
 }
 
-/// Whether this can be the device name of a grant: 32 lower-case hex digits. Checked before a name from outside becomes
-/// part of a path.
+/// Report whether a text has the form of a grant's device name: 32 lower-case hex digits. Check this before an untrusted name becomes part of a
+/// path.
 pub fn is_grant_name(name: &str) -> bool {
     name.len() == 32 && name.bytes().all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b))
 }
 
-/// `divvy.dev/grant=<name>`: what Allocate answers.
+/// Return the qualified CDI name `divvy.dev/grant=<name>`, which the agent returns from Allocate.
 pub fn qualified_name(name: &str) -> String {
     format!("{CDI_KIND}={name}")
 }
 
-/// The name in `divvy.dev/grant=<name>`; `None` for other kinds and for names that no grant has.
+/// Return the name in `divvy.dev/grant=<name>`, or `None` for another kind or an invalid name.
 pub fn grant_name(qualified: &str) -> Option<&str> {
     let name = qualified.strip_prefix(CDI_KIND)?.strip_prefix('=')?;
     is_grant_name(name).then_some(name)
 }
 
-/// `divvy.dev-grant_<name>.json`.
+/// Return the file name of a grant's spec: `divvy.dev-grant_<name>.json`.
 pub fn file_name(name: &str) -> String {
     format!("{PREFIX}{name}{SUFFIX}")
 }
 
-/// The name of a grant's spec file; `None` for every file that is not ours.
+/// Return the device name in the file name of a grant's spec, or `None` for any other file.
 pub fn name_of_file(file: &str) -> Option<&str> {
     let name = file.strip_prefix(PREFIX)?.strip_suffix(SUFFIX)?;
     is_grant_name(name).then_some(name)
@@ -118,7 +120,7 @@ mod tests {
 
     const NAME: &str = "0123456789abcdef0123456789abcdef";
 
-    /// The shape that `nvidia-ctk cdi generate` writes, shortened.
+    /// A shortened spec in the form that `nvidia-ctk cdi generate` writes.
     const NVIDIA: &str = r#"
 cdiVersion: 0.7.0
 kind: nvidia.com/gpu

@@ -1,19 +1,19 @@
-//! CDI, the Container Device Interface (`cncf-tags/container-device-interface`, SPEC.md 1.1.0): specs, what makes one valid,
-//! how those of a machine are looked up, and how they are made.
+//! CDI, the Container Device Interface (`cncf-tags/container-device-interface`, SPEC.md 1.1.0): parses, validates, looks up, and generates
+//! specs.
 //!
-//! - [`Spec`] and its parts: every field of the standard, and those that it does not know yet
-//! - [`Version`]: what each version added, and the least that a spec needs
+//! - [`Spec`] and its parts: every field of the standard, and unknown fields of later versions
+//! - [`Version`]: what each version of the standard added, and the lowest version that a spec needs
 //! - [`Problem`]: what is wrong with a spec, by field and rule
-//! - [`QualifiedName`], [`annotations`]: how devices are asked for
-//! - [`Registry`]: all specs of a machine: priorities, conflicts, the order of edits
-//! - [`driver`]: what the spec of a node's driver depends on, and that spec
+//! - [`QualifiedName`], [`annotations`]: how a container requests devices
+//! - [`Registry`]: all specs of a machine, with their priorities, conflicts, and the order of edits
+//! - [`driver`]: the spec of a node's NVIDIA driver, and what that spec depends on
 //! - [`stale`]: whether a spec was made for the driver that is loaded
-//! - [`moved`]: a spec whose paths are below another root
-//! - [`generate`]: from a machine's files and GPUs to a spec
-//! - [`GrantSpec`]: the projection of a grant to the spec that the runtime reads
+//! - [`moved`]: moves the paths of a spec from one root to another
+//! - [`generate`]: makes a spec from a machine's files and GPUs
+//! - [`GrantSpec`]: the spec that the container runtime reads for a grant
 //!
-//! What a spec carries is applied by the runtime after the pod's own settings: a variable set here replaces the pod's
-//! (research/reliability.md section 1.1), which is why the grant's variables live here and not in AllocateResponse.
+//! The container runtime applies a spec after the pod's own settings, so an environment variable in a spec replaces the pod's. In contrast, a
+//! variable in the kubelet's AllocateResponse comes before the pod's `env` and loses to it. Therefore a grant's variables are in its spec.
 
 #![forbid(unsafe_code)]
 
@@ -36,5 +36,5 @@ pub use spec::{Device, DeviceNode, Edits, Error, Format, Hook, IntelRdt, Mount, 
 pub use validate::{Problem, Severity};
 pub use version::{Need, Version};
 
-/// The kind under which NVIDIA's tools describe whole GPUs.
+/// The CDI kind (`vendor/class`) under which NVIDIA's tools describe GPUs.
 pub const NVIDIA_KIND: &str = "nvidia.com/gpu";

@@ -1,19 +1,22 @@
-//! A spec that was made where the driver is at one path, for a machine or a container where it is at another: `nvidia-ctk cdi transform root`.
+//! Rewrites the paths of a spec for a machine or container in which the driver's files are at another place, like
+//! `nvidia-ctk cdi transform root`.
 
 use super::{Edits, Spec, Version};
 
-/// Whose paths are meant.
+/// The side whose paths are rewritten.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Side {
-    /// The machine's: sources of mounts, device nodes, programs of hooks that run there.
+    /// Paths on the machine: the sources of mounts and device nodes, and the programs of hooks that run on the machine.
     Host,
-    /// The container's: where mounts and device nodes are put, programs that run there, and what hooks are told of it.
+    /// Paths in the container: the targets of mounts and device nodes, the programs of hooks that run in the container, and hook arguments that
+    /// name paths in the container.
     Container,
 }
 
-/// Puts what is below `from` below `to`, by whole components of paths. A hook's arguments are of
-/// the container where it runs in the container's namespaces (createContainer, startContainer), and stay elsewhere. The spec's version becomes
-/// what it needs now, if that is more. How many paths are others now.
+/// Move paths that are below `from` to the same place below `to`, and return the number of changed paths. Only whole path components match.
+///
+/// The arguments of a hook count as paths in the container if the hook runs in the container's namespaces (createContainer, startContainer);
+/// arguments of other hooks stay the same. If the result needs a higher CDI version, the spec's version is raised.
 pub fn move_root(spec: &mut Spec, from: &str, to: &str, side: Side) -> usize {
     let mut changed = 0;
     let mut replace = |path: &mut String| {
@@ -39,12 +42,12 @@ fn of_edits(edits: &mut Edits, side: Side, replace: &mut impl FnMut(&mut String)
             (Side::Host, Some(path)) => {
                 let before = path.clone();
                 replace(path);
-                // Back where it came from, it needs no path of its own.
+                // If both paths are equal again, the host path is redundant.
                 if *path != before && *path == node.path {
                     node.host_path = None;
                 }
             }
-            // One path for both sides, of which one is to change.
+            // `path` is the path on both sides, but only the host's path changes.
             (Side::Host, None) => {
                 let mut host = node.path.clone();
                 replace(&mut host);
@@ -66,7 +69,7 @@ fn of_edits(edits: &mut Edits, side: Side, replace: &mut impl FnMut(&mut String)
             Side::Container => &mut mount.container_path,
         });
     }
-    // A program that is run in the container is the container's.
+    // Only the program of a startContainer hook is a path in the container; the others are on the machine.
     let of_host = |name: &str| name != "startContainer";
     let hooks = edits
         .hooks
@@ -85,7 +88,7 @@ fn of_edits(edits: &mut Edits, side: Side, replace: &mut impl FnMut(&mut String)
     }
 }
 
-/// `/path`, `--folder=/path`, or a link: `/target::/link`.
+/// Move the paths in one argument of a hook: `/path`, `--folder=/path`, or a link in the form `/target::/link`.
 fn argument(word: &mut String, replace: &mut impl FnMut(&mut String)) {
     let (first, between, second) = match (word.split_once("::"), word.split_once('=')) {
         (Some((target, link)), _) => (target, "::", link),
@@ -98,7 +101,7 @@ fn argument(word: &mut String, replace: &mut impl FnMut(&mut String)) {
     *word = format!("{first}{between}{second}");
 }
 
-/// The path below the other root; `None` if it is not below the first.
+/// Return the path moved from `from` to `to`, or `None` if it is not below `from`.
 fn below(path: &str, from: &str, to: &str) -> Option<String> {
     let rest = path.strip_prefix(from.trim_end_matches('/'))?;
     let to = to.trim_end_matches('/');

@@ -1,40 +1,41 @@
-//! Names: `vendor/class=device`.
+//! Qualified names of CDI devices: `vendor/class=device`.
 
 use std::fmt;
 use std::str::FromStr;
 
 use thiserror::Error as ThisError;
 
-/// A name that breaks a rule.
+/// The error for an invalid device name.
 #[derive(Debug, Clone, PartialEq, Eq, ThisError)]
 pub enum NameError {
-    /// It has not the form `vendor/class=device`.
+    /// The name does not have the form `vendor/class=device`.
     #[error("{0:?} is not the name of a CDI device; write VENDOR/CLASS=DEVICE, such as nvidia.com/gpu=0")]
     Unqualified(String),
-    /// One part of it is wrong.
+    /// One part of the name is invalid.
     #[error("{name:?} is not the {part} of a CDI name: {rule}")]
     Part {
-        /// vendor, class or device.
+        /// `vendor`, `class`, or `device`.
         part: &'static str,
-        /// The part's text.
+        /// The text of that part.
         name: String,
-        /// What it must be.
+        /// The rule that it violates.
         rule: &'static str,
     },
 }
 
 const LETTER_FIRST: &str =
-    "it begins with a letter, ends with a letter or digit, and has letters, digits, `_`, `-` and `.` between";
-const DEVICE: &str = "it begins and ends with a letter or digit, and has letters, digits, `_`, `-`, `.` and `:` between";
+    "it must begin with a letter, end with a letter or digit, and otherwise have only letters, digits, `_`, `-`, and `.`";
+const DEVICE: &str =
+    "it must begin and end with a letter or digit, and otherwise have only letters, digits, `_`, `-`, `.`, and `:`";
 
-/// A device as it is asked for.
+/// The name with which a device is requested.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct QualifiedName {
-    /// `nvidia.com`
+    /// The vendor, such as `nvidia.com`.
     pub vendor: String,
-    /// `gpu`
+    /// The class, such as `gpu`.
     pub class: String,
-    /// `0`
+    /// The device, such as `0`.
     pub device: String,
 }
 
@@ -62,17 +63,17 @@ impl fmt::Display for QualifiedName {
     }
 }
 
-/// The rule of vendors.
+/// Check the name of a vendor.
 pub(super) fn check_vendor(name: &str) -> Result<(), NameError> {
     check(name, "vendor", LETTER_FIRST, u8::is_ascii_alphabetic, b"_-.")
 }
 
-/// The rule of classes; a dot needs version 0.6.0.
+/// Check the name of a class; a dot in it needs CDI 0.6.0.
 pub(super) fn check_class(name: &str) -> Result<(), NameError> {
     check(name, "class", LETTER_FIRST, u8::is_ascii_alphabetic, b"_-.")
 }
 
-/// The rule of devices; a digit at the beginning needs version 0.5.0.
+/// Check the name of a device; a digit at the beginning needs CDI 0.5.0.
 pub(super) fn check_device(name: &str) -> Result<(), NameError> {
     check(name, "device", DEVICE, u8::is_ascii_alphanumeric, b"_-.:")
 }

@@ -1,6 +1,6 @@
-//! All CDI specs of a machine: which device comes from which file, and the order in which edits are applied.
+//! All CDI specs of a machine: which file provides which device, and the order in which edits are applied.
 //!
-//! As the standard's own cache does it, so that what is said here of a machine is what containerd, CRI-O and podman do.
+//! The rules are those of the standard's own cache (`pkg/cdi/cache.go`), so the result is the same as in containerd, CRI-O, and podman.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,54 +9,54 @@ use thiserror::Error as ThisError;
 use super::{Edits, Problem, Severity, Spec};
 use divvy_host::plain;
 
-/// Where readers look, lowest priority first.
+/// The directories in which readers look for specs, lowest priority first.
 pub const DIRECTORIES: [&str; 2] = ["/etc/cdi", "/var/run/cdi"];
 
-/// Whether readers look into a file of this name.
+/// Report whether readers load a file of this name.
 pub fn is_spec_file(name: &str) -> bool {
     name.rsplit_once('.')
         .is_some_and(|(_, ending)| matches!(ending, "json" | "yaml"))
 }
 
-/// A file that was found in a directory of specs.
+/// A file in a directory of specs.
 #[derive(Debug, Clone)]
 pub struct Found {
-    /// Where.
+    /// The file's path.
     pub path: String,
-    /// Position of the directory in the list of directories: a higher one wins.
+    /// The index of the file's directory in the list of directories. A higher index wins.
     pub priority: usize,
-    /// What is in it, or why it could not be read.
+    /// The parsed spec, or the reason why the file cannot be read or parsed.
     pub spec: Result<Spec, String>,
 }
 
-/// One device of one file.
+/// A device of a file.
 #[derive(Debug, Clone)]
 pub struct FoundDevice<'a> {
-    /// `vendor/class=name`.
+    /// The qualified name, `vendor/class=name`.
     pub name: String,
-    /// The file.
+    /// The file that has the device.
     pub file: &'a Found,
-    /// Other files of the same priority that have it: then readers give out neither.
+    /// Other files of the same priority that have a device of this name. In this case readers inject none of them.
     pub conflicts_with: Vec<&'a str>,
-    /// The file of a higher priority that is taken instead.
+    /// The file of a higher priority whose device of this name is used instead.
     pub hidden_by: Option<&'a str>,
 }
 
-/// Devices that cannot be injected.
+/// The qualified names of requested devices that cannot be injected.
 #[derive(Debug, Clone, PartialEq, Eq, ThisError)]
 #[error("unresolvable CDI devices {}", .0.join(", "))]
 pub struct Unresolved(pub Vec<String>);
 
-/// The specs of a machine.
+/// All specs of a machine, with an index by device name.
 #[derive(Debug, Clone, Default)]
 pub struct Registry {
     files: Vec<Found>,
-    /// By qualified name: the files that have it, in the order of reading.
+    /// For each qualified name, the indices of the files that have the device, in the order of reading.
     by_name: BTreeMap<String, Vec<usize>>,
 }
 
 impl Registry {
-    /// Takes files in; readers go through directories by rising priority, and through files by name.
+    /// Index files. They are sorted as readers load them: directories by ascending priority, and files by name.
     pub fn new(mut files: Vec<Found>) -> Registry {
         files.sort_by(|a, b| (a.priority, &a.path).cmp(&(b.priority, &b.path)));
         let mut by_name: BTreeMap<String, Vec<usize>> = BTreeMap::new();
@@ -70,12 +70,12 @@ impl Registry {
         Registry { files, by_name }
     }
 
-    /// The files, in the order of reading.
+    /// Return the files in the order of reading.
     pub fn files(&self) -> &[Found] {
         &self.files
     }
 
-    /// Every device of every usable file, by name.
+    /// Return every device of every valid file, sorted by name.
     pub fn devices(&self) -> Vec<FoundDevice<'_>> {
         let mut devices = Vec::new();
         for (name, at) in &self.by_name {
@@ -104,28 +104,28 @@ impl Registry {
         devices
     }
 
-    /// Whether two files of one directory have the device. Then nobody gives it, not even a directory of a higher priority: so does
-    /// the standard's own cache.
+    /// Report whether two files of one directory have the device. In this case no reader injects it, even if a directory of a higher priority has
+    /// it as well. This is what the standard's own cache does.
     fn conflict(&self, at: &[usize]) -> bool {
         let mut priorities = BTreeSet::new();
         !at.iter().all(|i| priorities.insert(self.files[*i].priority))
     }
 
-    /// The spec that a device comes from.
+    /// Return the spec that provides a device; `None` if there is no such device or its files conflict.
     pub fn spec_of(&self, qualified: &str) -> Option<&Spec> {
         let at = self.by_name.get(qualified)?;
         match self.conflict(at) {
             true => None,
-            // Rising priorities: the last one wins.
+            // The files are sorted by ascending priority, so the last one wins.
             false => self.files[*at.last()?].usable(),
         }
     }
 
-    /// The edits for these devices in the order of injection: those of a spec before the first of its devices, once, then each
-    /// device's own.
+    /// Return the edits for the requested devices, in the order of injection. The edits of a spec come once, before the edits of its first
+    /// requested device.
     ///
     /// # Errors
-    /// Names all devices that cannot be had; then none is injected.
+    /// Returns the names of all devices that cannot be resolved. In this case no device is injected.
     pub fn edits<'a>(&'a self, devices: &[&str]) -> Result<Vec<&'a Edits>, Unresolved> {
         let mut edits = Vec::new();
         let mut unresolved = Vec::new();
@@ -154,7 +154,7 @@ impl Registry {
 }
 
 impl Found {
-    /// A file with this text, or that could not be read.
+    /// Parse the text of a file, or keep the error with which it could not be read.
     pub fn of<E: std::fmt::Display>(path: impl Into<String>, priority: usize, text: Result<String, E>) -> Found {
         let text = text.map_err(|error| error.to_string());
         Found {
@@ -164,7 +164,7 @@ impl Found {
         }
     }
 
-    /// What is wrong with the file; one that cannot be read has one error.
+    /// Return the problems of the file. A file that cannot be read or parsed has exactly one, an error.
     pub fn problems(&self) -> Vec<Problem> {
         match &self.spec {
             Ok(spec) => spec.problems(),
@@ -176,7 +176,7 @@ impl Found {
         }
     }
 
-    /// The spec, if readers take it.
+    /// Return the spec if it is valid, that is, if readers accept it.
     pub fn usable(&self) -> Option<&Spec> {
         self.spec.as_ref().ok().filter(|spec| spec.is_valid())
     }

@@ -1,4 +1,4 @@
-//! The types of a CDI spec, and their text.
+//! The types of a CDI spec, and how they are parsed from JSON and YAML and written.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -9,34 +9,34 @@ use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::{Map, Value};
 use thiserror::Error as ThisError;
 
-/// What can be wrong with a CDI spec from outside.
+/// The error when a text is not a CDI spec.
 #[derive(Debug, ThisError)]
 pub enum Error {
-    /// Not JSON, not YAML, or not a spec's shape.
+    /// The text is neither JSON nor YAML, or it does not have the structure of a spec. Contains the parser's message.
     #[error("this is not a CDI spec: {0}")]
     Unreadable(String),
 }
 
-/// A CDI spec file. Fields that are not named here are kept in `other`, here and in all parts; no reader of the standard takes
-/// them, which [`Spec::problems`] says.
+/// A CDI spec. Unknown fields of the spec and of all its parts are kept in `other`. Readers reject files with unknown fields, and
+/// [`Spec::problems`] reports them.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Spec {
-    /// `cdiVersion`.
+    /// The field `cdiVersion`, such as `0.6.0`.
     #[serde(default, deserialize_with = "or_default")]
     pub cdi_version: String,
-    /// `vendor/class`.
+    /// The kind of the devices, in the form `vendor/class`.
     pub kind: String,
-    /// Annotations of the spec.
+    /// Annotations of the spec as a whole.
     #[serde(default, deserialize_with = "texts", skip_serializing_if = "BTreeMap::is_empty")]
     pub annotations: BTreeMap<String, String>,
-    /// The devices.
+    /// The devices that the spec describes.
     #[serde(default, deserialize_with = "or_default")]
     pub devices: Vec<Device>,
     /// Edits that apply when any device of the spec is injected.
     #[serde(default, deserialize_with = "or_default", skip_serializing_if = "Edits::says_nothing")]
     pub container_edits: Edits,
-    /// Everything else.
+    /// Unknown fields.
     #[serde(flatten)]
     pub other: Map<String, Value>,
 }
@@ -54,7 +54,7 @@ pub struct Device {
     /// Edits that apply when this device is injected.
     #[serde(default, deserialize_with = "or_default")]
     pub container_edits: Edits,
-    /// Everything else.
+    /// Unknown fields.
     #[serde(flatten)]
     pub other: Map<String, Value>,
 }
@@ -63,153 +63,153 @@ pub struct Device {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Edits {
-    /// `KEY=value`; replaces the pod's own value of the key.
+    /// Environment variables, in the form `KEY=value`. A variable replaces the pod's variable of the same name.
     #[serde(default, deserialize_with = "or_default", skip_serializing_if = "Vec::is_empty")]
     pub env: Vec<String>,
-    /// Device nodes.
+    /// Device nodes that are created in the container.
     #[serde(default, deserialize_with = "or_default", skip_serializing_if = "Vec::is_empty")]
     pub device_nodes: Vec<DeviceNode>,
     /// Network interfaces that are moved into the container; since 1.1.0.
     #[serde(default, deserialize_with = "or_default", skip_serializing_if = "Vec::is_empty")]
     pub net_devices: Vec<NetDevice>,
-    /// OCI hooks.
+    /// OCI hooks that are added to the container.
     #[serde(default, deserialize_with = "or_default", skip_serializing_if = "Vec::is_empty")]
     pub hooks: Vec<Hook>,
-    /// Mounts.
+    /// Mounts that are added to the container.
     #[serde(default, deserialize_with = "or_default", skip_serializing_if = "Vec::is_empty")]
     pub mounts: Vec<Mount>,
-    /// Cache and memory bandwidth of the processor; since 0.7.0.
+    /// Intel RDT: limits for the CPU's cache and memory bandwidth; since 0.7.0.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub intel_rdt: Option<IntelRdt>,
-    /// Groups of the container's process besides its own, 0 being ignored; since 0.7.0.
+    /// Additional groups of the container's process; 0 is ignored. Since 0.7.0.
     #[serde(default, deserialize_with = "or_default", skip_serializing_if = "Vec::is_empty")]
     pub additional_gids: Vec<u32>,
-    /// Everything else.
+    /// Unknown fields.
     #[serde(flatten)]
     pub other: Map<String, Value>,
 }
 
-/// A device node in the container. Type and numbers are read by the runtime from the node where they are absent.
+/// A device node in the container. If type or numbers are absent, the container runtime reads them from the device on the node.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct DeviceNode {
-    /// Path in the container, and on the node unless `host_path` says another.
+    /// Path in the container. It is also the path on the node, unless `host_path` is set.
     #[serde(default, deserialize_with = "or_default")]
     pub path: String,
-    /// Path on the node; since 0.5.0.
+    /// Path on the node, if it differs from `path`; since 0.5.0.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub host_path: Option<String>,
-    /// `b`, `c`, `u` or `p`.
+    /// The type: `b` (block device), `c` or `u` (character device), or `p` (FIFO).
     #[serde(default, rename = "type", skip_serializing_if = "Option::is_none")]
     pub kind: Option<String>,
-    /// Major number.
+    /// Major number of the device.
     #[serde(default, deserialize_with = "number", skip_serializing_if = "Option::is_none")]
     pub major: Option<i64>,
-    /// Minor number.
+    /// Minor number of the device.
     #[serde(default, deserialize_with = "number", skip_serializing_if = "Option::is_none")]
     pub minor: Option<i64>,
-    /// Mode bits: 438 is 0666.
+    /// Permission bits, in decimal in a spec's text: 438 is 0666.
     #[serde(default, deserialize_with = "number", skip_serializing_if = "Option::is_none")]
     pub file_mode: Option<u32>,
-    /// Of the device cgroup: some of `rwm`, or `none`; all when absent.
+    /// Access that the device cgroup allows: a combination of `r`, `w`, and `m`, or `none`. If absent, all access is allowed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub permissions: Option<String>,
-    /// Owner in the container.
+    /// User ID of the owner in the container.
     #[serde(default, deserialize_with = "number", skip_serializing_if = "Option::is_none")]
     pub uid: Option<u32>,
-    /// Group in the container.
+    /// Group ID in the container.
     #[serde(default, deserialize_with = "number", skip_serializing_if = "Option::is_none")]
     pub gid: Option<u32>,
-    /// Everything else.
+    /// Unknown fields.
     #[serde(flatten)]
     pub other: Map<String, Value>,
 }
 
-/// A network interface.
+/// A network interface that is moved from the node into the container.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct NetDevice {
-    /// Its name on the node.
+    /// The interface's name on the node.
     #[serde(default, deserialize_with = "or_default")]
     pub host_interface_name: String,
-    /// Its name in the container.
+    /// The interface's name in the container.
     #[serde(default, deserialize_with = "or_default")]
     pub name: String,
-    /// Everything else.
+    /// Unknown fields.
     #[serde(flatten)]
     pub other: Map<String, Value>,
 }
 
-/// A mount.
+/// A mount into the container.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Mount {
-    /// Path on the node.
+    /// Path on the node, the source of the mount.
     #[serde(default, deserialize_with = "or_default")]
     pub host_path: String,
-    /// Path in the container.
+    /// Path in the container, the target of the mount.
     #[serde(default, deserialize_with = "or_default")]
     pub container_path: String,
-    /// Mount options.
+    /// Mount options, such as `ro` and `rbind`.
     #[serde(default, deserialize_with = "or_default", skip_serializing_if = "Vec::is_empty")]
     pub options: Vec<String>,
-    /// Type of file system; since 0.4.0.
+    /// File system type, usually absent for bind mounts; since 0.4.0.
     #[serde(default, rename = "type", skip_serializing_if = "Option::is_none")]
     pub kind: Option<String>,
-    /// Everything else.
+    /// Unknown fields.
     #[serde(flatten)]
     pub other: Map<String, Value>,
 }
 
-/// An OCI hook.
+/// An OCI hook: a program that the OCI runtime runs at a stage of the container's life cycle.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Hook {
-    /// `createContainer`, `createRuntime`, …
+    /// The stage at which the hook runs, such as `createContainer` or `createRuntime`.
     #[serde(default, deserialize_with = "or_default")]
     pub hook_name: String,
-    /// The program.
+    /// Absolute path of the program.
     #[serde(default, deserialize_with = "or_default")]
     pub path: String,
-    /// Its arguments, the first being its name.
+    /// The program's arguments, starting with its name (`argv[0]`).
     #[serde(default, deserialize_with = "or_default", skip_serializing_if = "Vec::is_empty")]
     pub args: Vec<String>,
-    /// Its environment.
+    /// The program's environment, in the form `KEY=value`.
     #[serde(default, deserialize_with = "or_default", skip_serializing_if = "Vec::is_empty")]
     pub env: Vec<String>,
-    /// Seconds.
+    /// Timeout in seconds.
     #[serde(default, deserialize_with = "number", skip_serializing_if = "Option::is_none")]
     pub timeout: Option<i64>,
-    /// Everything else.
+    /// Unknown fields.
     #[serde(flatten)]
     pub other: Map<String, Value>,
 }
 
-/// Settings of Intel's resource director technology (resctrl).
+/// Settings of Intel RDT (Resource Director Technology, resctrl in the kernel).
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct IntelRdt {
-    /// Class of service; a file's name, or `/`.
+    /// Class of service: a directory name in resctrl, or `/` for the root class.
     #[serde(default, rename = "closID", skip_serializing_if = "Option::is_none")]
     pub clos_id: Option<String>,
-    /// Share of the L3 cache.
+    /// Schema for the L3 cache, in resctrl's syntax.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub l3_cache_schema: Option<String>,
-    /// Share of the memory's bandwidth.
+    /// Schema for the memory bandwidth, in resctrl's syntax.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mem_bw_schema: Option<String>,
-    /// Lines of the class's schemata; since 1.1.0.
+    /// Lines for the class's `schemata` file; since 1.1.0.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub schemata: Option<Vec<String>>,
-    /// Whether the container is watched; since 1.1.0.
+    /// Whether resctrl monitors the container; since 1.1.0.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub enable_monitoring: Option<bool>,
-    /// Everything else.
+    /// Unknown fields.
     #[serde(flatten)]
     pub other: Map<String, Value>,
 }
 
-/// A field that is `null` counts as absent: that is how the standard's own reader takes it.
+/// Deserialize `null` as the default value, because the standard's own reader treats `null` as an absent field.
 fn or_default<'de, D: Deserializer<'de>, T: Default + Deserialize<'de>>(from: D) -> Result<T, D::Error> {
     Ok(Option::<T>::deserialize(from)?.unwrap_or_default())
 }
@@ -222,14 +222,14 @@ fn texts<'de, D: Deserializer<'de>>(from: D) -> Result<BTreeMap<String, String>,
         .collect())
 }
 
-/// A number that is not quoted: quoted ones are texts for the standard's reader, and refused.
+/// Deserialize an unquoted number. The standard's own reader treats a quoted number as a string and rejects it.
 fn number<'de, D: Deserializer<'de>, T: TryFrom<i64>>(from: D) -> Result<Option<T>, D::Error> {
     struct Number<T>(PhantomData<T>);
     impl<T: TryFrom<i64>> Visitor<'_> for Number<T> {
         type Value = Option<T>;
 
         fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-            f.write_str("a number that fits")
+            f.write_str("a number in the valid range")
         }
 
         fn visit_i64<E: de::Error>(self, value: i64) -> Result<Option<T>, E> {
@@ -250,20 +250,20 @@ fn number<'de, D: Deserializer<'de>, T: TryFrom<i64>>(from: D) -> Result<Option<
     from.deserialize_any(Number(PhantomData))
 }
 
-/// How a spec is written: by the ending of its file.
+/// The format of a spec's text, which must match the file's extension.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Format {
-    /// `.json`
+    /// JSON, for `.json` files.
     Json,
-    /// `.yaml`
+    /// YAML, for `.yaml` files.
     Yaml,
 }
 
 impl Spec {
-    /// Reads a spec: JSON or YAML, whatever its file is called. Whether it is valid is another question: [`Spec::problems`].
+    /// Parse a spec from JSON or YAML, independent of the file's extension. This does not validate the spec, see [`Spec::problems`].
     ///
     /// # Errors
-    /// It has not the shape of a spec.
+    /// The text does not have the structure of a spec.
     pub fn parse(text: &str) -> Result<Spec, Error> {
         let json = match text.trim_start().starts_with('{') {
             true => match serde_json::from_str(text) {
@@ -272,13 +272,13 @@ impl Spec {
             },
             false => None,
         };
-        // The standard's own reader takes JSON for YAML, in which any scalar can be a text; and 0666 is octal for it.
+        // The standard's own reader parses JSON as YAML. In YAML any scalar can be read as a string, and 0666 is octal.
         let options = serde_saphyr::options! { legacy_octal_numbers: true, with_snippet: false };
         serde_saphyr::from_str_with_options(text, options)
             .map_err(|yaml| Error::Unreadable(json.map_or_else(|| yaml.to_string(), |json| json.to_string())))
     }
 
-    /// The spec's text, which ends with a line break.
+    /// Return the spec as text, with a line feed at the end.
     pub fn print(&self, format: Format) -> String {
         match format {
             Format::Json => {
@@ -293,13 +293,13 @@ impl Spec {
         }
     }
 
-    /// Vendor and class of the kind, if it has both.
+    /// Return the vendor and the class of the kind, if it has both.
     pub fn vendor_and_class(&self) -> Option<(&str, &str)> {
         let (vendor, class) = self.kind.split_once('/')?;
         (!vendor.is_empty() && !class.is_empty()).then_some((vendor, class))
     }
 
-    /// The edits of one device of this spec: those of the spec, then those of the device.
+    /// Return the edits of a device, or `None` if the spec has no such device: the spec's edits merged with those of the device.
     pub fn edits_of(&self, device: &str) -> Option<Edits> {
         let device = self.devices.iter().find(|candidate| candidate.name == device)?;
         let mut edits = self.container_edits.clone();
@@ -307,7 +307,7 @@ impl Spec {
         Some(edits)
     }
 
-    /// All edits of the spec with the field that they are in.
+    /// Return all edits of the spec, each with its field name: `containerEdits`, then `devices[0].containerEdits` and so on.
     pub fn all_edits(&self) -> impl Iterator<Item = (String, &Edits)> {
         let devices = self.devices.iter().enumerate();
         let devices = devices.map(|(i, device)| (format!("devices[{i}].containerEdits"), &device.container_edits));
@@ -316,7 +316,7 @@ impl Spec {
 }
 
 impl Edits {
-    /// Whether nothing that the standard knows is edited.
+    /// Report whether there are no edits. Unknown fields do not count.
     pub fn is_empty(&self) -> bool {
         self.env.is_empty()
             && self.device_nodes.is_empty()
@@ -331,8 +331,8 @@ impl Edits {
         self.is_empty() && self.other.is_empty()
     }
 
-    /// Adds what `later` has and this has not. A variable of `later` replaces one of the same name; a device node or a mount
-    /// for a path that is there already, and a hook that is there already, is left as it was.
+    /// Merge `later` into these edits. A variable in `later` replaces an existing one of the same name. An existing device node or mount of the same
+    /// path, and an existing equal hook, stay unchanged.
     pub fn merge(&mut self, later: &Edits) {
         for variable in &later.env {
             let key = key_of(variable);
@@ -366,7 +366,7 @@ fn key_of(variable: &str) -> &str {
 }
 
 impl DeviceNode {
-    /// The node's own device at this path, with its own numbers.
+    /// Describe the device at a path of the node. The container runtime reads its type and numbers.
     pub fn of_node(path: impl Into<String>) -> DeviceNode {
         DeviceNode {
             path: path.into(),

@@ -1,7 +1,7 @@
-//! Whether a spec was made for the driver that is loaded.
+//! Checks whether a spec was made for the driver that is loaded.
 //!
-//! A spec names the driver's libraries with their version; when the driver is upgraded these files go, and containers fail to start, or
-//! run with libraries that the kernel's module refuses (`Driver/library version mismatch`).
+//! A spec names the driver's libraries, and their file names contain the driver's version. A driver upgrade removes these files. Then containers fail
+//! to start, or they run with libraries that the kernel module rejects (`Driver/library version mismatch`).
 
 use std::collections::BTreeSet;
 
@@ -10,14 +10,14 @@ use divvy_host::{Root, Tree};
 use super::generate::proc;
 use super::{Mount, Spec};
 
-/// Annotation of a spec: the version of the driver whose files it names.
+/// The annotation of a spec with the version of the driver whose files the spec names.
 pub const DRIVER_VERSION: &str = "divvy.dev/driver-version";
 
-/// Files that NVIDIA's driver always has, and that end in its version.
+/// Prefixes of files that every NVIDIA driver has. The rest of the file name is the driver's version.
 const VERSIONED: [&str; 2] = ["libcuda.so.", "libnvidia-ml.so."];
 
-/// The driver's version that a spec was made for: from the annotation [`DRIVER_VERSION`], else from the names of the files that it
-/// mounts, as other tools write it.
+/// Return the version of the driver that a spec was made for: from the annotation [`DRIVER_VERSION`], or for specs of other tools, from the names
+/// of the mounted files.
 pub fn driver_version(spec: &Spec) -> Option<&str> {
     if let Some(version) = spec.annotations.get(DRIVER_VERSION) {
         return Some(version);
@@ -27,17 +27,17 @@ pub fn driver_version(spec: &Spec) -> Option<&str> {
         .find_map(|mount| version_of_file(mount.host_path.rsplit('/').next()?))
 }
 
-/// What a spec says and a machine has not.
+/// The differences between a spec and a machine.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Stale {
-    /// The driver that the spec was made for, and the one that is loaded.
+    /// The version of the driver that the spec was made for, and the version of the loaded driver, if they differ.
     pub driver: Option<(String, String)>,
-    /// Files and device nodes that are not there, each once; a container that gets one of them does not start.
+    /// The files and device nodes that do not exist, each once. A container that gets one of them does not start.
     pub missing: Vec<String>,
 }
 
 impl Stale {
-    /// Holds a spec against a machine. Where no driver is loaded none is compared.
+    /// Compare a spec with a machine. If no driver is loaded, only the paths are compared.
     pub fn check(spec: &Spec, tree: &dyn Tree) -> Stale {
         let Some(root) = Root::open(tree, "/") else {
             return Stale::default();
@@ -54,12 +54,12 @@ impl Stale {
         }
     }
 
-    /// Whether the spec should be made again.
+    /// Report whether the spec should be generated again.
     pub fn is_stale(&self) -> bool {
         *self != Stale::default()
     }
 
-    /// In sentences.
+    /// Describe the differences, one sentence each, for messages.
     pub fn sentences(&self) -> Vec<String> {
         let driver = self
             .driver
@@ -67,9 +67,9 @@ impl Stale {
             .map(|(made_for, loaded)| format!("it was made for driver {made_for}, and {loaded} is loaded"));
         let missing = match self.missing.as_slice() {
             [] => None,
-            [one] => Some(format!("{one} is not there, so containers do not start")),
+            [one] => Some(format!("{one} does not exist, so containers do not start")),
             [first, rest @ ..] => Some(format!(
-                "{first} and {} more are not there, so containers do not start",
+                "{first} and {} more do not exist, so containers do not start",
                 rest.len()
             )),
         };
@@ -77,7 +77,7 @@ impl Stale {
     }
 }
 
-/// The files and device nodes of the machine that a spec names, each once.
+/// Return the paths of files and device nodes on the machine that a spec names, each once.
 pub fn host_paths(spec: &Spec) -> BTreeSet<&String> {
     let paths = spec.all_edits().flat_map(|(_, edits)| {
         let nodes = edits
@@ -95,7 +95,7 @@ pub fn host_paths(spec: &Spec) -> BTreeSet<&String> {
     paths.collect()
 }
 
-/// Whether a mount's source is a path of the machine.
+/// Report whether a mount's source is a path on the machine.
 fn is_bind(mount: &Mount) -> bool {
     let bind = mount.options.iter().any(|option| option == "bind" || option == "rbind");
     bind || mount
@@ -109,14 +109,14 @@ fn version_of_file(name: &str) -> Option<&str> {
     is_version(version).then_some(version)
 }
 
-/// The version in `/sys/module/nvidia/version` or `/proc/driver/nvidia/version`, whose first line is
+/// Return the version in the text of `/sys/module/nvidia/version` or `/proc/driver/nvidia/version`. The first line of the latter is
 /// `NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue Mar …` or
 /// `NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  550.54.15  Release Build …`.
 pub fn loaded_version(text: &str) -> Option<&str> {
     text.lines().next()?.split_whitespace().find(|word| is_version(word))
 }
 
-/// `550.54.15` or `550.144`: a driver's version, and nothing else that stands in file names beside it.
+/// Report whether a text is a driver version, such as `550.54.15` or `550.144`, and not another number in a file name.
 pub fn is_version(text: &str) -> bool {
     let parts: Vec<&str> = text.split('.').collect();
     let digits = |part: &&str| (1..=6).contains(&part.len()) && part.bytes().all(|c| c.is_ascii_digit());

@@ -1,7 +1,6 @@
-//! What is wrong with a spec.
+//! Validates specs.
 //!
-//! Errors are what the standard's own reader refuses a file for; warnings are what the text of the standard asks for and readers
-//! let pass.
+//! An error is a problem for which the standard's own reader rejects the file. A warning is a violation of the standard's text that readers accept.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -13,23 +12,23 @@ use super::version::needs;
 use super::{DeviceNode, Edits, Hook, Spec, Version};
 use divvy_host::plain;
 
-/// How bad a problem is.
+/// The severity of a [`Problem`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Severity {
-    /// Readers take the file all the same.
+    /// Readers accept the file in spite of the problem.
     Warning,
-    /// Readers refuse the file: none of its devices can be had.
+    /// Readers reject the file, so none of its devices is available.
     Error,
 }
 
-/// One thing that is wrong with a spec.
+/// A problem of a spec.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Problem {
-    /// How bad it is.
+    /// Whether readers reject the file.
     pub severity: Severity,
-    /// Where: `devices[0].containerEdits.env[1]`.
+    /// The field with the problem, such as `devices[0].containerEdits.env[1]`.
     pub field: String,
-    /// What was found, and the rule that it breaks.
+    /// The value that was found, and the rule that it violates.
     pub text: String,
 }
 
@@ -39,7 +38,7 @@ impl fmt::Display for Problem {
     }
 }
 
-/// Stages of OCI hooks.
+/// The names of OCI hooks.
 const HOOK_NAMES: [&str; 6] = [
     "prestart",
     "createRuntime",
@@ -48,11 +47,11 @@ const HOOK_NAMES: [&str; 6] = [
     "poststart",
     "poststop",
 ];
-/// Kubernetes' limit for all annotations of an object, which the standard takes over.
+/// The limit in bytes for all annotations of an object. The standard adopts this limit from Kubernetes.
 const ANNOTATIONS_LIMIT: usize = 256 * 1024;
 
 impl Spec {
-    /// Everything that is wrong with the spec, in the order of its fields.
+    /// Return all problems of the spec, in the order of its fields.
     pub fn problems(&self) -> Vec<Problem> {
         let mut found = Findings::default();
         self.version_problems(&mut found);
@@ -60,7 +59,7 @@ impl Spec {
         found.annotations("annotations", &self.annotations);
         found.unknown("", &self.other);
         if self.devices.is_empty() {
-            found.error("devices", "it is empty, and a spec has at least one device");
+            found.error("devices", "it is empty, but a spec must have at least one device");
         }
         let mut names = BTreeSet::new();
         for (i, device) in self.devices.iter().enumerate() {
@@ -71,7 +70,7 @@ impl Spec {
             if !names.insert(&device.name) {
                 found.error(
                     format!("{field}.name"),
-                    format!("the spec has two devices {:?}, and each name must be there once", device.name),
+                    format!("two devices have the name {:?}, but each name must be unique", device.name),
                 );
             }
             found.annotations(&format!("{field}.annotations"), &device.annotations);
@@ -79,14 +78,14 @@ impl Spec {
             if device.container_edits.is_empty() {
                 found.error(
                     format!("{field}.containerEdits"),
-                    "it is empty, and a device must edit something",
+                    "it is empty, but a device must have at least one edit",
                 );
             }
         }
         for (field, edits) in self.all_edits() {
             found.edits(&field, edits);
         }
-        // Names and values are the file's, and may be anything.
+        // Names and values come from the file, so they may contain terminal escapes.
         for problem in &mut found.0 {
             problem.field = plain(&problem.field).replace('\n', " ");
             problem.text = plain(&problem.text).replace('\n', " ");
@@ -94,7 +93,7 @@ impl Spec {
         found.0
     }
 
-    /// Whether a reader of the standard takes the spec.
+    /// Report whether readers that follow the standard accept the spec.
     pub fn is_valid(&self) -> bool {
         self.problems().iter().all(|problem| problem.severity != Severity::Error)
     }
@@ -108,7 +107,7 @@ impl Spec {
                     "cdiVersion",
                     format!("the spec version must be at least v0.3.0, and it is {text}"),
                 ),
-                _ => found.error("cdiVersion", format!("invalid version {text:?}; there are {known}")),
+                _ => found.error("cdiVersion", format!("invalid version {text:?}; known versions are {known}")),
             };
         };
         if let Some(need) = needs(self)
@@ -144,7 +143,7 @@ impl Spec {
     }
 }
 
-/// What was found so far.
+/// The problems found so far.
 #[derive(Default)]
 struct Findings(Vec<Problem>);
 
@@ -174,7 +173,7 @@ impl Findings {
             };
             self.error(
                 field,
-                "no version of CDI up to 1.1.0 knows this field, and readers refuse a file with such a one",
+                "CDI up to 1.1.0 does not define this field, and readers reject a file with an unknown field",
             );
         }
     }
@@ -184,14 +183,14 @@ impl Findings {
         if size > ANNOTATIONS_LIMIT {
             self.warning(
                 field,
-                format!("all keys and values have {size} bytes, and at most {ANNOTATIONS_LIMIT} are allowed"),
+                format!("the keys and values have {size} bytes in total, but at most {ANNOTATIONS_LIMIT} are allowed"),
             );
         }
         for key in annotations.keys() {
             if !is_annotation_key(key) {
                 self.warning(
                     format!("{field}[{key:?}]"),
-                    "a key is as in Kubernetes: a name of at most 63 letters, digits, `_`, `-` and `.`, before it perhaps a domain and a slash",
+                    "a key must follow Kubernetes' rules: an optional domain and slash, then a name of at most 63 letters, digits, `_`, `-`, and `.`",
                 );
             }
         }
@@ -227,7 +226,7 @@ impl Findings {
             if earlier.iter().any(|other| other.container_path == mount.container_path) {
                 self.warning(
                     format!("{field}.containerPath"),
-                    "an earlier mount has the same path, and is dropped",
+                    "an earlier mount has the same path and is ignored",
                 );
             }
         }
@@ -237,14 +236,14 @@ impl Findings {
             self.unknown(&field, &rdt.other);
             let id = rdt.clos_id.as_deref().unwrap_or_default();
             if id != "/" && (id.len() >= 4096 || id == "." || id == ".." || id.contains(['/', '\n'])) {
-                self.error(format!("{field}.closID"), "it is the name of a file, or / for the root class");
+                self.error(format!("{field}.closID"), "it must be a file name, or / for the root class");
             }
         }
     }
 
     fn path(&mut self, field: &str, path: &str) {
         if path.is_empty() {
-            self.error(field, "it is empty, and must be a path");
+            self.error(field, "it is empty, but must be a path");
         } else if !path.starts_with('/') {
             self.warning(field, format!("{path:?} is not an absolute path"));
         }
@@ -260,7 +259,7 @@ impl Findings {
         if permissions != "none" && !permissions.chars().all(|c| "rwm".contains(c)) {
             self.error(
                 format!("{field}.permissions"),
-                format!("{permissions:?} is neither some of r, w and m, nor none"),
+                format!("{permissions:?} is neither a combination of r, w, and m, nor none"),
             );
         }
     }
@@ -276,7 +275,7 @@ impl Findings {
         self.path(&format!("{field}.path"), &hook.path);
         self.environment(field, &hook.env);
         if hook.timeout.is_some_and(|seconds| seconds <= 0) {
-            self.warning(format!("{field}.timeout"), "it is a number of seconds greater than 0");
+            self.warning(format!("{field}.timeout"), "it must be a number of seconds greater than 0");
         }
     }
 
@@ -298,10 +297,10 @@ impl Findings {
                 if value.is_empty() {
                     self.error(
                         format!("{field}.{name}"),
-                        "it is empty, and must be the name of a network interface",
+                        "it is empty, but must be the name of a network interface",
                     );
                 } else if twice {
-                    self.error(format!("{field}.{name}"), format!("{value:?} is there twice"));
+                    self.error(format!("{field}.{name}"), format!("{value:?} appears twice"));
                 }
             }
         }

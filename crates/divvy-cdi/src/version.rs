@@ -1,43 +1,43 @@
-//! The versions of the standard, and which of them a spec needs.
+//! The versions of the CDI standard, and the lowest version that a spec needs.
 
 use std::fmt;
 
 use super::{Edits, Spec};
 
-/// A released version in which a spec can be written.
+/// A released version of the standard that readers accept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Version {
-    /// The first that readers take.
+    /// The first version that readers accept.
     V0_3_0,
-    /// Types of mounts.
+    /// Added mount types.
     V0_4_0,
-    /// Paths of device nodes on the host; names of devices that begin with a digit.
+    /// Added host paths of device nodes, and device names that begin with a digit.
     V0_5_0,
-    /// Annotations; dots in the class.
+    /// Added annotations, and dots in the class.
     V0_6_0,
-    /// Groups; Intel's resource director.
+    /// Added additional groups, and Intel RDT (Resource Director Technology).
     V0_7_0,
-    /// No change of the format.
+    /// Did not change the format.
     V0_8_0,
-    /// No change of the format.
+    /// Did not change the format.
     V1_0_0,
-    /// Network interfaces; schemata and monitoring of the resource director.
+    /// Added network interfaces, and schemata and monitoring for Intel RDT.
     V1_1_0,
 }
 
-/// What makes a version necessary.
+/// A feature of a spec that needs a certain version.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Need {
-    /// The first version that has it.
+    /// The first version that has the feature.
     pub version: Version,
-    /// Where it is: `devices[0].name`.
+    /// The field that uses the feature, such as `devices[0].name`.
     pub field: String,
-    /// What it is.
+    /// The feature, as a noun phrase for a message.
     pub what: &'static str,
 }
 
 impl Version {
-    /// All, oldest first.
+    /// All versions, oldest first.
     pub const ALL: [Version; 8] = [
         Version::V0_3_0,
         Version::V0_4_0,
@@ -49,7 +49,7 @@ impl Version {
         Version::V1_1_0,
     ];
 
-    /// As it is written.
+    /// Return the version as it is written in a spec, such as `0.5.0`.
     pub fn as_str(self) -> &'static str {
         match self {
             Version::V0_3_0 => "0.3.0",
@@ -63,13 +63,13 @@ impl Version {
         }
     }
 
-    /// Reads `0.5.0` or `v0.5.0`. 0.1.0 and 0.2.0 were released too, and no reader takes a spec in them.
+    /// Parse `0.5.0` or `v0.5.0`. The result is `None` for 0.1.0 and 0.2.0: they were released, but readers reject specs of these versions.
     pub fn parse(text: &str) -> Option<Version> {
         let text = text.strip_prefix('v').unwrap_or(text);
         Version::ALL.into_iter().find(|version| version.as_str() == text)
     }
 
-    /// Whether a text is a version after all that are known here.
+    /// Report whether a text is a version later than all versions in [`Version::ALL`].
     pub fn is_to_come(text: &str) -> bool {
         let mut parts = text.split('.').map(|part| part.parse::<u32>().ok());
         let mut next = || parts.next().flatten();
@@ -77,7 +77,8 @@ impl Version {
         numbers.2.is_some() && numbers > (Some(1), Some(1), Some(0))
     }
 
-    /// The least version that has everything a spec uses. Older readers refuse newer versions, so a spec is written in this one.
+    /// Return the lowest version that has all features of a spec. Specs are written in this version, because readers reject versions that are
+    /// newer than themselves.
     pub fn least_for(spec: &Spec) -> Version {
         needs(spec)
             .into_iter()
@@ -93,7 +94,7 @@ impl fmt::Display for Version {
     }
 }
 
-/// Everything in a spec that its first version had not.
+/// Return all features of a spec that CDI 0.3.0 does not have.
 pub(super) fn needs(spec: &Spec) -> Vec<Need> {
     let mut needs = Vec::new();
     let mut need = |version, field: String, what| needs.push(Need { version, field, what });
@@ -125,13 +126,13 @@ fn of_edits(edits: &Edits, field: &str, need: &mut impl FnMut(Version, String, &
     let filled = |text: &Option<String>| text.as_ref().is_some_and(|text| !text.is_empty());
     for (i, mount) in edits.mounts.iter().enumerate() {
         if filled(&mount.kind) {
-            need(Version::V0_4_0, format!("{field}.mounts[{i}].type"), "a type of a mount");
+            need(Version::V0_4_0, format!("{field}.mounts[{i}].type"), "a mount type");
         }
     }
     for (i, node) in edits.device_nodes.iter().enumerate() {
         if filled(&node.host_path) {
             let field = format!("{field}.deviceNodes[{i}].hostPath");
-            need(Version::V0_5_0, field, "a path on the host of a device node");
+            need(Version::V0_5_0, field, "a host path for a device node");
         }
     }
     if !edits.additional_gids.is_empty() {
@@ -141,11 +142,7 @@ fn of_edits(edits: &Edits, field: &str, need: &mut impl FnMut(Version, String, &
         need(Version::V1_1_0, format!("{field}.netDevices"), "network interfaces");
     }
     if let Some(rdt) = &edits.intel_rdt {
-        need(
-            Version::V0_7_0,
-            format!("{field}.intelRdt"),
-            "settings of the resource director",
-        );
+        need(Version::V0_7_0, format!("{field}.intelRdt"), "settings of Intel RDT");
         if rdt.schemata.is_some() {
             need(Version::V1_1_0, format!("{field}.intelRdt.schemata"), "schemata");
         }

@@ -1,5 +1,5 @@
-//! containerd's `config.toml`, versions 1 to 4, with what it imports (`cmd/containerd/server/config`; what is said of versions of containerd was
-//! seen with 1.6.20 and 2.3.7).
+//! containerd's `config.toml`, format versions 1 to 4, and the files that it imports (`cmd/containerd/server/config` in containerd). Statements
+//! about releases of containerd were verified with 1.6.20 and 2.3.7.
 
 mod edit;
 
@@ -10,23 +10,24 @@ use super::{Configuration, Error, Files, glob};
 
 pub(super) use edit::{CDI_ANNOTATIONS, Where, configure, without};
 
-/// The file that containerd reads when it is told of no other.
+/// The main file that containerd reads by default.
 pub const CONFIG: &str = "/etc/containerd/config.toml";
 const ENGINE: &str = "containerd";
-/// More files than this are a mistake in a pattern.
+/// The largest number of imported files. More than this means that an import pattern is wrong.
 const MOST_FILES: usize = 1000;
 
-/// How containerd puts several files together.
+/// How containerd merges its main file and the files that it imports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Merge {
-    /// Before 2.1: the last file that has a plugin's section replaces the whole section of the files before it.
+    /// Before containerd 2.1: if several files have a plugin's section, only the section of the last file counts.
     Sections,
-    /// From 2.1 on: key by key.
+    /// From containerd 2.1 on: files are merged key by key.
     Keys,
 }
 
 impl Merge {
-    /// That of a version of containerd, as `containerd --version` prints it; none if it cannot be read.
+    /// Return how a release of containerd merges files. `version` is the output of `containerd --version`; the result is `None` if it has no
+    /// version number.
     pub fn of(version: &str) -> Option<Merge> {
         let (major, minor) = release(version)?;
         Some(if (major, minor) >= (2, 1) {
@@ -37,7 +38,8 @@ impl Merge {
     }
 }
 
-/// Major and minor number in what `containerd --version` prints: `containerd github.com/containerd/containerd/v2 v2.3.7 …`.
+/// Return the major and minor version from the output of `containerd --version`, such as
+/// `containerd github.com/containerd/containerd/v2 v2.3.7 …`.
 pub fn release(version: &str) -> Option<(u32, u32)> {
     version.split_whitespace().find_map(|word| {
         let mut numbers = word.trim_start_matches('v').split('.');
@@ -47,7 +49,7 @@ pub fn release(version: &str) -> Option<(u32, u32)> {
     })
 }
 
-/// The section of the CRI plugin's runtimes, by the file's version.
+/// Return the key below `plugins` that has the CRI plugin's runtimes, for a format version.
 pub fn section(version: i64) -> &'static str {
     match version {
         ..=1 => "cri",
@@ -56,14 +58,14 @@ pub fn section(version: i64) -> &'static str {
     }
 }
 
-/// A file with its version and the key of its CRI section.
+/// A configuration file, with its format version and the key of its CRI section.
 pub(super) struct File {
     pub(super) path: String,
     pub(super) text: String,
-    /// None for a file with nothing in it.
+    /// `None` for a file without any key.
     pub(super) version: Option<i64>,
     pub(super) imports: Vec<String>,
-    /// The section that counts in it.
+    /// The key below `plugins` that containerd reads in a file of this version.
     pub(super) section: &'static str,
 }
 
@@ -80,7 +82,7 @@ impl File {
         let version = match written {
             Some(version) => Some(version),
             None if values.table.is_empty() => None,
-            // containerd 2 takes the sections of any version from a file that says none; 1.x takes those of version 1.
+            // From a file without a version, containerd 2 reads the sections of any version, and containerd 1.x reads those of version 1.
             None if merge == Merge::Keys && has(3) => Some(3),
             None if merge == Merge::Keys && has(2) => Some(2),
             None => Some(1),
@@ -97,7 +99,7 @@ impl File {
     }
 }
 
-/// The files that containerd reads, in its order: imports of a file come after all that were waiting before it, each file once.
+/// Return the files that containerd reads, in containerd's order: breadth-first along the imports, each file once.
 pub(super) fn load(files: &dyn Files, main: &str, merge: Merge) -> Result<Vec<File>, Error> {
     let mut waiting = VecDeque::from([main.to_owned()]);
     let mut loaded: Vec<File> = Vec::new();
@@ -123,7 +125,7 @@ pub(super) fn load(files: &dyn Files, main: &str, merge: Merge) -> Result<Vec<Fi
     Ok(loaded)
 }
 
-/// Imports are relative to the file that has them.
+/// Resolve an import, which is relative to the directory of the importing file.
 pub(super) fn absolute(file: &str, import: &str) -> String {
     if import.starts_with('/') {
         return import.to_owned();
@@ -142,10 +144,10 @@ pub(super) fn absolute(file: &str, import: &str) -> String {
     format!("/{}", parts.join("/"))
 }
 
-/// What containerd's files say together, read as a containerd of this kind reads them.
+/// Read containerd's files, starting at `main`, and merge them as the given kind of containerd does.
 ///
 /// # Errors
-/// A file that cannot be read, is no TOML, or has a value of the wrong type where this looks.
+/// A file cannot be read, is not valid TOML, or has a value of the wrong type at one of the keys in [`Configuration`].
 pub fn read(files: &dyn Files, main: &str, merge: Merge) -> Result<Configuration, Error> {
     let loaded = load(files, main, merge)?;
     let mut all = Configuration {
@@ -201,7 +203,7 @@ fn add(all: &mut Configuration, values: &Values<'_>, section: &[&str]) -> Result
         values.table(&path)?;
         let runtime = all.runtimes.entry(name.clone()).or_default();
         let with = |rest: &[&'static str]| [&path[..], rest].concat();
-        // `Runtime` is what the shim of version 1 called it.
+        // The shim `io.containerd.runtime.v1.linux` reads `Runtime`; newer shims read `BinaryName`.
         for key in ["Runtime", "BinaryName"] {
             if let Some(program) = values.text(&with(&["options", key]))?.filter(|program| !program.is_empty()) {
                 runtime.path = Some(program.to_owned());

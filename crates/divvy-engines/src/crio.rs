@@ -1,4 +1,5 @@
-//! CRI-O's `crio.conf` and the drop-ins beside it (`crio.conf(5)`): later files win, a runtime is taken whole from the last file that has it.
+//! CRI-O's `crio.conf` and its drop-ins (`crio.conf(5)`). Later files override earlier ones. A runtime's table is not merged: the last file that
+//! has it provides the whole table.
 
 use std::collections::BTreeMap;
 
@@ -8,21 +9,21 @@ use super::plan::{After, Wish, Write};
 use super::text::{Values, text, toml};
 use super::{Configuration, Error, Files, Runtime, glob, toml_text};
 
-/// The file that CRI-O reads first.
+/// The main file, which CRI-O reads first.
 pub const CONFIG: &str = "/etc/crio/crio.conf";
 const ENGINE: &str = "CRI-O";
 
-/// The folder of drop-ins of a configuration file.
+/// Return the directory of drop-ins for a main file.
 pub fn drop_ins(main: &str) -> String {
     format!("{main}.d")
 }
 
-/// Whether CRI-O reads a drop-in, when it is not told of another folder.
+/// Report whether CRI-O reads a drop-in by default, that is, without `--config-dir`.
 pub(super) fn is_read(main: &str, drop_in: &str) -> bool {
     glob::folder(drop_in) == drop_ins(main)
 }
 
-/// The files that CRI-O reads, in its order, with their texts.
+/// Return the files that CRI-O reads, in CRI-O's order: path and text.
 pub(super) fn load(files: &dyn Files, main: &str) -> Result<Vec<(String, String)>, Error> {
     let folder = drop_ins(main);
     let names = files.names(&folder).into_iter().map(|name| format!("{folder}/{name}"));
@@ -35,10 +36,10 @@ pub(super) fn load(files: &dyn Files, main: &str) -> Result<Vec<(String, String)
     Ok(loaded)
 }
 
-/// What CRI-O's files say together.
+/// Read and merge CRI-O's files.
 ///
 /// # Errors
-/// A file that cannot be read, is no TOML, or has a value of the wrong type where this looks.
+/// A file cannot be read, is not valid TOML, or has a value of the wrong type at one of the keys in [`Configuration`].
 pub fn read(files: &dyn Files, main: &str) -> Result<Configuration, Error> {
     let mut all = Configuration::default();
     for (path, text) in load(files, main)? {
@@ -75,7 +76,7 @@ pub fn read(files: &dyn Files, main: &str) -> Result<Configuration, Error> {
     Ok(all)
 }
 
-/// What is written so that the engine has the runtime; everything else of it is as with the runtime that is copied.
+/// Compute the new text of the drop-in or the main file. The new runtime copies all other settings from an existing runtime, see [`source`].
 pub(super) fn configure(
     files: &dyn Files,
     main: &str,
@@ -87,7 +88,7 @@ pub(super) fn configure(
     let path = drop_in.unwrap_or(main);
     let now = text(files, path)?;
     let fresh = drop_in.is_some() && now.as_deref().is_none_or(|now| wish.anew || ours(path, now));
-    // What the engine has without us.
+    // The configuration without the drop-in, if the drop-in is divvy's own.
     let without = After {
         files,
         edits: if fresh { vec![(path.to_owned(), None)] } else { Vec::new() },
@@ -95,14 +96,14 @@ pub(super) fn configure(
     let said = wish
         .said
         .as_ref()
-        .map(|said| toml("what CRI-O says of itself", said).map(|_| BTreeMap::from([(main.to_owned(), said.clone())])))
+        .map(|said| toml("the configuration that CRI-O printed", said).map(|_| BTreeMap::from([(main.to_owned(), said.clone())])))
         .transpose()?;
     let without: &dyn Files = said.as_ref().map_or(&without, |said| said);
     let there = read(without, main)?;
     let before = if wish.anew { there.clone() } else { read(files, main)? };
     if let Some(drop_in) = drop_in.filter(|drop_in| !is_read(main, drop_in)) {
         notes.push(format!(
-            "CRI-O reads {}/ and not {drop_in}, unless it is started with --config-dir {}",
+            "CRI-O reads {}/, so it ignores {drop_in} unless it is started with --config-dir {}",
             drop_ins(main),
             glob::folder(drop_in)
         ));
@@ -119,21 +120,21 @@ pub(super) fn configure(
             .is_none_or(|runtime| runtime.path.as_deref() != Some(&wish.path))
     {
         notes.push(format!(
-            "the runtime {} keeps its state where the runtime does from which it was copied; let {} call that one",
+            "the runtime {} uses the same state directory (runtime_root) as the runtime that it was copied from; configure {} to call that runtime",
             wish.name, wish.path
         ));
     }
-    // Of what the engine says it is not known whether it is a person's or of an earlier run.
+    // A dumped configuration does not say whether a person or an earlier run of divvy wrote this table, so it is used only from files.
     if let Some(theirs) = tables.get(&wish.name).and_then(toml::Value::as_table)
         && wish.said.is_none()
     {
         runtime.extend(theirs.clone());
     }
     runtime.insert("runtime_path".to_owned(), wish.path.as_str().into());
-    // Whatever the copied one is, a machine of its own say: this one is a program as runc is.
+    // The copied runtime may have another type, such as `vm`. The new runtime is always a command-line program like runc.
     runtime.insert("runtime_type".to_owned(), "oci".into());
     if wish.cdi.is_some() {
-        notes.push("CRI-O puts CDI devices into containers always; there is nothing to switch".to_owned());
+        notes.push("CRI-O always injects CDI devices into containers; there is nothing to enable or disable".to_owned());
     }
     let driver = before.cgroup_driver.as_deref().unwrap_or("systemd");
     if let Some(systemd) = wish.systemd_cgroup
@@ -141,8 +142,8 @@ pub(super) fn configure(
     {
         let wanted = if systemd { "systemd" } else { "cgroupfs" };
         notes.push(format!(
-            "CRI-O's cgroup manager is {driver} and the kubelet's driver is {wanted}: pods will not start. Set cgroup_manager = \"{wanted}\" in [crio.runtime], \
-             or the kubelet's cgroupDriver to {driver}"
+            "CRI-O's cgroup manager is {driver}, but the kubelet's cgroup driver is {wanted}: pods will not start. Set cgroup_manager = \"{wanted}\" in \
+             [crio.runtime], or set the kubelet's cgroupDriver to {driver}"
         ));
     }
     let mut document = match fresh {
@@ -152,7 +153,7 @@ pub(super) fn configure(
     let keep = before.default_runtime.as_deref() == Some(&wish.name) && fresh && wish.set_default.is_none() && !wish.anew;
     let broken = || Error::Unreadable {
         path: path.to_owned(),
-        why: "crio.runtime.runtimes is no table".to_owned(),
+        why: "crio.runtime.runtimes is not a table".to_owned(),
     };
     let section = toml_text::reach(document.as_item_mut(), &["crio", "runtime"]).ok_or_else(broken)?;
     if wish.set_default == Some(true) || keep {
@@ -186,9 +187,10 @@ pub(super) fn configure(
     }])
 }
 
-const HEADER: &str = "# Written by `divvy configure crio`, which also takes it out again: --undo.\n";
+const HEADER: &str = "# Written by `divvy configure crio`; `divvy configure crio --undo` removes it.\n";
 
-/// From which runtime the rest is copied, the first that is there: the default, unless it is ours or another of NVIDIA's, then the usual two.
+/// Return the names of the runtimes to copy settings from; the first that exists is used. The default runtime comes first, unless it is the new
+/// runtime or one of NVIDIA's, then runc and crun.
 pub(super) fn source<'n>(default: &'n Option<String>, name: &str) -> Vec<&'n str> {
     let default = default
         .as_deref()
@@ -200,7 +202,7 @@ pub(super) fn source<'n>(default: &'n Option<String>, name: &str) -> Vec<&'n str
         .collect()
 }
 
-/// The runtimes' tables, each from the last file that has it.
+/// Return the tables of all runtimes, each from the last file that has it.
 fn runtimes(files: &dyn Files, main: &str) -> Result<toml::Table, Error> {
     let mut all = toml::Table::new();
     for (path, text) in load(files, main)? {
@@ -212,7 +214,7 @@ fn runtimes(files: &dyn Files, main: &str) -> Result<toml::Table, Error> {
     Ok(all)
 }
 
-/// A file without a runtime and a default that names it.
+/// Return a file's text without the runtime `name`, and without a default that names it.
 pub(super) fn without(path: &str, text: &str, name: &str) -> Result<String, Error> {
     let mut document = toml_text::document(path, text)?;
     if let Some(section) = toml_text::find(document.as_item_mut(), &["crio", "runtime"])

@@ -1,4 +1,4 @@
-//! Docker's `daemon.json` (`dockerd(8)`; `daemon/config` in moby).
+//! Docker's `daemon.json`, as dockerd reads it (`dockerd(8)`, and `daemon/config` in moby).
 
 use serde_json::{Map, Value};
 
@@ -6,20 +6,20 @@ use super::plan::{Wish, Write};
 use super::text::{place, text};
 use super::{Configuration, Error, Files, Runtime, json};
 
-/// The file that dockerd reads when it is told of no other.
+/// The file that dockerd reads by default.
 pub const CONFIG: &str = "/etc/docker/daemon.json";
 const ENGINE: &str = "Docker";
 
-/// What Docker's file says; a missing or empty one says nothing.
+/// Read Docker's file. A missing or empty file has the default configuration.
 ///
 /// # Errors
-/// The file cannot be read, is no JSON, or has a value of the wrong type where this looks.
+/// The file cannot be read, is not valid JSON, or has a value of the wrong type at one of the keys in [`Configuration`].
 pub fn read(files: &dyn Files, path: &str) -> Result<Configuration, Error> {
     let Some(text) = text(files, path)? else {
         return Ok(Configuration::default());
     };
     let mut object = parse(path, &text)?;
-    // dockerd takes null for nothing.
+    // dockerd treats null as an absent key.
     object.retain(|_, value| !value.is_null());
     let at = |keys: &[&str], found: &Value, wanted| wrong(path, &text, keys, found, wanted);
     let mut all = Configuration {
@@ -27,7 +27,7 @@ pub fn read(files: &dyn Files, path: &str) -> Result<Configuration, Error> {
         ..Configuration::default()
     };
     if let Some(name) = object.get("default-runtime") {
-        let name = name.as_str().ok_or_else(|| at(&["default-runtime"], name, "a text"))?;
+        let name = name.as_str().ok_or_else(|| at(&["default-runtime"], name, "a string"))?;
         all.default_runtime = (!name.is_empty()).then(|| name.to_owned());
         all.default_runtime_file = Some(path.to_owned());
     }
@@ -38,10 +38,10 @@ pub fn read(files: &dyn Files, path: &str) -> Result<Configuration, Error> {
         }
     }
     if let Some(folders) = object.get("cdi-spec-dirs") {
-        all.cdi_spec_dirs = texts(folders).ok_or_else(|| at(&["cdi-spec-dirs"], folders, "a list of texts"))?;
+        all.cdi_spec_dirs = texts(folders).ok_or_else(|| at(&["cdi-spec-dirs"], folders, "a list of strings"))?;
     }
     if let Some(options) = object.get("exec-opts") {
-        let options = texts(options).ok_or_else(|| at(&["exec-opts"], options, "a list of texts"))?;
+        let options = texts(options).ok_or_else(|| at(&["exec-opts"], options, "a list of strings"))?;
         let driver = options
             .iter()
             .rev()
@@ -55,7 +55,9 @@ pub fn read(files: &dyn Files, path: &str) -> Result<Configuration, Error> {
             let table = runtime.as_object().ok_or_else(|| at(&keys, runtime, "an object"))?;
             let member = |key: &'static str| -> Result<Option<String>, Error> {
                 let Some(value) = table.get(key) else { return Ok(None) };
-                let value = value.as_str().ok_or_else(|| at(&["runtimes", name, key], value, "a text"))?;
+                let value = value
+                    .as_str()
+                    .ok_or_else(|| at(&["runtimes", name, key], value, "a string"))?;
                 Ok((!value.is_empty()).then(|| value.to_owned()))
             };
             // dockerd reads runtimeArgs; NVIDIA's tool writes args.
@@ -64,7 +66,7 @@ pub fn read(files: &dyn Files, path: &str) -> Result<Configuration, Error> {
                 if let Some(list) = table.get(key).filter(|list| !list.is_null())
                     && args.is_empty()
                 {
-                    args = texts(list).ok_or_else(|| at(&["runtimes", name, key], list, "a list of texts"))?;
+                    args = texts(list).ok_or_else(|| at(&["runtimes", name, key], list, "a list of strings"))?;
                 }
             }
             all.runtimes.insert(
@@ -90,7 +92,7 @@ fn texts(value: &Value) -> Option<Vec<String>> {
         .collect()
 }
 
-/// The object of a `daemon.json`; one with nothing in it is empty.
+/// Parse a `daemon.json`. An empty file is an empty object.
 pub(super) fn parse(path: &str, text: &str) -> Result<Map<String, Value>, Error> {
     if text.trim().is_empty() {
         return Ok(Map::new());
@@ -126,7 +128,7 @@ pub(super) fn wrong(path: &str, text: &str, keys: &[&str], found: &Value, wanted
         Value::Null => "null".to_owned(),
         Value::Bool(value) => value.to_string(),
         Value::Number(value) => format!("the number {value}"),
-        Value::String(value) => format!("the text {value:?}"),
+        Value::String(value) => format!("the string {value:?}"),
         Value::Array(_) => "a list".to_owned(),
         Value::Object(_) => "an object".to_owned(),
     };
@@ -146,7 +148,7 @@ pub(super) fn wrong(path: &str, text: &str, keys: &[&str], found: &Value, wanted
     }
 }
 
-/// Where a member is, in bytes.
+/// Return the byte offset of a member, or of the last of its parents that exists.
 fn offset(text: &str, keys: &[&str]) -> usize {
     use jsonc_parser::common::Ranged as _;
     let Ok(parsed) = jsonc_parser::parse_to_ast(text, &Default::default(), &Default::default()) else {
@@ -167,7 +169,7 @@ fn offset(text: &str, keys: &[&str]) -> usize {
     at
 }
 
-/// The new text of a `daemon.json`.
+/// Compute the new text of a `daemon.json`.
 pub(super) fn configure(files: &dyn Files, path: &str, wish: &Wish) -> Result<Vec<Write>, Error> {
     let now = read(files, path)?;
     let text = text(files, path)?.unwrap_or_default();
@@ -175,7 +177,7 @@ pub(super) fn configure(files: &dyn Files, path: &str, wish: &Wish) -> Result<Ve
     let root = document.root();
     let runtime = root.object_or_new("runtimes").object_or_new(&wish.name);
     runtime.set("path", &Value::from(wish.path.as_str()));
-    // dockerd refuses a program that is a shim, too.
+    // dockerd rejects a runtime that has both a path and a shim.
     for key in ["runtimeType", "options"] {
         runtime.remove(key);
     }
@@ -195,10 +197,10 @@ pub(super) fn configure(files: &dyn Files, path: &str, wish: &Wish) -> Result<Ve
     }])
 }
 
-/// Docker's own runtime.
+/// Docker's built-in runtime.
 const STOCK: &str = "runc";
 
-/// The text without a runtime: a default that names it becomes Docker's own, and no empty list of runtimes stays behind.
+/// Return the text without the runtime `name`. A default that names it becomes Docker's built-in runtime, and an empty `runtimes` is removed.
 pub(super) fn without(path: &str, text: &str, name: &str) -> Result<String, Error> {
     let object = parse(path, text)?;
     let document = json::Document::parse(path, text)?;

@@ -1,8 +1,8 @@
-//! Patterns of paths, as Go's `filepath.Glob` has them: `*` and `?` within one component.
+//! Path patterns as in Go's `filepath.Glob`: `*` and `?` match within one path component.
 
 use super::Files;
 
-/// Whether a path matches a pattern.
+/// Report whether a path matches a pattern.
 pub(super) fn matches(pattern: &str, path: &str) -> bool {
     let (pattern, path): (Vec<&str>, Vec<&str>) = (pattern.split('/').collect(), path.split('/').collect());
     pattern.len() == path.len() && pattern.iter().zip(&path).all(|(pattern, part)| part_matches(pattern, part))
@@ -10,7 +10,7 @@ pub(super) fn matches(pattern: &str, path: &str) -> bool {
 
 fn part_matches(pattern: &str, part: &str) -> bool {
     let (pattern, part): (Vec<char>, Vec<char>) = (pattern.chars().collect(), part.chars().collect());
-    // As in every matcher with one kind of star: on a mismatch the last star takes one more.
+    // On a mismatch, go back to the last star and let it match one more character. Earlier stars never have to change.
     let (mut p, mut t, mut star) = (0, 0, None);
     while t < part.len() {
         match pattern.get(p) {
@@ -35,12 +35,12 @@ fn part_matches(pattern: &str, part: &str) -> bool {
     pattern[p..].iter().all(|c| *c == '*')
 }
 
-/// Whether it is a pattern at all.
+/// Report whether a text has pattern characters.
 pub(super) fn is_pattern(text: &str) -> bool {
     text.contains(['*', '?', '['])
 }
 
-/// The files that a pattern names, sorted. A path without a star is itself, whether it is there or not.
+/// Return the paths that match a pattern, sorted. A path without pattern characters is returned even if it does not exist.
 pub(super) fn expand(files: &dyn Files, pattern: &str) -> Vec<String> {
     if !is_pattern(pattern) {
         return vec![pattern.to_owned()];
@@ -64,7 +64,7 @@ pub(super) fn expand(files: &dyn Files, pattern: &str) -> Vec<String> {
     found
 }
 
-/// The folder of a path.
+/// Return the directory of a path; `/` if there is none.
 pub(super) fn folder(path: &str) -> &str {
     match path.rsplit_once('/') {
         Some(("", _)) | None => "/",

@@ -1,21 +1,22 @@
-//! JSON that is edited where it is: what is not touched stays as it is, to the byte.
+//! Edits JSON in place: the rest of the text stays the same, byte for byte.
 
 use jsonc_parser::cst::{CstInputValue, CstObject, CstRootNode};
 use serde_json::Value;
 
 use super::Error;
 
-/// Lines and values that a text may have: what the library takes for an edit grows with their square. A second for these, in a debug build.
+/// The largest number of lines and values in a text. The time that the library needs for an edit grows with the square of this number; in a debug
+/// build it is about one second for this limit.
 const MOST_PARTS: usize = 4_000;
 
-/// A text with an object in it.
+/// A JSON text whose top-level value is an object.
 pub(super) struct Document(CstRootNode);
 
-/// An object in a text; edits are seen by all who hold it.
+/// A handle to an object in a text. An edit is visible through all handles to the object.
 pub(super) struct Object(CstObject);
 
 impl Document {
-    /// Of a text that was parsed strictly before.
+    /// Parse a text that was already checked with a strict parser; this parser alone would accept comments and trailing commas.
     pub(super) fn parse(path: &str, text: &str) -> Result<Document, Error> {
         bounded(path, text)?;
         let text = if text.trim().is_empty() { "{}\n" } else { text };
@@ -37,7 +38,7 @@ impl Document {
         self.0.to_string()
     }
 
-    /// The same after things were added: what is written can be edited again.
+    /// Return the text after entries were added. A text that has grown beyond the limit is an error, so every written text can be edited again.
     pub(super) fn longer_text(&self, path: &str) -> Result<String, Error> {
         let text = self.text();
         bounded(path, &text).map(|()| text)
@@ -70,7 +71,7 @@ impl Object {
         self.0.object_value(key).map(Object)
     }
 
-    /// The object under a key, made if there is none.
+    /// Return the object under a key, and create it if there is none.
     pub(super) fn object_or_new(&self, key: &str) -> Object {
         Object(self.0.object_value_or_set(key))
     }

@@ -1,11 +1,12 @@
-//! What container engines are configured to do, and the edits that give them one more runtime: Docker's `daemon.json`, containerd's
-//! `config.toml` with its imports, CRI-O's drop-ins. Text in, text out.
+//! Reads the configuration of container engines, and computes the edits that register one more OCI runtime: Docker's `daemon.json`,
+//! containerd's `config.toml` with its imports, CRI-O's drop-ins. This module only turns text into text.
 //!
-//! - [`docker`], [`containerd`], [`crio`]: for each engine `read`, what its files say together, read as the engine reads them
-//! - [`Configuration`]: the answer, the same for all three
-//! - [`configure`]: from a [`Wish`] to a [`Plan`]: the texts that change, and a [`Record`] of what was there; [`undo`]: back again
-//! - [`Engine`]: where the engines of distributions have their files
-//! - [`Files`]: where the texts come from: a map, or a machine's tree below a [`Root`]
+//! - [`docker`], [`containerd`], [`crio`]: one `read` for each engine, which merges its files exactly as the engine does
+//! - [`Configuration`]: the merged configuration, in one form for all three engines
+//! - [`configure`]: turns a [`Wish`] into a [`Plan`]: the files that change, and a [`Record`] of their original text
+//! - [`undo`]: computes the edits that restore the original text
+//! - [`Engine`]: where each distribution keeps its engine's files
+//! - [`Files`]: the source of the texts: a map, or a machine's files below a [`Root`]
 
 #![forbid(unsafe_code)]
 
@@ -30,17 +31,17 @@ use serde::Serialize;
 
 use divvy_host::{Kind, Root};
 
-/// The largest file that is read, in bytes: engines' files are written by hand.
+/// The largest configuration file that is read, in bytes. Engine configuration is written by hand, so anything larger is a mistake.
 pub const LARGEST: usize = 4 * 1024 * 1024;
 
-/// The texts of a machine. Paths are absolute.
+/// The text files of a machine. Paths are absolute.
 pub trait Files {
-    /// The text of a file; none if there is none.
+    /// Return the text of a file, or `None` if the file does not exist.
     ///
     /// # Errors
-    /// Why a file that is there has no text: no right to read it, not UTF-8, a folder.
+    /// Returns the reason why an existing path has no readable text: missing permission, not UTF-8, or a directory.
     fn text(&self, path: &str) -> Result<Option<String>, String>;
-    /// The names in a folder, sorted; none if there is no such folder.
+    /// Return the names in a directory, sorted; empty if the directory does not exist.
     fn names(&self, folder: &str) -> Vec<String>;
 }
 
@@ -66,12 +67,12 @@ impl Files for Root<'_> {
         };
         match entry.kind {
             Kind::File => {}
-            Kind::Folder | Kind::Link(_) => return Err("it is a folder".to_owned()),
+            Kind::Folder | Kind::Link(_) => return Err("it is a directory".to_owned()),
             Kind::Special => return Err("it is a device, a socket or a pipe".to_owned()),
         }
         let bytes = self.read(path, LARGEST + 1).ok_or("it could not be opened")?;
         if bytes.len() > LARGEST {
-            return Err(format!("it has more than {LARGEST} bytes"));
+            return Err(format!("it is larger than {LARGEST} bytes"));
         }
         String::from_utf8(bytes)
             .map(Some)
@@ -83,174 +84,175 @@ impl Files for Root<'_> {
     }
 }
 
-/// What an engine's files say together. What they leave to the engine is none or empty here.
+/// The merged configuration of an engine. A setting that the files leave to the engine's default is `None` or empty.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Configuration {
     /// The files that were read, in the engine's order. Later ones win.
     pub files: Vec<String>,
-    /// The version of containerd's format, of the first file: 1 where it says none, none where there is nothing.
+    /// The format version of containerd's first file: 1 if the file states no version, `None` if the file is missing or empty.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub version: Option<i64>,
-    /// The runtime of who asks for none.
+    /// The name of the runtime for containers that request none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub default_runtime: Option<String>,
-    /// The file that says so.
+    /// The file that sets `default_runtime`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub default_runtime_file: Option<String>,
-    /// The runtimes, by name (containerd's and CRI-O's handlers).
+    /// The runtimes by name; containerd and CRI-O call this name the handler.
     pub runtimes: BTreeMap<String, Runtime>,
-    /// containerd's `enable_cdi`, Docker's `features.cdi`.
+    /// Whether the engine injects CDI devices: containerd's `enable_cdi`, Docker's `features.cdi`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cdi: Option<bool>,
-    /// Where CDI specs are looked for.
+    /// The directories that the engine searches for CDI specs.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub cdi_spec_dirs: Vec<String>,
-    /// containerd's `imports`, as written, of all files.
+    /// containerd's `imports` from all files, as they are written.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub imports: Vec<String>,
-    /// containerd's `disabled_plugins`.
+    /// containerd's `disabled_plugins` from all files, each name once.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub disabled_plugins: Vec<String>,
-    /// The cgroup driver of the whole engine: `systemd` or `cgroupfs` (Docker's `exec-opts`, CRI-O's `cgroup_manager`). containerd has one for each runtime.
+    /// The engine's cgroup driver: `systemd` or `cgroupfs` (Docker's `exec-opts`, CRI-O's `cgroup_manager`). containerd instead has one setting
+    /// for each runtime, see [`Runtime::systemd_cgroup`].
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cgroup_driver: Option<String>,
 }
 
-/// One runtime of an engine.
+/// An OCI runtime that is registered with an engine.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Runtime {
-    /// The program (`BinaryName`, `runtime_path`, `path`).
+    /// The runtime's program: `BinaryName` in containerd, `runtime_path` in CRI-O, `path` in Docker.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub path: Option<String>,
-    /// The kind of runtime (`runtime_type`), such as `io.containerd.runc.v2`.
+    /// The value of `runtime_type`, such as `io.containerd.runc.v2`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub runtime_type: Option<String>,
-    /// containerd's `SystemdCgroup`.
+    /// containerd's `SystemdCgroup`: whether the runtime uses systemd as its cgroup driver.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub systemd_cgroup: Option<bool>,
-    /// Docker's `runtimeArgs`, or `args`, which it ignores.
+    /// Docker's `runtimeArgs`. If there are none, the value of `args`, which Docker ignores but NVIDIA's tool writes.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub args: Vec<String>,
-    /// The last file that says something of it.
+    /// The last file that mentions this runtime.
     pub file: String,
 }
 
-/// Why an engine's files cannot be read or edited. Nothing has been changed.
+/// Why an engine's files cannot be read or edited. No file has been changed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
-    /// A file that is there has no text.
+    /// A file exists but cannot be used.
     #[error("{path} cannot be read: {why}")]
     Unreadable {
-        /// The file.
+        /// The path of the file.
         path: String,
-        /// The reason.
+        /// The reason, as the end of the message.
         why: String,
     },
-    /// Not the format that the engine reads.
+    /// A file has a syntax error.
     #[error(
-        "{path} is not {format}: line {line}, column {column}: {what}; the engine refuses this file as well. Correct that place, then run this again; nothing was changed"
+        "{path} is not valid {format}: line {line}, column {column}: {what}; the engine also rejects this file. Correct this line, then run the command again; nothing was changed"
     )]
     Syntax {
-        /// The file.
+        /// The path of the file.
         path: String,
-        /// JSON or TOML.
+        /// `JSON` or `TOML`.
         format: &'static str,
-        /// From 1.
+        /// The line of the error, counted from 1.
         line: usize,
-        /// From 1.
+        /// The column of the error, counted from 1.
         column: usize,
-        /// What the parser says.
+        /// The parser's message.
         what: String,
     },
-    /// More than anybody writes into an engine's file.
+    /// A JSON file has too many values to edit in a reasonable time.
     #[error(
-        "{path} has {parts} lines and values, and at most {most} are edited: take out what is empty, then run this again; nothing was changed"
+        "{path} has {parts} lines and values, and divvy edits files with at most {most}: remove empty lines and unused entries, then run the command again; nothing was changed"
     )]
     TooLong {
-        /// The file.
+        /// The path of the file.
         path: String,
-        /// Lines and values in it.
+        /// The number of lines and values in the file.
         parts: usize,
-        /// How many it may have.
+        /// The largest number that is edited.
         most: usize,
     },
-    /// A value of another type than the engine's.
+    /// A value has a type that the engine does not accept.
     #[error(
-        "{path}, line {line}, column {column}: `{key}` is {found}, where {engine} reads {wanted}; correct that place, then run this again; nothing was changed"
+        "{path}, line {line}, column {column}: `{key}` is {found}, but {engine} expects {wanted}; correct this value, then run the command again; nothing was changed"
     )]
     WrongType {
-        /// The file.
+        /// The path of the file.
         path: String,
-        /// From 1.
+        /// The line of the value, counted from 1.
         line: usize,
-        /// From 1.
+        /// The column of the value, counted from 1.
         column: usize,
-        /// The key, with dots.
+        /// The key, with dots between its parts.
         key: String,
-        /// What is there.
+        /// The value or type in the file.
         found: String,
-        /// What should be.
+        /// The type that the engine expects.
         wanted: &'static str,
-        /// Whose file.
+        /// The engine's name.
         engine: &'static str,
     },
-    /// Another file has the last word.
+    /// The engine reads another file later, and that file overrides the edit.
     #[error(
-        "{what} cannot be set from {path}: {winner} is read after it and wins, so the engine would not see it. Take that out of {winner}, or write there \
-         with --drop-in {winner}; nothing was changed"
+        "{what} cannot be set in {path}: the engine reads {winner} later, and that file wins. Remove the setting from {winner}, or write to that \
+         file with --drop-in {winner}; nothing was changed"
     )]
     Overruled {
-        /// Where it would be written.
+        /// The file that would be edited.
         path: String,
-        /// What would have no effect.
+        /// The setting that would have no effect.
         what: String,
-        /// The file that wins.
+        /// The file that overrides the setting.
         winner: String,
     },
-    /// What is kept for going back is not what we kept.
+    /// The file that keeps the original texts for [`undo`] is damaged.
     #[error(
-        "{path} is not as divvy wrote it, so what was there before cannot be told: {why}; remove it to go on without, and --undo takes out the runtime \
-         alone; nothing was changed"
+        "{path} is not the record that divvy wrote, so the original configuration is unknown: {why}; remove the record to continue without it, \
+         and --undo removes only the runtime; nothing was changed"
     )]
     Record {
-        /// The record.
+        /// The path of the record's file.
         path: String,
-        /// The reason.
+        /// The reason, as the end of the message.
         why: String,
     },
-    /// A template that says something of the runtime itself.
+    /// A template of k3s or rke2 already has a handwritten table for the runtime.
     #[error(
-        "{path} already has a table for the runtime {name}, written by hand: a second one would stop containerd. Take it out, or choose another name with --runtime-name; nothing was changed"
+        "{path} already has a table for the runtime {name}, written by hand, and a second one would keep containerd from starting. Remove it, or choose another name with --runtime-name; nothing was changed"
     )]
     InTemplate {
-        /// The template.
+        /// The path of the template.
         path: String,
-        /// The runtime.
+        /// The runtime's name.
         name: String,
     },
-    /// What k3s found itself.
+    /// k3s or rke2 found the runtime in its `PATH` and registered it.
     #[error(
-        "{path}: the distribution has found and registered a runtime {name} by itself ({program}); a second table of that name would stop containerd. \
-         Use that one, or choose another name, such as --runtime-name divvy; nothing was changed"
+        "{path}: the distribution has already registered the runtime {name} ({program}), and a second table of that name would keep containerd \
+         from starting. Use that runtime, or choose another name, such as --runtime-name divvy; nothing was changed"
     )]
     FoundByItself {
-        /// What was generated.
+        /// The file that the distribution generated.
         path: String,
-        /// The runtime.
+        /// The runtime's name.
         name: String,
-        /// Its program.
+        /// The runtime's program.
         program: String,
     },
-    /// containerd's files import more files than anybody has.
+    /// containerd's files import more files than is plausible.
     #[error(
-        "{path} imports more than {most} files; is one of its patterns too wide? `containerd config dump` shows them under `imports`"
+        "{path} imports more than {most} files; is one of its patterns too broad? `containerd config dump` lists them under `imports`"
     )]
     TooMany {
-        /// The first file.
+        /// The first file, whose imports were followed.
         path: String,
-        /// How many are read.
+        /// The largest number of files that is read.
         most: usize,
     },
 }

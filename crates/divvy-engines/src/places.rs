@@ -1,46 +1,46 @@
-//! Where the engines of distributions have their files, and what makes them read those again.
+//! Where each distribution keeps its container engine's files, and which systemd units run the engine.
 
 use serde::Deserialize;
 
 use super::plan::Target;
 use super::{Error, Files, containerd, crio, docker, glob};
 
-/// Engines, and the distributions of Kubernetes that bring their own containerd.
+/// A container engine, or a Kubernetes distribution that brings its own containerd.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Engine {
-    /// Docker.
+    /// Docker Engine.
     Docker,
-    /// containerd of a distribution's package or of kubeadm's guide.
+    /// A stand-alone containerd, from a distribution's package or installed as kubeadm's guide describes.
     Containerd,
     /// CRI-O.
     Crio,
-    /// k3s's containerd.
+    /// The containerd of k3s.
     K3s,
-    /// rke2's containerd.
+    /// The containerd of rke2.
     Rke2,
-    /// k0s's containerd.
+    /// The containerd of k0s.
     K0s,
-    /// `MicroK8s`' containerd.
+    /// The containerd of `MicroK8s`.
     Microk8s,
 }
 
-/// What a person may say of places.
+/// The user's choices that override an engine's default files.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Wanted {
-    /// The engine's file [default: the distribution's].
+    /// The engine's main file; `None` selects the distribution's.
     pub config: Option<String>,
-    /// The drop-in [default: the distribution's]; empty: none, all goes into the file.
+    /// The drop-in; `None` selects the distribution's, and an empty string writes everything into the main file.
     pub drop_in: Option<String>,
-    /// What `containerd --version` says.
+    /// The output of `containerd --version`.
     pub containerd: Option<String>,
 }
 
-/// The name of our drop-ins: read after all others that are named with numbers.
+/// The base name of divvy's drop-ins. Engines read drop-ins in alphabetical order, so this one comes after those that start with a number.
 const DROP_IN: &str = "zz-divvy";
 const MICROK8S: &str = "/var/snap/microk8s/current/args";
 
 impl Engine {
-    /// All of them.
+    /// All engines, in the order in which `divvy configure --detect` tries them.
     pub const ALL: [Engine; 7] = [
         Engine::Docker,
         Engine::Containerd,
@@ -51,7 +51,7 @@ impl Engine {
         Engine::Microk8s,
     ];
 
-    /// The name that is typed.
+    /// Return the engine's name on the command line.
     pub fn as_str(self) -> &'static str {
         match self {
             Engine::Docker => "docker",
@@ -64,7 +64,7 @@ impl Engine {
         }
     }
 
-    /// By what an engine is known on a machine: files of its own, the first that is there.
+    /// Return the first existing path that shows that the engine is installed, or `None` if there is no sign of it.
     pub fn evidence(self, files: &dyn Files) -> Option<String> {
         let paths: &[&str] = match self {
             Engine::Docker => &[
@@ -83,7 +83,7 @@ impl Engine {
         paths.iter().find(|path| is_there(files, path)).map(|path| (*path).to_owned())
     }
 
-    /// The systemd units that run it, the likeliest first.
+    /// Return the systemd units that may run the engine, the most likely first.
     pub fn units(self) -> &'static [&'static str] {
         match self {
             Engine::Docker => &["docker"],
@@ -96,10 +96,10 @@ impl Engine {
         }
     }
 
-    /// Its files on this machine.
+    /// Find the engine's files on this machine.
     ///
     /// # Errors
-    /// A file that says which they are cannot be read.
+    /// A file that decides which files the engine reads cannot be read or parsed.
     pub fn target(self, files: &dyn Files, wanted: &Wanted) -> Result<Target, Error> {
         let config = |default: &str| wanted.config.clone().unwrap_or_else(|| default.to_owned());
         let drop_in = |default: String| match wanted.drop_in.as_deref() {
@@ -133,7 +133,7 @@ impl Engine {
             }
             Engine::K3s | Engine::Rke2 => self.rancher(files, wanted)?,
             Engine::K0s => Target::Containerd {
-                // k0s puts these files and its own together, key by key, whatever its containerd does.
+                // k0s itself merges these files with its own, key by key, for every version of containerd.
                 config: wanted
                     .drop_in
                     .clone()
@@ -152,7 +152,8 @@ impl Engine {
         })
     }
 
-    /// k3s and rke2 write containerd's file at each start. Newer ones have it import a folder; for the others there is a template.
+    /// k3s and rke2 generate containerd's file at each start. In newer releases the generated file imports a directory of drop-ins; in older
+    /// releases only the template of that file can be edited.
     fn rancher(self, files: &dyn Files, wanted: &Wanted) -> Result<Target, Error> {
         let folder = format!("/var/lib/rancher/{}/agent/etc/containerd", self.as_str());
         let generated = format!("{folder}/config.toml");
@@ -182,13 +183,13 @@ impl Engine {
         })
     }
 
-    /// Whether the kubelet's cgroup driver is systemd, and which file says so; none where none does.
+    /// Return whether the kubelet's cgroup driver is systemd, and the file that sets it; `None` if no file sets it.
     ///
     /// # Errors
-    /// A file that is there cannot be read, or says something that the kubelet does not know.
+    /// The kubelet's file exists but cannot be read, or it has a cgroup driver that the kubelet does not accept.
     pub fn kubelet_driver(self, files: &dyn Files) -> Result<Option<(bool, String)>, Error> {
         let path = match self {
-            // Their kubelets are told on the command line, and their templates know.
+            // k3s and rke2 pass the driver on the kubelet's command line, and their templates set the same driver for runc.
             Engine::Docker | Engine::K3s | Engine::Rke2 => return Ok(None),
             Engine::Containerd | Engine::Crio => "/var/lib/kubelet/config.yaml",
             Engine::K0s => "/var/lib/k0s/kubelet-config.yaml",
@@ -206,7 +207,7 @@ impl Engine {
             _ => {
                 let read: Kubelet = serde_saphyr::from_str(&text).map_err(|error| Error::Unreadable {
                     path: path.to_owned(),
-                    why: format!("it is no configuration of a kubelet: {error}; --cgroup-driver does without it"),
+                    why: format!("it is not a kubelet configuration: {error}; set --cgroup-driver to continue without this file"),
                 })?;
                 read.cgroup_driver
             }
@@ -218,7 +219,7 @@ impl Engine {
             Some(other) => Err(Error::Unreadable {
                 path: path.to_owned(),
                 why: format!(
-                    "cgroupDriver is {other:?}, where the kubelet knows systemd and cgroupfs; --cgroup-driver does without it"
+                    "cgroupDriver is {other:?}, but the kubelet accepts only systemd and cgroupfs; set --cgroup-driver to continue without this file"
                 ),
             }),
         }
@@ -243,7 +244,7 @@ fn version(files: &dyn Files, path: &str) -> Result<Option<i64>, Error> {
         .and_then(|file| file.version))
 }
 
-/// The RuntimeClass by which a pod asks for the runtime.
+/// Return the manifest of a RuntimeClass, in YAML, through which a pod selects the runtime `name`.
 pub fn runtime_class(name: &str) -> String {
     format!("apiVersion: node.k8s.io/v1\nkind: RuntimeClass\nmetadata:\n  name: {name}\nhandler: {name}\n")
 }

@@ -1,4 +1,4 @@
-//! From a wish to edits, and back again.
+//! Computes the edits that register a runtime with an engine, and the edits that remove it again.
 
 use std::collections::BTreeMap;
 
@@ -9,64 +9,65 @@ use super::text::text;
 use super::{Configuration, Error, Files, containerd, crio, docker, template};
 use divvy_host::plain_line;
 
-/// What an engine is to be told.
+/// The settings that an engine should have.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Wish {
-    /// The runtime's name: what a RuntimeClass has as its handler, what `docker run --runtime` takes.
+    /// The runtime's name: the handler of a RuntimeClass, and the argument of `docker run --runtime`.
     pub name: String,
-    /// Its program.
+    /// The path of the runtime's program.
     pub path: String,
-    /// Whether it is the runtime of who asks for none; none leaves that as it is.
+    /// Whether the runtime is the default for containers that request none; `None` leaves the default unchanged.
     pub set_default: Option<bool>,
-    /// Whether the engine puts CDI devices into containers; none leaves that as it is.
+    /// Whether the engine injects CDI devices into containers; `None` leaves this unchanged.
     pub cdi: Option<bool>,
-    /// Whether the kubelet's cgroup driver is systemd; none where nobody says.
+    /// Whether the kubelet's cgroup driver is systemd; `None` if it is unknown.
     pub systemd_cgroup: Option<bool>,
-    /// Write a drop-in that is there anew from the other files, whatever is in it, as NVIDIA's tool does.
+    /// Whether to rewrite an existing drop-in from the other files and discard its content, as NVIDIA's tool does.
     pub anew: bool,
-    /// What the engine says itself of its configuration, as TOML (`containerd config dump`, `crio status config`): copied from in place of its files.
+    /// The configuration that the engine itself prints, as TOML (`containerd config dump`, `crio status config`). If it is given, it replaces
+    /// the engine's files as the source that the runtime's settings are copied from.
     pub said: Option<String>,
 }
 
-/// Whose files, and which.
+/// The engine and its configuration files.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Target {
-    /// Docker's one file.
+    /// Docker, which has one file.
     Docker {
-        /// `daemon.json`.
+        /// The path of `daemon.json`.
         config: String,
     },
-    /// containerd's.
+    /// containerd, with a main file and an optional drop-in.
     Containerd {
-        /// The file that containerd is told to read.
+        /// The main file, which containerd reads first.
         config: String,
-        /// Where the runtime is written; none writes it into `config`.
+        /// The drop-in that receives the runtime; `None` writes the runtime into `config`.
         drop_in: Option<String>,
-        /// How this containerd puts files together; none where its version is not known.
+        /// How this version of containerd merges files; `None` if the version is unknown.
         merge: Option<containerd::Merge>,
-        /// The version of the format for a file that is not there yet.
+        /// The format version for a new file.
         version: i64,
     },
-    /// CRI-O's.
+    /// CRI-O, with a main file and an optional drop-in.
     Crio {
-        /// The first file.
+        /// The main file, which CRI-O reads first.
         config: String,
-        /// Where the runtime is written; none writes it into `config`.
+        /// The drop-in that receives the runtime; `None` writes the runtime into `config`.
         drop_in: Option<String>,
     },
-    /// The template from which k3s or rke2 makes containerd's configuration at each start.
+    /// The template from which k3s or rke2 generates containerd's configuration at each start.
     Template {
-        /// The template.
+        /// The path of the template.
         config: String,
-        /// What was made of it at the last start.
+        /// The file that was generated from the template at the last start.
         generated: String,
-        /// The version of containerd's format.
+        /// The format version of containerd's configuration.
         version: i64,
     },
 }
 
 impl Target {
-    /// The file by which the engine is known.
+    /// Return the path of the engine's main file.
     pub fn config(&self) -> &str {
         match self {
             Target::Docker { config }
@@ -76,12 +77,12 @@ impl Target {
         }
     }
 
-    /// Where the [`Record`] is kept.
+    /// Return the path of the file that keeps the [`Record`].
     pub fn record(&self) -> String {
         format!("{}.divvy-undo", self.config())
     }
 
-    /// The file into which the runtime goes.
+    /// Return the path of the file that receives the runtime: the drop-in if there is one, otherwise the main file.
     pub fn written(&self) -> &str {
         match self {
             Target::Containerd {
@@ -97,15 +98,15 @@ impl Target {
     fn merge(&self) -> containerd::Merge {
         match self {
             Target::Containerd { merge: Some(merge), .. } => *merge,
-            // What is right for the older ones is right for all.
+            // A file that is correct for older versions is correct for all versions.
             _ => containerd::Merge::Sections,
         }
     }
 
-    /// What the engine's files say together.
+    /// Read and merge the engine's files.
     ///
     /// # Errors
-    /// As [`docker::read`], [`containerd::read`], [`crio::read`].
+    /// The errors of [`docker::read`], [`containerd::read`], and [`crio::read`].
     pub fn read(&self, files: &dyn Files) -> Result<Configuration, Error> {
         match self {
             Target::Docker { config } => docker::read(files, config),
@@ -120,43 +121,44 @@ impl Target {
     }
 }
 
-/// A file that changes.
+/// The change of one file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Edit {
-    /// The file.
+    /// The file's path.
     pub path: String,
-    /// Its text until now; none if it is not there.
+    /// The current text; `None` if the file does not exist.
     pub before: Option<String>,
-    /// Its text from now on; none if it goes.
+    /// The new text; `None` if the file is removed.
     pub after: Option<String>,
-    /// The file whose owner and permissions a new file gets: what was copied from it may be secret.
+    /// The file whose owner and permissions a new file inherits, because secrets may have been copied from it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub like: Option<String>,
 }
 
-/// What there is to do.
+/// The edits that [`configure`] or [`undo`] computed.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Plan {
-    /// The files that change, in the order in which they are written: what is imported comes before who imports it. Empty: all is as wished.
+    /// The changes, in the order in which they must be written: an imported file comes before the file that imports it. Empty if nothing
+    /// has to change.
     pub edits: Vec<Edit>,
-    /// What the person should know.
+    /// Advice and warnings for the user.
     pub notes: Vec<String>,
-    /// What is to be kept for [`undo`]; none if nothing of ours is left.
+    /// The record to keep for [`undo`]; `None` if no file contains anything from divvy.
     pub record: Option<Record>,
 }
 
-/// What was there before us, file by file.
+/// The original text of each file that divvy wrote.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Record {
-    /// The files that were written.
+    /// The files that divvy wrote, by path.
     pub files: BTreeMap<String, Recorded>,
 }
 
 impl Record {
-    /// Reads the record in the file of this path.
+    /// Parse the text of the record file at `path`.
     ///
     /// # Errors
-    /// [`Error::Record`]: it is none that we wrote.
+    /// [`Error::Record`] if divvy did not write this text.
     pub fn parse(path: &str, text: &str) -> Result<Record, Error> {
         let wrong = |why: String| Error::Record {
             path: path.to_owned(),
@@ -166,22 +168,22 @@ impl Record {
         let is_whole =
             |path: &str| path.starts_with('/') && !path.split('/').any(|part| part == "..") && !path.contains(char::is_control);
         match record.files.keys().find(|file| !is_whole(file)) {
-            Some(file) => Err(wrong(format!("{file:?} is no path of a file that it wrote"))),
+            Some(file) => Err(wrong(format!("{file:?} is not the path of a file that divvy wrote"))),
             None => Ok(record),
         }
     }
 }
 
-/// A file that was written.
+/// The record of one file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Recorded {
-    /// Its text before; none if it was not there.
+    /// The text before divvy wrote the file; `None` if the file did not exist.
     pub original: Option<String>,
-    /// What was written.
+    /// The text that divvy wrote.
     pub written: String,
 }
 
-/// The files as they would be after edits.
+/// The files as they will be after `edits`, so that a plan can be checked before it is written.
 pub(super) struct After<'f> {
     pub(super) files: &'f dyn Files,
     pub(super) edits: Vec<(String, Option<String>)>,
@@ -203,7 +205,7 @@ impl Files for After<'_> {
                 .and_then(|rest| rest.strip_prefix('/'));
             let Some(below) = below else { continue };
             match (below.split_once('/'), text) {
-                // A folder that comes with its first file, and may have been there.
+                // A directory that is created with its first file, unless it already exists.
                 (Some((name, _)), Some(_)) if !names.iter().any(|known| known == name) => names.push(name.to_owned()),
                 (Some(_), _) => {}
                 (None, text) => {
@@ -219,20 +221,22 @@ impl Files for After<'_> {
     }
 }
 
-/// One file's new text, before it is known whether that is a change.
+/// The new text of one file, which may equal its current text.
 pub(super) struct Write {
     pub(super) path: String,
     pub(super) text: String,
     pub(super) like: Option<String>,
 }
 
-/// What makes an engine have the runtime of a wish. A second time it is nothing.
+/// Compute the edits that give an engine the settings of a [`Wish`]. For an engine that already has them, the plan has no edits.
+///
+/// The plan is verified: the edited files are read as the engine would read them, and the result must have the requested settings.
 ///
 /// # Errors
-/// As [`Target::read`]; and what is wished cannot be had in the files as they are, because another file wins.
+/// The errors of [`Target::read`], and [`Error::Overruled`] if a file that the engine reads later overrides a requested setting.
 pub fn configure(files: &dyn Files, target: &Target, wish: &Wish, record: Option<&Record>) -> Result<Plan, Error> {
     let mut notes = Vec::new();
-    // A person's edits since are kept: what is undone later is ours alone.
+    // Keep the edits that a person made since the last run: a later undo removes only what divvy wrote.
     let mut originals = record.cloned().unwrap_or_default();
     for (path, recorded) in &mut originals.files {
         let now = text(files, path)?;
@@ -300,11 +304,11 @@ pub fn configure(files: &dyn Files, target: &Target, wish: &Wish, record: Option
     Ok(plan)
 }
 
-/// Whether the engine, reading the new files as it does, has what was wished.
+/// Check that the engine gets the requested settings when it reads the edited files.
 fn check(files: &dyn Files, target: &Target, wish: &Wish, plan: &Plan) -> Result<(), Error> {
     match target {
         Target::Template { .. } => return Ok(()),
-        // Who reads it was told; what it says was written whole.
+        // CRI-O does not read this drop-in by default, so its files cannot show the result. A note tells the user which option makes CRI-O read it.
         Target::Crio {
             config,
             drop_in: Some(drop_in),
@@ -338,11 +342,13 @@ fn check(files: &dyn Files, target: &Target, wish: &Wish, plan: &Plan) -> Result
     Ok(())
 }
 
-/// What takes the runtime out again: each file as it was, to the byte; where somebody has edited it since, all of it but ours.
-/// Without a record, the runtime of this name and the default that points to it.
+/// Compute the edits that remove the runtime.
+///
+/// With a record, each file gets its original text back, byte for byte. If a file was edited since divvy wrote it, only divvy's entries are
+/// removed from it. Without a record, only the runtime `name` and a default that names it are removed.
 ///
 /// # Errors
-/// As [`Target::read`].
+/// The errors of [`Target::read`].
 pub fn undo(files: &dyn Files, target: &Target, name: &str, record: Option<&Record>) -> Result<Plan, Error> {
     let mut plan = Plan::default();
     let Some(record) = record else {
@@ -352,7 +358,7 @@ pub fn undo(files: &dyn Files, target: &Target, name: &str, record: Option<&Reco
                 Target::Docker { .. } => docker::without(&path, &before, name)?,
                 Target::Containerd { .. } => containerd::without(&path, &before, name, target.merge())?,
                 Target::Crio { .. } => crio::without(&path, &before, name)?,
-                // What k3s made is not ours to edit; the template has our mark.
+                // k3s generates these files at each start, so an edit would be lost. In the template, divvy's part is between two marks.
                 Target::Template { .. } => continue,
             };
             if after != before {
@@ -365,15 +371,15 @@ pub fn undo(files: &dyn Files, target: &Target, name: &str, record: Option<&Reco
             }
         }
         plan.notes.push(match plan.edits.is_empty() {
-            true => format!("nothing here was written by divvy, and there is no runtime {name} to take out"),
+            true => format!("divvy did not write anything here, and there is no runtime {name} to remove"),
             false => format!(
-                "there is no record of what was here before (divvy did not write it), so the runtime {name} and a default that names it are taken out, \
-                 and nothing else"
+                "there is no record of the original configuration (divvy did not write the current one), so only the runtime {name} and a default \
+                 that names it are removed"
             ),
         });
         return Ok(plan);
     };
-    // Who imports goes first, so that no import ever lacks its file.
+    // Edit the importing file first, so that an import never names a missing file.
     let (main, others): (Vec<_>, Vec<_>) = record.files.iter().partition(|(path, _)| *path == target.config());
     for (path, recorded) in main.into_iter().chain(others) {
         let before = text(files, path)?;
@@ -383,10 +389,10 @@ pub fn undo(files: &dyn Files, target: &Target, name: &str, record: Option<&Reco
         };
         if before.as_deref() != Some(&recorded.written) {
             plan.notes.push(match (&before, kept.0.is_empty()) {
-                (None, _) => format!("{path} is gone already, and stays so"),
-                (_, true) => format!("{path} was edited since; only what divvy wrote is taken out, and the edits stay"),
+                (None, _) => format!("{path} was already removed, and divvy does not restore it"),
+                (_, true) => format!("{path} was edited since divvy wrote it; only divvy's entries are removed, and the edits stay"),
                 (_, false) => format!(
-                    "{path} was edited since; what divvy wrote is taken out, but what was changed by hand stays: {}",
+                    "{path} was edited since divvy wrote it; divvy's entries are removed, except for those that were changed by hand: {}",
                     kept.0.join(", ")
                 ),
             });

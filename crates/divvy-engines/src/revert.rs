@@ -1,5 +1,5 @@
-//! Takes out what we wrote from a file that somebody has edited since: every value that we changed and nobody else has touched goes back to what
-//! it was, by structure and not by text.
+//! Removes divvy's entries from a file that was edited since divvy wrote it. Every value that divvy changed and that is still the same gets its
+//! original value back. The comparison works on parsed values, not on text.
 
 use serde_json::Value;
 use toml_edit::{DocumentMut, Item, TableLike};
@@ -7,11 +7,11 @@ use toml_edit::{DocumentMut, Item, TableLike};
 use super::plan::{Recorded, Target};
 use super::{Error, docker, json, template, toml_text};
 
-/// What we had changed and somebody changed again: it stays, and is told.
+/// The keys that divvy changed and that were changed again by hand. They keep their current value, and the user is told.
 #[derive(Debug, Default)]
 pub(super) struct Kept(pub(super) Vec<String>);
 
-/// The text that is left; none if nothing but ours was in it.
+/// Return the text without divvy's entries, or `None` if the file contained nothing else and did not exist before.
 pub(super) fn file(
     target: &Target,
     path: &str,
@@ -27,7 +27,7 @@ pub(super) fn file(
         return Ok((left_or_none(recorded, left.trim().is_empty(), left), kept));
     }
     let original = recorded.original.as_deref().unwrap_or_default();
-    // What we wrote down was read before.
+    // divvy parsed these texts before it recorded them. An error therefore means that the record is damaged.
     let of_record = |error: Error| Error::Record {
         path: target.record(),
         why: match error {
@@ -59,7 +59,7 @@ fn left_or_none(recorded: &Recorded, empty: bool, left: String) -> Option<String
     (!empty || recorded.original.is_some()).then_some(left)
 }
 
-/// Nothing in it but perhaps the version of its format.
+/// Report whether a document has no content other than its format version.
 fn is_empty(document: &DocumentMut) -> bool {
     document
         .iter()
@@ -80,7 +80,7 @@ fn tables(now: &mut dyn TableLike, original: &toml::Table, written: &toml::Table
         if was == Some(wrote) {
             continue;
         }
-        // The version belongs to the format of what else is in the file.
+        // Keep the format version: the rest of the file may have been written in it.
         if at.is_empty() && key == "version" && was.is_none() {
             continue;
         }

@@ -1,5 +1,5 @@
-//! The template from which k3s and rke2 make containerd's configuration at each start (`pkg/agent/templates` in k3s): Go's language for templates
-//! with TOML in it, so it is edited as text, between two marks.
+//! The template from which k3s and rke2 generate containerd's configuration at each start (`pkg/agent/templates` in k3s). It is a Go template
+//! that produces TOML, so a TOML parser cannot read it. Therefore it is edited as text, and divvy's part is between two marks.
 
 use super::plan::{Wish, Write};
 use super::text::text;
@@ -7,10 +7,10 @@ use super::{Error, Files, containerd};
 
 const BEGIN: &str = "# BEGIN divvy: `divvy configure --undo` takes this out";
 const END: &str = "# END divvy";
-/// All that the distribution writes itself (k3s and rke2 from September 2023 on).
+/// Includes the distribution's own configuration (k3s and rke2 since September 2023).
 const BASE: &str = "{{ template \"base\" . }}\n";
 
-/// The template's new text.
+/// Compute the template's new text.
 pub(super) fn configure(
     files: &dyn Files,
     path: &str,
@@ -50,7 +50,7 @@ pub(super) fn configure(
     }
     let systemd = match wish.systemd_cgroup {
         Some(systemd) => systemd.to_string(),
-        // As the distribution does for runc.
+        // The distribution's template uses the same variable for runc.
         None => "{{ .SystemdCgroup }}".to_owned(),
     };
     let annotations = match wish.cdi {
@@ -63,12 +63,12 @@ pub(super) fn configure(
     );
     if wish.set_default == Some(true) {
         notes.push(format!(
-            "the default runtime is not set by a template: write `default-runtime: {}` into the distribution's config.yaml",
+            "a template cannot set the default runtime: write `default-runtime: {}` into the distribution's config.yaml",
             wish.name
         ));
     }
     if wish.cdi == Some(false) {
-        notes.push("CDI stays switched on: the distribution's own part of the template has the say".to_owned());
+        notes.push("CDI stays enabled: the distribution's own part of the template decides this".to_owned());
     }
     let mut text = old;
     if !text.is_empty() && !text.ends_with('\n') {
@@ -81,7 +81,7 @@ pub(super) fn configure(
     }])
 }
 
-/// The text without what is between our marks.
+/// Return the text without divvy's part and its marks.
 pub(super) fn without(text: &str) -> String {
     let mut inside = false;
     text.split_inclusive('\n')

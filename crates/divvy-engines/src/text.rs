@@ -1,10 +1,10 @@
-//! TOML and JSON at the door: syntax and types, each error with its place.
+//! Reads TOML files and checks the types of their values. Each error has a line and a column.
 
 use toml_edit::{Document, Item};
 
 use super::{Error, Files};
 
-/// The text of a file, or none.
+/// Return the text of a file, or `None` if the file does not exist.
 pub(super) fn text(files: &dyn Files, path: &str) -> Result<Option<String>, Error> {
     files.text(path).map_err(|why| Error::Unreadable {
         path: path.to_owned(),
@@ -12,14 +12,14 @@ pub(super) fn text(files: &dyn Files, path: &str) -> Result<Option<String>, Erro
     })
 }
 
-/// Line and column, both from 1, of a place in a text.
+/// Return the line and the column of a byte offset, both counted from 1.
 pub(super) fn place(text: &str, offset: usize) -> (usize, usize) {
     let before = text.get(..offset).unwrap_or(text);
     let line = before.rsplit('\n').next().unwrap_or_default();
     (before.matches('\n').count() + 1, line.chars().count() + 1)
 }
 
-/// A file's TOML.
+/// Parse a file's TOML.
 pub(super) fn toml(path: &str, text: &str) -> Result<toml::Table, Error> {
     toml::from_str(text).map_err(|error| {
         let (line, column) = place(text, error.span().map_or(0, |span| span.start));
@@ -33,7 +33,7 @@ pub(super) fn toml(path: &str, text: &str) -> Result<toml::Table, Error> {
     })
 }
 
-/// Says that a value has the wrong type, and where.
+/// Make the error for a value of the wrong type.
 pub(super) fn wrong(
     engine: &'static str,
     path: &str,
@@ -44,7 +44,7 @@ pub(super) fn wrong(
 ) -> Error {
     let (line, column) = offset(text, keys).map_or((1, 1), |offset| place(text, offset));
     let found = match found {
-        toml::Value::String(value) => format!("the text {value:?}"),
+        toml::Value::String(value) => format!("the string {value:?}"),
         toml::Value::Integer(value) => format!("the number {value}"),
         toml::Value::Boolean(value) => value.to_string(),
         toml::Value::Array(_) => "a list".to_owned(),
@@ -75,7 +75,7 @@ fn offset(text: &str, keys: &[&str]) -> Option<usize> {
     at
 }
 
-/// A file's values with the means to say where one of the wrong type is.
+/// The values of a file, and the text that is needed to locate a value of the wrong type.
 pub(super) struct Values<'f> {
     pub(super) engine: &'static str,
     pub(super) path: &'f str,
@@ -97,7 +97,7 @@ impl<'f> Values<'f> {
         wrong(self.engine, self.path, self.text, keys, found, wanted)
     }
 
-    /// What is at a path of keys; every step before the last is a table.
+    /// Return the value at a path of keys, or `None` if a key is missing. A value on the way that is not a table is an error.
     pub(super) fn get(&self, keys: &[&str]) -> Result<Option<&toml::Value>, Error> {
         let mut table = &self.table;
         for (index, key) in keys.iter().enumerate() {
@@ -122,7 +122,7 @@ impl<'f> Values<'f> {
 
     pub(super) fn text(&self, keys: &[&str]) -> Result<Option<&str>, Error> {
         self.get(keys)?
-            .map(|value| value.as_str().ok_or_else(|| self.wrong(keys, value, "a text in quotes")))
+            .map(|value| value.as_str().ok_or_else(|| self.wrong(keys, value, "a string in quotes")))
             .transpose()
     }
 
@@ -146,7 +146,7 @@ impl<'f> Values<'f> {
         let Some(value) = self.get(keys)? else {
             return Ok(None);
         };
-        let wrong = |found| self.wrong(keys, found, "a list of texts");
+        let wrong = |found| self.wrong(keys, found, "a list of strings");
         value
             .as_array()
             .ok_or_else(|| wrong(value))?

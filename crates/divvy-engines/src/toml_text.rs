@@ -1,10 +1,10 @@
-//! TOML that is edited where it is: comments, order and spaces of what is not touched stay.
+//! Edits TOML in place: comments, order, and spaces of all other entries stay as they are.
 
 use toml_edit::{Array, DocumentMut, InlineTable, Item, Table, TableLike, Value};
 
 use super::Error;
 
-/// A text that was parsed before.
+/// Parse a text into a document that can be edited.
 pub(super) fn document(path: &str, text: &str) -> Result<DocumentMut, Error> {
     text.parse::<DocumentMut>().map_err(|error| {
         let (line, column) = super::text::place(text, error.span().map_or(0, |span| span.start));
@@ -18,7 +18,7 @@ pub(super) fn document(path: &str, text: &str) -> Result<DocumentMut, Error> {
     })
 }
 
-/// A value as text would be written for it: tables with their own header.
+/// Convert a plain value into an item that can be inserted; a table gets its own header.
 pub(super) fn item(value: &toml::Value) -> Item {
     match value {
         toml::Value::Table(table) => {
@@ -26,7 +26,7 @@ pub(super) fn item(value: &toml::Value) -> Item {
             for (key, value) in table {
                 made.insert(key, item(value));
             }
-            // A header that only leads to others says nothing.
+            // A table that has only subtables needs no header of its own.
             made.set_implicit(!table.is_empty() && table.values().all(toml::Value::is_table));
             Item::Table(made)
         }
@@ -52,7 +52,7 @@ fn scalar(value: &toml::Value) -> Value {
     }
 }
 
-/// An item as a plain value.
+/// Convert an item into a plain value; `None` if it has none.
 pub(super) fn value(item: &Item) -> Option<toml::Value> {
     let mut alone = DocumentMut::new();
     alone.insert("value", item.clone());
@@ -60,7 +60,7 @@ pub(super) fn value(item: &Item) -> Option<toml::Value> {
     table.remove("value")
 }
 
-/// Whether an item is a table with nothing in it, or with such tables only.
+/// Report whether an item is an empty table, or a table with only empty tables in it.
 pub(super) fn is_empty(item: &Item) -> bool {
     match item.as_table_like() {
         Some(table) => table.iter().all(|(_, item)| is_empty(item)),
@@ -68,7 +68,7 @@ pub(super) fn is_empty(item: &Item) -> bool {
     }
 }
 
-/// Puts a value in the place of another, with the comment and the spaces around that one.
+/// Replace a value, and keep the comment and the spaces around the old value.
 pub(super) fn set(item: &mut Item, mut new: Item) {
     if let (Some(old), Some(new)) = (item.as_value(), new.as_value_mut()) {
         *new.decor_mut() = old.decor().clone();
@@ -76,7 +76,7 @@ pub(super) fn set(item: &mut Item, mut new: Item) {
     *item = new;
 }
 
-/// Puts a scalar under a key, where another is or at the table's end.
+/// Set a key to a scalar: replace an existing value, or append the key to the table.
 pub(super) fn put(table: &mut dyn TableLike, key: &str, new: impl Into<Value>) {
     let new = new.into();
     match table.get_mut(key) {
@@ -86,7 +86,7 @@ pub(super) fn put(table: &mut dyn TableLike, key: &str, new: impl Into<Value>) {
             }
         }
         None => {
-            // As far in as its neighbours.
+            // Indent the new key like its neighbors.
             let last = table
                 .iter()
                 .filter(|(_, item)| item.is_value())
@@ -101,14 +101,14 @@ pub(super) fn put(table: &mut dyn TableLike, key: &str, new: impl Into<Value>) {
     }
 }
 
-/// The spaces at the end of what stands before something.
+/// Return the indentation at the end of the text that precedes an item, or `None` if there is none.
 pub(super) fn indent(before: &str) -> Option<String> {
     let last = before.rsplit('\n').next().unwrap_or_default();
     (!last.is_empty() && last.trim().is_empty()).then(|| last.to_owned())
 }
 
-/// The table at a path of keys, made where there is none: in braces below a table in braces, with a header elsewhere. None: something on the
-/// way is no table.
+/// Return the table at a path of keys, and create missing tables: inline tables below an inline table, tables with headers elsewhere. Return
+/// `None` if a key on the path is not a table.
 pub(super) fn reach<'d>(item: &'d mut Item, keys: &[&str]) -> Option<&'d mut dyn TableLike> {
     let mut item = item;
     for (index, key) in keys.iter().enumerate() {
@@ -129,12 +129,12 @@ pub(super) fn reach<'d>(item: &'d mut Item, keys: &[&str]) -> Option<&'d mut dyn
     item.as_table_like_mut()
 }
 
-/// Puts a table under a key, as its surroundings are written.
+/// Insert a table under a key.
 pub(super) fn put_table(table: &mut dyn TableLike, key: &str, new: &toml::Table) {
     table.insert(key, item(&toml::Value::Table(new.clone())));
 }
 
-/// The table at a path of keys, if it is there.
+/// Return the table at a path of keys, if it exists.
 pub(super) fn find<'d>(item: &'d mut Item, keys: &[&str]) -> Option<&'d mut dyn TableLike> {
     let mut item = item;
     for key in keys {
@@ -143,7 +143,7 @@ pub(super) fn find<'d>(item: &'d mut Item, keys: &[&str]) -> Option<&'d mut dyn 
     item.as_table_like_mut()
 }
 
-/// Tables that only lead to others are written without a header of their own.
+/// Hide the headers of new tables that have only subtables.
 pub(super) fn hide_empty(item: &mut Item) {
     let Item::Table(table) = item else { return };
     if !table.is_empty() && table.iter().all(|(_, item)| item.is_table()) && table.position().is_none() {

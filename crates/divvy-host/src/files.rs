@@ -1,6 +1,6 @@
-//! A machine's files below a root, for whoever describes machines ([`Tree`]).
+//! Implements [`Tree`] for a real file system: a machine's files below a root directory.
 //!
-//! Of its own, so that the container runtime has it without what talks to drivers.
+//! This is a separate crate so that the OCI runtime can use it without the code that talks to GPU drivers.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read};
@@ -11,7 +11,7 @@ use std::sync::{Mutex, PoisonError};
 use crate::{Entry, Kind, Tree};
 use rustix::fs::OFlags;
 
-/// The files below a folder: `/`, or where another machine's tree was copied to or is mounted.
+/// The files below a directory: `/`, or the place to which another machine's files were copied or mounted.
 #[derive(Debug)]
 pub struct Files {
     root: PathBuf,
@@ -19,7 +19,7 @@ pub struct Files {
 }
 
 impl Files {
-    /// Of the machine whose root is here.
+    /// Open the files of the machine whose root directory is `root`.
     pub fn below(root: impl Into<PathBuf>) -> Files {
         Files {
             root: root.into(),
@@ -27,7 +27,7 @@ impl Files {
         }
     }
 
-    /// What could not be looked at although it is there, with the system's reason; each is told once.
+    /// Return the paths that exist but could not be read, with the system's error messages. Each message is returned once, then forgotten.
     pub fn troubles(&self) -> Vec<String> {
         std::mem::take(&mut *self.troubles.lock().unwrap_or_else(PoisonError::into_inner))
     }
@@ -36,7 +36,7 @@ impl Files {
         self.root.join(path.trim_start_matches('/'))
     }
 
-    /// What is not there is no trouble.
+    /// Return the value, or record the error as a trouble. A missing path is not a trouble.
     fn known<T>(&self, path: &Path, result: io::Result<T>) -> Option<T> {
         match result {
             Ok(value) => Some(value),
@@ -61,7 +61,7 @@ impl Tree for Files {
         };
         let mut names: Vec<String> = entries
             .filter_map(|entry| self.known(&path, entry))
-            // A name that is not text is none of a driver's.
+            // Skip names that are not UTF-8: no driver has such files.
             .filter_map(|entry| entry.file_name().into_string().ok())
             .collect();
         names.sort_unstable();
@@ -89,7 +89,7 @@ impl Tree for Files {
 
     fn read(&self, path: &str, limit: usize) -> Option<Vec<u8>> {
         let path = self.path(path);
-        // Whoever asks has followed all links; what is one now was put there since.
+        // The caller has already resolved all links. A link found now was created since then, so it is not followed.
         let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits().cast_signed();
         let read = |file: File| {
             let mut bytes = Vec::new();
@@ -138,7 +138,7 @@ mod tests {
 
     #[test]
     fn a_copied_machine_is_looked_at_below_its_root_alone() {
-        let folder = tempfile::tempdir().expect("folder");
+        let folder = tempfile::tempdir().expect("a directory");
         let root = folder.path().join("root");
         fs::create_dir_all(root.join("usr/lib64")).expect("made");
         fs::write(root.join("usr/lib64/libcuda.so.1.2"), "0123456789").expect("written");
@@ -155,7 +155,7 @@ mod tests {
         assert_eq!(machine.names("/"), ["lib64", "out", "usr"]);
         assert_eq!(machine.resolve("/out"), None, "there is no /secret below this root");
         assert_eq!(files.read("/out", 9), None, "a link is not followed");
-        assert_eq!(files.troubles().len(), 1, "and that is told");
+        assert_eq!(files.troubles().len(), 1, "the error is reported");
         assert_eq!(files.troubles(), [""; 0]);
         assert!(machine.modified("/lib64/libcuda.so.1.2").is_some_and(|seconds| seconds > 0));
         assert_eq!(machine.link("/out").as_deref(), Some("../secret"));

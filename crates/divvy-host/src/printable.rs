@@ -1,9 +1,9 @@
-//! Texts of others, shown on a terminal.
+//! Makes text from other programs safe to show on a terminal.
 
 use std::borrow::Cow;
 
-/// The text without what a terminal takes for orders: controls but the end of a line, and what turns the direction of writing, are written out
-/// (`\u{1b}`), tabs are blanks.
+/// Escape what a terminal would interpret: control characters other than line feeds, and characters that change the writing direction, become
+/// escapes such as `\u{1b}`. Tabs become spaces.
 pub fn plain(text: &str) -> Cow<'_, str> {
     let is_order = |c: char| (c.is_control() && c != '\n') || matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
     if !text.contains(is_order) {
@@ -20,7 +20,7 @@ pub fn plain(text: &str) -> Cow<'_, str> {
     Cow::Owned(shown)
 }
 
-/// The same on one line: ends of lines are written out, too.
+/// Do the same as [`plain`], and escape line feeds as well, so that the result is one line.
 pub fn plain_line(text: impl IntoIterator<Item = char>) -> String {
     let text: String = text.into_iter().collect();
     plain(&text).replace('\n', "\\u{a}")

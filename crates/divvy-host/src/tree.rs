@@ -1,72 +1,73 @@
-//! A machine's files, as values, and paths below a root.
+//! A read-only view of a machine's files, and path resolution below a root directory.
 
 use std::fmt;
 
-/// What lies at a path; links are not followed.
+/// The metadata of a path. Links are not followed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Entry {
-    /// What it is.
+    /// The file type.
     pub kind: Kind,
     /// Permission bits.
     pub mode: u32,
-    /// Group.
+    /// Group ID.
     pub gid: u32,
 }
 
-/// Kinds of entries.
+/// A file type.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Kind {
-    /// A folder.
+    /// A directory.
     Folder,
-    /// A plain file.
+    /// A regular file.
     File,
-    /// A link to this.
+    /// A symbolic link, with its target.
     Link(String),
-    /// A device node, a socket, a pipe.
+    /// A device node, a socket, or a pipe.
     Special,
 }
 
-/// A machine's files. Paths begin with `/` and pass through no link: whoever asks has followed them.
+/// A machine's files. Paths begin with `/` and must not contain links: the caller resolves them, usually through [`Root`].
 pub trait Tree: fmt::Debug + Sync {
-    /// The names in a folder, sorted; none if it is no folder.
+    /// Return the names in a directory, sorted; empty if the path is not a directory.
     fn names(&self, folder: &str) -> Vec<String>;
-    /// What is there.
+    /// Return the metadata of a path, or `None` if it does not exist.
     fn look(&self, path: &str) -> Option<Entry>;
-    /// The first `limit` bytes of a file.
+    /// Return at most the first `limit` bytes of a file, or `None` if it cannot be read.
     fn read(&self, path: &str, limit: usize) -> Option<Vec<u8>>;
-    /// Major and minor of a device node; none where device nodes are plain files, as in a copy.
+    /// Return the major and minor number of a device node. The result is `None` if the path is not a device node, as in a copy of a machine that has
+    /// regular files in place of device nodes.
     fn device(&self, _path: &str) -> Option<(u32, u32)> {
         None
     }
-    /// When a file was last written, in seconds since 1970.
+    /// Return the modification time of a file, in seconds since 1970.
     fn modified(&self, _path: &str) -> Option<i64> {
         None
     }
-    /// When a file or folder was last changed, in ns since 1970, and its size.
+    /// Return the modification time of a file or directory, in ns since 1970, and its size in bytes.
     fn stamp(&self, _path: &str) -> Option<(i64, u64)> {
         None
     }
-    /// What was there and could not be looked at since this was last asked, with the reason.
+    /// Return the paths that exist but could not be read since the last call, each with the reason.
     fn troubles(&self) -> Vec<String> {
         Vec::new()
     }
 }
 
-/// Links that are followed for one path; the kernel's own number.
+/// The largest number of links that are followed for one path. The kernel has the same limit.
 const MOST_LINKS: usize = 40;
 
-/// A folder that is the root for every path and every link below it.
+/// A directory that acts as the root directory: paths and links are resolved inside it and cannot leave it.
 #[derive(Debug, Clone)]
 pub struct Root<'t> {
     tree: &'t dyn Tree,
-    /// Empty for the machine's own root.
+    /// The path of the directory on the machine, without links; empty for the machine's own root.
     at: String,
-    /// As it was named: what goes into a spec.
+    /// The path as the caller named it, with links. Paths in a spec use this form.
     named: String,
 }
 
 impl<'t> Root<'t> {
-    /// The folder at this path of the machine.
+    /// Open the directory at a path of the machine; `None` if it does not exist or is not a directory.
     pub fn open(tree: &'t dyn Tree, path: &str) -> Option<Root<'t>> {
         let machine = Root {
             tree,
@@ -81,12 +82,12 @@ impl<'t> Root<'t> {
         })
     }
 
-    /// Where a path below the root is on the machine.
+    /// Return the path on the machine for a path below the root.
     pub fn host(&self, path: &str) -> String {
         format!("{}{path}", self.named)
     }
 
-    /// Follows all links, each as seen from the root, never out of it: the path below the root without links, and what is there.
+    /// Follow all links, without leaving the root. Return the path below the root without links, and its metadata.
     pub fn resolve(&self, path: &str) -> Option<(String, Entry)> {
         let mut todo: Vec<String> = parts(path).rev().map(str::to_owned).collect();
         let mut done: Vec<String> = Vec::new();
@@ -99,7 +100,7 @@ impl<'t> Root<'t> {
         while let Some(part) = todo.pop() {
             if part == ".." {
                 done.pop();
-                // What is left was a folder, since something below it was named.
+                // The remaining path is a directory, since a component below it was resolved.
                 entry.kind = Kind::Folder;
                 continue;
             }
@@ -121,19 +122,19 @@ impl<'t> Root<'t> {
         Some((format!("/{}", done.join("/")), entry))
     }
 
-    /// Major and minor of the device node that a path leads to.
+    /// Return the major and minor number of the device node at a path; links are followed.
     pub fn device(&self, path: &str) -> Option<(u32, u32)> {
         let (path, _) = self.resolve(path)?;
         self.tree.device(&format!("{}{path}", self.at))
     }
 
-    /// When the file that a path leads to was last written, in seconds since 1970.
+    /// Return the modification time of the file at a path, in seconds since 1970; links are followed.
     pub fn modified(&self, path: &str) -> Option<i64> {
         let (path, _) = self.resolve(path)?;
         self.tree.modified(&format!("{}{path}", self.at))
     }
 
-    /// What a link says that is the last part of a path; the folders before it are followed.
+    /// Return the target of the link at a path, or `None` if it is not a link. Links in the directories before it are followed.
     pub fn link(&self, path: &str) -> Option<String> {
         let (folder, name) = path.rsplit_once('/')?;
         let (folder, _) = self.resolve(folder)?;
@@ -143,7 +144,7 @@ impl<'t> Root<'t> {
         }
     }
 
-    /// The names in a folder, if it is one.
+    /// Return the names in a directory, sorted; empty if the path is not a directory.
     pub fn names(&self, folder: &str) -> Vec<String> {
         match self.resolve(folder) {
             Some((path, entry)) if entry.kind == Kind::Folder => {
@@ -157,12 +158,12 @@ impl<'t> Root<'t> {
         }
     }
 
-    /// What is at `folder/name`, without following it; `folder` has no links.
+    /// Return the metadata of `folder/name` without following a link. `folder` must not contain links.
     pub fn look(&self, folder: &str, name: &str) -> Option<Entry> {
         self.tree.look(&format!("{}{}/{name}", self.at, folder.trim_end_matches('/')))
     }
 
-    /// The beginning of a plain file.
+    /// Return at most the first `limit` bytes of a regular file; links are followed.
     pub fn read(&self, path: &str, limit: usize) -> Option<Vec<u8>> {
         let (path, entry) = self.resolve(path)?;
         (entry.kind == Kind::File)
@@ -170,14 +171,14 @@ impl<'t> Root<'t> {
             .flatten()
     }
 
-    /// A small file of the kernel's, without the line break at its end.
+    /// Return the text of a small file, such as one in `/proc` or `/sys`, without white space at its end.
     pub fn text(&self, path: &str) -> Option<String> {
         let bytes = self.read(path, 64 * 1024)?;
         let text = String::from_utf8(bytes).ok()?;
         Some(text.trim_end().to_owned())
     }
 
-    /// The plain file that a path leads to.
+    /// Return the path of a regular file without links, or `None` if the path is not a regular file.
     pub fn file(&self, path: &str) -> Option<String> {
         let (real, entry) = self.resolve(path)?;
         (entry.kind == Kind::File).then_some(real)

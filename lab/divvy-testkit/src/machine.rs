@@ -1,10 +1,10 @@
-//! Machines as values: a builder for trees of files.
+//! Simulated machines: a builder for trees of files in memory.
 
 use std::collections::BTreeMap;
 
 use divvy_host::{Entry, Kind, Tree};
 
-/// A machine's files.
+/// The files of a simulated machine.
 #[derive(Debug, Default, Clone)]
 pub struct Machine(BTreeMap<String, (Entry, Vec<u8>)>);
 
@@ -71,7 +71,7 @@ impl Tree for Machine {
     }
 }
 
-/// The beginning of a library, 64 bits for x86.
+/// The first bytes of a 64-bit library for x86.
 pub fn elf() -> Vec<u8> {
     let mut bytes = b"\x7fELF\x02\x01\x01".to_vec();
     bytes.resize(18, 0);
@@ -79,7 +79,7 @@ pub fn elf() -> Vec<u8> {
     bytes
 }
 
-/// The same for 32 bits.
+/// The first bytes of a 32-bit library.
 pub fn elf32() -> Vec<u8> {
     let mut bytes = elf();
     bytes[4] = 1;
@@ -87,7 +87,7 @@ pub fn elf32() -> Vec<u8> {
     bytes
 }
 
-/// A cache in the new format; each library is of 64 bits for x86.
+/// A cache in the new format; each library is a 64-bit one for x86.
 pub fn ld_so_cache(libraries: &[(&str, &str)]) -> Vec<u8> {
     let libraries: Vec<_> = libraries.iter().map(|(name, path)| (*name, *path, 0x0303)).collect();
     ld_so_cache_with_flags(&libraries)
@@ -116,7 +116,7 @@ pub fn ld_so_cache_with_flags(libraries: &[(&str, &str, u32)]) -> Vec<u8> {
     bytes
 }
 
-/// A cache in the old format, with `behind` after it at the place where the new format may begin.
+/// A cache in the old format, followed by `behind` at the offset where a cache in the new format may begin.
 pub fn old_cache(libraries: &[(&str, &str)], behind: &[u8]) -> Vec<u8> {
     let mut bytes = b"ld.so-1.7.0\0".to_vec();
     bytes.extend(u32::try_from(libraries.len()).expect("few").to_le_bytes());
@@ -139,7 +139,7 @@ pub fn old_cache(libraries: &[(&str, &str)], behind: &[u8]) -> Vec<u8> {
 }
 
 impl Machine {
-    /// Two libraries of the driver with the links that `ldconfig` makes, and more that have none.
+    /// Two libraries of the driver with the links that `ldconfig` creates, and more libraries without links.
     pub fn driver(&mut self, root: &str, folder: &str, version: &str) -> &mut Machine {
         for name in ["libcuda", "libnvidia-ml", "libnvidia-ptxjitcompiler"] {
             self.file(&format!("{root}{folder}/{name}.so.{version}"), elf());
@@ -150,7 +150,7 @@ impl Machine {
         self.file(&format!("{root}{folder}/libc.so.6"), elf())
     }
 
-    /// The kernel's side of a driver with GPUs at these addresses; the first has the highest minor.
+    /// The `/proc` files of a driver with GPUs at these PCI addresses. The first GPU has the highest minor number.
     pub fn gpus(&mut self, version: &str, addresses: &[&str]) -> &mut Machine {
         self.file("/sys/module/nvidia/version", format!("{version}\n"));
         let count = addresses.len();
@@ -167,7 +167,7 @@ impl Machine {
         self
     }
 
-    /// Device nodes of a driver with this many GPUs.
+    /// Add the device nodes of a driver with this number of GPUs.
     pub fn nvidia_nodes(&mut self, root: &str, gpus: usize) -> &mut Machine {
         for name in ["nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-modeset"] {
             self.node(&format!("{root}/dev/{name}"));
@@ -178,7 +178,7 @@ impl Machine {
         self
     }
 
-    /// A PCI device with its DRM nodes.
+    /// A PCI device with its DRM device nodes.
     pub fn drm(&mut self, address: &str, card: u32, render: u32) -> &mut Machine {
         let device = format!("/sys/devices/pci0000:00/{address}");
         for name in [format!("card{card}"), format!("renderD{render}")] {
@@ -197,11 +197,11 @@ impl Machine {
     }
 }
 
-/// Machines of each kind.
+/// One machine of each kind.
 pub mod kinds {
     use super::{Machine, elf, elf32, ld_so_cache};
 
-    /// A Debian host with driver 550, two GPUs and everything else that an installer puts there.
+    /// A Debian host with driver 550, two GPUs, and all files that the driver's installer adds.
     pub fn debian() -> Machine {
         let mut machine = Machine::default();
         let lib = "/usr/lib/x86_64-linux-gnu";
@@ -248,7 +248,7 @@ pub mod kinds {
         machine
     }
 
-    /// A driver in a container, as the GPU operator mounts it: its own root, with links and a cache that are right only below it.
+    /// A driver container as the GPU operator mounts it. Links and the cache in its root are valid only relative to that root.
     pub fn operator() -> Machine {
         let mut machine = Machine::default();
         let root = "/run/nvidia/driver";
@@ -263,21 +263,21 @@ pub mod kinds {
         machine
     }
 
-    /// Red Hat's folders.
+    /// A host with Red Hat's directories.
     pub fn red_hat() -> Machine {
         let mut machine = Machine::default();
         machine
             .driver("", "/usr/lib64", "560.35.03")
             .link("/lib64", "usr/lib64")
             .link("/lib", "usr/lib")
-            // Of 32 bits, with the same name.
+            // A 32-bit library of the same name.
             .file("/usr/lib/libcuda.so.560.35.03", elf32())
             .gpus("560.35.03", &["0000:06:00.0"])
             .nvidia_nodes("", 1);
         machine
     }
 
-    /// Two GPUs, of which the second has two MIG devices.
+    /// Two GPUs; the second one has two MIG devices.
     pub fn mig() -> Machine {
         let mut machine = Machine::default();
         machine
@@ -299,7 +299,7 @@ pub mod kinds {
         machine
     }
 
-    /// WSL 2.
+    /// A machine with WSL 2 and a GPU.
     pub fn wsl() -> Machine {
         let mut machine = Machine::default();
         let store = "/usr/lib/wsl/drivers/nv_dispi.inf_amd64_0b6f8f2c";
@@ -328,7 +328,7 @@ pub mod kinds {
         machine
     }
 
-    /// Two MI300X, the second of two partitions.
+    /// Two MI300X; the second one has two partitions.
     pub fn mi300() -> Machine {
         let mut machine = Machine::default();
         machine
@@ -346,7 +346,7 @@ pub mod kinds {
             );
         }
         machine.drm("0000:0c:00.0", 1, 128).drm("0000:22:00.0", 9, 136);
-        // A partition hangs on a platform device.
+        // The parent of a partition is a platform device, not a PCI device.
         let partition = "/sys/devices/platform/amdgpu_xcp_1";
         for name in ["card10", "renderD137"] {
             machine.file(&format!("{partition}/drm/{name}/dev"), "226:10\n");
@@ -360,7 +360,7 @@ pub mod kinds {
         machine
     }
 
-    /// An integrated GPU and a Flex card of Intel, and a network card.
+    /// An integrated Intel GPU, an Intel Flex card, and a network card.
     pub fn intel() -> Machine {
         let mut machine = Machine::default();
         machine.drm("0000:00:02.0", 0, 128).drm("0000:4d:00.0", 1, 129);
@@ -382,7 +382,7 @@ pub mod kinds {
         machine
     }
 
-    /// No GPU.
+    /// A machine without a GPU.
     pub fn none() -> Machine {
         let mut machine = Machine::default();
         machine
@@ -394,7 +394,7 @@ pub mod kinds {
 }
 
 impl Machine {
-    /// Lays the machine's files below a folder. Device nodes become plain files, as in a copy that an ordinary user made; sockets are
+    /// Write the machine's files below a directory. Device nodes become regular files, as in a copy that an unprivileged user made. Sockets stay
     /// sockets.
     pub fn write_below(&self, root: &std::path::Path) -> std::io::Result<()> {
         for (path, (entry, bytes)) in &self.0 {

@@ -1,5 +1,5 @@
-//! AMD: `/dev/kfd`, and a render node for each GPU or partition of one (`MI300` in CPX mode has eight). User-space libraries are the
-//! image's.
+//! Generates the spec of AMD GPUs: `/dev/kfd`, and a render node for each GPU or partition of a GPU (an `MI300` in CPX mode has eight). The
+//! user-space libraries must be in the image.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,15 +10,15 @@ use divvy_host::Root;
 const KFD: &str = "/dev/kfd";
 const TOPOLOGY: &str = "/sys/class/kfd/kfd/topology/nodes";
 
-/// Whether the machine has AMD's compute driver.
+/// Report whether the machine has a GPU with AMD's compute driver.
 pub fn is_there(tree: &dyn Tree) -> bool {
     Root::open(tree, "/").is_some_and(|root| root.names(TOPOLOGY).iter().any(|node| gpu(&root, node).is_some()))
 }
 
-/// The spec of a machine's AMD GPUs, in the order of the driver's topology, which is ROCm's order.
+/// Generate the spec of a machine's AMD GPUs, in the order of the driver's topology, which is ROCm's order.
 ///
 /// # Errors
-/// There is no driver, or no GPU whose device node is there.
+/// There is no driver, or no GPU has a device node.
 pub fn generate(tree: &dyn Tree, options: &Options) -> Result<Generated, Error> {
     let machine = open_root(tree, "/", "--sys-root", "the machine's root")?;
     let nodes = Nodes::find(tree, options, KFD)?;
@@ -28,7 +28,7 @@ pub fn generate(tree: &dyn Tree, options: &Options) -> Result<Generated, Error> 
     };
     if !nodes.add_with_group(&mut draft.common, KFD) {
         return Err(Error::NoDriver(format!(
-            "there is no {}: the kernel module amdgpu is not loaded, or was built without compute; load it (modprobe amdgpu), or say where \
+            "there is no {}: the kernel module amdgpu is not loaded, or was built without compute support; load it (modprobe amdgpu), or say where \
              /dev is with --dev-root",
             nodes.root.host(KFD)
         )));
@@ -57,7 +57,7 @@ pub fn generate(tree: &dyn Tree, options: &Options) -> Result<Generated, Error> 
         }
         draft.items.push(Item {
             index: index.to_string(),
-            // As amd-smi and AMD's container toolkit name a card.
+            // amd-smi and AMD's container toolkit use the same name for a card.
             uuid: (gpu.unique_id != 0).then(|| format!("0x{:x}", gpu.unique_id)),
             edits,
             in_all: true,
@@ -65,7 +65,9 @@ pub fn generate(tree: &dyn Tree, options: &Options) -> Result<Generated, Error> 
     }
     if draft.items.is_empty() {
         return Err(Error::NoGpu(match draft.notes.as_slice() {
-            [] => format!("{KFD} is there, and {TOPOLOGY} has no GPU; rocminfo on the machine shows whether it should"),
+            [] => format!(
+                "{KFD} exists, but {TOPOLOGY} lists no GPU; run rocminfo on this machine to see which GPUs the driver knows"
+            ),
             notes => notes.join("; "),
         }));
     }
@@ -73,7 +75,7 @@ pub fn generate(tree: &dyn Tree, options: &Options) -> Result<Generated, Error> 
     let named = draft.items.iter().filter(|item| item.uuid.is_some()).count();
     if distinct.len() < named {
         draft.notes.push(format!(
-            "{named} partitions share {} cards: a device named by a card's id has all of its partitions",
+            "{named} partitions share {} cards: a device that is named by a card's ID has all partitions of that card",
             distinct.len()
         ));
     }
@@ -85,12 +87,12 @@ struct Gpu {
     unique_id: u64,
 }
 
-/// A node of the topology that is a GPU: `key value` lines.
+/// Read a node of the topology, whose file has `key value` lines. Return `None` if the node is not a GPU.
 fn gpu(machine: &Root<'_>, node: &str) -> Option<Gpu> {
     let text = machine.text(&format!("{TOPOLOGY}/{node}/properties"))?;
     let fields: BTreeMap<&str, &str> = text.lines().filter_map(|line| line.trim().split_once(' ')).collect();
     let number = |key: &str| fields.get(key)?.trim().parse::<u64>().ok();
-    // A processor's node has cores and no SIMD units.
+    // The node of a CPU has cores, but no SIMD units.
     number("simd_count").filter(|count| *count > 0)?;
     Some(Gpu {
         render: number("drm_render_minor")?.try_into().ok().filter(|minor| *minor > 0)?,

@@ -1,32 +1,32 @@
-//! What a container may have beside GPUs: GPUDirect Storage, RDMA, GDRCopy, NVSwitches, IMEX channels (nvidia-container-toolkit, `pkg/nvcdi`,
-//! modes gds, mofed, gdrcopy, nvswitch and imex).
+//! What a container may get in addition to GPUs: GPUDirect Storage, RDMA, GDRCopy, NVSwitches, IMEX channels (nvidia-container-toolkit,
+//! `pkg/nvcdi`, modes gds, mofed, gdrcopy, nvswitch, and imex).
 
 use std::collections::BTreeSet;
 
 use super::{Draft, Error, Nodes, files};
 use divvy_host::Root;
 
-/// Which of them; usually none.
+/// The additional devices to include; by default none.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Extras {
-    /// GPUDirect Storage: `/dev/nvidia-fs*`, the udev database and `/etc/cufile.json`.
+    /// GPUDirect Storage: `/dev/nvidia-fs*`, the udev database, and `/etc/cufile.json`.
     pub storage: bool,
-    /// RDMA by Mellanox' driver: `/dev/infiniband/uverbs*` and `rdma_cm`.
+    /// RDMA with Mellanox's driver: `/dev/infiniband/uverbs*` and `/dev/infiniband/rdma_cm`.
     pub rdma: bool,
-    /// `/dev/gdrdrv`
+    /// GDRCopy: `/dev/gdrdrv`.
     pub gdrcopy: bool,
-    /// `/dev/nvidia-nvswitchctl` and `/dev/nvidia-nvswitch*`
+    /// NVSwitches: `/dev/nvidia-nvswitchctl` and `/dev/nvidia-nvswitch*`.
     pub nvswitch: bool,
-    /// `/dev/nvidia-caps-imex-channels/channel*`
+    /// IMEX channels: `/dev/nvidia-caps-imex-channels/channel*`.
     pub imex: Channels,
 }
 
-/// Channels of IMEX, by which GPUs of several machines share memory.
+/// A selection of IMEX channels, through which GPUs of several machines share memory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Channels {
-    /// These, which must be there.
+    /// The channels with these numbers, which must exist.
     Some(BTreeSet<u32>),
-    /// Those that are there.
+    /// All existing channels.
     All,
 }
 
@@ -39,8 +39,8 @@ impl Default for Channels {
 const IMEX: &str = "/dev/nvidia-caps-imex-channels";
 
 impl Extras {
-    /// What is asked for in general and is not there is noted; a channel that is asked for by its number and is not there is an error, as its
-    /// GPUs would be found by nobody.
+    /// Add the selected devices to the draft. A kind of device that is missing becomes a note. A channel that was requested by number and is missing
+    /// is an error, because without it the GPUs of other machines cannot be reached.
     pub(super) fn describe(
         &self,
         nodes: &Nodes<'_>,
@@ -73,7 +73,7 @@ impl Extras {
         for (what, paths) in wanted {
             if paths.is_empty() {
                 draft.notes.push(format!(
-                    "{what} is asked for, and the machine has no device node of it: its driver is not loaded"
+                    "{what} is requested, but this machine has no device node for it: its driver is not loaded"
                 ));
             }
             for path in paths {
@@ -92,7 +92,7 @@ impl Extras {
     }
 }
 
-/// Nodes of a folder that are called so, with a number or without one (`nvidia-fs`).
+/// Return the device nodes in a directory whose name is the prefix, followed by a number or by nothing (`nvidia-fs`).
 pub(super) fn numbered(nodes: &Nodes<'_>, folder: &str, prefix: &str) -> Vec<String> {
     let is_number = |rest: &str| rest.bytes().all(|c| c.is_ascii_digit());
     let names = nodes.root.names(folder);

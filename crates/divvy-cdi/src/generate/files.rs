@@ -1,11 +1,11 @@
-//! The driver's files besides its libraries: programs, configuration, firmware, sockets.
+//! Mounts for the driver's files other than libraries: programs, configuration, firmware, and sockets.
 
 use crate::Mount;
 use divvy_host::{Kind, Root};
 
-/// Options of mounts of files. Private: a shared one would multiply the host's mounts (toolkit#697).
+/// Mount options for files. The mounts are private, because shared ones would multiply the host's mounts (nvidia-container-toolkit#697).
 pub(super) const FILE: [&str; 5] = ["ro", "nosuid", "nodev", "rbind", "rprivate"];
-/// Of sockets: who connects writes.
+/// Mount options for sockets. They are not read-only, because connecting to a socket needs write access.
 const SOCKET: [&str; 5] = ["nosuid", "nodev", "noexec", "rbind", "rprivate"];
 
 const PROGRAM_FOLDERS: [&str; 6] = ["/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"];
@@ -20,9 +20,9 @@ const PROGRAMS: [&str; 8] = [
     "nvidia-xconfig",
 ];
 
-/// Where configuration is looked for.
+/// The directories that are searched for configuration files.
 const CONFIG_FOLDERS: [&str; 3] = ["/etc", "/usr/local/share", "/usr/share"];
-/// What containers have below `/usr/share`.
+/// Configuration files that containers get below `/usr/share`.
 const SHARED_FILES: [&str; 9] = [
     "glvnd/egl_vendor.d/10_nvidia.json",
     "egl/egl_external_platform.d/15_nvidia_gbm.json",
@@ -34,7 +34,7 @@ const SHARED_FILES: [&str; 9] = [
     "X11/xorg.conf.d/10-nvidia.conf",
     "X11/xorg.conf.d/nvidia-drm-outputclass.conf",
 ];
-/// What they have below `/etc`.
+/// Configuration files that containers get below `/etc`.
 const CONFIG_FILES: [&str; 6] = [
     "OpenCL/vendors/nvidia.icd",
     "vulkan/icd.d/nvidia_icd.json",
@@ -56,7 +56,7 @@ pub(super) fn mount(host_path: String, container_path: String, options: &[&str])
     }
 }
 
-/// Mounts a file at a path of the container, whatever links lead to it in the root.
+/// Mount a file of the root at a path in the container. Links in the root are followed, so the container gets a plain file.
 fn at(root: &Root<'_>, path: &str, container_path: String) -> Option<Mount> {
     Some(mount(root.host(&root.file(path)?), container_path, &FILE))
 }
@@ -75,7 +75,7 @@ pub(super) fn configuration(root: &Root<'_>) -> Vec<Mount> {
     let mut mounts = Vec::new();
     for (files, into) in [(&SHARED_FILES[..], "/usr/share"), (&CONFIG_FILES[..], "/etc")] {
         for file in files {
-            // GKE has vulkan/ at the top of the driver's root.
+            // On GKE, vulkan/ is at the top level of the driver's root.
             let top = file.starts_with("vulkan/").then_some("");
             let folders = CONFIG_FOLDERS.into_iter().chain(top);
             mounts.extend(
@@ -88,7 +88,7 @@ pub(super) fn configuration(root: &Root<'_>) -> Vec<Mount> {
     mounts
 }
 
-/// Modules of the X server, beside the libraries.
+/// Mount the modules of the X server, which are in subdirectories of the library directories.
 pub(super) fn xorg(root: &Root<'_>, folders: &[String], version: &str) -> Vec<Mount> {
     let mut places: Vec<String> = Vec::new();
     for folder in folders
@@ -111,7 +111,7 @@ pub(super) fn xorg(root: &Root<'_>, folders: &[String], version: &str) -> Vec<Mo
     [
         first("nvidia_drv.so", "nvidia_drv.so"),
         first(&server, &server),
-        // The name by which the X server asks for it.
+        // The X server loads the module by this name.
         first("libglxserver_nvidia.so", &server),
     ]
     .into_iter()
@@ -119,7 +119,7 @@ pub(super) fn xorg(root: &Root<'_>, folders: &[String], version: &str) -> Vec<Mo
     .collect()
 }
 
-/// Firmware of the GPUs' system processor, in the first of the kernel's folders that has any.
+/// Mount the firmware of the GPU System Processor (GSP), from the first of the kernel's firmware directories that has it.
 pub(super) fn firmware(root: &Root<'_>, machine: &Root<'_>, version: &str) -> Vec<Mount> {
     let own = machine.text("/sys/module/firmware_class/parameters/path").unwrap_or_default();
     let release = machine.text("/proc/sys/kernel/osrelease").unwrap_or_default();
@@ -143,8 +143,8 @@ pub(super) fn firmware(root: &Root<'_>, machine: &Root<'_>, version: &str) -> Ve
     Vec::new()
 }
 
-/// What GPUDirect Storage reads beside its device nodes: its configuration, the driver's or the machine's; and which disks there are, which the
-/// machine alone knows, though a driver container may have such a folder.
+/// Mount the files that GPUDirect Storage needs in addition to its device nodes. Its configuration comes from the driver's root or the machine. The
+/// udev database, which lists the disks, always comes from the machine, because the one of a driver container may be empty.
 pub(super) fn storage(root: &Root<'_>, machine: &Root<'_>) -> Vec<Mount> {
     let config = |root| at(root, "/etc/cufile.json", "/etc/cufile.json".to_owned());
     let mut mounts: Vec<Mount> = config(root).or_else(|| config(machine)).into_iter().collect();
@@ -156,7 +156,7 @@ pub(super) fn storage(root: &Root<'_>, machine: &Root<'_>) -> Vec<Mount> {
     mounts
 }
 
-/// Sockets of daemons that run now, and the pipes of MPS.
+/// Mount the sockets of the driver's running daemons, and the directory with the pipes of MPS.
 pub(super) fn sockets(root: &Root<'_>) -> Vec<Mount> {
     let mut mounts = Vec::new();
     for socket in SOCKETS {

@@ -1,4 +1,4 @@
-//! Intel: the DRM nodes of each GPU that `i915` or `xe` drives. User-space libraries are the image's.
+//! Generates the spec of Intel GPUs: the DRM device nodes of each GPU with the driver `i915` or `xe`. The user-space libraries must be in the image.
 
 use super::nvidia::drm_nodes;
 use super::{Draft, Error, Generated, Item, Nodes, Options, Tree, open_root};
@@ -7,18 +7,18 @@ use divvy_host::Root;
 
 const DEVICES: &str = "/sys/bus/pci/devices";
 const VENDOR: &str = "0x8086";
-/// PCI class of display controllers.
+/// The prefix of the PCI class of display controllers.
 const DISPLAY: &str = "0x03";
 
-/// Whether the machine has an Intel GPU.
+/// Report whether the machine has an Intel GPU.
 pub fn is_there(tree: &dyn Tree) -> bool {
     Root::open(tree, "/").is_some_and(|root| !gpus(&root).is_empty())
 }
 
-/// The spec of a machine's Intel GPUs, in the order of their PCI addresses.
+/// Generate the spec of a machine's Intel GPUs, in the order of their PCI addresses.
 ///
 /// # Errors
-/// There is no GPU whose render node is there.
+/// No GPU has a render node.
 pub fn generate(tree: &dyn Tree, options: &Options) -> Result<Generated, Error> {
     let machine = open_root(tree, "/", "--sys-root", "the machine's root")?;
     let nodes = Nodes::find(tree, options, "/dev/dri")?;
@@ -41,7 +41,7 @@ pub fn generate(tree: &dyn Tree, options: &Options) -> Result<Generated, Error> 
         let device = machine.text(&format!("{DEVICES}/{address}/device")).unwrap_or_default();
         draft.items.push(Item {
             index: index.to_string(),
-            // As Intel's resource driver for Kubernetes names it.
+            // Intel's resource driver for Kubernetes uses the same name.
             uuid: Some(format!("{}-{device}", address.replace([':', '.'], "-"))),
             edits,
             in_all: true,
@@ -49,14 +49,14 @@ pub fn generate(tree: &dyn Tree, options: &Options) -> Result<Generated, Error> 
     }
     if draft.items.is_empty() {
         return Err(Error::NoGpu(match draft.notes.as_slice() {
-            [] => format!("{DEVICES} has no display controller of Intel (vendor {VENDOR})"),
+            [] => format!("{DEVICES} has no Intel display controller (vendor {VENDOR})"),
             notes => notes.join("; "),
         }));
     }
     draft.finish(options)
 }
 
-/// PCI addresses.
+/// Return the PCI addresses of Intel GPUs, sorted.
 fn gpus(machine: &Root<'_>) -> Vec<String> {
     let reads = |address: &str, file: &str| machine.text(&format!("{DEVICES}/{address}/{file}")).unwrap_or_default();
     let mut found = machine.names(DEVICES);

@@ -1,51 +1,53 @@
-//! `/etc/ld.so.cache`: which library is where, as `ldconfig` of that root wrote it down.
+//! `/etc/ld.so.cache`: the paths of libraries, as `ldconfig` found them in a root directory.
 //!
-//! Two formats (glibc, `sysdeps/generic/dl-cache.h`): the old one of libc5 and early glibc, and the new one, which stands alone or behind
-//! an old one in the same file. The file is a driver container's, so it is read as outside input: nothing is copied, every offset is checked.
-//! [`with`] writes one: what an image's has, and libraries that were mounted into the container.
+//! There are two formats (glibc, `sysdeps/generic/dl-cache.h`): the old one of libc5 and early glibc, and the new one. A file has the old format, the
+//! new format, or the old format followed by the new one. The file may come from a driver container, so it is untrusted input: every offset is
+//! checked, and the strings are borrowed from the file.
+//!
+//! [`with`] writes a cache that has the entries of an image's cache and the libraries that are mounted into the container.
 
 mod write;
 
 use thiserror::Error as ThisError;
 
-/// Why a file is no cache.
+/// Why a file cannot be used as a cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ThisError)]
 pub enum Error {
-    /// Neither format.
-    #[error("it begins as no ld.so.cache does")]
+    /// The file has neither format.
+    #[error("it does not begin like an ld.so.cache")]
     NotACache,
-    /// It ends before what it announces.
-    #[error("it is cut off: it announces more entries than it has")]
+    /// The file is shorter than its header states.
+    #[error("it is truncated: its header announces more entries than it has")]
     Truncated,
-    /// Written by a machine of the other byte order.
-    #[error("it is of a machine with big-endian numbers")]
+    /// A machine with the other byte order wrote the file.
+    #[error("a big-endian machine wrote it")]
     BigEndian,
-    /// An entry leads out of the file, or to no text.
-    #[error("entry {0} leads to no text")]
+    /// An entry's offset is outside the file, or the bytes at that offset are not a string. Contains the index of the entry.
+    #[error("entry {0} does not point to a string")]
     Entry(usize),
-    /// The part behind the entries makes no sense.
-    #[error("its extensions are not where it says")]
+    /// The extensions after the entries are malformed.
+    #[error("its header does not point to its extensions")]
     Extension,
 }
 
 pub use write::{flags_of, with};
 
-/// One library.
+/// An entry of the cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Library<'a> {
-    /// `libcuda.so.1`
+    /// The library's name (soname), such as `libcuda.so.1`.
     pub name: &'a str,
-    /// `/lib/x86_64-linux-gnu/libcuda.so.1`
+    /// The library's path, such as `/lib/x86_64-linux-gnu/libcuda.so.1`.
     pub path: &'a str,
-    /// For which machine, see [`Library::is_64_bit`].
+    /// The architecture and the kind of libc, see [`Library::is_64_bit`].
     pub flags: i32,
-    /// The oldest kernel that it runs on, where old glibcs wrote that down.
+    /// The oldest kernel that the library runs on. Only old versions of glibc set it; otherwise 0.
     pub os_version: u32,
-    /// Which processors it is for; 0 for all.
+    /// The CPU features that the library needs, 0 for none.
     pub hwcap: u64,
 }
 
-/// The most of a cache that is read.
+/// The largest number of bytes that is read from a cache.
 pub const LIMIT: usize = 16 * 1024 * 1024;
 
 const OLD_MAGIC: &[u8] = b"ld.so-1.7.0";
@@ -54,22 +56,22 @@ const OLD_ENTRY: usize = 12;
 const NEW_MAGIC: &[u8] = b"glibc-ld.so.cache1.1";
 const NEW_HEADER: usize = 48;
 const NEW_ENTRY: usize = 24;
-/// The new header's byte that says the byte order: 0 in older files, 2 little, 3 big.
+/// The offset of the byte order in the new header: 0 in older files, 2 for little-endian, 3 for big-endian.
 const NEW_ORDER: usize = 28;
-/// Longer than any path.
+/// The largest length of a string in bytes; the kernel's `PATH_MAX`.
 const LONGEST: usize = 4096;
 
 impl Library<'_> {
-    /// Whether it is for x86-64 or 64-bit ARM: the upper byte of the flags is the architecture, the lower one the kind of libc.
+    /// Report whether the library is for x86-64 or 64-bit Arm. The flags' upper byte is the architecture, and the lower byte is the kind of libc.
     pub fn is_64_bit(&self) -> bool {
         matches!(self.flags & 0xff00, 0x0300 | 0x0a00)
     }
 }
 
-/// The libraries, in the order of the file.
+/// Return all entries in the order of the file.
 ///
 /// # Errors
-/// See [`Error`]; nothing of a file that is wrong in one place is used.
+/// See [`Error`]. If one entry is malformed, the whole file is rejected.
 pub fn parse(bytes: &[u8]) -> Result<Vec<Library<'_>>, Error> {
     match part(bytes)? {
         Part::New(bytes, count) => entries(bytes, NEW_HEADER, NEW_ENTRY, count, bytes),
@@ -77,11 +79,11 @@ pub fn parse(bytes: &[u8]) -> Result<Vec<Library<'_>>, Error> {
     }
 }
 
-/// The part of a file that counts, and how many entries it has.
+/// The part of a file that is read, with its number of entries.
 enum Part<'a> {
-    /// Offsets of texts count from its beginning.
+    /// The new format. Offsets of strings count from the beginning of this slice.
     New(&'a [u8], usize),
-    /// The texts behind the entries.
+    /// The old format. The slice has the strings after the entries.
     Old(usize, &'a [u8]),
 }
 
@@ -98,7 +100,7 @@ fn part(bytes: &[u8]) -> Result<Part<'_>, Error> {
         .and_then(|size| size.checked_add(OLD_HEADER))
         .filter(|end| *end <= bytes.len())
         .ok_or(Error::Truncated)?;
-    // The new format behind the old one begins where a structure with 64-bit numbers may.
+    // A new-format cache after the old one begins at a multiple of 8 bytes, the alignment of its 64-bit fields.
     if let Some(rest) = bytes
         .get(end.next_multiple_of(8)..)
         .filter(|rest| rest.starts_with(NEW_MAGIC))

@@ -1,4 +1,4 @@
-//! The driver's libraries: where they are in its root, and where a container's loader finds them.
+//! Finds the driver's libraries in its root, and mounts them where a container's loader finds them.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,8 +7,8 @@ use super::ldcache;
 use crate::{Mount, stale};
 use divvy_host::{Kind, Root};
 
-/// Folders in which installers put the libraries (research/container-toolkit.md section 2.3); those that the root's `ld.so.cache` names
-/// are added.
+/// The directories in which installers put the libraries, as in nvidia-container-toolkit's library search paths. Directories from the root's
+/// `ld.so.cache` are searched as well.
 const FOLDERS: [&str; 11] = [
     "/usr/lib64",
     "/usr/lib/x86_64-linux-gnu",
@@ -23,7 +23,7 @@ const FOLDERS: [&str; 11] = [
     "/",
 ];
 
-/// Libraries of the driver that have versions of their own.
+/// Libraries that belong to the driver but do not have the driver's version in their name.
 const OWN_VERSION: [&str; 6] = [
     "libnvidia-egl-gbm.so.",
     "libnvidia-egl-wayland.so.",
@@ -33,8 +33,8 @@ const OWN_VERSION: [&str; 6] = [
     "libnvidia-nvvm70.so.",
 ];
 
-/// Names by which programs ask for libraries. Usually links beside the library say so; these are for roots in which nobody ran
-/// `ldconfig`, and for names that no installer makes.
+/// The names under which programs load libraries, by stem. Usually a root has links with these names. This list is for roots in which `ldconfig`
+/// never ran, and for names that no installer creates.
 const NAMES: [(&str, &str); 20] = [
     ("libcuda", "libcuda.so.1"),
     ("libcuda", "libcuda.so"),
@@ -58,29 +58,29 @@ const NAMES: [(&str, &str); 20] = [
     ("libnvidia-vulkan-producer", "libnvidia-vulkan-producer.so"),
 ];
 
-/// The machine for which a library is.
+/// The architecture of a library.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Machine {
     X86,
     Arm,
 }
 
-/// The driver's libraries.
+/// The driver's libraries, and how they are mounted.
 #[derive(Debug, Clone)]
 pub(super) struct Libraries {
     /// The driver's version.
     pub(super) version: String,
     pub(super) mounts: Vec<Mount>,
-    /// Folders in the container in which libcuda is.
+    /// The directories in the container that have libcuda.
     pub(super) cuda: Vec<String>,
-    /// Folders of the root that have libraries of the driver, without links.
+    /// The directories in the root that have libraries of the driver, without links.
     pub(super) folders: Vec<String>,
-    /// Folders in the container in which a loader is to find libraries.
+    /// The directories in the container in which a loader should find libraries.
     pub(super) searched: Vec<String>,
 }
 
-/// Finds them; `None` if neither libcuda nor libnvidia-ml is there. `loaded` is the version of the kernel's module: where several are
-/// installed, that one counts.
+/// Find the libraries. Return `None` if neither libcuda nor libnvidia-ml exists. `loaded` is the version of the kernel module; if several versions
+/// are installed, this one is selected.
 pub(super) fn find(root: &Root<'_>, loaded: Option<&str>, notes: &mut Vec<String>) -> Option<Libraries> {
     let cache = root.read("/etc/ld.so.cache", ldcache::LIMIT);
     let cached = match cache.as_deref().map(ldcache::parse) {
@@ -135,7 +135,7 @@ pub(super) fn find(root: &Root<'_>, loaded: Option<&str>, notes: &mut Vec<String
     })
 }
 
-/// Existing folders, without links, each once.
+/// Return the existing directories to search, without links, each once.
 fn folders(root: &Root<'_>, cached: &[ldcache::Library<'_>]) -> Vec<String> {
     let from_cache = cached.iter().filter(|library| {
         library.is_64_bit()
@@ -183,12 +183,12 @@ fn version(root: &Root<'_>, folders: &[String], loaded: Option<&str>) -> Option<
     None
 }
 
-/// What a file's first bytes say.
+/// The kind of file according to its first bytes.
 #[derive(Debug, PartialEq, Eq)]
 enum Header {
     Bits32,
     Bits64(Machine),
-    /// No ELF file, or for another machine: its name counts.
+    /// Not an ELF file, or for another architecture. Such a file is selected by its name.
     Unknown,
 }
 
@@ -204,7 +204,7 @@ fn header(root: &Root<'_>, path: &str) -> Header {
 
 #[derive(Debug, Default)]
 struct Found {
-    /// By path in the root: folder and name.
+    /// The directory and the file name of each library, by its path in the root.
     files: BTreeMap<String, (String, String)>,
     machine: Option<Machine>,
 }
@@ -226,7 +226,8 @@ impl Found {
     }
 }
 
-/// Links to the libraries, in their folders and where the cache says: folder, name, and the file that it leads to.
+/// Return the links to the libraries, from the libraries' directories and from the cache: the link's directory, its name, and the file that it leads
+/// to.
 fn links(root: &Root<'_>, folders: &[String], cached: &[ldcache::Library<'_>], found: &Found) -> Vec<(String, String, String)> {
     let stems: BTreeSet<&str> = found.files.values().filter_map(|(_, name)| stem(name)).collect();
     let mut candidates: BTreeSet<(String, String)> = BTreeSet::new();
@@ -234,7 +235,7 @@ fn links(root: &Root<'_>, folders: &[String], cached: &[ldcache::Library<'_>], f
         for (folder, any_name) in [
             (folder.clone(), false),
             (format!("{folder}/vdpau"), false),
-            // Mesa's loader asks for nvidia-drm_gbm.so there, which is a link to libnvidia-allocator.
+            // In this directory, Mesa's loader looks for nvidia-drm_gbm.so, which is a link to libnvidia-allocator.
             (format!("{folder}/gbm"), true),
         ] {
             for name in root.names(&folder) {
@@ -262,17 +263,17 @@ fn links(root: &Root<'_>, folders: &[String], cached: &[ldcache::Library<'_>], f
         .collect()
 }
 
-/// Whether libraries of a folder are not a loader's to find.
+/// Report whether programs load the libraries of a directory by path, so that the loader does not need to find them by name.
 fn is_asked_for_by_path(folder: &str) -> bool {
     folder.ends_with("/vdpau") || folder.ends_with("/gbm")
 }
 
-/// `libcuda` of `libcuda.so.1`
+/// Return the part of a library's name before `.so`, such as `libcuda` for `libcuda.so.1`.
 fn stem(name: &str) -> Option<&str> {
     name.split_once(".so").map(|(stem, _)| stem)
 }
 
-/// Mounts, by their path in the container.
+/// The mounts, by their path in the container.
 #[derive(Debug, Default)]
 struct Placed {
     mounts: BTreeMap<String, Mount>,
@@ -285,7 +286,7 @@ impl Placed {
             .or_insert_with(|| mount(root.host(file), at.to_owned(), &FILE));
     }
 
-    /// Puts each library where every loader looks, under each name that anybody asks for; the folders of libcuda.
+    /// Mount each library in the directories that loaders search, under every name that programs use. Return the directories that have libcuda.
     fn make_reachable(&mut self, root: &Root<'_>, found: &Found, usual: &[&str; 2]) -> Vec<String> {
         let mut names: BTreeMap<&str, BTreeSet<String>> = BTreeMap::new();
         for (at, mount) in &self.mounts {
@@ -305,7 +306,7 @@ impl Placed {
             let mut all = known.clone();
             let extra = NAMES.iter().filter(|(stem_of, _)| stem(name) == Some(stem_of));
             all.extend(extra.map(|(_, name)| (*name).to_owned()));
-            // Where a short name leads to it, nothing asks for the long one.
+            // If the library has a short name, no program loads it by the name with the version.
             let short = all.iter().any(|other| other != name);
             for at in std::iter::once(folder.as_str()).chain(usual.iter().copied()) {
                 if name.starts_with("libcuda.so.") {

@@ -1,4 +1,4 @@
-//! NVIDIA.
+//! Generates the spec of NVIDIA GPUs.
 
 use serde::{Deserialize, Serialize};
 
@@ -6,19 +6,20 @@ use super::{Draft, Error, Generated, Item, Nodes, Options, Tree, files, librarie
 use crate::{Edits, Hook};
 use divvy_host::Root;
 
-/// A GPU, as the driver says (NVML, or [`proc::gpus`]).
+/// A GPU as the driver reports it, from NVML or from [`proc::gpus`].
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Gpu {
-    /// NVML's index.
+    /// NVML's index, from 0.
     pub index: u32,
-    /// `GPU-…`
+    /// The UUID in the form `GPU-…`; `None` if it is unknown, because no program has used the driver yet.
     pub uuid: Option<String>,
-    /// `/dev/nvidia<minor>`; not the index.
+    /// The minor number of `/dev/nvidia<minor>`, which may differ from the index.
     pub minor: u32,
-    /// `0000:81:00.0`
+    /// The PCI address, such as `0000:81:00.0`.
     pub pci: String,
-    /// Its MIG devices; none where MIG is off, or not known to be on. Where it is on, nothing can run on the GPU itself, which is not given away.
+    /// The MIG devices; `None` if MIG is disabled or not known to be enabled. If MIG is enabled, no program can run on the whole GPU, so the GPU
+    /// itself is not a device of the spec.
     pub mig: Option<Vec<Mig>>,
 }
 
@@ -26,35 +27,36 @@ pub struct Gpu {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Mig {
-    /// Position among the GPU's MIG devices.
+    /// NVML's index among the MIG devices of the GPU, from 0.
     pub index: u32,
-    /// `MIG-…`; known to NVML alone.
+    /// The UUID in the form `MIG-…`; only NVML knows it.
     pub uuid: Option<String>,
-    /// GPU instance.
+    /// The ID of the GPU instance.
     pub gpu_instance: u32,
-    /// Compute instance.
+    /// The ID of the compute instance.
     pub compute_instance: u32,
-    /// Minors of `/dev/nvidia-caps/nvidia-cap<minor>` that open the GPU instance and the compute instance.
+    /// The minor numbers of `/dev/nvidia-caps/nvidia-cap<minor>` that give access to the GPU instance and to the compute instance; `None` if they are
+    /// unknown.
     pub capabilities: Option<(u32, u32)>,
 }
 
 impl Mig {
-    /// The device nodes of its capabilities: the GPU instance's and the compute instance's.
+    /// Return the paths of the capability device nodes: for the GPU instance and for the compute instance. Return `None` if they are unknown.
     pub fn nodes(&self) -> Option<[String; 2]> {
         let (gi, ci) = self.capabilities?;
         Some([gi, ci].map(|minor| format!("/dev/nvidia-caps/nvidia-cap{minor}")))
     }
 }
 
-/// What every container with a GPU needs.
+/// The device node that every container with a GPU needs.
 const CONTROL: &str = "/dev/nvidiactl";
-/// What it needs where it is there.
+/// The device nodes that every container with a GPU gets if they exist.
 pub const SHARED: [&str; 3] = ["/dev/nvidia-modeset", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools"];
 
-/// The spec of a machine's NVIDIA GPUs. `driver` is the version that NVML says, for a machine whose `/proc` and `/sys` say none.
+/// Generate the spec of a machine's NVIDIA GPUs. `driver` is the version that NVML reports; it is used if `/proc` and `/sys` have no version.
 ///
 /// # Errors
-/// There is no driver, or no GPU whose device node is there.
+/// There is no driver, or no GPU has a device node.
 pub fn generate(tree: &dyn Tree, gpus: &[Gpu], driver: Option<&str>, options: &Options) -> Result<Generated, Error> {
     let root = open_root(tree, &options.driver_root, "--driver-root", "where the driver is installed")?;
     let machine = open_root(tree, "/", "--sys-root", "the machine's root")?;
@@ -64,8 +66,8 @@ pub fn generate(tree: &dyn Tree, gpus: &[Gpu], driver: Option<&str>, options: &O
     driver_files(&root, &machine, loaded.as_deref(), options, &mut draft)?;
     if !nodes.add_with_group(&mut draft.common, CONTROL) {
         return Err(Error::NoDriver(format!(
-            "there is no {}: the kernel module nvidia is not loaded, or nobody made its device nodes. Load it (modprobe nvidia; \
-             nvidia-modprobe -c 0 -u), or say where /dev is with --dev-root",
+            "there is no {}: the kernel module nvidia is not loaded, or its device nodes were not created. Load it and create them (modprobe \
+             nvidia; nvidia-modprobe -c 0 -u), or say where /dev is with --dev-root",
             nodes.root.host(CONTROL)
         )));
     }
@@ -74,7 +76,7 @@ pub fn generate(tree: &dyn Tree, gpus: &[Gpu], driver: Option<&str>, options: &O
     }
     if !nodes.has("/dev/nvidia-uvm") {
         draft.notes.push(
-            "there is no /dev/nvidia-uvm, without which CUDA does not start; nvidia-modprobe -c 0 -u makes it, then make the spec again"
+            "there is no /dev/nvidia-uvm, and CUDA does not start without it; create it with nvidia-modprobe -c 0 -u, then generate the spec again"
                 .to_owned(),
         );
     }
@@ -89,16 +91,16 @@ pub fn generate(tree: &dyn Tree, gpus: &[Gpu], driver: Option<&str>, options: &O
     draft.finish(options)
 }
 
-/// The driver's libraries as they are installed.
+/// The installed libraries of the driver.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Installed {
-    /// Their version; where several are installed, the one that is loaded.
+    /// The version. If several versions are installed, this is the version of the loaded driver.
     pub version: String,
-    /// Folders below the driver's root that have them, without links.
+    /// The directories with the libraries, as paths below the driver's root without links.
     pub folders: Vec<String>,
 }
 
-/// Looks for the driver's libraries; none if neither libcuda nor libnvidia-ml is there.
+/// Find the driver's libraries. Return `None` if neither libcuda nor libnvidia-ml exists.
 pub fn installed(tree: &dyn Tree, driver_root: &str) -> Option<Installed> {
     let root = Root::open(tree, driver_root)?;
     let found = libraries::find(&root, proc::loaded_driver(tree).as_deref(), &mut Vec::new())?;
@@ -108,7 +110,7 @@ pub fn installed(tree: &dyn Tree, driver_root: &str) -> Option<Installed> {
     })
 }
 
-/// Seconds. It reads a few headers and writes one file.
+/// The hook's timeout in seconds. The hook only reads a few ELF headers and writes one file.
 const HOOK_TIMEOUT: i64 = 10;
 
 pub(super) fn driver_files(
@@ -127,8 +129,8 @@ pub(super) fn driver_files(
     };
     match loaded {
         Some(loaded) if loaded != found.version => draft.notes.push(format!(
-            "the kernel has driver {loaded} loaded, and the libraries are of {}: nothing that uses them will work; load the new module \
-             or reboot, then make the spec again",
+            "the kernel has loaded driver {loaded}, but the libraries are of {}: no program that uses them will work; load the new module \
+             or reboot, then generate the spec again",
             found.version
         )),
         _ => {}
@@ -140,7 +142,7 @@ pub(super) fn driver_files(
     edits.mounts.extend(files::xorg(root, &found.folders, &found.version));
     edits.mounts.extend(files::firmware(root, machine, &found.version));
     edits.mounts.extend(files::sockets(root));
-    // As nvidia-ctk writes it: for programs in the container that look for libcuda themselves.
+    // nvidia-ctk sets the same variable, for programs in the container that search for libcuda on their own.
     edits.env.push(format!("NVIDIA_CTK_LIBCUDA_DIR={}", found.cuda.join(":")));
     if let Some(program) = &options.hook {
         edits.hooks.push(hook(program, &found.searched));
@@ -149,7 +151,7 @@ pub(super) fn driver_files(
     Ok(())
 }
 
-/// In the container's namespaces, before its root becomes its root: everything is mounted then.
+/// Make the createContainer hook. It runs in the container's namespaces before `pivot_root`, when everything is mounted.
 fn hook(program: &str, folders: &[String]) -> Hook {
     let mut args = vec!["divvy-hook".to_owned(), "update-ldcache".to_owned()];
     args.extend(folders.iter().map(|folder| format!("--folder={folder}")));
@@ -157,7 +159,7 @@ fn hook(program: &str, folders: &[String]) -> Hook {
         hook_name: "createContainer".to_owned(),
         path: program.to_owned(),
         args,
-        // Without one a runtime hands on its own, or the image's (CVE-2025-23266).
+        // Without an environment, a runtime passes its own or the image's to the hook (CVE-2025-23266).
         env: vec!["PATH=/usr/sbin:/usr/bin:/sbin:/bin".to_owned()],
         timeout: Some(HOOK_TIMEOUT),
         ..Hook::default()
@@ -169,7 +171,7 @@ fn describe(gpu: &Gpu, nodes: &Nodes<'_>, machine: &Root<'_>, draft: &mut Draft)
     let path = format!("/dev/nvidia{}", gpu.minor);
     if !nodes.add_with_group(&mut edits, &path) {
         draft.notes.push(format!(
-            "GPU {} is left out: there is no {}; nvidia-modprobe -c {} makes it",
+            "GPU {} is left out: there is no {}; create it with nvidia-modprobe -c {}",
             gpu.index,
             nodes.root.host(&path),
             gpu.minor
@@ -190,8 +192,8 @@ fn describe(gpu: &Gpu, nodes: &Nodes<'_>, machine: &Root<'_>, draft: &mut Draft)
     };
     if mig.is_empty() {
         draft.notes.push(format!(
-            "GPU {0} is left out: MIG is on, and it is not divided, so that nothing can run on it: nvidia-smi mig -i {0} -cgi PROFILE -C divides it, \
-             nvidia-smi -i {0} -mig 0 switches MIG off",
+            "GPU {0} is left out: MIG is enabled, but the GPU has no MIG devices, so nothing can run on it; create MIG devices with \
+             nvidia-smi mig -i {0} -cgi PROFILE -C, or disable MIG with nvidia-smi -i {0} -mig 0",
             gpu.index
         ));
     }
@@ -199,12 +201,15 @@ fn describe(gpu: &Gpu, nodes: &Nodes<'_>, machine: &Root<'_>, draft: &mut Draft)
         let name = format!("{}:{}", gpu.index, mig.index);
         let mut edits = edits.clone();
         let missing = match &mig.nodes() {
-            None => Some("its capabilities, which are not in /proc/driver/nvidia-caps/mig-minors".to_owned()),
-            Some(paths) => paths.iter().find(|path| !nodes.add_with_group(&mut edits, path)).cloned(),
+            None => Some("its capabilities are not in /proc/driver/nvidia-caps/mig-minors".to_owned()),
+            Some(paths) => {
+                let absent = paths.iter().find(|path| !nodes.add_with_group(&mut edits, path));
+                absent.map(|path| format!("there is no {path}"))
+            }
         };
         if let Some(missing) = missing {
             draft.notes.push(format!(
-                "MIG device {name} (GPU instance {}, compute instance {}) is left out: there is no {missing}; nvidia-smi makes it when root runs it",
+                "MIG device {name} (GPU instance {}, compute instance {}) is left out: {missing}; run nvidia-smi as root to create its device nodes",
                 mig.gpu_instance, mig.compute_instance
             ));
             continue;
@@ -218,7 +223,7 @@ fn describe(gpu: &Gpu, nodes: &Nodes<'_>, machine: &Root<'_>, draft: &mut Draft)
     }
 }
 
-/// `/dev/dri/card0` and `/dev/dri/renderD128` of a PCI device.
+/// Return the DRM device nodes of a PCI device, such as `/dev/dri/card0` and `/dev/dri/renderD128`.
 pub(super) fn drm_nodes(machine: &Root<'_>, pci: &str) -> Vec<String> {
     let names = machine.names(&format!("/sys/bus/pci/devices/{}/drm", pci.to_ascii_lowercase()));
     let is_node = |name: &&String| {
@@ -232,7 +237,7 @@ pub(super) fn drm_nodes(machine: &Root<'_>, pci: &str) -> Vec<String> {
 
 fn no_gpu(gpus: &[Gpu], notes: &[String]) -> Error {
     Error::NoGpu(match gpus {
-        [] => "the driver knows no GPU: nvidia-smi on the machine shows whether it should, dmesg why not".to_owned(),
+        [] => "the driver reports no GPU: run nvidia-smi on this machine to check this, and dmesg to find out why".to_owned(),
         _ => format!(
             "none of {} GPUs can be given to a container: {}",
             gpus.len(),

@@ -1,4 +1,4 @@
-//! NVIDIA's devices beside GPUs, each in a spec of its own (`nvidia-ctk cdi generate --mode`).
+//! Specs of NVIDIA's devices other than GPUs, each in its own spec, as with `nvidia-ctk cdi generate --mode`.
 
 use std::collections::BTreeSet;
 
@@ -7,32 +7,32 @@ use super::nvidia::driver_files;
 use super::{Channels, Draft, Error, Extras, Generated, Item, Naming, Nodes, Options, Tree, open_root, proc};
 use divvy_host::Root;
 
-/// What a spec is of.
+/// The kind of device that a spec describes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Part {
-    /// Every device node of the driver, and its files: for what manages GPUs.
+    /// All device nodes and files of the driver, for containers that manage GPUs.
     Management,
-    /// GPUDirect Storage.
+    /// GPUDirect Storage (mode `gds`).
     Storage,
-    /// RDMA by Mellanox' driver.
+    /// RDMA with Mellanox's driver (mode `mofed`).
     Rdma,
     /// GDRCopy.
     Gdrcopy,
     /// NVSwitches.
     Nvswitch,
-    /// IMEX channels, each a device by its number.
+    /// IMEX channels: one device for each channel, named by the channel's number.
     Imex,
 }
 
 const CAPABILITIES: &str = "/dev/nvidia-caps";
 const CHANNELS: &str = "/dev/nvidia-caps-imex-channels";
-/// Nodes of other drivers that are called so, too.
+/// Prefixes of device nodes that also begin with `nvidia` but belong to other drivers.
 const OTHERS: [&str; 3] = ["nvidia-fs", "nvidia-nvswitch", "nvidia-nvlink"];
 
-/// The spec. All but IMEX channels are one device, `all`.
+/// Generate the spec of one kind of device. IMEX channels are one device each; every other kind is one device, `all`.
 ///
 /// # Errors
-/// There is none of it on the machine.
+/// The machine has no such device.
 pub fn generate(tree: &dyn Tree, part: Part, options: &Options) -> Result<Generated, Error> {
     let root = open_root(tree, &options.driver_root, "--driver-root", "where the driver is installed")?;
     let machine = open_root(tree, "/", "--sys-root", "the machine's root")?;
@@ -51,7 +51,7 @@ pub fn generate(tree: &dyn Tree, part: Part, options: &Options) -> Result<Genera
         )));
     }
     draft.common.env.push("NVIDIA_VISIBLE_DEVICES=void".to_owned());
-    // Numbers of GPUs choose no other device.
+    // `only` selects GPUs, so it applies to no other kind of device except IMEX channels.
     let only = match part {
         Part::Imex => options.only.clone(),
         _ => Vec::new(),

@@ -1,4 +1,4 @@
-//! What NVIDIA's kernel module says of its GPUs in `/proc/driver/nvidia`, without NVML.
+//! Reads the GPUs from `/proc/driver/nvidia`, where NVIDIA's kernel module describes them. This works without NVML.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +12,7 @@ const GPUS: &str = "/proc/driver/nvidia/gpus";
 const CAPABILITIES: &str = "/proc/driver/nvidia/capabilities";
 const MIG_MINORS: &str = "/proc/driver/nvidia-caps/mig-minors";
 
-/// The version of the driver that the kernel has loaded.
+/// Return the version of the loaded driver, or `None` if no NVIDIA driver is loaded.
 pub fn loaded_driver(tree: &dyn Tree) -> Option<String> {
     let root = Root::open(tree, "/")?;
     ["/sys/module/nvidia/version", "/proc/driver/nvidia/version"]
@@ -20,7 +20,7 @@ pub fn loaded_driver(tree: &dyn Tree) -> Option<String> {
         .find_map(|path| stale::loaded_version(&root.text(path)?).map(str::to_owned))
 }
 
-/// The GPUs in the order of their PCI addresses, which is NVML's order unless it was told another.
+/// Return the GPUs in the order of their PCI addresses, which is NVML's default order.
 pub fn gpus(tree: &dyn Tree) -> Vec<Gpu> {
     let Some(root) = Root::open(tree, "/") else {
         return Vec::new();
@@ -41,14 +41,14 @@ pub fn gpus(tree: &dyn Tree) -> Vec<Gpu> {
     gpus
 }
 
-/// One `information` file: `Key: value` lines.
+/// Parse an `information` file, which has `Key: value` lines.
 fn information(text: &str, address: &str) -> Option<Gpu> {
     let fields: BTreeMap<&str, &str> = text
         .lines()
         .filter_map(|line| line.split_once(':'))
         .map(|(key, value)| (key.trim(), value.trim()))
         .collect();
-    // Before the driver was first used a GPU has question marks for a name.
+    // Until a program uses the driver, the UUID consists of question marks.
     let uuid = fields.get("GPU UUID").filter(|uuid| !uuid.contains('?'));
     Some(Gpu {
         index: 0,
@@ -59,8 +59,8 @@ fn information(text: &str, address: &str) -> Option<Gpu> {
     })
 }
 
-/// The MIG devices of a GPU, by index; none where MIG is off. Their UUIDs, and the indices that count, NVML alone knows, which `told` them where it was
-/// asked and MIG is on.
+/// Return a GPU's MIG devices, ordered by index, or `None` if MIG is disabled. Only NVML knows their UUIDs and real indices. `told` is NVML's list
+/// if NVML was queried and MIG is enabled.
 pub fn mig_of(tree: &dyn Tree, minor: u32, told: Option<&[MigDevice]>) -> Option<Vec<Mig>> {
     let found = in_proc(tree, minor, told.unwrap_or_default());
     (told.is_some() || !found.is_empty()).then_some(found)
@@ -86,7 +86,7 @@ fn in_proc(tree: &dyn Tree, minor: u32, told: &[MigDevice]) -> Vec<Mig> {
     let capability = |path: String| minors.get(format!("gpu{minor}/{path}/access").as_str()).copied();
     let devices = found.into_iter().zip(0..).filter_map(|((gi, ci), position)| {
         let known = told.iter().find(|told| (told.gi, told.ci) == (gi, ci));
-        // One that NVML does not have has no index that is not another's.
+        // Skip a MIG device that is missing from NVML's list: an index made up for it could be the index of another device.
         if known.is_none() && !told.is_empty() {
             return None;
         }
@@ -108,7 +108,8 @@ fn numbered<'n>(names: &'n [String], prefix: &str) -> Vec<(u32, &'n str)> {
     names.iter().filter_map(number).collect()
 }
 
-/// `mig-minors`: a line for each capability, `gpu0/gi0/ci0/access 4`. Lines of another form are skipped.
+/// Parse `mig-minors`, which has one line for each capability, such as `gpu0/gi0/ci0/access 4`. Return the minor number for each path. Lines of
+/// another form are skipped.
 pub fn mig_minors(text: &str) -> BTreeMap<&str, u32> {
     text.lines()
         .filter_map(|line| {

@@ -1,4 +1,5 @@
-//! NVIDIA under WSL 2: one node, `/dev/dxg`, for all GPUs together, and the driver's files where Windows shows them.
+//! Generates the spec of NVIDIA GPUs under WSL 2. There is one device node, `/dev/dxg`, for all GPUs, and Windows provides the driver's files in
+//! `/usr/lib/wsl`.
 
 use super::files::{FILE, mount};
 use super::{Draft, Error, Generated, Item, Nodes, Options, Tree, open_root};
@@ -8,19 +9,20 @@ use divvy_host::Root;
 const NODE: &str = "/dev/dxg";
 const LIBRARIES: &str = "/usr/lib/wsl/lib";
 const STORE: &str = "/usr/lib/wsl/drivers";
-/// Where loaders look.
+/// The directories that loaders search.
 const USUAL: [&str; 2] = ["/usr/lib/x86_64-linux-gnu", "/usr/lib64"];
 
-/// Whether this is WSL with a GPU.
+/// Report whether this machine is WSL 2 with a GPU.
 pub fn is_there(tree: &dyn Tree) -> bool {
     Root::open(tree, "/")
         .is_some_and(|root| root.resolve(NODE).is_some() && root.file(&format!("{LIBRARIES}/libdxcore.so")).is_some())
 }
 
-/// The spec: the device `all`, since which GPU is used is not for a container to say there. `driver` is the version that NVML says.
+/// Generate the spec. It has only the device `all`, because under WSL a container cannot be limited to one GPU. `driver` is the version that NVML
+/// reports.
 ///
 /// # Errors
-/// There is no `/dev/dxg`, or no driver of NVIDIA among those that Windows shows.
+/// There is no `/dev/dxg`, or Windows provides no NVIDIA driver.
 pub fn generate(tree: &dyn Tree, driver: Option<&str>, options: &Options) -> Result<Generated, Error> {
     let root = open_root(tree, &options.driver_root, "--driver-root", "where the driver is installed")?;
     let nodes = Nodes::find(tree, options, NODE)?;
@@ -43,7 +45,7 @@ pub fn generate(tree: &dyn Tree, driver: Option<&str>, options: &Options) -> Res
         .collect();
     if stores.is_empty() {
         return Err(Error::NoDriver(format!(
-            "no folder of {} has libcuda.so.1.1: install NVIDIA's driver in Windows (none in WSL), then wsl --shutdown",
+            "no directory in {} has libcuda.so.1.1: install NVIDIA's driver in Windows (not in WSL), then run wsl --shutdown",
             root.host(STORE)
         )));
     }
@@ -61,7 +63,7 @@ pub fn generate(tree: &dyn Tree, driver: Option<&str>, options: &Options) -> Res
     for name in root.names(LIBRARIES) {
         let path = format!("{LIBRARIES}/{name}");
         let Some(file) = root.file(&path) else { continue };
-        // Direct3D's are not NVIDIA's, and of no use without Mesa's.
+        // Direct3D's libraries are left out: they are not NVIDIA's, and they are useless without Mesa's.
         let own = ["libcuda.so", "libnvidia-", "libdxcore.so", "libnvcuvid.so", "libnvoptix"];
         if own.iter().any(|own| name.starts_with(own)) {
             for folder in USUAL {

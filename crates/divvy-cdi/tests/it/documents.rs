@@ -1,8 +1,8 @@
-//! Documents from outside: what the standard takes, what it refuses, and what is said of it.
+//! Parsing and validating specs of other tools: which ones are accepted, which ones are rejected, and the messages.
 
 use divvy_cdi::{Format, Severity, Spec, Version};
 
-/// The least that a spec can be.
+/// A minimal valid spec.
 const MINIMAL: &str = r#"{"cdiVersion":"0.3.0","kind":"vendor.com/device","devices":[{"name":"myDevice","containerEdits":{"deviceNodes":[{"path":"/dev/card1"}]}}]}"#;
 
 fn errors(text: &str) -> Vec<String> {
@@ -17,7 +17,7 @@ fn problems(spec: &Spec, severity: Severity) -> Vec<String> {
     problems.map(|problem| problem.to_string()).collect()
 }
 
-/// A spec of the newest version with these edits on its device and these fields beside them.
+/// A spec of the newest version whose device has these edits.
 fn with_edits(edits: &str) -> String {
     format!(r#"{{"cdiVersion":"1.1.0","kind":"vendor.com/device","devices":[{{"name":"a","containerEdits":{edits}}}]}}"#)
 }
@@ -116,18 +116,18 @@ fn case_30_a_bad_documents_are_refused_with_field_and_rule() {
         (with("0.3.0", "v/c-", DEVICE, ""), "kind: \"c-\" is not the class"),
         (with("0.3.0", "v/c", r#"[{"name":"a b","containerEdits":{"env":["A=1"]}}]"#, ""), "devices[0].name: \"a b\" is not the device"),
         (with("0.3.0", "v/c", r#"[{"containerEdits":{"env":["A=1"]}}]"#, ""), "devices[0].name: \"\" is not the device"),
-        (with("0.3.0", "v/c", &format!("{},{}", DEVICE.trim_end_matches(']'), DEVICE.trim_start_matches('[')), ""), "devices[1].name: the spec has two devices"),
+        (with("0.3.0", "v/c", &format!("{},{}", DEVICE.trim_end_matches(']'), DEVICE.trim_start_matches('[')), ""), "devices[1].name: two devices have the name"),
         (with("0.3.0", "v/c", r#"[{"name":"a"}]"#, ""), "devices[0].containerEdits: it is empty"),
-        (with("0.3.0", "v/c", DEVICE, r#","surprise":1"#), "surprise: no version of CDI"),
-        (with_edits(r#"{"env":["A=1"],"surprise":1}"#), "devices[0].containerEdits.surprise: no version"),
+        (with("0.3.0", "v/c", DEVICE, r#","surprise":1"#), "surprise: CDI up to 1.1.0"),
+        (with_edits(r#"{"env":["A=1"],"surprise":1}"#), "devices[0].containerEdits.surprise: CDI up to 1.1.0"),
         (with_edits(r#"{"env":["A=1","=x"]}"#), "devices[0].containerEdits.env[1]: \"=x\" is not a variable"),
         (with_edits(r#"{"env":["A"]}"#), "env[0]: \"A\" is not a variable"),
         (with_edits(r#"{"deviceNodes":[{}]}"#), "deviceNodes[0].path: it is empty"),
         (node(r#","type":"x""#), "deviceNodes[0].type: \"x\" is not b, c, u or p"),
         (node(r#","permissions":"rwx""#), "deviceNodes[0].permissions: \"rwx\""),
-        (node(r#","mode":438"#), "deviceNodes[0].mode: no version"),
-        (node(r#","minor":"0""#), "expected a number that fits"),
-        (node(r#","uid":-1"#), "expected a number that fits"),
+        (node(r#","mode":438"#), "deviceNodes[0].mode: CDI up to 1.1.0"),
+        (node(r#","minor":"0""#), "expected a number in the valid range"),
+        (node(r#","uid":-1"#), "expected a number in the valid range"),
         (with_edits(r#"{"deviceNodes":[null]}"#), "deviceNodes[0].path: it is empty"),
         (hook(r#""hookName":"createcontainer","path":"/a""#), "hooks[0].hookName: \"createcontainer\" is not one of"),
         (hook(r#""hookName":"poststop""#), "hooks[0].path: it is empty"),
@@ -135,10 +135,10 @@ fn case_30_a_bad_documents_are_refused_with_field_and_rule() {
         (with_edits(r#"{"mounts":[{"hostPath":"/a"}]}"#), "mounts[0].containerPath: it is empty"),
         (with_edits(r#"{"mounts":[{"containerPath":"/a"}]}"#), "mounts[0].hostPath: it is empty"),
         (net(r#"{"name":"a"}"#), "netDevices[0].hostInterfaceName: it is empty"),
-        (net(r#"{"hostInterfaceName":"a","name":"b"},{"hostInterfaceName":"a","name":"c"}"#), "netDevices[1].hostInterfaceName: \"a\" is there twice"),
-        (net(r#"{"hostInterfaceName":"a","name":"b"},{"hostInterfaceName":"c","name":"b"}"#), "netDevices[1].name: \"b\" is there twice"),
+        (net(r#"{"hostInterfaceName":"a","name":"b"},{"hostInterfaceName":"a","name":"c"}"#), "netDevices[1].hostInterfaceName: \"a\" appears twice"),
+        (net(r#"{"hostInterfaceName":"a","name":"b"},{"hostInterfaceName":"c","name":"b"}"#), "netDevices[1].name: \"b\" appears twice"),
         (with_edits(r#"{"intelRdt":{"closID":".."}}"#), "intelRdt.closID"),
-        (with_edits(r#"{"intelRdt":{"enableCMT":true}}"#), "intelRdt.enableCMT: no version"),
+        (with_edits(r#"{"intelRdt":{"enableCMT":true}}"#), "intelRdt.enableCMT: CDI up to 1.1.0"),
     ]
     .into_iter()
     .map(|(text, part)| (text, part.to_owned()))
@@ -245,7 +245,7 @@ fn case_28_b_the_name_of_a_device_decides_about_the_version_too() {
     assert_eq!(device("0", ""), "0.5.0");
 }
 
-/// Names in a file may be anything, and who reads what is wrong with them is often root.
+/// Names in a file may have terminal escapes, and the user who reads the messages is often root.
 #[test]
 fn what_is_said_of_a_spec_moves_no_cursor() {
     let text = r#"{"cdiVersion":"0.5.0\u001b[2J","kind":"a.com/b","\u001b]0;x\u0007\n":1,"devices":[{"name":"\u202e0","containerEdits":{"env":["\u009bA"]}}]}"#;

@@ -1,4 +1,4 @@
-//! Specs of machines of each kind.
+//! Generating specs for machines of each kind.
 
 use divvy_cdi::generate::parts::{self, Part};
 use divvy_cdi::generate::{Error, Generated, Naming, Options, amd, intel, nvidia, proc, wsl};
@@ -15,7 +15,7 @@ fn of_nvidia(machine: &Machine) -> Generated {
     nvidia_with(machine, &Options::new("nvidia.com")).expect("a spec")
 }
 
-/// Devices and what is special of each, then where everything is mounted.
+/// Describe a spec: the devices with their own edits, then the targets of all mounts.
 fn outline(generated: &Generated) -> String {
     let spec = &generated.spec;
     let mut text = format!("{} {} made for {:?}\n", spec.kind, spec.cdi_version, driver_version(spec));
@@ -123,13 +123,13 @@ fn a_machine_without_gpus_gets_no_spec_and_is_told_what_to_do() {
         ),
         (
             nvidia_with(&machine, &elsewhere),
-            "there is no folder /nowhere on this machine; --driver-root names",
+            "there is no directory /nowhere on this machine; --driver-root specifies where",
         ),
         (
             nvidia_with(kinds::debian().remove("/dev/nvidiactl"), &options),
             "there is no /dev/nvidiactl: the kernel module",
         ),
-        (nvidia_with(&without_gpus, &options), "the driver knows no GPU"),
+        (nvidia_with(&without_gpus, &options), "the driver reports no GPU"),
         (
             nvidia_with(kinds::red_hat().remove("/dev/nvidia0"), &options),
             "none of 1 GPUs can be given to a container: GPU 0 is left out: there is no /dev/nvidia0",
@@ -138,7 +138,7 @@ fn a_machine_without_gpus_gets_no_spec_and_is_told_what_to_do() {
             amd::generate(&machine, &options),
             "there is no /dev/kfd: the kernel module amdgpu",
         ),
-        (intel::generate(&machine, &options), "no display controller of Intel"),
+        (intel::generate(&machine, &options), "no Intel display controller"),
         (wsl::generate(&machine, None, &options), "there is no /dev/dxg"),
     ] {
         let error = result.expect_err(part).to_string();
@@ -146,8 +146,8 @@ fn a_machine_without_gpus_gets_no_spec_and_is_told_what_to_do() {
     }
 }
 
-/// The machine of NVIDIA's own tests, and what its generator writes for it: the same nodes and variables, the same files at the same places. Its five hooks
-/// are not there; mounts under more names do the first's work.
+/// On the machine of NVIDIA's own tests, a spec has everything that NVIDIA's generator writes: the same device nodes and variables, and the same
+/// files at the same paths. NVIDIA's five hooks are missing; mounts under additional names do the work of the first one.
 #[test]
 fn case_33_a_all_that_nvidias_generator_mounts_is_there_without_its_hooks() {
     let lib = "/lib/x86_64-linux-gnu";
@@ -378,7 +378,7 @@ fn what_is_beside_gpus_has_specs_of_its_own() {
     }
 }
 
-/// A process that gives up root for the node's group would be shut out of a node that is root's.
+/// If the node belonged to root's group, a process that is not root but in the node's original group could not open it.
 #[test]
 fn a_node_that_is_open_to_a_group_is_so_in_the_container_too() {
     let mut machine = kinds::debian();
@@ -478,7 +478,7 @@ fn libraries_elsewhere_are_found_by_the_cache_alone_and_those_of_32_bits_are_not
         .nvidia_nodes("", 1);
     assert!(
         nvidia_with(&machine, &Options::new("nvidia.com")).is_err(),
-        "without a cache nobody looks there"
+        "without a cache this directory is not searched"
     );
     machine.file(
         "/etc/ld.so.cache",
@@ -514,7 +514,7 @@ fn a_driver_that_was_upgraded_under_a_loaded_module_is_told() {
     machine.file("/sys/module/nvidia/version", "550.54.15\n");
     let notes = of_nvidia(&machine).notes;
     assert!(
-        notes[0].contains("the kernel has driver 550.54.15 loaded, and the libraries are of 560.35.03"),
+        notes[0].contains("the kernel has loaded driver 550.54.15, but the libraries are of 560.35.03"),
         "{notes:?}"
     );
     machine.driver("", "/usr/lib64", "550.54.15");
@@ -532,7 +532,7 @@ fn a_broken_cache_is_told_and_the_folders_are_searched() {
     let generated = of_nvidia(&machine);
     assert_eq!(
         generated.notes,
-        ["/etc/ld.so.cache is not used: it is cut off: it announces more entries than it has"]
+        ["/etc/ld.so.cache is not used: it is truncated: its header announces more entries than it has"]
     );
 }
 
@@ -604,7 +604,7 @@ fn a_spec_is_stale_when_the_driver_changed_or_its_files_went() {
         Stale::check(&spec, &machine).sentences(),
         [
             "it was made for driver 550.54.15, and 560.35.03 is loaded",
-            "/dev/nvidia1 and 1 more are not there, so containers do not start",
+            "/dev/nvidia1 and 1 more do not exist, so containers do not start",
         ]
     );
     let mut amd_machine = kinds::mi300();

@@ -1,4 +1,4 @@
-//! `ld.so.cache`: both formats, and what is neither.
+//! `ld.so.cache`: both formats, and files that have neither.
 
 use divvy_cdi::generate::ldcache::{Error, Library, flags_of, parse, with};
 use proptest::prelude::*;
@@ -61,7 +61,7 @@ fn case_35_b_what_is_no_cache_is_refused_with_the_reason() {
     for (name, bytes, error) in [
         ("nothing", Vec::new(), Error::NotACache),
         ("another file", b"\x7fELF".to_vec(), Error::NotACache),
-        ("a header alone", cache[..30].to_vec(), Error::Truncated),
+        ("only a header", cache[..30].to_vec(), Error::Truncated),
         ("too many entries", with(20, &u32::MAX.to_le_bytes()), Error::Truncated),
         (
             "an old header that announces too many",
@@ -142,7 +142,7 @@ fn what_is_added_comes_before_what_has_its_name_and_once() {
     assert_eq!(with(Some(b"no cache"), &added), Err(Error::NotACache));
 }
 
-/// glibc's own program reads what we write, this machine's real cache and its extensions among it.
+/// glibc's own program reads a cache that divvy wrote, made from this machine's real cache with its extensions.
 #[test]
 fn ldconfig_prints_what_was_written() {
     let printed = |path: &std::path::Path| {
@@ -197,7 +197,7 @@ fn a_library_is_known_by_its_first_bytes() {
 }
 
 proptest! {
-    /// With entries for some processors, which refer to the list behind them.
+    /// The entries have arbitrary `hwcap` values, some of which refer to the extension after the entries.
     #[test]
     fn a_cache_that_is_written_is_read_and_written_the_same(
         libraries in proptest::collection::vec(("[a-z]{1,9}\\.so\\.[0-9]{1,3}", "/[a-z/]{1,30}", any::<i32>(), any::<u64>()), 0..20),
@@ -221,7 +221,7 @@ proptest! {
     #[test]
     fn no_change_of_this_machines_cache_makes_the_writer_panic(at in any::<prop::sample::Index>(), to in any::<[u8; 4]>()) {
         if let Ok(mut bytes) = std::fs::read("/etc/ld.so.cache") {
-            // The header, the first entries, or the extensions at the end.
+            // Overwrite 4 bytes in the header, the first entries, or the extensions at the end.
             let from = at.index(200);
             let at = if from < 100 { from } else { bytes.len().saturating_sub(from) };
             if let Some(place) = bytes.get_mut(at..at + 4) {

@@ -1,4 +1,4 @@
-//! A driver's root that is elsewhere.
+//! Moving the paths of a spec to another driver root.
 
 use divvy_cdi::Spec;
 use divvy_cdi::moved::{Side, move_root};
@@ -51,7 +51,7 @@ fn case_32_a_the_machines_paths_move_by_whole_components_and_arguments_of_hooks_
 #[test]
 fn what_is_moved_there_and_back_is_what_it_was() {
     let mut original = spec();
-    // A path of the machine's own takes this version; the way there would raise it.
+    // A host path needs this version, so moving the spec would raise a lower one.
     original["cdiVersion"] = json!("0.5.0");
     for side in [Side::Host, Side::Container] {
         let mut there = Spec::parse(&original.to_string()).expect("a spec");
@@ -67,7 +67,7 @@ fn what_is_moved_there_and_back_is_what_it_was() {
     }
 }
 
-/// Who wrote the path down keeps it while nothing of it moves.
+/// A redundant `hostPath` in the original spec stays if the path does not move.
 #[test]
 fn a_path_of_the_machines_that_is_the_containers_stays_written_where_nothing_moves() {
     let mut original = spec();
@@ -92,7 +92,7 @@ fn case_32_b_the_containers_paths_move_without_the_machines() {
     assert_eq!(moved("/driver", "/", Side::Container), (expected, 4));
 }
 
-/// Else update-ldcache looks into folders that are not there any more, and links lead nowhere.
+/// Otherwise update-ldcache would search directories that no longer exist, and links would be dangling.
 #[test]
 fn what_hooks_are_told_of_the_container_moves_with_it() {
     let args = json!([

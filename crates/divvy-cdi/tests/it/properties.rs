@@ -1,4 +1,4 @@
-//! What holds of every spec.
+//! Properties of all specs.
 
 use divvy_cdi::generate::{Options, amd, intel, nvidia, proc, wsl};
 use divvy_cdi::{Device, DeviceNode, Edits, Format, Hook, IntelRdt, Mount, NetDevice, Spec, Version};
@@ -8,7 +8,7 @@ use proptest::prelude::*;
 
 use divvy_testkit::machine::kinds;
 
-/// Texts that YAML could take for something else.
+/// Strings that YAML could parse as another type.
 fn text() -> impl Strategy<Value = String> {
     prop_oneof![
         "[a-zA-Z0-9/=:._ -]{1,12}",

@@ -1,8 +1,8 @@
-//! Several files: priorities, conflicts, and the order of edits.
+//! Registries with several files: priorities, conflicts, and the order of edits.
 
 use divvy_cdi::{Found, Registry, Spec, is_spec_file};
 
-/// A file whose devices each set a variable to the file's name, beside one of the spec.
+/// A file in which the spec and each device set a variable to the file's name.
 fn file(path: &str, priority: usize, devices: &[&str]) -> Found {
     let devices: Vec<String> = devices
         .iter()

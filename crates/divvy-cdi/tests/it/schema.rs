@@ -1,7 +1,8 @@
-//! The JSON schema that the standard comes with, and its documents.
+//! Checks specs against the standard's JSON schema, and the schema's own test documents against Divvy's validation.
 //!
-//! They are not part of this repository: `DIVVY_CDI_SCHEMA` names the folder `schema` of the Go module `tags.cncf.io/container-device-interface`
-//! 0.8.1, the last release that has them: from 1.0 on they are a module of their own, which no module proxy has (`go mod download tags.cncf.io/container-device-interface@v0.8.1`).
+//! The schema is not part of this repository. `DIVVY_CDI_SCHEMA` names the directory `schema` of the Go module
+//! `tags.cncf.io/container-device-interface` 0.8.1 (`go mod download tags.cncf.io/container-device-interface@v0.8.1`). This is the last release that
+//! has it: from 1.0 on the schema is a separate module, which no module proxy has.
 
 use std::path::{Path, PathBuf};
 
@@ -20,7 +21,7 @@ fn json(path: &Path) -> Value {
     serde_json::from_str(&text).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
-/// Both files as one document, in which nothing points elsewhere.
+/// Merge both schema files into one document without external references.
 fn schema(folder: &Path) -> jsonschema::Validator {
     let mut schema = json(&folder.join("schema.json"));
     schema["definitions"] = json(&folder.join("defs.json"))["definitions"].take();

@@ -1,4 +1,4 @@
-//! One more runtime in containerd's configuration.
+//! Adds a runtime to containerd's configuration, and removes it.
 
 use toml_edit::{DocumentMut, Item};
 
@@ -8,7 +8,7 @@ use crate::plan::{After, Wish, Write};
 use crate::text::{text, toml};
 use crate::{Configuration, Error, Files, glob, toml_text};
 
-/// Where things are written.
+/// The files to write, and how containerd reads them.
 pub(crate) struct Where<'t> {
     pub(crate) config: &'t str,
     pub(crate) drop_in: Option<&'t str>,
@@ -16,12 +16,12 @@ pub(crate) struct Where<'t> {
     pub(crate) version: i64,
 }
 
-/// The shim of all containerds since 1.3.
+/// The standard shim since containerd 1.3.
 const RUNC_V2: &str = "io.containerd.runc.v2";
-/// The one before it has another key for the program.
+/// The standard shim before that. Its key for the program is `Runtime`, not `BinaryName`.
 const LINUX_V1: &str = "io.containerd.runtime.v1.linux";
 
-/// The new texts: the drop-in before the file that imports it.
+/// Compute the new texts. The drop-in comes before the file that imports it.
 pub(crate) fn configure(
     files: &dyn Files,
     at: &Where<'_>,
@@ -30,7 +30,7 @@ pub(crate) fn configure(
     notes: &mut Vec<String>,
 ) -> Result<Vec<Write>, Error> {
     let merge = at.merge.unwrap_or(Merge::Sections);
-    // A drop-in that is written anew whatever is in it may be anything.
+    // With `anew`, the drop-in is replaced and may even be invalid, so it is not read.
     let known = After {
         files,
         edits: at
@@ -58,8 +58,8 @@ pub(crate) fn configure(
         .any(|plugin| plugin == "cri" || plugin == "io.containerd.grpc.v1.cri")
     {
         notes.push(
-            "disabled_plugins switches containerd's CRI plugin off (Docker's package does so), so no kubelet can use it: take \"cri\" out of that list \
-             on a machine of Kubernetes"
+            "disabled_plugins turns off containerd's CRI plugin (Docker's package does this), so no kubelet can use this containerd: on a Kubernetes \
+             node, remove \"cri\" from that list"
                 .to_owned(),
         );
     }
@@ -69,7 +69,7 @@ pub(crate) fn configure(
         .and_then(|file| file.version)
         .or(before.version.filter(|_| wish.said.is_some()));
     let version = version.unwrap_or(at.version);
-    // Imported files of version 1 are an error in containerd 1.x.
+    // containerd 1.x rejects imported files of version 1, so with version 1 the runtime goes into the main file.
     let Some(drop_in) = at.drop_in.filter(|_| version > 1) else {
         let now = text(files, at.config)?.unwrap_or_default();
         let place = Place {
@@ -113,7 +113,7 @@ pub(crate) fn configure(
             let mut document = begin(version, HEADER);
             if let Some(there) = copied {
                 let comment = format!(
-                    "# It repeats the section of {}: containerd before 2.1 takes a section from one file alone. After a change there, run that again.\n",
+                    "# This file repeats the section of {}, because containerd before 2.1 takes a section from only one file. After a change to that file, run the command again.\n",
                     there.from
                 );
                 document = begin(version, &format!("{HEADER}{comment}"));
@@ -129,7 +129,7 @@ pub(crate) fn configure(
         if wish.cdi.is_none() && hands_on(&had, place.section, &wish.name) {
             wish.cdi = Some(true);
         }
-        // What an earlier run was told and this one was not asked about stays.
+        // Keep the settings of an earlier run if this run does not set them.
         if wish.set_default.is_none() && before.default_runtime.as_deref() == Some(&wish.name) {
             wish.set_default = Some(true);
         }
@@ -157,10 +157,11 @@ pub(crate) fn configure(
     Ok(writes)
 }
 
-/// The annotations by which containers ask for CDI devices. containerd hands a runtime those that its table names, and no others.
+/// The annotations through which containers request CDI devices. containerd passes to a runtime only the annotations that match
+/// `container_annotations` in the runtime's table.
 pub(crate) const CDI_ANNOTATIONS: &str = "cdi.k8s.io/*";
 
-/// Whether a file's runtime is handed them.
+/// Report whether a file makes containerd pass [`CDI_ANNOTATIONS`] to the runtime `name`.
 fn hands_on(file: &toml::Table, section: &str, name: &str) -> bool {
     let runtime = ["plugins", section, "containerd", "runtimes", name]
         .iter()
@@ -169,14 +170,14 @@ fn hands_on(file: &toml::Table, section: &str, name: &str) -> bool {
     list.is_some_and(|list| list.contains(&CDI_ANNOTATIONS.into()))
 }
 
-/// What containerd says of itself, in which its imports are already.
+/// Remove the imports from the configuration that containerd printed, because that configuration already includes the imported files.
 fn alone(said: &str) -> Result<String, Error> {
-    let mut table = toml("what containerd says of itself", said)?;
+    let mut table = toml("the configuration that containerd printed", said)?;
     table.remove("imports");
     Ok(table.to_string())
 }
 
-const HEADER: &str = "# Written by `divvy configure containerd`, which also takes it out again: --undo.\n";
+const HEADER: &str = "# Written by `divvy configure containerd`; `divvy configure containerd --undo` removes it.\n";
 
 fn begin(version: i64, comment: &str) -> DocumentMut {
     let mut document = DocumentMut::new();
@@ -193,7 +194,7 @@ struct Place<'p> {
     section: &'static str,
 }
 
-/// The section that counts, as plain values, and where it is from.
+/// The effective CRI section as plain values, and the file that it is from.
 struct There {
     table: toml::Table,
     version: i64,
@@ -217,7 +218,7 @@ fn tables(loaded: &[File], merge: Merge, but: Option<&str>) -> Result<Option<The
         let first = there.take().filter(|_| merge == Merge::Keys);
         there = Some(There {
             table: whole,
-            // A drop-in is written in the version of who was first.
+            // A drop-in is written in the format version of the first file.
             version: first.as_ref().map_or(version, |first| first.version),
             section: first.as_ref().map_or(file.section, |first| first.section),
             from: file.path.clone(),
@@ -240,11 +241,11 @@ fn add(whole: &mut toml::Table, table: &toml::Table) {
 fn broken(path: &str) -> Error {
     Error::Unreadable {
         path: path.to_owned(),
-        why: "something that should be a table of containerd's CRI plugin is none".to_owned(),
+        why: "a key of containerd's CRI plugin that must be a table has another type".to_owned(),
     }
 }
 
-/// Puts runtime, default, CDI and cgroup driver into a document that is the section's place.
+/// Write the runtime, the default runtime, CDI, and the cgroup driver into the CRI section of a document.
 #[expect(clippy::too_many_arguments, reason = "one call for the drop-in and one for the main file")]
 fn into(
     document: &mut DocumentMut,
@@ -270,7 +271,7 @@ fn into(
         .find_map(|name| runtimes.get(name).and_then(toml::Value::as_table).cloned())
         .unwrap_or_default();
     if runtime.is_empty() && wish.anew {
-        // What NVIDIA's tool writes where there is nothing to copy.
+        // NVIDIA's tool writes these values when there is no runtime to copy from.
         runtime.insert("privileged_without_host_devices".to_owned(), false.into());
         runtime.insert("runtime_engine".to_owned(), "".into());
         runtime.insert("runtime_root".to_owned(), "".into());
@@ -279,7 +280,7 @@ fn into(
         .get("options")
         .and_then(|options| options.get("SystemdCgroup"))
         .cloned();
-    // Of what the engine says it is not known whether it is a person's or of an earlier run.
+    // A dumped configuration does not say whether a person or an earlier run of divvy wrote this table, so it is used only from files.
     if let Some(theirs) = runtimes.get(&wish.name).and_then(toml::Value::as_table)
         && wish.said.is_none()
     {
@@ -316,7 +317,8 @@ fn into(
     }
     put(names, &wish.name, &runtime);
 
-    // `${…}` is filled in by MicroK8s. containerd 1.x has no runtimes but the written ones, once one is written; its CRI plugin does not start without the default's.
+    // MicroK8s replaces `${…}`. Once a file has a table of any runtime, containerd 1.x drops its built-in table of runc, and its CRI plugin does
+    // not start if the default runtime has no table. Therefore a missing table of runc is added.
     let default = configured.default_runtime.as_deref().unwrap_or("runc");
     let default = if default == wish.name { "runc" } else { default };
     let missing = !runtimes.contains_key(default);
@@ -331,7 +333,7 @@ fn into(
         put(names, "runc", &stock);
     } else if missing && default != "runc" && !default.starts_with("${") && wish.set_default != Some(true) {
         notes.push(format!(
-            "the default runtime is {default}, and there is no such runtime: pods will not start before that is put right in {}",
+            "the default runtime is {default}, and there is no such runtime: pods will not start until you correct this in {}",
             at.config
         ));
     } else if let (Some(systemd), Some(stock)) = (wish.systemd_cgroup, runtimes.get("runc").and_then(toml::Value::as_table)) {
@@ -346,7 +348,7 @@ fn into(
                 ("cgroupfs", "systemd")
             };
             notes.push(format!(
-                "runc had the cgroup driver {was} and the kubelet has {is}: SystemdCgroup of runc is set to {systemd}, too"
+                "runc used the cgroup driver {was}, but the kubelet uses {is}: SystemdCgroup of runc is also set to {systemd}"
             ));
             let mut with = toml::Table::new();
             if merge == Merge::Keys || names.get("runc").is_some() {
@@ -384,7 +386,7 @@ fn written(table: &dyn toml_edit::TableLike) -> Option<&str> {
     table.get("default_runtime_name").and_then(Item::as_str)
 }
 
-/// Puts a runtime's table: value by value into one that is there, whole where there is none.
+/// Write a runtime's table: value by value if the table exists, as a whole otherwise.
 fn put(names: &mut dyn toml_edit::TableLike, name: &str, runtime: &toml::Table) {
     match names.get_mut(name).and_then(Item::as_table_like_mut) {
         None => toml_text::put_table(names, name, runtime),
@@ -410,7 +412,8 @@ fn merge_into(table: &mut dyn toml_edit::TableLike, values: &toml::Table) {
     }
 }
 
-/// The main file with one import more. A whole folder where nothing else would come in with it, as everybody knows it; else the one file.
+/// Return the main file's text with one more import: the customary pattern `DIRECTORY/*.toml` if the directory has no other file that it would
+/// activate, otherwise only the drop-in.
 fn import(files: &dyn Files, at: &Where<'_>, drop_in: &str, version: i64) -> Result<String, Error> {
     let folder = glob::folder(drop_in);
     let others = files
@@ -436,7 +439,7 @@ fn import(files: &dyn Files, at: &Where<'_>, drop_in: &str, version: i64) -> Res
             document.insert("imports", toml_edit::value(toml_edit::Array::from_iter([pattern])));
         }
         Some(list) => {
-            // One element a line stays one element a line.
+            // Keep a list that has one element per line in that form.
             let last = list
                 .iter()
                 .last()
@@ -456,7 +459,7 @@ fn import(files: &dyn Files, at: &Where<'_>, drop_in: &str, version: i64) -> Res
     Ok(document.to_string())
 }
 
-/// A file without a runtime and a default that names it.
+/// Return a file's text without the runtime `name`, and without a default that names it.
 pub(crate) fn without(path: &str, text: &str, name: &str, merge: Merge) -> Result<String, Error> {
     let file = File::parse(path.to_owned(), text.to_owned(), merge)?;
     let mut document = toml_text::document(path, text)?;

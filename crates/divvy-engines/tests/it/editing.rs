@@ -1,5 +1,5 @@
-//! What is written into engines' files. The numbers in names are those of the behaviour cases of NVIDIA's tool that Divvy holds itself to: equal, or
-//! better on purpose.
+//! Editing engines' files. The numbers in test names are the behavior cases of `nvidia-ctk` (`docs/compatibility/toolkit.md`): Divvy does the same,
+//! or deliberately better.
 
 use divvy_engines::containerd::{self, Merge};
 use divvy_engines::{Error, Plan, Record, Target, Wish, configure, crio, docker, undo};
@@ -15,17 +15,20 @@ fn a_record_that_divvy_did_not_write_is_refused_and_named() {
         (r#"{"files":{"/etc/docker/daemon.json":{"original":"{}"}}}"#, "written"),
         (
             r#"{"files":{"etc/passwd":{"original":"x","written":"y"}}}"#,
-            "\"etc/passwd\" is no path",
+            "\"etc/passwd\" is not the path",
         ),
         (
             r#"{"files":{"/etc/docker/../passwd":{"original":"x","written":"y"}}}"#,
-            "no path",
+            "not the path",
         ),
-        (r#"{"files":{"/etc/\u001b[2J":{"original":"x","written":"y"}}}"#, "no path"),
+        (
+            r#"{"files":{"/etc/\u001b[2J":{"original":"x","written":"y"}}}"#,
+            "not the path",
+        ),
     ] {
         let said = Record::parse(path, text).expect_err(text).to_string();
         assert!(
-            said.starts_with(&format!("{path} is not as divvy wrote it")) && said.contains(part),
+            said.starts_with(&format!("{path} is not the record that divvy wrote")) && said.contains(part),
             "{said}"
         );
         assert!(
@@ -33,7 +36,7 @@ fn a_record_that_divvy_did_not_write_is_refused_and_named() {
             "{said}"
         );
     }
-    // Its texts are looked at where a file was edited since.
+    // The texts in a record are parsed only if the file was edited since.
     let files = tree([(DOCKER, "{\"debug\": true}\n")]);
     for text in [
         r#"{"files":{"/etc/docker/daemon.json":{"original":"{","written":"{}"}}}"#,
@@ -44,7 +47,7 @@ fn a_record_that_divvy_did_not_write_is_refused_and_named() {
             .expect_err(text)
             .to_string();
         assert!(
-            said.starts_with(&format!("{path} is not as divvy wrote it")) && said.contains(DOCKER),
+            said.starts_with(&format!("{path} is not the record that divvy wrote")) && said.contains(DOCKER),
             "{said}"
         );
     }
@@ -105,7 +108,7 @@ pub(crate) fn apply(files: &mut Tree, plan: &Plan) {
     }
 }
 
-/// Configured, looked at, configured again without any change, and taken out again to the byte.
+/// Configure the files, check that a second run changes nothing, and check that undo restores them byte for byte.
 pub(crate) fn there_and_back(files: &Tree, target: &Target, wish: &Wish) -> (Tree, Record) {
     let mut after = files.clone();
     let plan = configure(&after, target, wish, None).unwrap_or_else(|error| panic!("{error}"));
@@ -157,14 +160,14 @@ fn case_03_docker_s_runtime_gets_another_program_and_keeps_its_arguments() {
     let text = "{\n\t\"runtimes\": {\n\t\t\"nvidia\": {\n\t\t\t\"path\": \"/opt/x\",\n\t\t\t\"runtimeArgs\": [\"--debug\"]\n\t\t}\n\t},\n\t\"zzz\": 1.50,\n\t\"aaa\": null\n}";
     let (after, _) = there_and_back(&tree([(DOCKER, text)]), &docker_target(), &wish());
     assert_eq!(after[DOCKER], text.replace("/opt/x", "/usr/bin/nvidia-container-runtime"));
-    // What everybody copies from the tutorial is right already, to the byte.
+    // A file that already has the runtime is not changed, not even its formatting.
     let plan = configure(&after, &docker_target(), &wish(), None).expect("planned");
     assert_eq!((plan.edits, plan.record), (vec![], None));
 }
 
 #[test]
 fn docker_s_runtime_is_a_program_or_a_shim_and_never_both() {
-    // dockerd refuses a file with a runtime that has a path, and a runtimeType or options beside it.
+    // dockerd rejects a file with a runtime that has both a path and a runtimeType or options.
     let text = "{\"runtimes\": {\"nvidia\": {\"runtimeType\": \"io.containerd.runc.v2\", \"options\": {\"Root\": \"/run/x\"}}}}";
     let (after, _) = there_and_back(&tree([(DOCKER, text)]), &docker_target(), &wish());
     let after: serde_json::Value = serde_json::from_str(&after[DOCKER]).expect("JSON");
@@ -192,10 +195,11 @@ fn docker_s_file_is_refused_where_an_edit_of_it_would_take_for_ever() {
     assert_eq!(
         said,
         format!(
-            "{DOCKER} has 20003 lines and values, and at most 4000 are edited: take out what is empty, then run this again; nothing was changed"
+            "{DOCKER} has 20003 lines and values, and divvy edits files with at most 4000: remove empty lines and unused entries, \
+             then run the command again; nothing was changed"
         )
     );
-    // What is written can be edited again.
+    // A file that was written can be edited again.
     let mut refused = 0;
     for count in [500, 1_990, 1_995, 1_997, 1_998] {
         match edited(&lines(count)) {
@@ -222,7 +226,7 @@ fn case_05_docker_s_default_becomes_runc_where_nobody_knows_what_it_was() {
 
 #[test]
 fn case_06_containerd_without_a_file() {
-    // As NVIDIA's tool; that containerd 1.x gets a table for runc as well is in a test of its own.
+    // The same as NVIDIA's tool. Another test checks that containerd 1.x also gets a table for runc.
     let like_theirs = Wish { anew: true, ..wish() };
     let (after, _) = there_and_back(&Tree::new(), &containerd_target(Some(DROP_IN), None), &like_theirs);
     insta::assert_snapshot!(shown(&after));
@@ -230,7 +234,7 @@ fn case_06_containerd_without_a_file() {
 
 #[test]
 fn the_default_runtime_is_never_one_that_is_not_there() {
-    // Seen: containerd 1.6.20 takes runc's table away once another is written, and its CRI plugin does not start.
+    // Observed: containerd 1.6.20 drops its built-in table of runc once a file has another runtime, and its CRI plugin does not start.
     for merge in [None, Some(Merge::Sections)] {
         for drop_in in [None, Some(DROP_IN)] {
             for text in [
@@ -340,7 +344,7 @@ fn with_cdi_containerd_s_runtime_is_handed_its_annotations_and_nvidia_s_tool_s_i
             &["cdi.k8s.io/*", "a/*"],
         ),
     ] {
-        // CDI may be on already: that the runtime is handed annotations stays all the same when nobody speaks of it.
+        // Even if CDI is already enabled, a later run without a CDI option keeps the runtime's annotations.
         for on in ["", "enable_cdi = true\n"] {
             let text = format!(
                 "version = 2\n[plugins.\"io.containerd.grpc.v1.cri\"]\n{on}\
@@ -361,7 +365,7 @@ fn with_cdi_containerd_s_runtime_is_handed_its_annotations_and_nvidia_s_tool_s_i
                     "runc's stay"
                 );
                 let again = configure(&after, &target, &wish(), Some(&record)).expect("again");
-                assert_eq!(again.edits, [], "what an earlier run was told stays");
+                assert_eq!(again.edits, [], "the settings of an earlier run stay");
                 let anew = Wish {
                     anew: true,
                     ..cdi.clone()
@@ -433,7 +437,7 @@ fn as_with_nvidia_s_tool_a_broken_drop_in_is_written_anew() {
         let files = tree([(file, imports), (drop_in, "= =")]);
         let (after, _) = there_and_back(&files, &target, &anew);
         assert!(target.read(&after).expect("read").runtimes.contains_key("nvidia"));
-        // Whose it is, is not known otherwise.
+        // Without `anew`, divvy cannot know who wrote the broken drop-in.
         let error = configure(&files, &target, &wish(), None).expect_err("refused");
         assert!(matches!(error, Error::Syntax { .. }), "{error}");
     }
@@ -466,7 +470,10 @@ fn what_the_engine_says_itself_is_copied_in_place_of_its_files() {
         assert!(!after[CONTAINERD].contains("said"), "{}", after[CONTAINERD]);
     }
     let error = configure(&Tree::new(), &target, &said("= ="), None).expect_err("refused");
-    assert!(error.to_string().contains("what containerd says of itself"), "{error}");
+    assert!(
+        error.to_string().contains("the configuration that containerd printed"),
+        "{error}"
+    );
     let crio = "[crio.runtime]\ndefault_runtime = \"crun\"\n[crio.runtime.runtimes.crun]\nmonitor_path = \"/said\"\n";
     let (after, _) = there_and_back(&Tree::new(), &crio_target(Some(CRIO_DROP_IN)), &said(crio));
     assert!(
@@ -500,7 +507,7 @@ fn case_10_containerd_s_version_1_is_written_where_it_is_read() {
                 &containerd_target(Some(DROP_IN), merge),
                 &default_and_cdi(),
             );
-            assert_eq!(after.keys().collect::<Vec<_>>(), [CONTAINERD], "a drop-in that nobody reads");
+            assert_eq!(after.keys().collect::<Vec<_>>(), [CONTAINERD], "no drop-in is written");
             assert_eq!(after[CONTAINERD].matches("version").count(), text.matches("version").count());
             let read = containerd::read(&after, CONTAINERD, Merge::Sections).expect("read");
             assert_eq!(read.version, Some(1));
@@ -550,7 +557,7 @@ fn case_12_containerd_s_version_is_a_number_and_4_is_as_3() {
         None,
     )
     .expect_err("refused");
-    assert!(error.to_string().contains("`version` is the text \"2\""), "{error}");
+    assert!(error.to_string().contains("`version` is the string \"2\""), "{error}");
     let (after, _) = there_and_back(
         &tree([(CONTAINERD, "version = 4\n")]),
         &containerd_target(Some(DROP_IN), None),
@@ -683,7 +690,7 @@ fn what_another_file_overrules_is_refused() {
         None,
     )
     .expect_err("overruled");
-    assert!(error.to_string().contains("/etc/site.toml is read after it"), "{error}");
+    assert!(error.to_string().contains("the engine reads /etc/site.toml later"), "{error}");
     there_and_back(&files, &containerd_target(Some(DROP_IN), Some(Merge::Keys)), &wish());
     let files = tree([(
         "/etc/crio/crio.conf.d/zzz.conf",
@@ -731,7 +738,7 @@ fn a_file_that_was_edited_since_loses_what_is_ours_and_nothing_else() {
     files.insert(CONTAINERD.to_owned(), main);
     let drop_in = files[DROP_IN].clone() + "\n[plugins.mine]\nkey = 1\n";
     files.insert(DROP_IN.to_owned(), drop_in);
-    // Configured once more, and only then taken out: the edits are still not ours.
+    // After another run of configure, undo still keeps the edits that a person made.
     let plan = configure(
         &files,
         &target,
@@ -774,7 +781,7 @@ fn a_template_of_k3s_gets_a_marked_part() {
     let plan = undo(&edited, &target, "nvidia", Some(&record)).expect("undone");
     apply(&mut edited, &plan);
     assert_eq!(edited["/k3s/config-v3.toml.tmpl"], format!("{own}\n# mine\n"));
-    // A second table of the same name would stop containerd.
+    // A second table of the same name would keep containerd from starting.
     let by_itself = "version = 3\n[plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.'nvidia'.options]\nBinaryName = \"/usr/bin/n\"\n";
     for files in [
         tree([("/k3s/config.toml", by_itself)]),

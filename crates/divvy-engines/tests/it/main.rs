@@ -1,4 +1,4 @@
-//! What engines' files say, and what is written into them.
+//! Reading and editing the configuration files of container engines.
 
 mod editing;
 mod places;
@@ -22,7 +22,7 @@ pub(crate) const CONTAINERD: &str = "/etc/containerd/config.toml";
 pub(crate) const DOCKER: &str = "/etc/docker/daemon.json";
 pub(crate) const CRIO: &str = "/etc/crio/crio.conf";
 
-/// As a person's file is: comments, an option of their own, a registry.
+/// A file as a person writes it: with comments, a custom option, and a private registry.
 pub(crate) const V2: &str = r#"version = 2
 # where images live
 root = "/var/lib/containerd"

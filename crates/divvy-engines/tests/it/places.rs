@@ -1,4 +1,4 @@
-//! Distributions: which files, and whose cgroup driver.
+//! The files and the kubelet's cgroup driver of each distribution.
 
 use divvy_engines::{Engine, Error, Target, Wanted, Wish, containerd, runtime_class};
 

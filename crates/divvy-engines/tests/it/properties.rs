@@ -1,4 +1,4 @@
-//! For any file that an engine would read: a second run changes nothing, and undo gives the file back to the byte.
+//! Properties for any valid configuration file: a second run changes nothing, and undo restores the file byte for byte.
 
 use divvy_engines::containerd::Merge;
 use divvy_engines::{Target, Wish, configure, undo};
@@ -68,7 +68,7 @@ fn daemon_json() -> impl Strategy<Value = String> {
     })
 }
 
-/// Lines of TOML that may stand at the top, each once.
+/// Lines of TOML for the top of a file, each at most once.
 fn toml_top() -> impl Strategy<Value = String> {
     let lines = vec![
         "# a comment é\n",
@@ -156,7 +156,7 @@ proptest! {
     #[test]
     fn containerd_there_and_back(text in config_toml(), wish in wish(), target in containerds()) {
         let (after, _) = there_and_back(&tree([(CONTAINERD, &text)]), &target, &wish);
-        // Whatever a person wrote beside a value or alone on a line is still there.
+        // All comments are kept, after a value and on their own line.
         for comment in text.lines().filter_map(|line| line.split_once("# ")) {
             prop_assert!(after[CONTAINERD].contains(comment.1), "{} is gone from\n{}", comment.1, after[CONTAINERD]);
         }
@@ -179,7 +179,7 @@ proptest! {
         let value = |text: &str| serde_json::from_str::<serde_json::Value>(text).expect("JSON");
         let mut left = value(&files[DOCKER]);
         left.as_object_mut().expect("an object").remove("by-hand").expect("it is still there");
-        // null is nothing to dockerd, and a member that we had put an object into.
+        // A `null` that divvy replaced with an object is `null` again; dockerd treats it as absent.
         prop_assert_eq!(left, value(&text));
     }
 
@@ -195,7 +195,7 @@ proptest! {
         let value = |text: &str| toml::from_str::<toml::Table>(text).expect("TOML");
         let (mut left, mut was) = (value(&files[CONTAINERD]), value(&text));
         prop_assert_eq!(left.remove("by-hand"), Some(1.into()));
-        // The version stays, for what the person has written.
+        // The format version stays, because the person's edits may depend on it.
         was.entry("version").or_insert_with(|| left.get("version").cloned().unwrap_or(1.into()));
         left.entry("version").or_insert(1.into());
         prop_assert_eq!(left, was, "{}", files[CONTAINERD]);

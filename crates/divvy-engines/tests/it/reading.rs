@@ -1,4 +1,4 @@
-//! What the files of an engine say together.
+//! Reading an engine's files and merging them.
 
 use divvy_engines::containerd::{Merge, release};
 use divvy_engines::{Configuration, Error, containerd, crio, docker};
@@ -42,7 +42,7 @@ fn the_version_says_which_section_counts() {
     for (version, key, merge, counts) in [
         ("", v1, Merge::Sections, true),
         ("", v1, Merge::Keys, true),
-        // Seen: containerd 1.6.20 ignores it, 2.3.7 takes it.
+        // Observed: containerd 1.6.20 ignores this section, and 2.3.7 reads it.
         ("", v2, Merge::Sections, false),
         ("", v2, Merge::Keys, true),
         ("version = 1", v1, Merge::Sections, true),
@@ -168,7 +168,7 @@ fn a_machine_s_tree_is_read_through_its_links_and_what_cannot_be_read_is_no_miss
     let root = Root::open(&machine, "/").expect("a root");
     let read = docker::read(&root, DOCKER).expect("read");
     assert_eq!(read.default_runtime.as_deref(), Some("nvidia"));
-    let error = containerd::read(&root, CONTAINERD, Merge::Keys).expect_err("a folder");
+    let error = containerd::read(&root, CONTAINERD, Merge::Keys).expect_err("a directory");
     assert!(matches!(error, Error::Unreadable { .. }), "{error}");
 }
 

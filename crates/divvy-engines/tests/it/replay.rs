@@ -1,7 +1,8 @@
-//! Recorded runs of NVIDIA's `nvidia-ctk runtime configure`, run again here.
+//! Replays recorded runs of NVIDIA's `nvidia-ctk runtime configure`.
 //!
-//! The recordings are not part of this repository. `DIVVY_TOOLKIT` names a folder with `docker.json`, `containerd.json` and `crio.json`: lists of runs
-//! with `argv`, the files before (`input`) and after (`files`), and the exit status (`rc`). Without it this test says that it did nothing.
+//! The recordings are not part of this repository. `DIVVY_TOOLKIT` names a directory with `docker.json`, `containerd.json`, and `crio.json`: lists of
+//! runs with `argv`, the files before (`input`) and after (`files`), and the exit status (`rc`). Without this variable the test reports that it was
+//! skipped.
 
 use std::collections::BTreeMap;
 
@@ -63,7 +64,7 @@ impl Run {
         self.flag(names) == Some("true")
     }
 
-    /// As `nvidia-ctk` understands its flags.
+    /// Translate the flags of `nvidia-ctk` into a wish.
     fn wish(&self) -> Wish {
         let docker = self.engine == "docker";
         let path = if docker {
@@ -106,7 +107,7 @@ impl Run {
         target
     }
 
-    /// Where ours is better on purpose, and why.
+    /// Return why Divvy's result deliberately differs, or `None` if it must be the same.
     fn better(&self) -> Option<&'static str> {
         let input = |path: &str| self.before.get(path).map(String::as_str).unwrap_or_default();
         let docker: Value = serde_json::from_str(input(DOCKER)).unwrap_or_default();
@@ -127,7 +128,7 @@ impl Run {
                     .ok()?
                     .version
                 {
-                    Some(1) => Some("version 1 is written where containerd reads it, and not into a drop-in that nobody imports"),
+                    Some(1) => Some("version 1 is written where containerd reads it, and not into a drop-in that is not read"),
                     _ if self.flag(&["drop-in-config"]) == Some("") => Some("without a drop-in the runtime is in the main file"),
                     _ => None,
                 }
@@ -138,7 +139,8 @@ impl Run {
     }
 }
 
-/// A file's meaning. Arguments of Docker's runtime are written under a key that dockerd does not read, so they count as nothing.
+/// Return a file's content as a value. Arguments of Docker's runtime are ignored, because `nvidia-ctk` writes them under a key that dockerd does not
+/// read.
 fn meaning(path: &str, text: &str) -> Value {
     if path.ends_with(".json") {
         let mut value: Value = serde_json::from_str(text).unwrap_or(Value::Null);

@@ -1,4 +1,4 @@
-//! What is printed as the runtime's assumptions, compared with what it decides.
+//! Compares the default settings that the runtime prints with the defaults that it really uses.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +10,7 @@ use divvy_oci::runtime::{extras, legacy, require};
 
 const LDCONFIG: &str = "@/sbin/ldconfig";
 
-/// Containers that are decided upon: with each way to ask, privileged and not, asked of an image or of the engine.
+/// Containers with each way to request GPUs: privileged and unprivileged, with the request from the image or from the engine.
 fn containers() -> Vec<Container> {
     let environments: [&[&str]; 8] = [
         &[],
@@ -60,10 +60,10 @@ fn containers() -> Vec<Container> {
     all
 }
 
-/// All that the runtime and its hook do by the settings.
+/// Describe everything that the runtime and its hook decide with these settings.
 fn decided(settings: &Settings) -> String {
     let mut said = Vec::new();
-    // By its own mode, and by others: there are settings that count in one alone.
+    // Also use mode legacy, because some settings have an effect only in that mode.
     for mode in [settings.mode, Mode::Legacy] {
         let settings = &Settings {
             mode,
@@ -79,7 +79,7 @@ fn decided(settings: &Settings) -> String {
             said.push(format!("{asked:?} {hook:?} {words:?} {required:?} {extras:?}"));
         }
     }
-    // What the programs around the decisions take as it is.
+    // Settings that the programs use without another decision.
     said.push(format!(
         "{:?}",
         (
@@ -100,7 +100,7 @@ fn parse(text: &str) -> Settings {
     Settings::parse(text).unwrap_or_else(|error| panic!("{error}\n{text}"))
 }
 
-/// Each line that is set, or an example, with its table.
+/// Return each line that is a setting or an example: its table, the line, and whether it is an example.
 fn lines(text: &str) -> Vec<(String, String, bool)> {
     let (mut table, mut found) = (String::new(), Vec::new());
     for line in text.lines() {
@@ -114,14 +114,14 @@ fn lines(text: &str) -> Vec<(String, String, bool)> {
     found
 }
 
-/// For NVIDIA's own programs.
+/// Settings that only NVIDIA's own programs read.
 const NOT_READ: [&str; 3] = [
     "nvidia-container-runtime.modes.csv.mount-spec-path",
     "nvidia-container-runtime-hook.path",
     "nvidia-ctk.path",
 ];
 
-/// Another value for each key.
+/// A value other than the default for each key.
 fn otherwise() -> BTreeMap<&'static str, &'static str> {
     BTreeMap::from([
         ("accept-nvidia-visible-devices-as-volume-mounts", "true"),
@@ -158,7 +158,7 @@ fn path(table: &str, line: &str) -> String {
     }
 }
 
-/// The text with one of its lines exchanged.
+/// Replace one line of the text.
 fn exchanged(text: &str, table: &str, line: &str, by: &str) -> String {
     let mut current = "";
     let lines = text.lines().map(|found| {
@@ -190,7 +190,7 @@ fn a_container_is_decided_upon_alike_with_each_line_that_is_assumed_and_without_
         if NOT_READ.contains(&path.as_str()) {
             continue;
         }
-        // A line that has no effect would agree with everything.
+        // Another value must change a decision; otherwise this test would prove nothing about the line.
         let other = others
             .get(path.as_str())
             .unwrap_or_else(|| panic!("{path} is new: what else could it be?"));
@@ -213,7 +213,7 @@ fn an_example_that_somebody_takes_gives_no_container_more_than_it_had() {
             let (had, has) = (gets(&before, container), gets(&after, container));
             assert!(has == had || has == Wanted::Nothing, "{line}: {container:?}: {has:?}");
         }
-        // The two that decide who gets GPUs are exactly what is assumed of an image.
+        // The examples of the settings that decide who gets GPUs have exactly the values that are the default for an image's requests.
         if line.starts_with("#accept-") || line.starts_with("#no-cgroups") {
             let of_an_image = containers().into_iter().filter(|container| !container.by_engine);
             for container in of_an_image {
@@ -223,7 +223,7 @@ fn an_example_that_somebody_takes_gives_no_container_more_than_it_had() {
     }
 }
 
-/// `--in-place` writes the text with what was set.
+/// `--in-place` writes the printed defaults with the new value.
 #[test]
 fn a_new_file_opens_nothing_but_what_was_asked_for() {
     let text = assumed(LDCONFIG);

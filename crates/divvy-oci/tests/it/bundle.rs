@@ -30,7 +30,7 @@ fn after(config: &str, edit: Value) -> String {
     bundle.text()
 }
 
-/// The recorded container of NVIDIA's runtime, but for its second `NVIDIA_VISIBLE_DEVICES`.
+/// The result is the recorded container of NVIDIA's runtime, except for its second `NVIDIA_VISIBLE_DEVICES`.
 #[test]
 fn case_20_a_gpu_of_a_cdi_spec_comes_into_the_container() {
     let config = r#"{"ociVersion":"1.2.0","process":{"user":{"uid":0,"gid":0},"env":["PATH=/usr/bin","NVIDIA_VISIBLE_DEVICES=0"],"cwd":"/"}}"#;
@@ -201,7 +201,7 @@ fn json_value() -> impl Strategy<Value = Value> {
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Everything else is the container's, whatever it is; and what was put in once is not put in twice.
+    /// All other parts of the configuration stay the same, and a second application changes nothing.
     #[test]
     fn the_output_differs_only_in_what_may_be_touched(
         others in prop::collection::btree_map("x[a-z]{0,5}", json_value(), 0..5),
@@ -227,7 +227,7 @@ proptest! {
             "env": ["A=new"],
             "deviceNodes": [{"path": "/dev/nvidia0"}],
             "mounts": [{"hostPath": "/h", "containerPath": "/a/b"}],
-            // Of a spec that is made now, and of mode legacy.
+            // These edits come from specs that are generated at container start, and from mode legacy.
             "additionalGids": [44],
             "hooks": [{"hookName": "prestart", "path": "/divvy-hook"}],
         });

@@ -1,4 +1,4 @@
-//! NVIDIA's `config.toml` with settings set.
+//! Changing settings in NVIDIA's `config.toml`.
 
 use divvy_oci::runtime::edit::{assumed, set};
 use divvy_oci::runtime::settings::Settings;
@@ -12,7 +12,7 @@ fn with(text: &str, options: &[&str]) -> Result<String, String> {
     set(text, &options).map_err(|error| error.to_string())
 }
 
-/// Lines that went, and lines that came.
+/// Return the lines that were removed and the lines that were added.
 fn changed(options: &[&str]) -> (Vec<String>, Vec<String>) {
     let before = default_text();
     let after = with(&before, options).expect("set");
@@ -171,14 +171,14 @@ fn a_file_of_a_persons_own_keeps_all_that_is_not_set() {
     }
     let settings = Settings::parse(&after).expect("read");
     assert!(settings.disable_require && settings.runtimes == ["crun"] && settings.cli.root.as_deref() == Some("/d"));
-    // What looks like a comment, in a text of several lines.
+    // A line inside a multi-line string that looks like a comment.
     let odd = "swarm-resource = \"\"\"\n#disable-require = false\n\"\"\"\n";
     let after = with(odd, &["disable-require"]).expect("set");
     assert!(
         after.contains("\"\"\"\n#disable-require = false\n\"\"\"") && Settings::parse(&after).expect("read").disable_require,
         "{after}"
     );
-    // What does not work already is mended piece by piece.
+    // A file with two errors can be corrected one setting at a time.
     let broken = "[nvidia-container-runtime]\nmode = \"cid\"\n[nvidia-container-cli]\nldconfig = \"/x\"\n";
     let half = with(broken, &["nvidia-container-runtime.mode=cdi"]).expect("set");
     let whole = with(&half, &["nvidia-container-cli.ldconfig=@/sbin/ldconfig"]).expect("set");

@@ -1,4 +1,4 @@
-//! What `nvidia-container-cli` is called with: recorded calls of NVIDIA's hook 1.20.0, and what is refused.
+//! The arguments for `nvidia-container-cli`: recorded calls of NVIDIA's hook 1.20.0, and requests that are rejected.
 
 use divvy_oci::runtime::legacy::{compat_hook, words};
 use divvy_oci::runtime::request::{Container, Request};
@@ -12,7 +12,7 @@ fn container(env: &[&str], privileged: bool) -> Container {
     }
 }
 
-/// One line, without `--pid` and the root.
+/// Return the arguments in one line, without `--pid` and the root.
 fn called(env: &[&str], privileged: bool, config: &str) -> Result<String, String> {
     let config = format!("accept-nvidia-visible-devices-envvar-when-unprivileged = true\n{config}");
     let settings = Settings::parse(&config).expect("settings");
@@ -61,7 +61,7 @@ fn case_26_a_the_words_are_those_of_nvidias_hook() {
             true,
             "--device=all | --mig-config=all | --compute | --utility",
         ),
-        // Beyond what was recorded, by the rules.
+        // Not recorded, but derived from the rules.
         (&["NVIDIA_VISIBLE_DEVICES=0,0"], false, "--device=0 | --compute | --utility"),
         (
             &["NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_DRIVER_CAPABILITIES=video, compute"],
@@ -216,7 +216,7 @@ fn case_23_b_a_mount_asks_for_an_imex_channel_and_for_no_device() {
     );
 }
 
-/// `nvidia-container-cli` knows neither; NVIDIA's hook does not hand them on.
+/// `nvidia-container-cli` accepts neither value, and NVIDIA's hook does not pass them on.
 #[test]
 fn case_26_d_the_mode_hook_and_all_channels_are_not_words_of_the_program() {
     let config = "[nvidia-container-runtime.modes.legacy]\ncuda-compat-mode = \"hook\"\n";

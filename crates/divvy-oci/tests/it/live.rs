@@ -1,4 +1,4 @@
-//! Specs of this moment's GPUs, from what the probe prints.
+//! Specs that are generated at container start from the probe's output.
 
 use divvy_cdi::generate::{Channels, Extras};
 use divvy_oci::runtime::bundle::Bundle;
@@ -36,7 +36,7 @@ fn the_devices_are_those_that_the_probe_names_by_index_and_uuid() {
         .collect();
     assert!(
         nodes.contains(&"/dev/nvidia1") && nodes.contains(&"/dev/nvidiactl") && !nodes.contains(&"/dev/nvidia0"),
-        "a minor is no index: {nodes:?}"
+        "a minor number is not an index: {nodes:?}"
     );
     assert!(
         notes[0].contains("GPU 9 is left out: the driver says \"gone\"")
@@ -60,7 +60,7 @@ fn mig_devices_are_named_by_both_indexes() {
 #[test]
 fn mig_devices_have_the_uuid_and_the_index_that_the_driver_says() {
     let machine = kinds::mig();
-    // The driver's first place is free, and it has one device whose capabilities are not there.
+    // NVML's list starts at index 1, and it has one MIG device whose capabilities do not exist.
     let told = json!([{"index": 1, "uuid": "MIG-a", "gi": 2, "ci": 0}, {"index": 2, "uuid": "MIG-b", "gi": 1, "ci": 0},
                       {"index": 3, "uuid": "MIG-c", "gi": 9, "ci": 0}]);
     let gpus = json!([{"uuid": "GPU-a", "index": 0, "minor": 0, "totalMiB": 1, "mig": [true, true], "migDevices": told}]);
@@ -82,7 +82,7 @@ fn mig_devices_have_the_uuid_and_the_index_that_the_driver_says() {
     assert_eq!(nodes("0:1"), nodes("MIG-a"));
 }
 
-/// NVIDIA's gives out no such GPU either: to CUDA it is none.
+/// NVIDIA's tool does not offer such a GPU either, because CUDA cannot use it.
 #[test]
 fn a_gpu_whose_mig_is_on_and_that_is_not_divided_is_left_out_and_it_is_said() {
     let gpu = |index: u32, mig: Value| json!({"uuid": format!("GPU-{index}"), "index": index, "minor": index, "mig": mig});
@@ -90,7 +90,7 @@ fn a_gpu_whose_mig_is_on_and_that_is_not_divided_is_left_out_and_it_is_said() {
     let Live { registry, notes, .. } = registry(&kinds::debian(), &snapshot(&gpus), "/", Extras::default()).expect("a spec");
     let names: Vec<String> = registry.devices().iter().map(|device| device.name.clone()).collect();
     assert_eq!(names, ["1", "GPU-1", "all"].map(|name| format!("{KIND}={name}")));
-    let said = "GPU 0 is left out: MIG is on, and it is not divided";
+    let said = "GPU 0 is left out: MIG is enabled, but the GPU has no MIG devices";
     assert!(notes.iter().any(|note| note.starts_with(said)), "{notes:?}");
 }
 
@@ -107,8 +107,8 @@ fn what_is_no_snapshot_and_a_machine_without_a_driver_are_refused_in_words() {
     for (probe, root, part) in [
         ("", "/", "no list of GPUs"),
         ("{\"v\":2,\"driver\":\"x\",\"gpus\":[]}", "/", "its version is 2"),
-        (&fine, "/nowhere", "there is no folder /nowhere"),
-        (&snapshot(&json!([])), "/", "the driver knows no GPU"),
+        (&fine, "/nowhere", "there is no directory /nowhere"),
+        (&snapshot(&json!([])), "/", "the driver reports no GPU"),
     ] {
         let error = registry(&kinds::debian(), probe, root, Extras::default())
             .expect_err(part)
@@ -236,17 +236,17 @@ fn what_is_asked_for_beside_gpus_is_there_or_is_said_not_to_be() {
     )
     .expect_err("no channel 1");
     assert!(
-        error.contains("there is no /dev/nvidia-caps-imex-channels/channel1"),
+        error.contains("the requested IMEX channel /dev/nvidia-caps-imex-channels/channel1 does not exist"),
         "{error}"
     );
     let (_, notes) = paths(&kinds::debian(), &gpus, with(|extras| extras.gdrcopy = true)).expect("a spec");
     assert!(
-        notes[1].contains("GDRCopy is asked for, and the machine has no device node of it"),
+        notes[1].contains("GDRCopy is requested, but this machine has no device node for it"),
         "{notes:?}"
     );
 }
 
-/// Nodes and files that a container with GPU 0 gets, sorted, and what is noted.
+/// Return the device nodes and files that a container with GPU 0 gets, sorted, and the notes.
 fn paths(machine: &Machine, gpus: &str, extras: Extras) -> Result<(Vec<String>, Vec<String>), String> {
     let Live { registry, notes, .. } = registry(machine, gpus, "/", extras).map_err(|error| error.to_string())?;
     let edits = registry

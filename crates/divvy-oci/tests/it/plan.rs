@@ -14,7 +14,7 @@ fn file(path: &str, priority: usize, spec: &Value) -> Found {
     }
 }
 
-/// Devices of one variable each, so that the edits say where they come from.
+/// A spec whose devices set one variable each, so that a test can see which device an edit comes from.
 fn spec(kind: &str, devices: &[&str]) -> Value {
     let devices: Vec<Value> = devices
         .iter()
@@ -49,14 +49,14 @@ fn settings(mode: Mode) -> Settings {
     }
 }
 
-/// The GPUs that the driver has now.
+/// The spec of the GPUs that the driver reports now.
 fn now() -> Registry {
     let mut spec = spec(live::KIND, &["0", "GPU-a", "1", "all"]);
     spec["containerEdits"]["env"] = json!(["DRIVER=now"]);
     Registry::new(vec![file("the GPUs of this moment", 0, &spec)])
 }
 
-/// The variables of the edits, or the error.
+/// Return the variables that a container gets, or the error.
 fn gets(container: &Container, mode: Mode, written: &Registry) -> Result<Vec<String>, String> {
     gets_by(container, &settings(mode), written)
 }
@@ -90,14 +90,14 @@ fn a_container_gets_the_devices_of_the_specs_by_the_names_that_people_write() {
         ("none", &[], cdi, &["DRIVER=1"]),
         ("void", &[], cdi, &[]),
         ("", &[], jit, &[]),
-        // What is no CDI name comes from the driver, as it is now.
+        // A value that is not a CDI name is resolved with a spec that is generated from the driver now.
         ("0", &[], auto, &["DRIVER=now", "GOT=0"]),
         ("GPU-a,1", &[], auto, &["DRIVER=now", "GOT=GPU-a", "GOT=1"]),
         ("all", &[], auto, &["DRIVER=now", "GOT=all"]),
         ("none", &[], auto, &["DRIVER=now"]),
         ("void", &[], auto, &[]),
         ("0", &[], jit, &["DRIVER=now", "GOT=0"]),
-        // CDI names of files come from files.
+        // CDI names are resolved with spec files.
         ("nvidia.com/gpu=0", &[], auto, &["DRIVER=1", "GOT=0"]),
         ("example.com/nic=x", &[], jit, &["DRIVER=1", "GOT=x"]),
         (
@@ -106,12 +106,12 @@ fn a_container_gets_the_devices_of_the_specs_by_the_names_that_people_write() {
             auto,
             &["DRIVER=1", "GOT=x", "DRIVER=1", "GOT=0"],
         ),
-        // In jit-cdi no file has a word in what NVIDIA's GPUs are.
+        // In mode jit-cdi, spec files do not describe NVIDIA's GPUs.
         ("nvidia.com/gpu=0", &[], jit, &["DRIVER=now", "GOT=0"]),
         ("runtime.nvidia.com/gpu=1,0", &[], auto, &["DRIVER=now", "GOT=1", "GOT=0"]),
         ("0", &annotated, auto, &["DRIVER=1", "GOT=1"]),
         ("0", &annotated, jit, &["DRIVER=now", "GOT=1"]),
-        // Not all that the annotation asks for is a CDI name: in mode auto it does not count.
+        // The annotation has a value that is not a CDI name, so mode auto ignores the annotation.
         ("0", &both, auto, &["DRIVER=now", "GOT=0"]),
         ("0", &both, cdi, &["DRIVER=1", "GOT=1", "GOT=0"]),
         ("0", &annotated, Mode::Legacy, &["CLI=Devices([\"0\"])"]),
@@ -131,7 +131,7 @@ fn what_cannot_be_had_is_refused_with_what_there_is() {
     assert_eq!(
         gets(&container(&["NVIDIA_VISIBLE_DEVICES=none"], &[]), Mode::Cdi, &with_none),
         Ok(vec!["DRIVER=1".to_owned(), "GOT=none".to_owned()]),
-        "a device of that name is taken where there is one"
+        "a device with that name is used if it exists"
     );
     let twice = Registry::new(vec![
         file("/etc/cdi/a.json", 0, &spec("nvidia.com/gpu", &["0"])),
@@ -191,11 +191,11 @@ fn what_cannot_be_had_is_refused_with_what_there_is() {
     assert_eq!(
         gets(&container(&["A=1"], &[]), Mode::Legacy, &machine()),
         Ok(vec![]),
-        "who asks for nothing is not in the way"
+        "a container that requests nothing starts"
     );
 }
 
-/// AMD's GPUs are in no spec that is made by asking NVIDIA's driver.
+/// A spec that is generated from NVIDIA's driver does not have devices of another vendor.
 #[test]
 fn a_default_kind_of_another_vendor_is_in_files_only() {
     let settings = Settings {
@@ -216,7 +216,7 @@ fn grant(name: &str, uid: &str, container: &str) -> Value {
     json!({"cdiVersion": "0.6.0", "kind": CDI_KIND, "devices": [device]})
 }
 
-/// Invariants 2 and 7 on a node whose engine does not know CDI.
+/// On a node whose container engine does not support CDI, a container starts only with its allocation, whatever its image requests.
 #[test]
 fn in_mode_divvy_the_allocation_decides_whatever_the_environment_says() {
     let (one, two) = ("0123456789abcdef0123456789abcdef", "1123456789abcdef0123456789abcdef");
@@ -291,7 +291,7 @@ fn in_mode_divvy_the_allocation_decides_whatever_the_environment_says() {
     );
 }
 
-/// NVIDIA's runtime does so in each of its modes; its name is of no file.
+/// NVIDIA's runtime resolves this kind with the driver in each of its modes. No spec file has the kind.
 #[test]
 fn what_goes_by_the_drivers_own_kind_is_of_this_moment_in_mode_cdi_too() {
     let live = container(&["NVIDIA_VISIBLE_DEVICES=runtime.nvidia.com/gpu=0"], &[]);

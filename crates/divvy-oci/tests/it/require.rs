@@ -1,4 +1,4 @@
-//! What images require of a driver.
+//! The requirements of images for the driver (`NVIDIA_REQUIRE_*`).
 
 use divvy_cdi::{Found, Registry, Spec};
 use divvy_oci::runtime::plan::Plan;

@@ -1,5 +1,5 @@
-//! The rules that keep a container from what is not its own (after the CVEs of NVIDIA's toolkit), as far as they hold of values; the others are tests of
-//! `divvy-runtime` and `divvy-hook`.
+//! Security rules that isolate containers, derived from the CVEs of NVIDIA's toolkit (`docs/compatibility/hostile-images.md`). This file tests the
+//! rules that concern pure functions; `divvy-runtime` and `divvy-hook` test the others.
 
 use divvy_cdi::generate::{Options, nvidia, proc};
 use divvy_cdi::{Edits, Spec};
@@ -90,7 +90,7 @@ fn rule_6_a_name_that_could_be_a_path_or_a_flag_is_refused_before_anything_is_lo
                 ..Settings::default()
             };
             match Asked::of(&container, &settings) {
-                // Long names are names; what has them is not found.
+                // A long name is valid; its device does not exist.
                 Ok(_) if name == long => {}
                 Ok(asked) => panic!("{name} in {mode:?}: {asked:?}"),
                 Err(error) => assert!(error.to_string().len() < 400, "{error}"),
@@ -115,9 +115,9 @@ fn rule_7_the_environment_of_an_image_gives_it_nothing() {
         };
         let asked = Asked::of(&container, &settings).expect("read");
         assert_eq!(asked.decides, Decides::Nobody, "{mode:?}");
-        assert!(!asked.ignored.is_empty(), "and that is said");
+        assert!(!asked.ignored.is_empty(), "the ignored request is reported");
     }
-    // What its pod was allocated is looked up, whatever the image says.
+    // The pod's allocation decides, regardless of the image's variables.
     for (key, value) in [
         ("io.kubernetes.cri.sandbox-uid", "u"),
         ("io.kubernetes.cri.container-name", "c"),

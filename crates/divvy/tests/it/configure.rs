@@ -139,7 +139,7 @@ fn what_is_wrong_is_refused_and_all_stays_as_it_was() {
             "line 2, column 3: `features` is true",
         ),
         ("containerd", CONTAINERD, "version = \"2\"\n", "a number without quotes"),
-        ("crio", "/etc/crio/crio.conf", "[crio", "is not TOML"),
+        ("crio", "/etc/crio/crio.conf", "[crio", "is not valid TOML"),
         (
             "containerd",
             "/var/lib/kubelet/config.yaml",

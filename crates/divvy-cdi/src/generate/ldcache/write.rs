@@ -1,25 +1,25 @@
-//! The new format, written (glibc 2.39, `elf/cache.c`, `sysdeps/generic/dl-cache.h`).
+//! Writes a cache in the new format (glibc 2.39, `elf/cache.c` and `sysdeps/generic/dl-cache.h`).
 
 use std::cmp::{Ordering, Reverse};
 use std::collections::BTreeMap;
 
 use super::{Error, Library, NEW_HEADER, NEW_MAGIC, Part, number, part, text};
 
-/// Where the new header says where its extensions are.
+/// The offset of the field in the new header that points to the extensions.
 const EXTENSIONS: usize = 32;
 const EXTENSIONS_MAGIC: u32 = 0xeaa4_2174;
-/// The extension that lists folders of `glibc-hwcaps`, to which entries refer by number.
+/// The tag of the extension that lists the subdirectories of `glibc-hwcaps`. Entries refer to them by index.
 const HWCAPS: u32 = 1;
-/// More than any glibc knows.
+/// The largest number of extensions that is accepted; more than any version of glibc writes.
 const MOST_EXTENSIONS: usize = 64;
-/// Little-endian.
+/// The header's value for little-endian.
 const ORDER: u8 = 2;
 
-/// A file that has the libraries of `before`, and `added` before those of the same name, as its own loader reads it. What is there already under its name
-/// and path is not there twice: a second time changes nothing.
+/// Return a cache with the entries of `before` and `added`. The loader finds added libraries before existing ones of the same name. An existing entry
+/// of the same name and path is replaced, so a second call changes nothing.
 ///
 /// # Errors
-/// `before` is no cache.
+/// `before` is not a valid cache.
 pub fn with(before: Option<&[u8]>, added: &[Library<'_>]) -> Result<Vec<u8>, Error> {
     let mut libraries: Vec<Library<'_>> = added.to_vec();
     let mut hwcaps = Vec::new();
@@ -28,12 +28,12 @@ pub fn with(before: Option<&[u8]>, added: &[Library<'_>]) -> Result<Vec<u8>, Err
         libraries.extend(super::parse(bytes)?.into_iter().filter(is_new));
         hwcaps = self::hwcaps(bytes)?;
     }
-    // Stable: of one name, the first is taken.
+    // The sort is stable, so an added library stays before the others of its name. The loader takes the first one.
     libraries.sort_by(|a, b| in_order(a.name, b.name));
     Ok(written(&libraries, &hwcaps))
 }
 
-/// The flags of an ELF library by its first 20 bytes: for x86-64 or 64-bit ARM.
+/// Return the flags for a library, given at least the first 20 bytes of its file. Return `None` unless it is a 64-bit ELF file for x86-64 or Arm.
 pub fn flags_of(header: &[u8]) -> Option<i32> {
     match (header.get(..5)?, header.get(18..20)?) {
         (b"\x7fELF\x02", [0x3e, 0]) => Some(0x0303),
@@ -42,12 +42,12 @@ pub fn flags_of(header: &[u8]) -> Option<i32> {
     }
 }
 
-/// The folders of `glibc-hwcaps`.
+/// Return the subdirectories of `glibc-hwcaps` that a cache lists.
 fn hwcaps(bytes: &[u8]) -> Result<Vec<&str>, Error> {
     let Part::New(bytes, _) = part(bytes)? else {
         return Ok(Vec::new());
     };
-    // Absent from files of old glibcs, which have 0 there.
+    // Old versions of glibc write no extensions and leave the offset 0.
     let Some(at) = number(bytes, EXTENSIONS).filter(|at| *at != 0) else {
         return Ok(Vec::new());
     };
@@ -70,12 +70,13 @@ fn hwcaps(bytes: &[u8]) -> Result<Vec<&str>, Error> {
     found().ok_or(Error::Extension)
 }
 
-/// As the loader searches: it halves the list, which falls by this order (`_dl_cache_libcmp`: digits count as numbers).
+/// Compare names for the order of the cache. The loader does a binary search in a list that descends by `_dl_cache_libcmp`, which compares runs of
+/// digits as numbers.
 fn in_order(a: &str, b: &str) -> Ordering {
     Reverse(parts(a)).cmp(&Reverse(parts(b)))
 }
 
-/// A name as numbers and other bytes; numbers are behind everything else, and the end is before everything.
+/// Split a name into numbers and other bytes, as sort keys. Numbers sort after other bytes, and the end of a name sorts before everything.
 fn parts(name: &str) -> Vec<(bool, u64)> {
     let mut parts: Vec<(bool, u64)> = Vec::new();
     let mut in_number = false;
@@ -91,7 +92,7 @@ fn parts(name: &str) -> Vec<(bool, u64)> {
     parts
 }
 
-/// Texts, each once, and where they are.
+/// The string table: each string once, with its offset.
 #[derive(Default)]
 struct Texts<'a> {
     bytes: Vec<u8>,
@@ -147,7 +148,7 @@ fn written(libraries: &[Library<'_>], hwcaps: &[&str]) -> Vec<u8> {
     file
 }
 
-/// What was read is below [`super::LIMIT`], and what is added is a driver's.
+/// Encode an offset or size. It always fits: what was read is below [`super::LIMIT`], and a driver adds only a few libraries.
 fn small(number: usize) -> [u8; 4] {
     u32::try_from(number).expect("a cache of less than 4 GiB").to_le_bytes()
 }

@@ -169,7 +169,7 @@ pub(super) const CASES: &[Case] = &[
         |host| {
             host.containerd("version = 3", "version = ");
         },
-        "is not TOML",
+        "is not valid TOML",
     ),
     files(
         "R09",
