@@ -69,7 +69,7 @@ fn an_allocation_that_says_less_than_the_kubelets_devices_starts_nothing() {
     check(two(), Ok(()));
     check(
         edited(two(), |allocation| allocation.gpus[0].memory = MiB(3072)),
-        Err("gives its containers 6144 MiB of it together"),
+        Err("its containers may use 6144 MiB of this GPU together"),
     );
     // The rest is booked on a GPU that none of them uses.
     let elsewhere = edited(two(), |allocation| {
@@ -85,7 +85,7 @@ fn an_allocation_that_says_less_than_the_kubelets_devices_starts_nothing() {
     let starved = edited(pod("p", 0, &[("i", Init, 5), ("m", App, 2)]), |allocation| {
         allocation.gpus[0].memory = MiB(2048)
     });
-    check(starved, Err("of it together"));
+    check(starved, Err("of this GPU together"));
 }
 
 #[test]
@@ -119,11 +119,11 @@ fn gpushares_annotations_are_worth_what_gpushares_extender_counts() {
     check(legacy(3, simple("p", 0, 3)), Ok(()));
     check(
         legacy(0, simple("p", 0, 3)),
-        Err("give it 0 MiB of GPU GPU-0, but its containers ask for 3072 MiB"),
+        Err("give it 0 MiB of GPU GPU-0, but its containers request 3072 MiB"),
     );
     check(
         legacy(5, pod("p", 0, &[("a", App, 3), ("b", App, 3)])),
-        Err("ask for 6144 MiB"),
+        Err("request 6144 MiB"),
     );
     // It does not count init containers: what they need beside is booked all the same.
     let larger = legacy(2, pod("p", 0, &[("i", Init, 5), ("m", App, 2)]));

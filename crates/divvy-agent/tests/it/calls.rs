@@ -143,13 +143,13 @@ fn foreign_doubled_and_missing_ids_are_refused_in_words() {
             vec!["GPU-9::m0"],
             "GPU GPU-9, which this node does not have (GPUs: GPU-0)",
         ),
-        (Resource::Memory, vec!["GPU-0::m2"], "slot 2 of a GPU with 2 units of GiB"),
+        (Resource::Memory, vec!["GPU-0::m2"], "slot 2 of a GPU that has only 2 units of GiB"),
         (Resource::Memory, vec!["GPU-0::c"], "does not belong to aliyun.com/gpu-mem"),
         (Resource::Count, vec!["GPU-0::m0"], "does not belong to aliyun.com/gpu-count"),
         (
             Resource::Memory,
             vec!["GPU-0::m1", "GPU-0::m1"],
-            "\"GPU-0::m1\" is there twice",
+            "\"GPU-0::m1\" appears twice",
         ),
     ] {
         let ids: Vec<String> = ids.into_iter().map(str::to_owned).collect();
@@ -370,7 +370,7 @@ fn no_container_starts_on_a_gpu_that_failed_was_lost_or_is_not_there() {
         node.set_health(1, health, reason);
         let (class, text) = node.start("a", "main").expect_err("failed GPU");
         assert_eq!(class, Reason::GpuUnavailable);
-        assert!(text.contains(expected) && text.contains("starts by itself"), "{text}");
+        assert!(text.contains(expected) && text.contains("starts automatically"), "{text}");
         node.set_health(1, Health::Ok, None);
         node.start("a", "main").expect("recovered");
     }

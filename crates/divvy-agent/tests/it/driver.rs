@@ -186,8 +186,8 @@ fn what_is_done_with_the_drivers_spec() {
             "it could not be made",
             with(vec![etc(OLD)], None, last(basis(), Err("no libcuda"))),
             "nothing",
-            "/etc/cdi/nvidia.yaml was made for driver 550.54.15, and 560.35.03 is loaded: containers with GPUs do not start, or get \
-             libraries that the kernel's module refuses. The agent could not make one: no libcuda. As soon as that is put right it tries again; by \
+            "/etc/cdi/nvidia.yaml was made for driver 550.54.15, but 560.35.03 is loaded: containers with GPUs do not start, or get \
+             libraries that the kernel module refuses. The agent could not make a spec: no libcuda. It tries again once this is fixed; to make it by \
              hand: divvy cdi generate -o /etc/cdi/nvidia.yaml",
         ),
         (
@@ -200,7 +200,7 @@ fn what_is_done_with_the_drivers_spec() {
             "it could not be made again, and the old own one is all there is",
             with(vec![], own(OLD, true), last(basis(), Err("no libcuda"))),
             "nothing",
-            "/var/run/cdi/divvy.dev-driver_nvidia.com-gpu.json was made for driver 550.54.15, and 560.35.03 is loaded",
+            "/var/run/cdi/divvy.dev-driver_nvidia.com-gpu.json was made for driver 550.54.15, but 560.35.03 is loaded",
         ),
         (
             "the driver's files were replaced, and not the module: the own one names what is gone",
@@ -213,22 +213,22 @@ fn what_is_done_with_the_drivers_spec() {
                 last(basis(), Err("load the new module, or reboot")),
             ),
             "nothing",
-            "/var/run/cdi/divvy.dev-driver_nvidia.com-gpu.json names /usr/lib/libcuda.so.560.35.03, which is not there: containers with GPUs do not \
-             start. The agent could not make one: load the new module, or reboot",
+            "/var/run/cdi/divvy.dev-driver_nvidia.com-gpu.json names /usr/lib/libcuda.so.560.35.03, which does not exist: containers with GPUs do not \
+             start. The agent could not make a spec: load the new module, or reboot",
         ),
         (
             "another tool's beside it",
             seen(vec![beside(OLD)]),
             "nothing",
-            "The agent does not write /var/run/cdi/divvy.dev-driver_nvidia.com-gpu.json: /var/run/cdi/nvidia.yaml has nvidia.com/gpu=0 \
-             already, and engines give out no device that two files of a directory have. Make /var/run/cdi/nvidia.yaml again (divvy cdi \
+            "The agent does not write /var/run/cdi/divvy.dev-driver_nvidia.com-gpu.json: /var/run/cdi/nvidia.yaml already has \
+             nvidia.com/gpu=0, and container runtimes ignore a device that two files of one directory define. Make /var/run/cdi/nvidia.yaml again (divvy cdi \
              generate -o /var/run/cdi/nvidia.yaml), or remove it (rm /var/run/cdi/nvidia.yaml)",
         ),
         (
             "another tool's came beside it",
             with(vec![beside(OLD)], own(NEW, true), last(basis(), Ok(()))),
             "remove",
-            "engines give out no device",
+            "container runtimes ignore a device",
         ),
         ("engines refuse the one beside it", seen(vec![refused]), "make", ""),
         ("other devices beside it", seen(vec![other_device, etc(OLD)]), "make", ""),
@@ -236,14 +236,14 @@ fn what_is_done_with_the_drivers_spec() {
             "off",
             off(None),
             "nothing",
-            "On the node: divvy cdi generate -o /etc/cdi/nvidia.yaml. With --driver-spec auto",
+            "On the node, run: divvy cdi generate -o /etc/cdi/nvidia.yaml. With --driver-spec auto",
         ),
         ("switched off", off(own(NEW, true)), "remove", "--driver-spec auto"),
         (
             "no root",
             of(without_root.clone(), vec![etc(OLD)], None),
             "nothing",
-            "The agent cannot make one: divvy-probe sees none of the driver's files at /host/. On the node: divvy cdi generate -o /etc/cdi/nvidia.yaml",
+            "The agent cannot make a spec: divvy-probe finds none of the driver's files at /host/. On the node, run: divvy cdi generate -o /etc/cdi/nvidia.yaml",
         ),
         (
             "an older probe",
@@ -252,7 +252,7 @@ fn what_is_done_with_the_drivers_spec() {
                 ..of(without_root.clone(), vec![etc(OLD)], None)
             },
             "nothing",
-            "The agent cannot make one: the probe is older. On the node",
+            "The agent cannot make a spec: the probe is older. On the node",
         ),
         (
             "no root for a while",

@@ -94,7 +94,7 @@ fn r5_memory_is_not_given_again_when_deletion_was_only_asked_for() {
     let (reason, text) = node.start("b", "main").expect_err("a runs");
     assert_eq!(reason, Reason::MemoryHeld);
     assert!(
-        text.contains("memory still held by default/pod-a (being deleted): 3072 MiB"),
+        text.contains("memory is still held by default/pod-a (being deleted): 3072 MiB"),
         "{text}"
     );
     node.processes_end("a");

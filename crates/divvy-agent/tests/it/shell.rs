@@ -494,7 +494,7 @@ async fn after_an_upgrade_of_the_driver_the_agent_makes_the_spec_again_and_grant
         .expect("an event of the node");
     let text = event["message"].as_str().unwrap_or_default();
     assert!(
-        text.contains("/etc/cdi/nvidia.yaml was made for driver 550.54.15, and 560.35.03 is loaded")
+        text.contains("/etc/cdi/nvidia.yaml was made for driver 550.54.15, but 560.35.03 is loaded")
             && text.contains("gpu.json was made"),
         "{text}"
     );
@@ -640,7 +640,7 @@ async fn a_stale_spec_that_the_agent_cannot_make_again_is_said_once_and_counted(
     let text = found[0]["message"].as_str().unwrap_or_default();
     // What the driver says where the kernel's files are not to be seen.
     assert!(
-        text.contains("made for driver 535.129.03, and 550.54.15 is loaded")
+        text.contains("made for driver 535.129.03, but 550.54.15 is loaded")
             && text.contains("divvy cdi generate -o /etc/cdi/nvidia.yaml"),
         "{text}"
     );
