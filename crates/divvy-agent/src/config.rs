@@ -1,4 +1,4 @@
-//! What an operator may choose: one field per flag, and a file of the same names.
+//! The agent's configuration: one field per flag, and a configuration file with the same names.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -10,60 +10,60 @@ use serde::Deserialize;
 
 use crate::Error;
 
-/// The agent's configuration. One field per flag of `divvy agent`.
+/// The agent's configuration, with one field per flag of `divvy agent`.
 #[derive(Debug, Clone)]
 pub struct Config {
-    /// `--kubeconfig`; `None`: `KUBECONFIG`, `~/.kube/config`, else the pod's service account.
+    /// `--kubeconfig`. `None` means `KUBECONFIG`, then `~/.kube/config`, then the pod's service account.
     pub kubeconfig: Option<PathBuf>,
-    /// `--context`.
+    /// `--context`, the context within the kubeconfig.
     pub context: Option<String>,
-    /// `--node-name`: the node's object in the cluster.
+    /// `--node-name`: the name of this node's object in the cluster.
     pub node_name: String,
     /// `--kubelet-dir`: the kubelet's root directory.
     pub kubelet_dir: PathBuf,
-    /// `--cdi-dir`: where the runtime looks for CDI specs.
+    /// `--cdi-dir`: the directory in which the container runtime looks for CDI specs.
     pub cdi_dir: PathBuf,
-    /// `--state-dir`; `None`: `<kubelet-dir>/plugins/divvy.dev`.
+    /// `--state-dir`. `None` means `<kubelet-dir>/plugins/divvy.dev`.
     pub state_dir: Option<PathBuf>,
-    /// `--sys-root`: the root under which `/sys`, `/proc`, `/dev` and `/etc/cdi` of the node are found.
+    /// `--sys-root`: the directory that contains the node's `/sys`, `/proc`, `/dev`, and `/etc/cdi`.
     pub sys_root: PathBuf,
-    /// `--probe`; `None`: a `divvy-probe` beside the own executable is started.
+    /// `--probe`. `None` means that the agent starts the `divvy-probe` next to its own executable.
     pub probe: Option<Probe>,
     /// `--nvml-library`: passed to a probe that the agent starts.
     pub nvml_library: Option<PathBuf>,
-    /// `--driver-root`: where the driver is installed, as a path below `sys_root`.
+    /// `--driver-root`: the driver's root directory, as a path below `sys_root`.
     pub driver_root: String,
-    /// `--driver-spec`: what is done about CDI specs of another driver than the loaded one.
+    /// `--driver-spec`: what the agent does about CDI specs that do not match the loaded driver.
     pub driver_spec: DriverSpecMode,
-    /// `--memory-unit`.
+    /// `--memory-unit`: the memory of one device of the memory resource.
     pub memory_unit: MemoryUnit,
-    /// `--reserve-memory`: kept back on each GPU.
+    /// `--reserve-memory`: memory in MiB that the agent does not share, on each GPU.
     pub reserve_memory: MiB,
-    /// `--device-list-strategy`.
+    /// `--device-list-strategy`: how containers get their GPUs.
     pub device_list_strategy: DeviceListStrategy,
-    /// `--metrics`: where `/healthz`, `/readyz` and `/metrics` are served; `None`: nowhere.
+    /// `--metrics`: the address that serves `/healthz`, `/readyz`, and `/metrics`. `None` serves nothing.
     pub metrics: Option<SocketAddr>,
-    /// `--health-recovery`: how long a failed GPU must be without a new error before it is offered again.
+    /// `--health-recovery`: how long a failed GPU must go without a new error before the agent offers it again.
     pub health_recovery: Duration,
-    /// How often the probe is asked for a snapshot. Errors that the driver reports come at once.
+    /// The interval between two snapshots of the probe. The probe sends errors that the driver reports immediately.
     pub probe_interval: Duration,
 }
 
-/// Where the probe is.
+/// Which probe the agent uses.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Probe {
-    /// A program that the agent starts, and kills when it hangs.
+    /// A program that the agent starts, and kills if it hangs.
     Start(PathBuf),
-    /// A socket on which a probe of its own listens.
+    /// The socket of a probe that runs independently.
     Socket(PathBuf),
 }
 
 impl FromStr for Probe {
     type Err = String;
 
-    /// `PATH` or `unix:SOCKET`.
+    /// Parse `PATH` or `unix:SOCKET`.
     fn from_str(text: &str) -> Result<Self, String> {
-        let wrong = || format!("{text:?} is neither a program's path nor unix:SOCKET, such as unix:/run/divvy/probe.sock");
+        let wrong = || format!("{text:?} is neither the path of a program nor unix:SOCKET, such as unix:/run/divvy/probe.sock");
         match text.strip_prefix("unix:") {
             Some("") => Err(wrong()),
             Some(socket) => Ok(Probe::Socket(socket.into())),
@@ -76,12 +76,12 @@ impl FromStr for Probe {
 /// How a container gets its GPU.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum DeviceListStrategy {
-    /// What the node can do; today that is CDI.
+    /// What the node supports, which is currently CDI only.
     #[default]
     Auto,
-    /// CDI.
+    /// CDI devices.
     Cdi,
-    /// Environment variables. Recognised, and refused with a sentence: not in this version.
+    /// Environment variables. This version recognizes the name and refuses it with an explanation.
     Envvar,
 }
 
@@ -93,18 +93,18 @@ impl FromStr for DeviceListStrategy {
             "auto" => Ok(DeviceListStrategy::Auto),
             "cdi" => Ok(DeviceListStrategy::Cdi),
             "envvar" => Ok(DeviceListStrategy::Envvar),
-            other => Err(format!("{other:?} is no strategy; write auto, cdi or envvar")),
+            other => Err(format!("{other:?} is not a strategy; write auto, cdi, or envvar")),
         }
     }
 }
 
-/// What is done when no CDI spec of the loaded driver is there.
+/// What the agent does when no CDI spec matches the loaded driver.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum DriverSpecMode {
-    /// The agent makes one, where it can see the driver's files; else it says so.
+    /// Make a spec if the probe can see the driver's files, and report the problem otherwise.
     #[default]
     Auto,
-    /// It says so.
+    /// Only report the problem.
     Off,
 }
 
@@ -120,10 +120,10 @@ impl FromStr for DriverSpecMode {
     }
 }
 
-/// Reads a duration in seconds or minutes: `30s`, `5m`.
+/// Parse a duration in seconds or minutes: `30s`, `5m`.
 ///
 /// # Errors
-/// A sentence with an example.
+/// A sentence with an example of a valid duration.
 pub fn parse_duration(text: &str) -> Result<Duration, String> {
     let wrong = || format!("{text:?} is not a duration; write 30s or 5m");
     let (number, factor) = match (text.strip_suffix('s'), text.strip_suffix('m')) {
@@ -139,7 +139,7 @@ pub fn parse_duration(text: &str) -> Result<Duration, String> {
 }
 
 impl Config {
-    /// A configuration with every default; only the node's name has none.
+    /// Return a configuration with all defaults. Only the node's name has no default.
     pub fn new(node_name: impl Into<String>) -> Config {
         Config {
             kubeconfig: None,
@@ -162,19 +162,19 @@ impl Config {
         }
     }
 
-    /// Where the agent keeps its own files.
+    /// Return the directory for the agent's own files.
     pub fn state_dir(&self) -> PathBuf {
         self.state_dir
             .clone()
             .unwrap_or_else(|| self.kubelet_dir.join("plugins/divvy.dev"))
     }
 
-    /// The kubelet's directory for device plugins.
+    /// Return the kubelet's directory for device plugins.
     pub fn device_plugin_dir(&self) -> PathBuf {
         self.kubelet_dir.join("device-plugins")
     }
 
-    /// What can be known to be wrong before anything is started.
+    /// Refuse settings that cannot work, before anything is started.
     ///
     /// # Errors
     /// The flag, and what to write instead.
@@ -188,14 +188,14 @@ impl Config {
         if self.node_name.is_empty() {
             return wrong(
                 "--node-name",
-                "it is empty; write the node's name, as in `kubectl get nodes` (in a pod: NODE_NAME from spec.nodeName)",
+                "the name is empty; write the node's name as `kubectl get nodes` shows it (in a pod: NODE_NAME from spec.nodeName)",
             );
         }
         if !self.driver_root.starts_with('/') {
             return wrong(
                 "--driver-root",
                 &format!(
-                    "{:?} is no path from the machine's root; write / or, for a driver's container, /run/nvidia/driver",
+                    "{:?} is not an absolute path; write / or, for a driver container, /run/nvidia/driver",
                     self.driver_root
                 ),
             );
@@ -203,57 +203,57 @@ impl Config {
         if self.device_list_strategy == DeviceListStrategy::Envvar {
             return wrong(
                 "--device-list-strategy envvar",
-                "this version hands GPUs over through CDI only; environment variables come with the compatibility mode for gpushare. Use \
-                 auto or cdi, with a container runtime that has CDI switched on (containerd 2.0 and later have)",
+                "this version supports only CDI; environment variables will come with the compatibility mode for gpushare. Use \
+                 auto or cdi, with a container runtime that has CDI enabled (containerd 2.0 and later enable it by default)",
             );
         }
         Ok(())
     }
 }
 
-/// `--config FILE`: TOML, the flags' names without the dashes before. Flags and environment win over it.
+/// `--config FILE`: TOML whose keys are the flags' names without the leading dashes. Flags and environment variables take precedence.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub struct FileConfig {
-    /// As `--kubeconfig`.
+    /// Same as `--kubeconfig`.
     pub kubeconfig: Option<PathBuf>,
-    /// As `--context`.
+    /// Same as `--context`.
     pub context: Option<String>,
-    /// As `--node-name`.
+    /// Same as `--node-name`.
     pub node_name: Option<String>,
-    /// As `--kubelet-dir`.
+    /// Same as `--kubelet-dir`.
     pub kubelet_dir: Option<PathBuf>,
-    /// As `--cdi-dir`.
+    /// Same as `--cdi-dir`.
     pub cdi_dir: Option<PathBuf>,
-    /// As `--state-dir`.
+    /// Same as `--state-dir`.
     pub state_dir: Option<PathBuf>,
-    /// As `--sys-root`.
+    /// Same as `--sys-root`.
     pub sys_root: Option<PathBuf>,
-    /// As `--probe`.
+    /// Same as `--probe`.
     pub probe: Option<String>,
-    /// As `--nvml-library`.
+    /// Same as `--nvml-library`.
     pub nvml_library: Option<PathBuf>,
-    /// As `--driver-root`.
+    /// Same as `--driver-root`.
     pub driver_root: Option<String>,
-    /// As `--driver-spec`.
+    /// Same as `--driver-spec`.
     pub driver_spec: Option<String>,
-    /// As `--memory-unit`.
+    /// Same as `--memory-unit`.
     pub memory_unit: Option<String>,
-    /// As `--reserve-memory`.
+    /// Same as `--reserve-memory`.
     pub reserve_memory: Option<String>,
-    /// As `--device-list-strategy`.
+    /// Same as `--device-list-strategy`.
     pub device_list_strategy: Option<String>,
-    /// As `--metrics`.
+    /// Same as `--metrics`.
     pub metrics: Option<SocketAddr>,
-    /// As `--health-recovery`.
+    /// Same as `--health-recovery`.
     pub health_recovery: Option<String>,
 }
 
 impl FileConfig {
-    /// Reads the file.
+    /// Read and parse the file.
     ///
     /// # Errors
-    /// It is not there, cannot be read, or says something that is not understood; with its path.
+    /// The file cannot be read or parsed. The error names its path.
     pub fn read(path: &Path) -> Result<FileConfig, Error> {
         let origin = || format!("--config {}", path.display());
         let text = std::fs::read_to_string(path).map_err(|error| Error::Config {
@@ -263,10 +263,10 @@ impl FileConfig {
         FileConfig::parse(&origin(), &text)
     }
 
-    /// Reads the file's text; `origin` is for the message. Values are checked here, so that an error names the file.
+    /// Parse the file's text and check its values. `origin` names the file in error messages.
     ///
     /// # Errors
-    /// Line and key of what is not understood.
+    /// The line and key that cannot be parsed.
     pub fn parse(origin: &str, text: &str) -> Result<FileConfig, Error> {
         let wrong = |text: String| Error::Config {
             origin: origin.to_owned(),
@@ -278,10 +278,10 @@ impl FileConfig {
         Ok(file)
     }
 
-    /// Puts what the file says into a configuration, over the defaults. The caller then puts flags and environment over it.
+    /// Apply the file's values to a configuration of defaults. The caller applies environment variables and flags afterwards.
     ///
     /// # Errors
-    /// The key and what is wrong with its value.
+    /// The key, and what is wrong with its value.
     pub fn apply(&self, config: &mut Config) -> Result<(), (&'static str, String)> {
         fn set<T: Clone>(from: &Option<T>, to: &mut T) {
             if let Some(value) = from {
@@ -372,7 +372,7 @@ mod tests {
                 "reserve-memory = \"-1\"",
                 "reserve-memory: amount of memory: \"-1\" is not one",
             ),
-            ("device-list-strategy = \"x\"", "write auto, cdi or envvar"),
+            ("device-list-strategy = \"x\"", "write auto, cdi, or envvar"),
             ("driver-spec = \"on\"", "driver-spec: \"on\" is neither auto nor off"),
             ("health-recovery = \"1h\"", "write 30s or 5m"),
             ("probe = \"unix:\"", "unix:SOCKET"),

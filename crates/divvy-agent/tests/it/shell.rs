@@ -575,7 +575,7 @@ async fn the_agents_own_spec_names_mig_devices_as_the_driver_does_and_follows_a_
     bed.memory_is(56, 16).await;
     let divided = bed.inventory(|inventory| inventory.gpus[1].reason.is_some()).await;
     let reason = divided.gpus[1].reason.clone().unwrap_or_default();
-    assert!(reason.starts_with("MIG is on"), "{reason}");
+    assert!(reason.starts_with("MIG mode is on"), "{reason}");
     let first = ["0", "1:1", "GPU-0", "MIG-3", "all"];
     bed.eventually("the driver's names", || names().filter(|names| names.iter().eq(&first)))
         .await;
