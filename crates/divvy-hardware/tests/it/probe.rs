@@ -81,7 +81,7 @@ fn once_says_why_there_is_no_driver_and_what_to_do() {
     for (machine, status, part) in [
         (with("DIVVY_NVML_SIM_INIT_ERROR", "9"), 1, "modprobe nvidia"),
         (with("DIVVY_NVML_SIM_INIT_ERROR", "4"), 1, "must be privileged"),
-        (with("DIVVY_NVML_SIM_INIT_ERROR", "18"), 1, "reload it or reboot"),
+        (with("DIVVY_NVML_SIM_INIT_ERROR", "18"), 1, "reload the module or reboot"),
         (with("DIVVY_NVML_SIM_NODE", "nobody"), 1, "no node is named nobody"),
         (with("DIVVY_NVML_SIM_HANG", "60"), 70, "the driver hangs"),
     ] {
@@ -229,7 +229,7 @@ fn the_socket_is_for_its_owner_alone_and_another_probe_does_not_take_it() {
     let (_, error) = second("machine.toml");
     assert!(error.contains("it is not a socket"), "{error}");
     let (_, error) = second("nowhere/s");
-    assert!(error.contains("does the folder exist"), "{error}");
+    assert!(error.contains("does the directory exist"), "{error}");
     // A socket that a killed probe left behind is replaced.
     first.0.kill().expect("kill");
     first.ended();
