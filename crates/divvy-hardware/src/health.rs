@@ -100,7 +100,7 @@ impl GpuHealth {
             Observation::Xid(xid) => bad(Health::Failed, format!("XID {xid}")),
             Observation::Lost => {
                 let xid = self.verdict.reason.as_deref().filter(|reason| reason.starts_with("XID"));
-                let reason = xid.map_or_else(|| "the driver has lost it".to_owned(), str::to_owned);
+                let reason = xid.map_or_else(|| "the driver no longer finds it".to_owned(), str::to_owned);
                 bad(Health::Lost, reason)
             }
             // An earlier XID explains why the calls fail, so its reason stays.
@@ -277,7 +277,7 @@ mod tests {
         assert_eq!(gpu.verdict.health, Health::Lost);
         let mut other = GpuHealth::default();
         other.observe(0, &Observation::Lost, &SETTINGS);
-        assert_eq!(health(&other), (Health::Lost, Some("the driver has lost it")));
+        assert_eq!(health(&other), (Health::Lost, Some("the driver no longer finds it")));
     }
 
     #[test]

@@ -166,7 +166,7 @@ async fn k21_a_list_that_no_kubelet_accepts_is_refused_with_what_to_do() {
     let status = &record.stream_errors[0];
     assert_eq!(status.code(), Code::ResourceExhausted);
     assert!(
-        status.message().contains("80000 devices") && status.message().contains("make the units larger"),
+        status.message().contains("80000 devices") && status.message().contains("choose larger units"),
         "{status:?}"
     );
     // It is tried again, with growing waits, and is well as soon as the list is.
