@@ -103,9 +103,9 @@ async fn a_plugin_waits_for_a_kubelet_that_is_not_there_and_says_so() {
     let missing = |text: &'static str| {
         move |status: &divvy_kubelet::plugin::Status| status.last_error.as_ref().is_some_and(|error| error.contains(text))
     };
-    running.wait("no directory", missing("device-plugins is not there")).await;
+    running.wait("no directory", missing("device-plugins does not exist")).await;
     fs::create_dir(&directory).expect("made");
-    running.wait("no socket", missing("kubelet.sock is not there")).await;
+    running.wait("no socket", missing("kubelet.sock does not exist")).await;
     assert_eq!(
         plugin_files(&directory),
         [""; 0],
