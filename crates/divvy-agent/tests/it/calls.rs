@@ -1,4 +1,4 @@
-//! GetPreferredAllocation, Allocate and PreStartContainer one at a time.
+//! GetPreferredAllocation, Allocate, and PreStartContainer, one at a time.
 
 use std::collections::BTreeSet;
 
@@ -18,12 +18,12 @@ fn the_answer_has_the_size_asked_for_and_what_must_be_included() {
     let mut node = Node::new(&[4096, 4096]);
     let all = node.free_ids();
     for (available, must, size, expected) in [
-        // Nobody waits: the ids of one GPU.
+        // No pod is waiting: the ids of one GPU.
         (all.clone(), ids(&[]), 2, ids(&["GPU-0::m0", "GPU-0::m1"])),
         // must_include decides the GPU.
         (all.clone(), ids(&["GPU-1::m3"]), 2, ids(&["GPU-1::m3", "GPU-1::m0"])),
         (all.clone(), ids(&["GPU-1::m3"]), 1, ids(&["GPU-1::m3"])),
-        // A hole: the GPU where all of it fits comes first.
+        // Gaps: the GPU on which everything fits comes first.
         (
             ids(&["GPU-0::m2", "GPU-1::m0", "GPU-1::m1"]),
             ids(&[]),
@@ -39,7 +39,7 @@ fn the_answer_has_the_size_asked_for_and_what_must_be_included() {
         ),
         (all.clone(), ids(&[]), 0, ids(&[])),
         (all.clone(), ids(&["GPU-0::m0"]), 0, ids(&[])),
-        // More than there is: all there is.
+        // More than available: all available ids.
         (ids(&["GPU-0::m0"]), ids(&[]), 5, ids(&["GPU-0::m0"])),
         // Duplicates, unknown and foreign ids.
         (
@@ -108,7 +108,7 @@ fn ids_are_steered_to_the_gpu_of_the_pod_that_waits() {
     let free = node.free_ids();
     let chosen = node.core.preferred(&free, &[], 3);
     assert!(chosen.iter().all(|id| id.starts_with("GPU-1::")), "{chosen:?}");
-    // Another size: nobody waits for it.
+    // Another size: no pod is waiting for it.
     assert!(node.core.preferred(&free, &[], 2).iter().all(|id| id.starts_with("GPU-0::")));
     // A pod that is being deleted steals nothing (R4).
     node.change("a", |pod| pod.deleting = true);
@@ -261,7 +261,7 @@ fn init_containers_and_sidecars_share_the_pods_gpu_and_count_once() {
             "{containers:?}: {:?}",
             node.handouts
         );
-        // What is left of the GPU is what the formula says, not the sum over containers.
+        // The rest of the GPU is what the formula leaves, not the sum over containers.
         let left = 4 - effective;
         if left > 0 {
             node.see(simple("b", 1, left));

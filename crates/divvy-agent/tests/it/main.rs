@@ -1,4 +1,4 @@
-//! The agent's decisions, as tables, as the races of research/reliability.md section 2.2, and at random; and the whole agent on
+//! Tests of the agent's decisions as tables, as races (`docs/compatibility/races.md`), and with random input; and tests of the whole agent on
 //! an emulated node.
 
 mod amounts;

@@ -1,4 +1,4 @@
-//! The probe itself, over its socket and its command line.
+//! Tests of the probe through its socket and its command line.
 
 use std::io::Read;
 use std::os::unix::fs::PermissionsExt;
@@ -274,7 +274,7 @@ fn a_probe_whose_parent_is_killed_ends_and_removes_its_socket() {
     let process = format!("/proc/{}", pid.trim());
     eventually("the probe ends", || {
         match std::fs::read_to_string(format!("{process}/stat")) {
-            // A zombie has ended; in a container nobody may collect it.
+            // A zombie counts as ended, because a container may have no process that reaps it.
             Ok(stat) => stat.contains(") Z "),
             Err(_) => true,
         }
@@ -319,6 +319,6 @@ fn a_probe_with_eight_gpus_is_small() {
             .and_then(|value| value.parse::<u64>().ok())
             .expect("KiB")
     };
-    // Pages of files count with their size on disk, which a debug build inflates; what the probe allocates does not.
+    // Pages of files count with their size on disk, which a debug build inflates. The probe's own allocations do not.
     assert!(kib("RssAnon") <= 4096, "{status}");
 }
