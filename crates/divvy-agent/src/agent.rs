@@ -387,7 +387,7 @@ impl Agent {
             drop(guard);
             decided
         });
-        let decided = work.await.map_err(|error| format!("the agent failed: {error}"))?;
+        let decided = work.await.map_err(|error| format!("internal error in the agent: {error}"))?;
         self.publish();
         decided
     }
@@ -571,7 +571,7 @@ impl Agent {
                 class => warn!(
                     count,
                     class = class.label(),
-                    "records, specs, checkpoint, pods, cgroups and processes disagreed"
+                    "found disagreements between records, specs, checkpoint, pods, cgroups, and processes"
                 ),
             }
         }
@@ -645,7 +645,7 @@ fn send_devices(sender: &Devices, devices: &[Device]) {
 /// Convert the checkpoint's entries. An answer with more than one grant did not come from this agent.
 fn handouts(checkpoint: Checkpoint) -> Vec<Handout> {
     for text in &checkpoint.skipped {
-        warn!("the kubelet's checkpoint: {text}");
+        warn!("skipped an entry of the kubelet's checkpoint: {text}");
     }
     checkpoint
         .entries

@@ -154,7 +154,7 @@ struct InFlight {
     ids: BTreeSet<String>,
     /// The container for which GetPreferredAllocation chose these ids.
     guess: Option<Key>,
-    /// Checkpoints read since.
+    /// The number of checkpoints that were read since.
     age: u8,
 }
 

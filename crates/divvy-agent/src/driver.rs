@@ -133,7 +133,7 @@ impl DriverSpec {
             Ok(files) => (files, None),
             // A probe that does not know this question: agent and probe are not always upgraded at the same time.
             Err(failure) if failure.code == Code::Protocol => {
-                let text = "divvy-probe is older than the agent and does not look at the driver's files yet".to_owned();
+                let text = "divvy-probe is older than the agent and cannot check the driver's files".to_owned();
                 (blind(&question.asked), Some(text))
             }
             // While the probe does not answer, keep what was right a moment ago.
@@ -177,7 +177,7 @@ impl DriverSpec {
         let outcome = outcome.map(|said| {
             if let Some(notes) = said {
                 let made = format!(
-                    "{} was made for driver {}{notes}. Until now: {}",
+                    "{} was made for driver {}{notes}. Reason: {}",
                     seen.own_path, basis.driver, trouble.text
                 );
                 looked.said.push(Said::Made(made));

@@ -18,7 +18,7 @@ use crate::{Config, Error, config};
 const SILENCE: Duration = Duration::from_secs(60);
 
 const OFFERED_NO_MORE: &str =
-    "Divvy no longer offers this GPU, and nothing starts on it until it recovers; pods that run there are left alone";
+    "Divvy no longer offers this GPU, and nothing starts on it until it recovers; pods that already run there are not touched";
 
 /// All GPUs that this process has seen, and GPUs that grants on disk use.
 struct Machine {

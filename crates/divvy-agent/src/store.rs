@@ -422,7 +422,7 @@ mod tests {
         }
         assert_eq!(store.load_records().expect("listed"), [record("u1")]);
         assert_eq!(store.load_records().expect("listed again"), [record("u1")]);
-        assert!(grants.join("u2_main.json.broken").exists(), "kept for whoever wants to look");
+        assert!(grants.join("u2_main.json.broken").exists(), "kept for inspection");
     }
 
     #[test]
@@ -446,7 +446,7 @@ mod tests {
                 name: name.clone(),
                 owner: Some(owner.to_owned()),
             };
-            store.perform(&action).expect("looked at");
+            store.perform(&action).expect("performed");
             store.specs().expect("listed").len()
         };
         assert_eq!(remove("old"), 1);

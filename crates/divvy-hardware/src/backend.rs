@@ -67,19 +67,19 @@ impl Calls {
     }
 
     /// Count a call as running until the returned value is dropped.
-    #[must_use = "the call counts as over when this is dropped"]
+    #[must_use = "dropping this value marks the call as finished"]
     pub fn enter(&self, what: impl Into<Cow<'static, str>>) -> Call<'_> {
         self.enter_for(what.into(), self.limit)
     }
 
     /// Like [`Calls::enter`], for loading and initializing a driver.
-    #[must_use = "the call counts as over when this is dropped"]
+    #[must_use = "dropping this value marks the call as finished"]
     pub fn enter_init(&self, what: impl Into<Cow<'static, str>>) -> Call<'_> {
         self.enter_for(what.into(), self.limit.saturating_mul(INITIALISING))
     }
 
     /// Like [`Calls::enter`], for a call that itself waits for `wait`.
-    #[must_use = "the call counts as over when this is dropped"]
+    #[must_use = "dropping this value marks the call as finished"]
     pub fn enter_wait(&self, what: impl Into<Cow<'static, str>>, wait: Duration) -> Call<'_> {
         self.enter_for(what.into(), self.limit.saturating_add(wait))
     }

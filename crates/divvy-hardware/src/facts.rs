@@ -154,7 +154,7 @@ impl Snapshot {
         }
         for (i, gpu) in self.gpus.iter().enumerate() {
             if !is_uuid(&gpu.uuid) {
-                return refuse(format!("GPU {i} has the UUID {:?}", shorten(&gpu.uuid)));
+                return refuse(format!("GPU {i} has the malformed UUID {:?}", shorten(&gpu.uuid)));
             }
             if self.gpus[..i].iter().any(|other| other.uuid == gpu.uuid) {
                 return refuse(format!("GPU {} appears twice", gpu.uuid));
@@ -196,7 +196,10 @@ impl GpuProcesses {
             }
             for process in &gpu.processes {
                 if process.used.0 >= 1 << 40 {
-                    return refuse(format!("process {} on GPU {} uses {}", process.pid, gpu.uuid, process.used));
+                    return refuse(format!(
+                        "process {} on GPU {} claims to use {}",
+                        process.pid, gpu.uuid, process.used
+                    ));
                 }
                 // The UUID check also accepts every valid pod UID.
                 if process.pod.as_ref().is_some_and(|uid| !is_uuid(uid)) {
@@ -411,11 +414,11 @@ mod tests {
         };
         GpuProcesses::validate(&[gpu("GPU-a", 10, None), gpu("GPU-b", 0, Some("0a-1b"))]).expect("ordinary");
         for (name, all) in [
-            ("a GPU twice", vec![gpu("GPU-a", 1, None), gpu("GPU-a", 1, None)]),
+            ("the same GPU twice", vec![gpu("GPU-a", 1, None), gpu("GPU-a", 1, None)]),
             ("a path for a GPU", vec![gpu("../x", 1, None)]),
             ("a path for a pod", vec![gpu("GPU-a", 1, Some("../x"))]),
             ("a pod without a UID", vec![gpu("GPU-a", 1, Some(""))]),
-            ("more memory than there is", vec![gpu("GPU-a", u64::MAX, None)]),
+            ("more memory than exists", vec![gpu("GPU-a", u64::MAX, None)]),
             ("too many GPUs", (0..300).map(|i| gpu(&format!("GPU-{i}"), 1, None)).collect()),
         ] {
             let error = GpuProcesses::validate(&all).expect_err(name).to_string();

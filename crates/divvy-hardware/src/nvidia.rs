@@ -43,7 +43,7 @@ impl Nvidia {
         let candidates = library::candidates(options);
         let mut not_loaded = Vec::new();
         for candidate in &candidates {
-            let call = calls.enter_init(format!("loading and initialising {}", candidate.display()));
+            let call = calls.enter_init(format!("loading and initializing {}", candidate.display()));
             match Nvml::builder().lib_path(candidate.as_os_str()).init() {
                 Ok(nvml) => {
                     drop(call);
@@ -55,7 +55,7 @@ impl Nvidia {
                     });
                 }
                 Err(NvmlError::LibloadingError(error)) => not_loaded.push(text_of(candidate.as_os_str(), &error)),
-                Err(error) => return Err(failure(&error, "initialising NVML")),
+                Err(error) => return Err(failure(&error, "initializing NVML")),
             }
         }
         Err(Failure::new(Code::LibraryNotFound, library::not_found(options, &not_loaded)))

@@ -27,7 +27,7 @@ impl Core {
         };
         let gpus = first.gpus.clone();
         // The result is the same as for an agent that never restarted: the amount comes from gpushare's annotation, and the GPU from the
-        // first grant (see `booking`). If another GPU has that index by now, nobody changed the annotation.
+        // first grant (see `booking`). If another GPU has that index by now, the annotation has not been changed.
         if let (Held::Legacy(legacy), [_]) = (&pod.held, gpus.as_slice()) {
             let mut cards = gpus.iter().filter_map(|share| self.gpu(&share.uuid));
             let differs = cards.any(|card| !legacy.gpus.contains_key(&card.index));

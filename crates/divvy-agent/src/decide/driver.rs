@@ -54,7 +54,7 @@ pub struct Seen {
     pub auto: bool,
     /// The directory in which the probe looked for the driver's files.
     pub looked_at: String,
-    /// Why the probe cannot look at the driver's files, if it cannot.
+    /// Why the probe cannot check the driver's files, if it cannot.
     pub blind: Option<String>,
     /// The path of the agent's own file, whether or not the file exists.
     pub own_path: String,

@@ -143,7 +143,11 @@ fn foreign_doubled_and_missing_ids_are_refused_in_words() {
             vec!["GPU-9::m0"],
             "GPU GPU-9, which this node does not have (GPUs: GPU-0)",
         ),
-        (Resource::Memory, vec!["GPU-0::m2"], "slot 2 of a GPU that has only 2 units of GiB"),
+        (
+            Resource::Memory,
+            vec!["GPU-0::m2"],
+            "slot 2 of a GPU that has only 2 units of GiB",
+        ),
         (Resource::Memory, vec!["GPU-0::c"], "does not belong to aliyun.com/gpu-mem"),
         (Resource::Count, vec!["GPU-0::m0"], "does not belong to aliyun.com/gpu-count"),
         (
@@ -266,7 +270,7 @@ fn init_containers_and_sidecars_share_the_pods_gpu_and_count_once() {
         if left > 0 {
             node.see(simple("b", 1, left));
             node.admit("b").expect("admitted");
-            node.start("b", "main").expect("fits beside");
+            node.start("b", "main").expect("fits next to it");
         }
         node.see(simple("c", 1, 1));
         node.allocate_as("c", "main", &ids(&["GPU-0::m0"])).expect("allocated");

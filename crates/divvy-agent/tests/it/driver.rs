@@ -141,12 +141,12 @@ fn what_is_done_with_the_drivers_spec() {
     for (name, seen, step, left) in [
         ("fresh", seen(vec![etc(NEW)]), "nothing", ""),
         (
-            "fresh again: the own goes",
+            "current again: the agent's own spec is removed",
             with(vec![etc(NEW)], own(NEW, true), None),
             "remove",
             "",
         ),
-        ("it says no driver", seen(vec![silent]), "nothing", ""),
+        ("the spec names no driver version", seen(vec![silent]), "nothing", ""),
         ("stale", seen(vec![etc(OLD)]), "make", ""),
         ("none", seen(vec![]), "make", ""),
         ("its files are gone", seen(vec![gone]), "make", ""),
@@ -159,13 +159,13 @@ fn what_is_done_with_the_drivers_spec() {
             "",
         ),
         (
-            "made, and somebody changed it",
+            "made, then changed by another program",
             with(vec![etc(OLD)], own(NEW, false), last(basis(), Ok(()))),
             "make",
             "",
         ),
         (
-            "made, and somebody removed it",
+            "made, then removed by another program",
             with(vec![etc(OLD)], None, last(basis(), Ok(()))),
             "make",
             "",
@@ -197,13 +197,13 @@ fn what_is_done_with_the_drivers_spec() {
             "",
         ),
         (
-            "it could not be made again, and the old own one is all there is",
+            "it could not be made again, and only the agent's old spec exists",
             with(vec![], own(OLD, true), last(basis(), Err("no libcuda"))),
             "nothing",
             "/var/run/cdi/divvy.dev-driver_nvidia.com-gpu.json was made for driver 550.54.15, but 560.35.03 is loaded",
         ),
         (
-            "the driver's files were replaced, and not the module: the own one names what is gone",
+            "the driver's files were replaced but not the module: the agent's own spec names missing files",
             with(
                 vec![],
                 Some(Own {
@@ -217,7 +217,7 @@ fn what_is_done_with_the_drivers_spec() {
              start. The agent could not make a spec: load the new module, or reboot",
         ),
         (
-            "another tool's beside it",
+            "another tool's spec in the same directory",
             seen(vec![beside(OLD)]),
             "nothing",
             "The agent does not write /var/run/cdi/divvy.dev-driver_nvidia.com-gpu.json: /var/run/cdi/nvidia.yaml already has \
@@ -225,13 +225,23 @@ fn what_is_done_with_the_drivers_spec() {
              generate -o /var/run/cdi/nvidia.yaml), or remove it (rm /var/run/cdi/nvidia.yaml)",
         ),
         (
-            "another tool's came beside it",
+            "another tool's spec appeared in the same directory",
             with(vec![beside(OLD)], own(NEW, true), last(basis(), Ok(()))),
             "remove",
             "container runtimes ignore a device",
         ),
-        ("engines refuse the one beside it", seen(vec![refused]), "make", ""),
-        ("other devices beside it", seen(vec![other_device, etc(OLD)]), "make", ""),
+        (
+            "container runtimes refuse the other spec in the directory",
+            seen(vec![refused]),
+            "make",
+            "",
+        ),
+        (
+            "other devices in the same directory",
+            seen(vec![other_device, etc(OLD)]),
+            "make",
+            "",
+        ),
         (
             "off",
             off(None),
@@ -261,12 +271,12 @@ fn what_is_done_with_the_drivers_spec() {
             "",
         ),
         (
-            "no root, and none at all",
+            "no root, and no spec at all",
             of(without_root, vec![], None),
             "nothing",
             "no CDI spec of kind nvidia.com/gpu names GPU-0",
         ),
-        ("MIG: not given away whole", of(mig, vec![], None), "nothing", ""),
+        ("MIG: no container gets the whole GPU", of(mig, vec![], None), "nothing", ""),
         (
             "the driver does not answer",
             Seen {

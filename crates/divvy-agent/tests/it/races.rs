@@ -225,7 +225,7 @@ fn r18_ids_handed_out_twice_give_nobody_memory_twice() {
     // One of the pods ends, and the other starts on the GPU of its allocation.
     node.processes_end("a");
     node.object_gone("a");
-    assert!(has(&node.start("b", "main").expect("alone now"), "/dev/nvidia1"));
+    assert!(has(&node.start("b", "main").expect("no other owner now"), "/dev/nvidia1"));
     // a's grant ends, but its name belongs to b by now.
     node.reconcile();
     assert!(has(&node.resolve("b", "main").expect("kept"), "/dev/nvidia1"));
@@ -346,5 +346,5 @@ fn no_record_is_made_for_a_container_whose_start_is_refused() {
     // a's container ends: b's grant is made when b starts.
     node.processes_end("a");
     node.reconcile();
-    assert!(has(&node.start("b", "y").expect("alone now"), "/dev/nvidia1"));
+    assert!(has(&node.start("b", "y").expect("no other owner now"), "/dev/nvidia1"));
 }

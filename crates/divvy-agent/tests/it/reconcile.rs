@@ -250,13 +250,13 @@ fn a_pod_that_is_known_by_its_record_only_restarts_while_the_api_server_is_away(
 fn a_process_where_none_was_granted_or_beyond_the_grant_is_said_once() {
     type Case<'a> = (&'a str, &'a [(&'a str, usize, u64)], &'a [(Class, u64)]);
     let cases: [Case<'_>; 8] = [
-        ("nobody computes", &[], &[]),
+        ("no processes", &[], &[]),
         ("within the grant", &[("a", 0, 3072)], &[]),
         ("the driver does not say how much", &[("a", 0, 0)], &[]),
         ("more than granted", &[("a", 0, 3073)], &[(Class::MemoryExceeded, 1)]),
         ("the wrong GPU", &[("a", 1, 1)], &[(Class::NotGranted, 1)]),
-        ("a pod that asked for nothing", &[("other", 1, 10)], &[(Class::NotGranted, 1)]),
-        ("a pod that nobody knows", &[("unknown", 1, 10)], &[(Class::NotGranted, 1)]),
+        ("a pod without a request", &[("other", 1, 10)], &[(Class::NotGranted, 1)]),
+        ("an unknown pod", &[("unknown", 1, 10)], &[(Class::NotGranted, 1)]),
         (
             "both at once",
             &[("a", 0, 4000), ("a", 1, 1)],

@@ -462,7 +462,11 @@ async fn after_an_upgrade_of_the_driver_the_agent_makes_the_spec_again_and_grant
     let grant = {
         let names = std::fs::read_dir(&cdi).expect("listed");
         let mut paths: Vec<PathBuf> = names.map(|entry| entry.expect("an entry").path()).collect();
-        assert_eq!(paths.len(), 1, "a fresh spec of the operator's is left alone: {paths:?}");
+        assert_eq!(
+            paths.len(),
+            1,
+            "the agent does not touch a current spec of the operator: {paths:?}"
+        );
         paths.remove(0)
     };
     let granted = || libcudas(&std::fs::read_to_string(&grant).expect("the grant's spec"));
@@ -591,7 +595,7 @@ async fn the_agents_own_spec_names_mig_devices_as_the_driver_does_and_follows_a_
         )
         .then_some(())
     };
-    bed.eventually("what is missing is said", told).await;
+    bed.eventually("an event names what is missing", told).await;
     make_nodes(&root, 5);
     // A pod triggers a check.
     bed.create("a", Some(0), 1);
@@ -820,7 +824,7 @@ async fn without_a_probe_the_agent_waits_and_says_so() {
     );
     let (code, _) = bed.get("/healthz").await.expect("served");
     assert_eq!(code, 200);
-    assert!(!bed.agent.as_ref().expect("running").0.is_finished(), "it goes on trying");
+    assert!(!bed.agent.as_ref().expect("running").0.is_finished(), "it keeps trying");
     bed.stop_agent().await;
 }
 

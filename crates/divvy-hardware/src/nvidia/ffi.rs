@@ -80,7 +80,7 @@ impl EventSet {
     pub(super) fn create(nvml: Arc<Nvml>) -> Result<EventSet, NvmlError> {
         let call = nvml_sym(nvml.lib().nvmlEventSetCreate.as_ref())?;
         let mut set = std::ptr::null_mut();
-        // SAFETY: NVML is initialised while `nvml` lives; `set` is valid for writes.
+        // SAFETY: NVML is initialized while `nvml` lives; `set` is valid for writes.
         nvml_try(unsafe { call(&raw mut set) })?;
         Ok(EventSet { set, nvml })
     }
@@ -88,7 +88,7 @@ impl EventSet {
     /// Add a GPU. The set stays usable if this fails.
     pub(super) fn register(&mut self, device: &Device<'_>, types: u64) -> Result<(), NvmlError> {
         let call = nvml_sym(self.nvml.lib().nvmlDeviceRegisterEvents.as_ref())?;
-        // SAFETY: the set was created by this NVML and not freed; the device borrows an initialised NVML.
+        // SAFETY: the set was created by this NVML and not freed; the device borrows an initialized NVML.
         nvml_try(unsafe { call(device.handle(), types, self.set) })
     }
 
@@ -117,7 +117,7 @@ impl EventSet {
 impl Drop for EventSet {
     fn drop(&mut self) {
         if let Ok(call) = &self.nvml.lib().nvmlEventSetFree {
-            // SAFETY: the set was created by this NVML, is freed once, and NVML is initialised while `nvml` lives.
+            // SAFETY: the set was created by this NVML, is freed once, and NVML is initialized while `nvml` lives.
             // A failure leaves nothing to do.
             let _ = unsafe { call(self.set) };
         }

@@ -124,7 +124,7 @@ mod tests {
         let mut held = Vec::new();
         let mut join = |room| {
             let (ours, theirs) = UnixStream::pair().expect("pair");
-            // As the client's reading thread holds it: dropping the hub's copy alone does not close it.
+            // Hold a copy like the client's reading thread, so that dropping the hub's copy does not close the socket.
             held.push(ours.try_clone().expect("clone"));
             let (sender, receiver) = sync_channel(room);
             (hub.join(ours, sender).expect("room"), receiver, theirs)

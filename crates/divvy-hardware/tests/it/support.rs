@@ -161,7 +161,7 @@ impl Machine {
         let answer = self.control(&json!({"op": "xid", "gpu": gpu, "xid": xid}));
         assert!(
             answer["delivered"].as_u64() > Some(0),
-            "nobody registered for events: {answer}"
+            "no client is registered for events: {answer}"
         );
     }
 }

@@ -104,8 +104,8 @@ fn decode(answer: &str) -> Result<Answer, String> {
     let bytes = STANDARD
         .decode(answer)
         .map_err(|error| format!("AllocResp is not base64: {error}"))?;
-    let response =
-        ContainerAllocateResponse::decode(bytes.as_slice()).map_err(|error| format!("AllocResp is not an answer: {error}"))?;
+    let response = ContainerAllocateResponse::decode(bytes.as_slice())
+        .map_err(|error| format!("AllocResp is not a ContainerAllocateResponse: {error}"))?;
     Ok(response.into())
 }
 

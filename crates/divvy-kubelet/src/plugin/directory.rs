@@ -177,9 +177,9 @@ mod tests {
         for _ in 0..3 {
             tokio::time::timeout(Duration::from_secs(5), directory.changed())
                 .await
-                .expect("a look");
+                .expect("a signal");
         }
-        assert!(directory.watcher.is_none(), "inotify is not asked for at each look");
+        assert!(directory.watcher.is_none(), "inotify is not requested at each check");
         drop(UnixListener::bind(directory.kubelet_path())?);
         assert!(directory.kubelet().is_some());
         Ok(())

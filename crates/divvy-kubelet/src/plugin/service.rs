@@ -67,7 +67,7 @@ impl<P: Plugin> v1beta1::device_plugin_server::DevicePlugin for Service<P> {
                 "the kubelet already watches {}; a second stream would end the first",
                 self.plugin.resource_name()
             );
-            warn!("refused a ListAndWatch: {text}");
+            warn!("refused a ListAndWatch call: {text}");
             return Err(Status::already_exists(text));
         };
         let list = List {

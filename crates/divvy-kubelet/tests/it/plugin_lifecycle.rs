@@ -114,7 +114,7 @@ async fn a_plugin_waits_for_a_kubelet_that_is_not_there_and_says_so() {
     // A kubelet that was killed leaves its socket's file.
     let kubelet = Kubelet::new(&directory);
     drop(std::os::unix::net::UnixListener::bind(kubelet.socket()).expect("bound"));
-    running.wait("nobody listens", missing("Connection refused")).await;
+    running.wait("no listener", missing("Connection refused")).await;
     kubelet.start();
     let appeared = Instant::now();
     kubelet.wait_registered(1).await;
