@@ -61,7 +61,7 @@ pub struct Verdict {
 #[derive(Debug, Clone, Default)]
 pub struct GpuHealth {
     verdict: Verdict,
-    /// The number of consecutive good snapshots since the GPU went bad.
+    /// The number of consecutive good snapshots since the GPU went bad. `good_since` is the time of the first of them.
     good: u32,
     good_since: u64,
     /// The number of failures that followed too soon after a recovery.

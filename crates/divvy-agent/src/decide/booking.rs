@@ -92,8 +92,8 @@ impl Core {
             Held::Nothing => Err((
                 Reason::NoAllocation,
                 format!(
-                    "pod {} was bound to this node without an allocation (it has no annotation {}), so no GPU memory is reserved for it: the \
-                     scheduler that bound it did not call the Divvy extender. Check that this scheduler (spec.schedulerName) lists the extender in \
+                    "pod {} was bound to this node without an allocation (it has no annotation {}), so no GPU memory is reserved for it: it \
+                     bypassed the Divvy extender. Check that its scheduler (spec.schedulerName) lists the extender in \
                      its configuration, with {} in managedResources and without ignorable: true, and that the pod does not set \
                      spec.nodeName itself; then delete the pod",
                     pod.key(),

@@ -104,8 +104,8 @@ pub(super) fn check_size(gpus: &[Gpu], settings: &Settings) -> Result<Option<Siz
 impl Core {
     /// All ids, with GPUs in NVML's order and slots ascending.
     ///
-    /// gpu-mem: for each failed GPU, as many ids stay healthy as pods hold units there, whether or not their containers started. All other
-    /// ids of failed GPUs count as unhealthy. As a result, kube-scheduler's `healthy − requested` equals what the other GPUs have free. The
+    /// gpu-mem: each failed GPU keeps as many healthy ids as pods hold units there, whether or not their containers started. The number of
+    /// its other ids turns unhealthy. As a result, kube-scheduler's `healthy − requested` equals what the other GPUs have free. The
     /// kubelet picks any free ids, so *which* ids turn unhealthy is chosen in this order: free ids of the failed GPUs, free ids of other
     /// GPUs, and only then ids that are handed out.
     ///

@@ -2,8 +2,8 @@
 //! makes its own.
 //!
 //! After a driver upgrade, a spec names files that are gone, and no container with a GPU starts until the spec is made again. The agent
-//! writes its own spec to `/var/run/cdi`, which takes precedence over `/etc/cdi`. It never changes what an operator or another tool wrote;
-//! it only hides that spec while it is unusable. Once the other spec is current again, the agent removes its own.
+//! writes its own spec to the CDI directory (`/var/run/cdi` by default), which takes precedence over `/etc/cdi`. It never changes a spec that
+//! an operator or another tool wrote; it only hides that spec while it is unusable. Once that spec is current again, the agent removes its own.
 
 use std::collections::BTreeSet;
 
