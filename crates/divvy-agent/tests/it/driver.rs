@@ -213,16 +213,16 @@ fn what_is_done_with_the_drivers_spec() {
                 last(basis(), Err("load the new module, or reboot")),
             ),
             "nothing",
-            "/var/run/cdi/divvy.dev-driver_nvidia.com-gpu.json names /usr/lib/libcuda.so.560.35.03, which does not exist: containers with GPUs do not \
-             start. The agent could not make a spec: load the new module, or reboot",
+            "/var/run/cdi/divvy.dev-driver_nvidia.com-gpu.json names /usr/lib/libcuda.so.560.35.03, which does not exist: containers with GPUs do \
+             not start. The agent could not make a spec: load the new module, or reboot",
         ),
         (
             "another tool's spec in the same directory",
             seen(vec![beside(OLD)]),
             "nothing",
             "The agent does not write /var/run/cdi/divvy.dev-driver_nvidia.com-gpu.json: /var/run/cdi/nvidia.yaml already has \
-             nvidia.com/gpu=0, and container runtimes ignore a device that two files of one directory define. Make /var/run/cdi/nvidia.yaml again (divvy cdi \
-             generate -o /var/run/cdi/nvidia.yaml), or remove it (rm /var/run/cdi/nvidia.yaml)",
+             nvidia.com/gpu=0, and container runtimes ignore a device that two files of one directory define. Make \
+             /var/run/cdi/nvidia.yaml again (divvy cdi generate -o /var/run/cdi/nvidia.yaml), or remove it (rm /var/run/cdi/nvidia.yaml)",
         ),
         (
             "another tool's spec appeared in the same directory",
@@ -253,7 +253,8 @@ fn what_is_done_with_the_drivers_spec() {
             "no root",
             of(without_root.clone(), vec![etc(OLD)], None),
             "nothing",
-            "The agent cannot make a spec: divvy-probe finds none of the driver's files at /host/. On the node, run: divvy cdi generate -o /etc/cdi/nvidia.yaml",
+            "The agent cannot make a spec: divvy-probe finds none of the driver's files at /host/. On the node, run: divvy cdi generate \
+             -o /etc/cdi/nvidia.yaml",
         ),
         (
             "an older probe",
