@@ -1,4 +1,4 @@
-//! The node agent: device plugin, arbiter of GPU memory, publisher of the inventory.
+//! The node agent: device plugin, arbiter of GPU memory, and publisher of the inventory.
 //!
 //! ```text
 //! divvy-probe ─ hardware ─┐                     ┌─ plugin ── kubelet: ListAndWatch, preferred, Allocate
@@ -6,8 +6,8 @@
 //! checkpoint, cgroups ────┘   (pure)            └─ agent ─── PreStart, reconcile: facts → actions → files, events
 //! ```
 //!
-//! [`divvy_agent_core`] holds every decision and touches nothing; `agent` reads facts, asks it, and performs its actions under one lock;
-//! the other modules move values in and out.
+//! [`divvy_agent_core`] makes every decision and has no side effects. `agent` reads facts, calls [`divvy_agent_core`], and performs its actions under one lock.
+//! The other modules move values in and out.
 
 #![forbid(unsafe_code)]
 

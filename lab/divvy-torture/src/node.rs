@@ -227,7 +227,7 @@ impl SimNode {
             ..old
         };
         self.gpus[gpu].health = Health::Lost;
-        self.gpus[gpu].reason = Some("the driver has lost it".to_owned());
+        self.gpus[gpu].reason = Some("the driver no longer finds it".to_owned());
         self.gpus.push(new);
         self.see_hardware();
         true

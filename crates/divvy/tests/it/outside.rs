@@ -425,7 +425,7 @@ async fn a_pod_that_chooses_all_gpus_by_itself_gets_its_own_and_one_event() {
         .event(
             "all",
             "OwnVisibleDevices",
-            "sets NVIDIA_VISIBLE_DEVICES=all itself. That has no effect",
+            "sets NVIDIA_VISIBLE_DEVICES=all itself, which has no effect",
         )
         .await;
     assert!(text.contains("container other"), "{text}");
