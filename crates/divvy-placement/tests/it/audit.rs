@@ -165,7 +165,7 @@ fn a_gpu_that_was_given_twice_is_found_and_whether_containers_ran() {
     );
     assert_eq!(
         finding.what.to_string(),
-        "GPU 0 of node n1 has 16384 MiB to give, and 17408 MiB were allocated: default/a 10240 MiB, default/b 7168 MiB; not all of these ran at once"
+        "GPU 0 of node n1 offers 16384 MiB, and 17408 MiB were allocated: default/a 10240 MiB, default/b 7168 MiB; not all of their containers ran at once"
     );
     let ran = check(
         "ran",
@@ -390,7 +390,7 @@ fn containers_beyond_a_gpu_are_found_by_their_own_reports_alone() {
         outcome.findings[0]
             .what
             .to_string()
-            .contains("containers of 20480 MiB ran on it at once")
+            .contains("containers with 20480 MiB ran on it at once")
     );
 }
 
@@ -596,7 +596,7 @@ fn a_gap_is_said_and_what_vanished_in_it_is_gone() {
     );
     // a, b and c together would have been too much before that.
     assert_eq!(outcome.findings[1].at.revision, Some(110));
-    assert_eq!(gap.what.to_string(), "nothing was seen of pods for a while: too old");
+    assert_eq!(gap.what.to_string(), "changes of pods were not recorded for a while: too old");
     check(
         "no end",
         vec![(1, list(None)), (1, there(bound("a", "n1", 0, 10)))],
@@ -610,9 +610,9 @@ fn a_gap_is_said_and_what_vanished_in_it_is_gone() {
     assert_eq!(unknown.worst(), Some(Level::Doubt));
     assert_eq!(
         unknown.findings[0].what.to_string(),
-        "1 pod was allocated GPUs of node n1, of which nothing is known here"
+        "1 pod was allocated GPUs of node n1, about which the history says nothing"
     );
-    assert!(unknown.findings[0].what.next().starts_with("give the nodes, too"));
+    assert!(unknown.findings[0].what.next().starts_with("pass the nodes as well"));
     let too_late = audit(vec![
         (1, there(bound("a", "n1", 0, 10))),
         (1, Fact::PodGone(bound("a", "n1", 0, 10))),
@@ -637,8 +637,8 @@ fn where_all_nodes_were_listed_nobody_is_asked_for_the_nodes() {
     assert_eq!(
         (what.to_string().as_str(), what.next().as_str()),
         (
-            "2 pods were allocated GPUs of node n1, which does not exist (any more)",
-            "Kubernetes deletes pods of a node that is gone; which are left: kubectl get pods -A --field-selector spec.nodeName=n1"
+            "2 pods were allocated GPUs of node n1, which does not exist, or no longer exists",
+            "Kubernetes deletes the pods of a deleted node; list those that are left: kubectl get pods -A --field-selector spec.nodeName=n1"
         )
     );
 }
