@@ -254,10 +254,10 @@ fn overcommitment_leaves_nothing_free_and_is_reported() {
     let found: Vec<String> = ledger.anomalies().iter().map(ToString::to_string).collect();
     assert_eq!(found.len(), 4, "{found:#?}");
     for (text, part) in found.iter().zip([
-        "GPU 0 of node n1 has 16384 MiB to give but",
+        "GPU 0 of node n1 offers 16384 MiB, but",
         "what pod default/garbage holds on node n1 cannot be read",
         "pod default/ghost holds 3072 MiB of GPU 7, which is not among",
-        "pod default/past asks for 3 units of GPU memory but was bound to node n1 past the extender",
+        "pod default/past asks for 3 units of GPU memory but was bound to node n1 without the extender",
     ]) {
         assert!(text.contains(part), "{text}");
     }
