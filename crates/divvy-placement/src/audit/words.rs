@@ -109,7 +109,7 @@ impl What {
         }
     }
 
-    /// Return why the finding matters, as a sentence fragment.
+    /// Return why the finding matters: a clause without a capital and a full stop.
     pub fn matters(&self) -> &'static str {
         match self {
             What::Overcommitted { ran: true, .. } | What::OvercommittedByReports { .. } => {
