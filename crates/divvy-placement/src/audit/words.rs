@@ -109,7 +109,7 @@ impl What {
         }
     }
 
-    /// Return why the finding matters: a clause without a capital and a full stop.
+    /// Return why the finding matters: a clause that starts in lowercase and has no full stop.
     pub fn matters(&self) -> &'static str {
         match self {
             What::Overcommitted { ran: true, .. } | What::OvercommittedByReports { .. } => {
