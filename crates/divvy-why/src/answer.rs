@@ -212,7 +212,7 @@ pub fn answer_naming(snapshot: &Snapshot, wants: &Wants, all_nodes: bool, named:
     beside(&mut answer, &question);
     if snapshot.simplified > 0 {
         answer.notes.push(format!(
-            "{} of the cluster's pods have more than {} KiB of labels, rules about other pods and host ports. These were not looked at.",
+            "{} of the cluster's pods have more than {} KiB of labels, rules about other pods and host ports. Divvy did not read these.",
             snapshot.simplified,
             limits::POD_RULES_BYTES >> 10
         ));
@@ -253,7 +253,7 @@ fn no_gpu_memory(wants: &Wants) -> String {
         .find(|(resource, amount)| resource == names::WHOLE_GPU && *amount > 0);
     match whole {
         Some((resource, amount)) => format!(
-            "asks for {resource}: {amount}, which Divvy does not serve; NVIDIA's device plugin does. To share a GPU, ask for memory of it instead: \
+            "asks for {resource}: {amount}, which Divvy does not serve; NVIDIA's device plugin does. To share a GPU, ask for GPU memory instead: \
              {} in the limits of its container.",
             names::GPU_MEM
         ),
@@ -313,19 +313,19 @@ fn bound(answer: &mut Answer, snapshot: &Snapshot, wants: &Wants) {
             format!("names node {node} ({phase}), which does not exist.")
         }
         Held::Nothing => format!(
-            "is bound to node {node} ({phase}) without an allocation: Divvy's extender was not asked, so its containers will not start."
+            "is bound to node {node} ({phase}) without an allocation: Divvy's extender was not called, so its containers will not start."
         ),
         Held::Unreadable(error) => format!("is bound to node {node} ({phase}), and its allocation cannot be read: {error}"),
         Held::Allocation(_) | Held::Legacy(_) => format!("is bound to node {node} ({phase}){deleting}."),
     };
     if matches!(pod.held, Held::Nothing | Held::Unreadable(_)) {
         answer.notes.push(
-            "The extender is asked if kube-scheduler's configuration names it with bindVerb, and if the pod sets neither nodeName nor another \
-             schedulerName."
+            "kube-scheduler calls the extender if its configuration names the extender with bindVerb, and if the pod sets neither nodeName nor \
+             another schedulerName."
                 .to_owned(),
         );
         answer.notes.push(format!(
-            "Only a new pod gets an allocation. Delete this one, and make another if its controller does not: kubectl delete pod -n {} {}",
+            "Only a new pod gets an allocation. Delete this one, and create another if its controller does not: kubectl delete pod -n {} {}",
             pod.namespace, pod.name
         ));
     }
@@ -415,12 +415,12 @@ fn waiting(answer: &mut Answer, question: &Question<'_>, all_nodes: bool) {
             .notes
             .extend(no_cdi.map(|(node, text)| format!("Node {node}: {text}.")));
         answer.notes.push(
-            "Is Divvy installed, and does an agent run on the GPU nodes? kubectl get daemonsets,pods -A -o wide | grep divvy"
+            "Check that Divvy is installed and that an agent runs on the GPU nodes: kubectl get daemonsets,pods -A -o wide | grep divvy"
                 .to_owned(),
         );
         answer
             .notes
-            .push("If it is not installed: divvy manifests | kubectl apply -f -. If it is, its pods say what they wait for: kubectl describe pod".to_owned());
+            .push("To install it: divvy manifests | kubectl apply -f -. If it is installed, see what its pods wait for: kubectl describe pod".to_owned());
     }
 }
 
@@ -480,7 +480,7 @@ fn node_answer(question: &Question<'_>, position: usize, look: &[Obstacle], word
     }
 }
 
-/// Pods of lower priority are in the way, and kube-scheduler evicts nobody: why.
+/// Pods of lower priority are in the way, and kube-scheduler evicts no pod: why.
 fn preemption(question: &Question<'_>, looks: &[Vec<Obstacle>], order: &[usize]) -> Option<String> {
     let pod = &question.wants.pod;
     let lacks_memory = |position: &&usize| matches!(looks[**position].as_slice(), [Obstacle::GpuMemory { .. }]);
@@ -505,7 +505,7 @@ fn preemption(question: &Question<'_>, looks: &[Vec<Obstacle>], order: &[usize])
             return None;
         };
         Some(format!(
-            "The pod has priority {}, and on node {} it would have room without {}. kube-scheduler evicts nobody for it: {reason}.",
+            "The pod has priority {}, and on node {} it would have room without {}. kube-scheduler evicts no pod for it: {reason}.",
             pod.priority,
             site.name,
             list(&names)
@@ -531,8 +531,8 @@ fn beside(answer: &mut Answer, question: &Question<'_>) {
             count => format!(" and {} others", count - 1),
         };
         answer.notes.push(format!(
-            "On node {first}{others}, another device plugin offers {}. Neither knows of the other, so the same GPU can be given out twice. Keep \
-             NVIDIA's plugin off these nodes (a nodeSelector or an affinity of its DaemonSet).",
+            "On node {first}{others}, another device plugin offers {}. Neither plugin knows of the other, so the same GPU can be granted twice. Keep \
+             NVIDIA's plugin off these nodes (by a nodeSelector or an affinity of its DaemonSet).",
             names::WHOLE_GPU
         ));
     }
@@ -543,13 +543,13 @@ fn beside(answer: &mut Answer, question: &Question<'_>) {
     let starts = pod.node.is_none() || !matches!(pod.held, Held::Nothing | Held::Unreadable(_));
     if let Some((container, value)) = pod.own_visible.as_deref().filter(|_| starts) {
         answer.notes.push(format!(
-            "Container {container} sets {}={value} itself. That has no effect: it sees its own GPU and no other. Take the variable out of the pod.",
+            "Container {container} sets {}={value} itself. That has no effect: the container sees only its own GPU. Remove the variable from the pod.",
             names::VISIBLE_DEVICES
         ));
     }
     if pod.node.is_none() && matches!(pod.held, Held::Allocation(_) | Held::Legacy(_)) {
         answer.notes.push(
-            "The pod carries an allocation though it has no node. That has no effect: its binding replaces it. The admission policies refuse such \
+            "The pod has an allocation although it has no node. That has no effect: its binding replaces it. The admission policies refuse such \
              pods (divvy manifests)."
                 .to_owned(),
         );

@@ -243,7 +243,7 @@ impl Obstacle {
             Obstacle::Volume { claim } => format!("the volume of claim {claim} cannot be reached from it"),
             Obstacle::Cordoned => "it is cordoned".to_owned(),
             Obstacle::PodAffinity { topology } => {
-                format!("no pod is there that the pod's podAffinity asks for (per {topology})")
+                format!("the pod's podAffinity requires a pod that is not there (per {topology})")
             }
             Obstacle::PodAntiAffinity { topology, pod } => {
                 format!(
@@ -260,7 +260,7 @@ impl Obstacle {
             Obstacle::Spread {
                 topology, skew: None, ..
             } => {
-                format!("the pod is to be spread over {topology}, and the node lacks that label")
+                format!("the pod must be spread over {topology}, but the node lacks that label")
             }
             Obstacle::Spread {
                 topology,
@@ -269,7 +269,7 @@ impl Obstacle {
             } => format!(
                 "the pod's spread constraint over {topology} allows at most {max_skew} more than elsewhere, and with this pod there would be {skew} more"
             ),
-            Obstacle::HostPort { port } => format!("another pod there has port {port} of the host"),
+            Obstacle::HostPort { port } => format!("another pod there uses host port {port}"),
             Obstacle::Resource {
                 resource,
                 asked,
@@ -313,7 +313,7 @@ impl Obstacle {
                 taken: 1,
                 unwell: 1,
                 ..
-            } => "its GPU is not well".to_owned(),
+            } => "its GPU is not healthy".to_owned(),
             Obstacle::GpuMemory {
                 needed: 1,
                 taken,
@@ -324,7 +324,7 @@ impl Obstacle {
             } => {
                 let unwell = match unwell {
                     0 => String::new(),
-                    count => format!("; {count} of {taken} GPUs are not well"),
+                    count => format!("; {count} of {taken} GPUs are not healthy"),
                 };
                 match (taken, words.rules) {
                     (1, false) => format!("{} free on its GPU{unwell}", size(free)),
@@ -371,7 +371,7 @@ impl Obstacle {
             Obstacle::PodAntiAffinity { .. } => "excluded by the pod's podAntiAffinity".to_owned(),
             Obstacle::AvoidedBy { .. } => "excluded by the podAntiAffinity of pods there".to_owned(),
             Obstacle::Spread { topology, .. } => format!("excluded by the pod's spread constraint over {topology}"),
-            Obstacle::HostPort { port } => format!("port {port} of the host is taken"),
+            Obstacle::HostPort { port } => format!("host port {port} is in use"),
             Obstacle::Resource { resource, .. } if resource == "pods" => "no place for another pod".to_owned(),
             Obstacle::Resource {
                 resource,
@@ -472,7 +472,7 @@ impl Hold {
         match self {
             Hold::Deleting => "the pod is being deleted".to_owned(),
             Hold::Gates { gates } => format!(
-                "kube-scheduler does not look at the pod until its scheduling gate{} {} been removed, by whoever put {} there",
+                "kube-scheduler does not try to place the pod until its scheduling gate{} {} been removed by the program that added {}",
                 if gates.len() == 1 { "" } else { "s" },
                 format_args!("{} {}", list(gates), if gates.len() == 1 { "has" } else { "have" }),
                 if gates.len() == 1 { "it" } else { "them" },
@@ -486,14 +486,14 @@ impl Hold {
             Hold::Claim { claim, exists: false } => format!("there is no PersistentVolumeClaim {claim}"),
             Hold::Claim { claim, exists: true } => format!("PersistentVolumeClaim {claim} has no volume yet: kubectl describe pvc {claim}"),
             Hold::ExtenderAway => {
-                "kube-scheduler does not reach Divvy's extender. Either it is not running, or the urlPrefix in kube-scheduler's configuration is not its address"
+                "kube-scheduler cannot reach Divvy's extender. Either the extender is not running, or the urlPrefix in kube-scheduler's configuration is not its address"
                     .to_owned()
             }
             Hold::Unheard { scheduler } => format!(
-                "no scheduler has looked at the pod, and its schedulerName is {scheduler:?}; most likely no scheduler of that name runs \
+                "no scheduler has tried to place the pod, and its schedulerName is {scheduler:?}; most likely no scheduler of that name runs \
                  (`divvy scheduler-config --as-second-scheduler` makes divvy-scheduler)"
             ),
-            Hold::NotLookedAt { what, reason } => format!("{what} could not be looked at: {reason}"),
+            Hold::NotLookedAt { what, reason } => format!("{what} could not be checked: {reason}"),
         }
     }
 

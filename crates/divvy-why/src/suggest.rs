@@ -247,7 +247,7 @@ impl Change {
                         format!("Wait until {pod}{held} on node {node} has ended. It has a higher priority than this pod.")
                     }
                     None => {
-                        format!("Wait until {pod}{held} on node {node} has ended. If nobody needs it any more, delete it:")
+                        format!("Wait until {pod}{held} on node {node} has ended. If it is no longer needed, delete it:")
                     }
                     Some(owner) if owner.runs_for_ever() => format!(
                         "{}{held} on node {node} is in the way. {owner} would replace it if it were deleted; scale {} down so that this pod ends.",
@@ -262,9 +262,9 @@ impl Change {
             Change::LeftoversEnd { node } => {
                 format!("Wait. Containers of deleted pods still run on node {node}, which has room when they have ended.")
             }
-            Change::Uncordon { node } => format!("If the maintenance of node {node} is over, let pods on to it again:"),
+            Change::Uncordon { node } => format!("If the maintenance of node {node} is finished, allow pods on it again:"),
             Change::DropSelector { label, value } => {
-                format!("Take {label}={value} out of the pod's nodeSelector. Node {then} has room.")
+                format!("Remove {label}={value} from the pod's nodeSelector. Node {then} has room.")
             }
             Change::Tolerate { key, value, effect } => {
                 let value = match value.as_str() {
@@ -278,7 +278,7 @@ impl Change {
             }
             Change::Label { node, .. } => format!("If the pod may run on node {node}, give the node the label:"),
             Change::DropResource { resource } => {
-                format!("Take {resource} out of the pod: {key} alone gives it a GPU. Node {then} has room for that now.")
+                format!("Remove {resource} from the pod: {key} is enough to get a GPU. Node {then} has room for that now.")
             }
             Change::AskForLess { resource, amount } => {
                 format!(

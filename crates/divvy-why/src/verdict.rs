@@ -116,7 +116,7 @@ impl Question<'_> {
         let asked = asked_where(&self.ask, unit);
         let room = looks.iter().filter(|look| look.is_empty()).count();
         if !self.snapshot.unseen.is_empty() {
-            return format!("waits: it asks for {asked}. Which nodes have that much free could not be looked at.");
+            return format!("waits: it asks for {asked}. Divvy could not check which nodes have that much free.");
         }
         let closest = order.first().map(|position| (&self.site(*position).name, &looks[*position]));
         let Some((name, look)) = closest else {
@@ -182,9 +182,9 @@ impl Question<'_> {
     fn not_tried(&self, holds: &[Hold]) -> &'static str {
         let unsure = holds.iter().any(|hold| !hold.is_certain());
         match (unsure, self.wants.was_looked_at()) {
-            (true, _) => " Not everything that decides where it may run could be looked at.",
-            (false, true) => " kube-scheduler has not tried again yet, or sees something else in the way (below).",
-            (false, false) => " No scheduler has looked at it yet.",
+            (true, _) => " Divvy could not check everything that decides where it may run.",
+            (false, true) => " kube-scheduler has not tried again yet, or sees another obstacle (below).",
+            (false, false) => " No scheduler has tried to place it yet.",
         }
     }
 
@@ -234,7 +234,7 @@ impl Question<'_> {
         }
         if self.ask.gpus > 1 {
             return Some(format!(
-                "{no_node} has as many with that much free; node {name} has {} of {}",
+                "{no_node} has as many GPUs with that much free; node {name} has {} of {}",
                 most.fitting, most.taken
             ));
         }
