@@ -177,7 +177,7 @@ fn pods_that_stay_leave_the_room_scattered_and_another_node_helps() {
     let error = error.expect_err("no such node").to_string();
     assert_eq!(
         error,
-        "there is no node n9 that more could be like; nodes with GPUs are n1, n2"
+        "there is no node n9 to copy; nodes with GPUs are n1, n2"
     );
 }
 
