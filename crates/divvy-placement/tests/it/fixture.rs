@@ -11,7 +11,7 @@ use divvy_placement::{Ask, Ledger};
 
 pub(crate) const GIB: MemoryUnit = MemoryUnit::GIB;
 
-/// A node as gpushare's plugin makes it.
+/// A node as gpushare's device plugin describes it.
 pub(crate) fn gpushare_node(name: &str, units: u64, gpus: u64) -> Node {
     Node {
         uid: format!("uid-{name}"),
@@ -22,7 +22,7 @@ pub(crate) fn gpushare_node(name: &str, units: u64, gpus: u64) -> Node {
     }
 }
 
-/// A node with Divvy's agent and GPUs of these sizes in units of GiB.
+/// A node with Divvy's agent and GPUs of these sizes, in units of 1 GiB.
 pub(crate) fn divvy_node(name: &str, sizes: &[u64]) -> Node {
     let gpus: Vec<Gpu> = sizes.iter().enumerate().map(|(i, units)| gpu(name, i, *units)).collect();
     Node {
@@ -90,7 +90,7 @@ pub(crate) fn request(units: &[u64]) -> PodRequest {
     }
 }
 
-/// A pending pod that asks for this.
+/// A pending pod that requests this many units.
 pub(crate) fn pending(name: &str, units: u64) -> Pod {
     Pod {
         uid: format!("u-{name}"),
@@ -132,8 +132,8 @@ pub(crate) fn divvy_pod(name: &str, node: &str, index: usize, units: u64) -> Pod
     }
 }
 
-/// Fixture F of research/gpushare.md section 8: n1 32/2 with a (10 on GPU 0) and b (4 on GPU 1), n2 16/1 full with c,
-/// n3 without GPUs, n4 64/4 empty.
+/// The fixture of `docs/compatibility/gpushare.md`: n1 has 32 units on 2 GPUs, with a (10 on GPU 0) and b (4 on GPU 1); n2 has 16
+/// units on 1 GPU, full with c; n3 has no GPUs; n4 has 64 units on 4 GPUs, empty.
 pub(crate) fn fixture() -> Ledger {
     let mut ledger = Ledger::new(GIB);
     for (name, units, gpus) in [("n1", 32, 2), ("n2", 16, 1), ("n3", 0, 0), ("n4", 64, 4)] {
@@ -153,7 +153,7 @@ pub(crate) fn ask(units: u64) -> Ask {
     Ask::new(units, GIB)
 }
 
-/// Filter's answer for a pod that nothing is known of: "" where it fits.
+/// Filter's answer for an unknown pod: "" if it fits.
 pub(crate) fn filter(ledger: &Ledger, node: &str, units: u64) -> String {
     match ledger.fits(node, &ask(units), "u-nobody") {
         Ok(()) => String::new(),
@@ -161,7 +161,7 @@ pub(crate) fn filter(ledger: &Ledger, node: &str, units: u64) -> String {
     }
 }
 
-/// Free units of a node's GPUs.
+/// The free units of a node's GPUs.
 pub(crate) fn free(ledger: &Ledger, node: &str) -> Vec<u64> {
     let view = ledger.node(node).expect("known");
     let gpus = view.state().map_or(0, |state| state.gpus.len());

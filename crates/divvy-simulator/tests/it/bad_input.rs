@@ -1,4 +1,4 @@
-//! What is wrong with a file is said so that it can be mended.
+//! Errors in input files say what is wrong and how to fix it.
 
 use std::io::Write as _;
 
@@ -91,7 +91,7 @@ fn every_pod_is_placed_or_counted_as_failed_and_models_are_kept_to() {
     };
     for policy in Policy::ALL {
         let run = inflate(&trace, &order, policy);
-        // Only n0 has T4, and two of them; the A10 takes both halves.
+        // Only n0 has T4s, two of them. The A10 takes both halves.
         assert_eq!((run.placed, run.failed, run.used_milli), (3, 1, 3000), "{policy}");
         assert_eq!(run.first_failure_milli, Some(4000), "{policy}");
     }
