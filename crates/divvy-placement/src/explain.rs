@@ -60,7 +60,7 @@ pub struct GpuReport {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NominatedHolder {
     pub pod: PodKey,
-    /// Its priority.
+    /// The priority of the pod.
     pub priority: i32,
     /// The memory that is kept for the pod on this GPU.
     pub memory: MiB,

@@ -113,7 +113,7 @@ pub enum Unusable {
     OtherUnit {
         /// The inventory's unit.
         node: MemoryUnit,
-        /// The cluster's.
+        /// The cluster's unit.
         cluster: MemoryUnit,
     },
     /// The units of the inventory do not add up to the node's capacity: the kubelet has not caught up yet, or another device

@@ -41,8 +41,8 @@ pub enum Error {
     },
     /// Lifetimes are needed, but the list has no times.
     #[error(
-        "pod {pod} has no times; with --lifetimes trace, every row of the pod list needs creation_time and deletion_time in seconds, as in openb's lists; \
-         without such columns, use --lifetimes exp"
+        "pod {pod} has no times; with --lifetimes trace, every row of the pod list needs creation_time and deletion_time in seconds, as in \
+         openb's lists; without such columns, use --lifetimes exp"
     )]
     NoTime {
         /// The first pod without times.
@@ -58,8 +58,8 @@ pub enum Error {
     NoGpuNode,
     /// No node of the cluster offers shared GPU memory.
     #[error(
-        "no node of the cluster offers aliyun.com/gpu-mem, so there is nothing to place; check that the Divvy agent (or gpushare's plugin) runs on the GPU nodes: \
-         `kubectl get nodes -o custom-columns=NAME:.metadata.name,GPU:.status.capacity.aliyun\\.com/gpu-mem`"
+        "no node of the cluster offers aliyun.com/gpu-mem, so there is nothing to place; check that the Divvy agent (or gpushare's plugin) runs on \
+         the GPU nodes: `kubectl get nodes -o custom-columns=NAME:.metadata.name,GPU:.status.capacity.aliyun\\.com/gpu-mem`"
     )]
     NoGpuMemory,
     /// Nodes like a given one shall be added, but that node does not exist.

@@ -19,7 +19,6 @@ use place::Placing;
 /// A node with the labels by which pods select it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ClusterNode {
-    /// The node.
     pub node: Node,
     /// The node's labels.
     pub labels: BTreeMap<String, String>,
@@ -28,7 +27,6 @@ pub struct ClusterNode {
 /// A pod, with what is known about it besides its request.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ClusterPod {
-    /// The pod.
     pub pod: Pod,
     /// `metadata.creationTimestamp` in Unix seconds.
     pub created: i64,

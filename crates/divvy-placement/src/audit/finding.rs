@@ -71,7 +71,6 @@ pub struct Finding {
 pub enum What {
     /// Pods that were bound and had not ended were allocated more of a GPU than it has.
     Overcommitted {
-        /// The GPU.
         card: Card,
         /// The memory that the GPU offers.
         capacity: MiB,
@@ -87,7 +86,6 @@ pub enum What {
     },
     /// By the containers' own reports, more of a GPU was in use than it has.
     OvercommittedByReports {
-        /// The GPU.
         card: Card,
         /// The memory that the GPU offers.
         capacity: MiB,
@@ -98,7 +96,6 @@ pub enum What {
     },
     /// A pod was bound to memory that containers of a departed pod may still have held.
     GivenEarly {
-        /// The GPU.
         card: Card,
         /// The memory that the GPU offers.
         capacity: MiB,
@@ -111,7 +108,6 @@ pub enum What {
     },
     /// A pod's allocation is not the one with which it was bound.
     AllocationChanged {
-        /// The pod.
         who: Who,
         /// The allocation with which it was bound, in words.
         before: String,
@@ -120,12 +116,10 @@ pub enum What {
     },
     /// A pod has an allocation but no node, although only a Binding writes an allocation.
     AllocatedUnbound {
-        /// The pod.
         who: Who,
     },
     /// A pod that requests GPU memory was bound without an allocation.
     BoundWithoutAllocation {
-        /// The pod.
         who: Who,
         /// The pod's node.
         node: String,
@@ -134,7 +128,6 @@ pub enum What {
     },
     /// A pod's allocation cannot be read.
     Unreadable {
-        /// The pod.
         who: Who,
         /// The pod's node.
         node: String,
@@ -143,7 +136,6 @@ pub enum What {
     },
     /// A pod's allocation names a GPU that its node never listed.
     NotOnNode {
-        /// The pod.
         who: Who,
         /// The pod's node.
         node: String,
@@ -154,7 +146,6 @@ pub enum What {
     },
     /// A pod's allocation differs from its request.
     NotAsAsked {
-        /// The pod.
         who: Who,
         /// The container whose share differs; `None` for the whole pod.
         container: Option<String>,
@@ -165,9 +156,7 @@ pub enum What {
     },
     /// A pod was bound to a GPU that its node had reported as failed for some time.
     BoundToFailed {
-        /// The pod.
         who: Who,
-        /// The GPU.
         card: Card,
         /// The reason of the failure, for example `XID 79`.
         reason: String,
@@ -176,7 +165,6 @@ pub enum What {
     },
     /// A container reported another GPU or another node than its pod's allocation.
     RanElsewhere {
-        /// The pod.
         who: Who,
         /// The container's name.
         container: String,
@@ -187,7 +175,6 @@ pub enum What {
     },
     /// A container had a GPU, or its environment named one, although its pod has no allocation for it.
     RanWithoutAllocation {
-        /// The pod.
         who: Who,
         /// The container's name.
         container: String,
@@ -196,7 +183,6 @@ pub enum What {
     },
     /// A container's environment has a wrong size, or none.
     ToldWrong {
-        /// The pod.
         who: Who,
         /// The container's name.
         container: String,
@@ -209,7 +195,6 @@ pub enum What {
     },
     /// `NVIDIA_VISIBLE_DEVICES` of a container with a grant is not `void`.
     NotVoid {
-        /// The pod.
         who: Who,
         /// The container's name.
         container: String,
@@ -218,7 +203,6 @@ pub enum What {
     },
     /// Memory was held too long for containers whose pods are gone.
     HeldLong {
-        /// The GPU.
         card: Card,
         /// The memory that was held.
         held: MiB,
@@ -227,14 +211,12 @@ pub enum What {
     },
     /// Memory was held for containers whose pods are gone when the history ended.
     HeldNow {
-        /// The GPU.
         card: Card,
         /// The memory that was held.
         held: MiB,
     },
     /// A pod that should have been gone still exists and holds memory.
     StuckDeleting {
-        /// The pod.
         who: Who,
         /// The pod's node.
         node: String,
@@ -245,7 +227,6 @@ pub enum What {
     },
     /// A container ran although its pod had been gone or had ended for some time.
     OutlivedPod {
-        /// The pod.
         who: Who,
         /// The container's name.
         container: String,

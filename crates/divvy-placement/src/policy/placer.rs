@@ -50,8 +50,8 @@ struct Node {
 ///
 /// # How a decision stays cheap
 ///
-/// - Nodes in the same state (shape, free CPU, free amounts of the GPUs) share a slot ([`Slots`]): their cost is computed once.
-/// - Each class of pods has a row ([`Rows`]) with a cost for each slot. Slots keep a log of changes, and `catch_up` reads what
+/// - Nodes in the same state (shape, free CPU, free amounts of the GPUs) share a slot (`Slots`): their cost is computed once.
+/// - Each class of pods has a row (`Rows`) with a cost for each slot. Slots keep a log of changes, and `catch_up` reads what
 ///   the row has not seen yet.
 /// - A cost is exact, or only guessed: `Rule::guess` is cheap, `Rule::cost` may not be. After a change of all prices, the old
 ///   exact costs become guesses.
