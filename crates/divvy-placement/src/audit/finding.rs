@@ -115,9 +115,7 @@ pub enum What {
         after: String,
     },
     /// A pod has an allocation but no node, although only a Binding writes an allocation.
-    AllocatedUnbound {
-        who: Who,
-    },
+    AllocatedUnbound { who: Who },
     /// A pod that requests GPU memory was bound without an allocation.
     BoundWithoutAllocation {
         who: Who,
