@@ -13,7 +13,7 @@
 //! - [`Victims`]: the pods that must be evicted so that a GPU has room
 //! - [`Totals`]: numbers of the whole ledger, for metrics
 //! - [`policy`]: which node is best, and which of its GPUs; the extender and the simulator use the same policies
-//! - [`audit`]: whether a recorded history kept to all of this
+//! - [`audit`]: whether a recorded history obeyed all of these rules
 //!
 //! Nothing here does I/O, reads a clock, or draws a random number. All amounts are integers (MiB). Sums saturate toward
 //! "everything is taken", and differences toward "nothing is free", so that no input can make memory appear.

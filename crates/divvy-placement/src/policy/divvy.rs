@@ -37,9 +37,12 @@
 //!
 //! # Two settings
 //!
-//! While pods do not end, a cluster fills up, and every mistake stays. Once pods end ([`turnover`]), capacity is used again and
-//! again, and it also matters what cannot be used right now. Then stranding counts for three tenths, FGD's fragments and a tenth
-//! of the unplaced capacity are added ([`waste`]), and slot pressure counts in full with prices that rise linearly.
+//! While pods do not end, a cluster fills up, and every mistake stays. Slot pressure counts half, and its prices are squared, so
+//! that places are nearly free until they become rare.
+//!
+//! Once pods end ([`turnover`]), capacity is used again and again, and it also matters what cannot be used right now. Then
+//! stranding counts for three tenths, FGD's fragments and a tenth of the unplaced capacity are added ([`waste`]), and slot
+//! pressure counts in full, with prices that are not squared.
 //!
 //! `docs/design/placement.md` describes the policy and its results.
 

@@ -17,8 +17,8 @@ use crate::{Ask, Choice, Ledger, NodeView, several};
 
 /// The nodes of a ledger under a policy.
 ///
-/// It follows the ledger: a change of a node costs as much as that node costs, and no request starts from scratch. A node with
-/// GPUs of several products is several nodes in the [`Placer`], one per group of alike GPUs, and the best of them counts.
+/// It follows the ledger: a change updates only the changed node, and no request starts from scratch. A node with
+/// GPUs of several products is several nodes in the [`Placer`], one per group of identical GPUs, and the best of them counts.
 ///
 /// The fleet only ranks nodes. The ledger decides whether a pod fits.
 #[derive(Debug)]
@@ -63,7 +63,7 @@ impl Groups {
     }
 }
 
-/// A group of alike GPUs of a node.
+/// A group of identical GPUs of a node.
 #[derive(Debug)]
 struct Group {
     /// The group's number in the placer; `None` if its kind exceeds [`Limits::kinds`]. Then the ledger's best fit applies.

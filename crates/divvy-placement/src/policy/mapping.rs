@@ -5,7 +5,7 @@ use divvy_model::{Health, MiB, Pod};
 use super::{Demand, Free, MOST_GPUS, ModelSet, Models, Shape, Share};
 use crate::{Ask, NodeView, Source};
 
-/// A group of alike GPUs of one node, which a [`crate::policy::Placer`] treats as a node of its own. All groups of a node share
+/// A group of identical GPUs of one node, which a [`crate::policy::Placer`] treats as a node of its own. All groups of a node share
 /// its CPU and main memory: each group is described with everything that is free on the node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GpuGroup {

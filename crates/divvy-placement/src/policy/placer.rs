@@ -45,8 +45,8 @@ struct Node {
 /// Chooses nodes and GPUs by a policy, and caches what it has computed.
 ///
 /// A decision depends only on the nodes with their ranks, on what is free on them, and on the mix of requests; it does not depend
-/// on the order in which these were reported. A change of a node costs as much as that node costs; a decision costs as much as
-/// has changed since the last decision for the same class of pods.
+/// on the order in which these were reported. A change takes as much work as the changed node needs. A decision takes as much
+/// work as the changes since the last decision for the same class of pods need.
 ///
 /// # How a decision stays cheap
 ///

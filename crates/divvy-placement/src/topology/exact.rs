@@ -2,7 +2,7 @@
 //!
 //! NVIDIA's search goes through all divisions of the GPUs into sets; 16 GPUs have millions of them. But the best division of the
 //! remaining GPUs depends only on which GPUs remain. So here, each set of remaining GPUs is examined once, and only where it can
-//! still be the best. GPUs that are connected to all others alike are not distinguished. What remains hard, machines without any
+//! still be the best. GPUs that are connected to all others in the same way are not distinguished. What remains hard, machines without any
 //! regularity, is bounded.
 
 use std::cmp::Reverse;
@@ -99,7 +99,7 @@ pub(super) fn choose(topology: &Topology, candidates: &[Candidate], count: usize
     chosen
 }
 
-/// Return indices into the list, ordered so that GPUs that are connected to all others alike follow each other.
+/// Return indices into the list, ordered so that GPUs that are connected to all others in the same way follow each other.
 fn alike_side_by_side(topology: &Topology, candidates: &[Candidate]) -> Vec<usize> {
     let pair = |a: usize, b: usize| topology.pair(candidates[a].position, candidates[b].position);
     let alike = |a: usize, b: usize| (0..candidates.len()).all(|c| c == a || c == b || pair(a, c) == pair(b, c));

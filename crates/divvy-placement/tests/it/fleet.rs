@@ -11,7 +11,7 @@ use crate::fixture::*;
 
 const NODES: [&str; 5] = ["n0", "n1", "n2", "n3", "n4"];
 
-/// A node, by the number of its kind: alike GPUs, mixed products, a node of gpushare's device plugin, or a node that offers
+/// A node, by the number of its kind: identical GPUs, mixed products, a node of gpushare's device plugin, or a node that offers
 /// nothing; with or without a failed GPU.
 fn node(at: usize, kind: usize) -> Node {
     let name = NODES[at];
