@@ -1,6 +1,6 @@
 //! Slot pressure: a price for places that only some pods need, so that other pods do not use them up.
 //!
-//! Stranding alone does not care who fills a node: it would give an empty 8-GPU node to one-GPU pods, and a rare product to any
+//! The stranding term does not care which pods fill a node: it would give an empty 8-GPU node to one-GPU pods, and a rare product to any
 //! pod. Therefore the policy watches the constrained classes, whose pods cannot go everywhere: those with several GPUs, and those
 //! that name the products that they accept. Each place for such a pod has a price, and a placement pays for the places that it
 //! takes away.
