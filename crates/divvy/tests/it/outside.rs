@@ -216,7 +216,7 @@ async fn why_names_a_second_device_plugin_a_variable_without_effect_and_a_forged
         .env("NVIDIA_VISIBLE_DEVICES", "void")
         .annotation("divvy.dev/allocation", allocation);
     let (_, text) = why(&[alone, ("pods", forged.build())], &["p"]).await;
-    says(&text, &["The pod carries an allocation though it has no node."]);
+    says(&text, &["The pod has an allocation although it has no node."]);
     assert!(
         !text.contains("another device plugin") && !text.contains("NVIDIA_VISIBLE_DEVICES"),
         "{text}"
@@ -369,11 +369,11 @@ async fn why_answers_a_user_of_a_namespace_from_what_it_may_read_and_says_what_i
         says(
             &text,
             &[
-                "Pod default/mine waits: it asks for 3 GiB on one GPU. Which nodes have that much free could not be looked at.",
+                "Pod default/mine waits: it asks for 3 GiB on one GPU. Divvy could not check which nodes have that much free.",
                 "kube-scheduler says: 0/2 nodes are available: 2 Insufficient aliyun.com/gpu-mem.",
                 "divvy-extender says: another pod got the GPU first",
-                "the nodes of the cluster could not be looked at: you may not list nodes.",
-                "the pods of the cluster could not be looked at: you may not list pods.",
+                "the nodes of the cluster could not be checked: you may not list nodes.",
+                "the pods of the cluster could not be checked: you may not list pods.",
                 "3 of 10 requests.aliyun.com/gpu-mem of quota gpus are used.",
                 "--clusterrole=divvy-viewer --",
             ],

@@ -203,7 +203,7 @@ async fn by_sums_there_is_room<C: Cluster>(play: &mut Play<'_, C>, node: &str) -
     play.why(
         "urgent",
         &[
-            "kube-scheduler evicts nobody",
+            "kube-scheduler evicts no pod",
             "45 units",
             "kubectl delete pod -n default low-",
         ],

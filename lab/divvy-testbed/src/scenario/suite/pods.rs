@@ -95,7 +95,7 @@ pub(super) async fn past_the_scheduler<C: Cluster>(play: &mut Play<'_, C>) -> Re
     play.event("direct", "NoAllocation", "without an allocation").await?;
     play.why(
         "direct",
-        &["without an allocation: Divvy's extender was not asked", "kubectl delete pod"],
+        &["without an allocation: Divvy's extender was not called", "kubectl delete pod"],
     )
     .await?;
     let uid = play.uid("direct").await?;
