@@ -16,10 +16,10 @@ const LOW_LEVEL: &str = "#!/bin/sh\nprintf '%s\\n' \"$@\"\necho \"A=$A\"\nexit 7
 impl Bed {
     pub(crate) fn new(config: &str) -> Bed {
         let bed = Bed {
-            folder: tempfile::tempdir().expect("a folder"),
+            folder: tempfile::tempdir().expect("a directory"),
         };
         fs::create_dir_all(bed.path("bundle")).expect("a bundle");
-        fs::create_dir_all(bed.path("cdi")).expect("a folder of specs");
+        fs::create_dir_all(bed.path("cdi")).expect("a directory of specs");
         fs::write(bed.config(), config).expect("written");
         fs::set_permissions(bed.config(), fs::Permissions::from_mode(0o640)).expect("its mode");
         bed.spec("nvidia.json", &nvidia());

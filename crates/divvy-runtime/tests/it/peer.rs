@@ -156,7 +156,7 @@ impl Machine {
             "dev/infiniband/uverbs0",
         ] {
             let path = root.join(path);
-            fs::create_dir_all(path.parent().expect("a folder")).expect("made");
+            fs::create_dir_all(path.parent().expect("a directory")).expect("made");
             node(&path, 0o666);
         }
         fs::create_dir_all(root.join("etc")).expect("made");

@@ -37,7 +37,7 @@ pub(crate) fn copy_programs(root: &Path) {
         .filter(|word| word.starts_with('/') && !word.ends_with(':'));
     for path in programs.into_iter().chain(libraries) {
         let to = root.join(path.trim_start_matches('/'));
-        fs::create_dir_all(to.parent().expect("a folder")).expect("made");
+        fs::create_dir_all(to.parent().expect("a directory")).expect("made");
         fs::copy(path, to).expect("copied");
     }
     fs::create_dir_all(root.join("etc")).expect("made");

@@ -29,7 +29,7 @@ fn divide(machine: &mut Machine) -> Vec<String> {
     let proc = bed.path("proc");
     let write = |path: &str, text: &str| {
         let path = proc.join(path);
-        fs::create_dir_all(path.parent().expect("a folder")).expect("made");
+        fs::create_dir_all(path.parent().expect("a directory")).expect("made");
         fs::write(path, text).expect("written");
     };
     let mut minors = String::from("config 1\nmonitor 2\n");
@@ -40,7 +40,7 @@ fn divide(machine: &mut Machine) -> Vec<String> {
         );
         minors.push_str(&format!("gpu1/{path}/access {minor}\n"));
         let at = bed.path(&format!("driver/dev/nvidia-caps/nvidia-cap{minor}"));
-        fs::create_dir_all(at.parent().expect("a folder")).expect("made");
+        fs::create_dir_all(at.parent().expect("a directory")).expect("made");
         node(&at, 0o444);
     }
     write("nvidia-caps/mig-minors", &minors);
