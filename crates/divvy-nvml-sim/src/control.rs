@@ -61,7 +61,7 @@ fn listen(path: &Path, first: Option<UnixListener>) {
     }
 }
 
-/// The listener, or `None` if somebody alive has it. A socket file that nobody listens at is removed.
+/// Return the listener, or `None` if another process listens at the path. A stale socket file is removed.
 fn bind(path: &Path) -> io::Result<Option<UnixListener>> {
     match UnixListener::bind(path) {
         Err(error) if error.kind() == io::ErrorKind::AddrInUse => {}
