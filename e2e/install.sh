@@ -143,7 +143,7 @@ with_driver_spec() { # auto or off: agent.driverSpec
   kube rollout status -n $NAMESPACE daemonset/divvy-agent --timeout=90s > /dev/null
 }
 libraries() {
-  scene "A driver's container has its root on the node; grants bring the driver's libraries, and nobody had to say where they are"
+  scene "A driver's container has its root on the node; grants include the driver's libraries without any setting"
   local file=divvy.dev-driver_nvidia.com-gpu.json
   eventually 30 "the agent's CDI spec is on the node" in_node n1 test -e "/var/run/cdi/$file"
   check "it names the driver's libraries and the node's devices" says "$(in_node n1 cat "/var/run/cdi/$file")" "/run/nvidia/driver$LIB/libcuda.so.$DRIVER" '"/dev/nvidia0"'
@@ -158,16 +158,16 @@ libraries() {
   make_libraries n1 $DRIVER
   kube delete pod driven --wait > /dev/null
   with_driver_spec off
-  eventually 30 "switched off, the agent takes its spec away" in_node n1 test ! -e "/var/run/cdi/$file"
-  eventually 30 "on the other node, too" in_node n2 test ! -e "/var/run/cdi/$file"
+  eventually 30 "switched off, the agent removes its spec" in_node n1 test ! -e "/var/run/cdi/$file"
+  eventually 30 "also on the other node" in_node n2 test ! -e "/var/run/cdi/$file"
   create bare 1 "" 0 n1 > /dev/null
   eventually 20 "a pod with the GPU runs" is_running bare
-  eventually 20 "its owner is told that it has no libraries, and what to type" event_says NoDriverLibraries "divvy cdi generate"
+  eventually 20 "an event tells its owner that it has no libraries, and what to type" event_says NoDriverLibraries "divvy cdi generate"
   eventually 20 "so says divvy why" prints "none of the driver's libraries" "$DIVVY" why bare --kubeconfig "$CLUSTER_DIR/admin.kubeconfig"
   eventually 20 "so says divvy doctor" prints "none of the driver's libraries" "$DIVVY" doctor --cluster --only K19 --kubeconfig "$CLUSTER_DIR/admin.kubeconfig"
   kube delete pod bare --wait > /dev/null
   with_driver_spec auto
-  eventually 30 "switched on, the spec is there again" in_node n1 test -e "/var/run/cdi/$file"
+  eventually 30 "switched on, the agent writes the spec again" in_node n1 test -e "/var/run/cdi/$file"
 }
 prints() { # TEXT COMMAND...: check the command's output, regardless of its exit status
   local text=$1; shift

@@ -69,7 +69,7 @@ mod tests {
 
     #[test]
     fn what_is_written_is_read_and_a_replaced_file_has_another_stamp() {
-        let dir = tempfile::tempdir().expect("folder");
+        let dir = tempfile::tempdir().expect("a directory");
         let path = state_file(&dir.path().join("control"));
         assert_eq!(path, dir.path().join("control.state"));
         assert_eq!(stamp(&path), None);

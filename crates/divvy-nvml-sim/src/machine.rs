@@ -234,7 +234,7 @@ mod tests {
     use super::*;
 
     fn machine(text: &str) -> Result<Machine, String> {
-        let dir = tempfile::tempdir().expect("folder");
+        let dir = tempfile::tempdir().expect("a directory");
         let path = dir.path().join("m.toml");
         std::fs::write(&path, text).expect("file");
         Machine::load(&path, None)
