@@ -115,7 +115,7 @@ fn perform(request: Request) -> Result<Value, String> {
         Request::Memory { gpu, pid, used_mib } => sim().change(|changes, machine| {
             let total = machine.cards.get(gpu as usize).map_or(0, |card| card.described.memory_mib);
             if used_mib > total {
-                return Err(format!("GPU {gpu} has only {total} MiB, less than {used_mib}"));
+                return Err(format!("GPU {gpu} has {total} MiB, less than {used_mib}"));
             }
             this_gpu(changes, machine, gpu)?.processes.insert(pid, used_mib);
             Ok(())
