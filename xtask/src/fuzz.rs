@@ -1,5 +1,5 @@
-//! `cargo xtask fuzz`: the fuzz targets with libFuzzer. It builds `examples/guided` with coverage counters in the crates of this workspace, and
-//! lets `examples/fuzz` run it.
+//! `cargo xtask fuzz`: the fuzz targets with libFuzzer. It builds `divvy-fuzz-guided` with coverage counters in the crates of this workspace, and
+//! lets `divvy-fuzz` run it.
 
 use std::os::unix::process::CommandExt as _;
 use std::process::{Command, ExitCode};

@@ -4,6 +4,7 @@ mod bench;
 mod build;
 mod cluster;
 mod codegen;
+mod cycles;
 mod fuzz;
 mod image;
 mod krew;
@@ -68,7 +69,10 @@ fn command(arguments: &[&str]) -> Result<ExitCode> {
         ["suite", rest @ ..] => return suite::run(rest),
         ["image", rest @ ..] => image::run(rest)?,
         ["krew", rest @ ..] => krew::run(rest)?,
-        ["purity"] => purity::check()?,
+        ["purity"] => {
+            purity::check()?;
+            cycles::check()?;
+        }
         ["codegen"] => codegen::write()?,
         ["codegen", "--check"] => codegen::check()?,
         ["help" | "--help" | "-h"] => writeln!(std::io::stdout(), "{USAGE}")?,
