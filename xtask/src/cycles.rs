@@ -167,10 +167,7 @@ fn used(tree: &UseTree, before: &mut Vec<String>, public: bool, module: &mut Mod
         }
         UseTree::Name(name) => note(name.ident.to_string(), [&before[..], &[name.ident.to_string()]].concat()),
         UseTree::Rename(rename) if rename.ident == "self" => note(rename.rename.to_string(), before.clone()),
-        UseTree::Rename(rename) => note(
-            rename.rename.to_string(),
-            [&before[..], &[rename.ident.to_string()]].concat(),
-        ),
+        UseTree::Rename(rename) => note(rename.rename.to_string(), [&before[..], &[rename.ident.to_string()]].concat()),
     }
 }
 
@@ -178,7 +175,10 @@ impl<'ast> Visit<'ast> for Module {
     fn visit_path(&mut self, path: &'ast syn::Path) {
         let segments: Vec<String> = path.segments.iter().map(|segment| segment.ident.to_string()).collect();
         // The paths of `pub(super)` and the like name no item.
-        if !segments.iter().all(|segment| matches!(segment.as_str(), "crate" | "self" | "super")) {
+        if !segments
+            .iter()
+            .all(|segment| matches!(segment.as_str(), "crate" | "self" | "super"))
+        {
             self.paths.insert(segments);
         }
         syn::visit::visit_path(self, path);
@@ -294,32 +294,53 @@ mod tests {
             (
                 "one direction",
                 0,
-                &[("lib.rs", "mod a; mod b;"), ("a.rs", "use crate::b::B; struct A(B);"), ("b.rs", "pub struct B;")][..],
+                &[
+                    ("lib.rs", "mod a; mod b;"),
+                    ("a.rs", "use crate::b::B; struct A(B);"),
+                    ("b.rs", "pub struct B;"),
+                ][..],
             ),
             (
                 "two directions",
                 1,
-                &[("lib.rs", "mod a; mod b;"), ("a.rs", "use crate::b::B; pub struct A(B);"), ("b.rs", "pub struct B; fn f(_: crate::a::A) {}")],
+                &[
+                    ("lib.rs", "mod a; mod b;"),
+                    ("a.rs", "use crate::b::B; pub struct A(B);"),
+                    ("b.rs", "pub struct B; fn f(_: crate::a::A) {}"),
+                ],
             ),
             (
                 "through a re-export",
                 1,
-                &[("lib.rs", "mod a; mod b; pub use b::B;"), ("a.rs", "pub struct A(crate::B);"), ("b.rs", "use crate::a::A; pub struct B; fn f(_: A) {}")],
+                &[
+                    ("lib.rs", "mod a; mod b; pub use b::B;"),
+                    ("a.rs", "pub struct A(crate::B);"),
+                    ("b.rs", "use crate::a::A; pub struct B; fn f(_: A) {}"),
+                ],
             ),
             (
                 "a parent that only re-exports",
                 0,
-                &[("lib.rs", "mod a; pub use a::A; pub struct E;"), ("a.rs", "use super::E; pub struct A(E);")],
+                &[
+                    ("lib.rs", "mod a; pub use a::A; pub struct E;"),
+                    ("a.rs", "use super::E; pub struct A(E);"),
+                ],
             ),
             (
                 "a parent that uses its child",
                 1,
-                &[("lib.rs", "mod a; pub struct E; fn f(_: a::A) {}"), ("a.rs", "use super::E; pub struct A(E);")],
+                &[
+                    ("lib.rs", "mod a; pub struct E; fn f(_: a::A) {}"),
+                    ("a.rs", "use super::E; pub struct A(E);"),
+                ],
             ),
             (
                 "tests",
                 0,
-                &[("lib.rs", "mod a; fn f() -> a::A { a::A }"), ("a.rs", "pub struct A; #[cfg(test)] mod tests { use crate::f; }")],
+                &[
+                    ("lib.rs", "mod a; fn f() -> a::A { a::A }"),
+                    ("a.rs", "pub struct A; #[cfg(test)] mod tests { use crate::f; }"),
+                ],
             ),
         ] {
             assert_eq!(count(files), expected, "{what}");

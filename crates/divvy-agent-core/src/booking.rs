@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use divvy_model::{Allocation, ContainerKind, ContainerShare, GpuShare, Held, MemoryUnit, MiB, Pod, names};
 
-use super::prestart::Reason;
+use super::reason::Reason;
 use super::{Core, Handout};
 
 /// The GPU memory that a container would be granted, before the arbiter checks it.

@@ -10,12 +10,14 @@
 #![forbid(unsafe_code)]
 
 mod allocate;
+mod booked;
 mod booking;
 mod devices;
 pub mod driver;
 mod inventory;
 mod prestart;
 mod project;
+mod reason;
 mod reconcile;
 mod steer;
 
@@ -26,9 +28,10 @@ use divvy_model::{Gpu, GrantRecord, Held, MemoryUnit, MiB, Pod, PodKey};
 
 pub use allocate::Resource;
 pub use devices::{Device, Devices, SizeWarning, TooManyIds};
-pub use prestart::{OWN_VISIBLE_DEVICES, PreStart, Reason};
+pub use prestart::{OWN_VISIBLE_DEVICES, PreStart};
 pub use project::{NodeFiles, SHARED_DEVICES};
-pub use reconcile::{Class, Reconciled};
+pub use reason::{Class, Reason};
+pub use reconcile::Reconciled;
 
 /// The operator's choices, and what identifies the node.
 #[derive(Debug, Clone)]

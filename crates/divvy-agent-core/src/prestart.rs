@@ -5,45 +5,16 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use divvy_model::{GpuShare, GrantRecord, Health, MiB, names};
+use divvy_model::{GrantRecord, Health, MiB, names};
 
+use super::booked::booked;
 use super::booking::Booking;
 use super::driver::Trouble;
+use super::reason::Reason;
 use super::{Action, Core, Facts, Handout, Key, NodeFiles};
-
-/// Why a start was refused, for metrics and events.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Reason {
-    /// The checkpoint cannot be read, or does not contain these ids.
-    Identity,
-    /// Two live pods have exactly these ids, or the ids belong to the grant of another pod that has not ended.
-    DoubleHandout,
-    /// The agent has not seen the pod's object.
-    UnknownPod,
-    /// The pod has no readable allocation.
-    NoAllocation,
-    /// The allocated GPU is missing, failed, or lost.
-    GpuUnavailable,
-    /// Other containers still hold the memory.
-    MemoryHeld,
-}
 
 /// Reason of the event about a pod that sets `NVIDIA_VISIBLE_DEVICES` itself.
 pub const OWN_VISIBLE_DEVICES: &str = "OwnVisibleDevices";
-
-impl Reason {
-    /// The value of the metric's label.
-    pub fn label(self) -> &'static str {
-        match self {
-            Reason::Identity => "identity",
-            Reason::DoubleHandout => "double-handout",
-            Reason::UnknownPod => "unknown-pod",
-            Reason::NoAllocation => "no-allocation",
-            Reason::GpuUnavailable => "gpu-unavailable",
-            Reason::MemoryHeld => "memory-held",
-        }
-    }
-}
 
 /// The answer to PreStartContainer.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -427,14 +398,5 @@ impl Core {
         };
         let actions = self.event_once(class, &key.uid, &text).into_iter().collect();
         PreStart::Refused { reason, text, actions }
-    }
-}
-
-/// The memory that a share books on a GPU: all of it if the pod has the whole GPU.
-pub(super) fn booked(share: &GpuShare, capacity: MiB) -> MiB {
-    if share.whole {
-        capacity.max(share.memory)
-    } else {
-        share.memory
     }
 }

@@ -18,11 +18,11 @@ use tokio::sync::{Notify, mpsc, watch};
 use tracing::{debug, info, warn};
 
 use crate::cgroups;
-use crate::cluster::Told;
 use crate::driver::{DriverSpec, Looked, Said};
 use crate::files::FileError;
-use crate::hardware;
+use crate::memory_in_use::memory_in_use;
 use crate::metrics::Metrics;
+use crate::pending_event::PendingEvent;
 use crate::ready::Readiness;
 use crate::store::Store;
 use divvy_agent_core::{Action, Class, Core, Device, Facts, Handout, Key, Listing, OWN_VISIBLE_DEVICES, PreStart};
@@ -69,7 +69,7 @@ pub(crate) struct Agent {
     hardware_generation: std::sync::atomic::AtomicU64,
     /// The inventory as JSON, or an empty string until the first GPU was seen.
     pub(crate) inventory: watch::Sender<Arc<str>>,
-    pub(crate) events: mpsc::Sender<Told>,
+    pub(crate) events: mpsc::Sender<PendingEvent>,
     pub(crate) metrics: Metrics,
     pub(crate) ready: Readiness,
     /// `--device-list-strategy cdi`: the operator states that the container runtime supports CDI.
@@ -101,7 +101,7 @@ pub(crate) struct Parts {
     pub(crate) client: kube::Client,
     pub(crate) node_name: String,
     pub(crate) cdi_declared: bool,
-    pub(crate) events: mpsc::Sender<Told>,
+    pub(crate) events: mpsc::Sender<PendingEvent>,
 }
 
 /// What remains after a reconciliation.
@@ -218,7 +218,7 @@ impl Agent {
     fn send_event(&self, action: Action) {
         if let Action::Event { pod, uid, reason, text } = action {
             warn!(%pod, reason, "{text}");
-            self.tell(Told {
+            self.tell(PendingEvent {
                 pod: Some((pod, uid)),
                 // This event reports no failure of the pod.
                 warning: reason != OWN_VISIBLE_DEVICES,
@@ -264,7 +264,7 @@ impl Agent {
 
     /// Send an event about the node.
     pub(crate) fn tell_of_node(&self, warning: bool, reason: &'static str, text: String) {
-        self.tell(Told {
+        self.tell(PendingEvent {
             pod: None,
             warning,
             reason,
@@ -272,7 +272,7 @@ impl Agent {
         });
     }
 
-    fn tell(&self, told: Told) {
+    fn tell(&self, told: PendingEvent) {
         // The queue is full only while the API server is unreachable. The log has the event.
         if self.events.try_send(told).is_err() {
             debug!("too many events are waiting; this event is only in the log");
@@ -486,7 +486,7 @@ impl Agent {
                 debug!(gpu = gpu.uuid, "the agent does not know the processes on this GPU: {error}");
             }
         }
-        Some(hardware::memory_in_use(processes))
+        Some(memory_in_use(processes))
     }
 
     /// Check the specs from which grants take the driver's libraries. This runs before the grants are reconciled, whose specs then use the new

@@ -7,7 +7,7 @@ use divvy_kube::events::{Events, Note, node_reference, pod_reference};
 use divvy_kube::objects::{self, NodeObject, PodObject};
 use divvy_kube::watch::{self, Change};
 use divvy_kube::{convert, in_words, list};
-use divvy_model::{Inventory, Pod, PodKey, names};
+use divvy_model::{Inventory, Pod, names};
 use futures::StreamExt;
 use kube::Api;
 use kube::api::{Patch, PatchParams};
@@ -16,6 +16,7 @@ use tracing::{debug, info, warn};
 
 use crate::Error;
 use crate::agent::Agent;
+use crate::pending_event::PendingEvent;
 
 /// The timeout of one request.
 const TIMEOUT: Duration = Duration::from_secs(10);
@@ -202,22 +203,14 @@ async fn patch(api: &Api<NodeObject>, node: &str, text: &str) -> Result<(), Stri
     }
 }
 
-/// An event to be published.
-#[derive(Debug)]
-pub(crate) struct Told {
-    /// The pod and its UID, or `None` for an event about the node.
-    pub(crate) pod: Option<(PodKey, String)>,
-    /// `Warning` instead of `Normal`.
-    pub(crate) warning: bool,
-    /// One word in CamelCase.
-    pub(crate) reason: &'static str,
-    pub(crate) text: String,
-}
-
 /// Publish the events one after the other. An event that the API server does not accept is only in the log.
-pub(crate) async fn publish_events(client: kube::Client, node: String, mut queue: mpsc::Receiver<Told>) -> Result<(), Error> {
+pub(crate) async fn publish_events(
+    client: kube::Client,
+    node: String,
+    mut queue: mpsc::Receiver<PendingEvent>,
+) -> Result<(), Error> {
     let events = Events::new(client, "divvy-agent", Some(node.clone()));
-    while let Some(Told {
+    while let Some(PendingEvent {
         pod,
         warning,
         reason,

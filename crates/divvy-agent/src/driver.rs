@@ -280,7 +280,7 @@ fn blind(asked: &DriverQuestion) -> DriverFiles {
         mig: gpu.mig.as_ref().map(|_| Vec::new()),
     });
     DriverFiles {
-        basis: stale::is_version(&asked.version).then(|| Basis {
+        basis: divvy_cdi::driver_version::is_version(&asked.version).then(|| Basis {
             driver: asked.version.clone(),
             gpus: gpus.collect(),
             driver_root: "/".to_owned(),

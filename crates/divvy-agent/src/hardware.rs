@@ -7,12 +7,13 @@ use std::time::{Duration, Instant};
 
 use divvy_hardware::client::{Probe as Where, ProbeClient, Spawn, Timing, Update};
 use divvy_hardware::health::{Settings, Tracker, Verdict};
-use divvy_hardware::{GpuFacts, GpuProcesses, Snapshot};
+use divvy_hardware::{GpuFacts, Snapshot};
 use divvy_model::{Gpu, Health, Inventory, MiB, MigDevice};
 use tracing::{info, warn};
 
 use crate::agent::Agent;
-use crate::{Config, Error, config};
+use crate::args::Probe;
+use crate::{Config, Error};
 
 /// How long the driver may be silent before its GPUs are withdrawn. A container that starts after that would hang as well.
 const SILENCE: Duration = Duration::from_secs(60);
@@ -113,26 +114,10 @@ pub(crate) async fn follow(
     }
 }
 
-/// Sum up the memory that each pod's processes use on each GPU: by GPU UUID, then by pod UID.
-pub(crate) fn memory_in_use(gpus: Vec<GpuProcesses>) -> BTreeMap<String, BTreeMap<String, MiB>> {
-    let mut in_use: BTreeMap<String, BTreeMap<String, MiB>> = BTreeMap::new();
-    for gpu in gpus {
-        let pods = in_use.entry(gpu.uuid).or_default();
-        for process in gpu.processes {
-            // --reserve-memory accounts for the host's own processes.
-            if let Some(uid) = process.pod {
-                let used = pods.entry(uid).or_default();
-                *used = used.saturating_add(process.used);
-            }
-        }
-    }
-    in_use
-}
-
 fn probe(config: &Config) -> Result<Where, Error> {
     let program = match &config.probe {
-        Some(config::Probe::Socket(socket)) => return Ok(Where::Socket(socket.clone())),
-        Some(config::Probe::Start(program)) => program.clone(),
+        Some(Probe::Socket(socket)) => return Ok(Where::Socket(socket.clone())),
+        Some(Probe::Start(program)) => program.clone(),
         None => beside_us()?,
     };
     let sys_root = (config.sys_root != std::path::Path::new("/")).then(|| config.sys_root.clone());

@@ -13,7 +13,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use crate::agent::{After, Agent, Parts};
-use crate::config::{DeviceListStrategy, DriverSpecMode};
+use crate::args::{DeviceListStrategy, DriverSpecMode};
 use crate::driver::DriverSpec;
 use crate::plugin::AgentPlugin;
 use crate::registered::{self, Registration};

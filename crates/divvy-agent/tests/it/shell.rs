@@ -6,8 +6,7 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use divvy_agent::config::{DeviceListStrategy, Probe};
-use divvy_agent::{Config, Error};
+use divvy_agent::{Config, DeviceListStrategy, Error, Probe};
 use divvy_cdi::driver::{self, Basis};
 use divvy_hardware::protocol::{DriverFiles, DriverQuestion, DriverSpec};
 use divvy_host::Files;

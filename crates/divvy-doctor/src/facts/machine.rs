@@ -1,6 +1,6 @@
 //! What a machine's files say.
 
-use divvy_cdi::generate::{nvidia, proc, wsl};
+use divvy_cdi::generate::{nvidia, wsl};
 use divvy_cdi::{DIRECTORIES, Found, Registry, is_spec_file};
 use divvy_host::Kind;
 
@@ -134,7 +134,7 @@ impl Facts<'_> {
 
     /// NVIDIA's module in the kernel.
     pub(crate) fn loaded(&self) -> Option<String> {
-        proc::loaded_driver(self.tree)
+        divvy_cdi::driver_version::loaded_driver(self.tree)
     }
 
     /// NVIDIA's libraries.

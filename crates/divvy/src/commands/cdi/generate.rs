@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::Context as _;
-use divvy_agent::config;
+use divvy_agent::Probe;
 use divvy_cdi::generate::parts::{self, Part};
 use divvy_cdi::generate::{Error, Generated, Naming, Options, amd, intel, nvidia, proc, wsl};
 use divvy_cdi::{Format, is_spec_file};
@@ -179,8 +179,10 @@ fn hook(args: &CdiGenerateArgs) -> anyhow::Result<Option<String>> {
 
 /// The vendor whose driver is there; a second one is told.
 fn detect(args: &CdiGenerateArgs, tree: &dyn Tree) -> anyhow::Result<CdiVendor> {
-    let has_nvidia =
-        proc::loaded_driver(tree).is_some() || wsl::is_there(tree) || args.driver_root != "/" || args.nvml_library.is_some();
+    let has_nvidia = divvy_cdi::driver_version::loaded_driver(tree).is_some()
+        || wsl::is_there(tree)
+        || args.driver_root != "/"
+        || args.nvml_library.is_some();
     let found: Vec<(CdiVendor, &str)> = [
         (CdiVendor::Nvidia, "nvidia", has_nvidia),
         (CdiVendor::Amd, "amd", amd::is_there(tree)),
@@ -255,8 +257,8 @@ fn from_facts(facts: &GpuFacts, tree: &dyn Tree) -> nvidia::Gpu {
 async fn ask_probe(args: &CdiGenerateArgs) -> anyhow::Result<Snapshot> {
     let probe = match &args.probe {
         Some(text) => match text.parse().map_err(anyhow::Error::msg).context("--probe")? {
-            config::Probe::Socket(socket) => Probe::Socket(socket),
-            config::Probe::Start(program) => Probe::Spawn(spawn(args, program)),
+            Probe::Socket(socket) => Probe::Socket(socket),
+            Probe::Start(program) => Probe::Spawn(spawn(args, program)),
         },
         None => {
             let own = std::env::current_exe()

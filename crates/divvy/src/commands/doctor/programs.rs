@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Output, Stdio};
 use std::time::Duration;
 
-use divvy_cdi::generate::{proc, wsl};
+use divvy_cdi::generate::wsl;
 use divvy_doctor::facts::Kind;
 use divvy_doctor::facts::programs::{Probed, Socket, last_line};
 use divvy_doctor::{Asked, Facts};
@@ -61,7 +61,7 @@ impl Places {
         };
         let mut urls = facts.extenders().into_iter().map(|extender| extender.url);
         Places {
-            driver: proc::loaded_driver(facts.tree).is_some() || wsl::is_there(facts.tree),
+            driver: divvy_cdi::driver_version::loaded_driver(facts.tree).is_some() || wsl::is_there(facts.tree),
             containerd,
             sockets: facts.kubelet().map(|kubelet| socket_paths(facts, &kubelet.dir)),
             runtime: facts.program(&["divvy-runtime"]),
