@@ -47,7 +47,9 @@ async fn asked<C: Cluster>(play: &Play<'_, C>) -> Result<Said, Stop> {
     let output = play.cluster.divvy(&words).output().await?;
     let report: Value = serde_json::from_slice(&output.stdout).map_err(|error| {
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        Stop::Io(io::Error::other(format!("divvy doctor did not print a report: {error}; {said}")))
+        Stop::Io(io::Error::other(format!(
+            "divvy doctor did not print a report: {error}; {said}"
+        )))
     })?;
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     let checks = report["checks"].as_array().into_iter().flatten();
