@@ -49,7 +49,7 @@ T0=$(($(date +%s%N) / 1000000))
 die() { echo "error: $*" >&2; exit 1; }
 
 # What this machine lacks is not a failure of what is tested, and must not count as passed either: a status of its own. It is also recorded
-# as tests record their skips (crates/divvy-skip).
+# as tests record their skips (lab/divvy-skip).
 SKIPPED=77
 skip() { # WHAT IS MISSING
   [ -z "${DIVVY_SKIPS:-}" ] || printf 'real Kubernetes\t%s\n' "$(tr '\n\t' '  ' <<< "$*")" >> "$DIVVY_SKIPS"

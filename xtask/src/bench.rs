@@ -1,4 +1,4 @@
-//! Measurements: crates/divvy-bench does them.
+//! Measurements: lab/divvy-bench does them.
 
 use std::os::unix::process::CommandExt as _;
 use std::path::PathBuf;

@@ -1,4 +1,4 @@
-//! The fuzz targets with libFuzzer: builds `examples/guided` with counters in the crates of this workspace, and has `examples/fuzz` run it.
+//! The fuzz targets with libFuzzer: builds `divvy-fuzz-guided` with counters in the crates of this workspace, and has `divvy-fuzz` run it.
 
 use std::os::unix::process::CommandExt as _;
 use std::process::{Command, ExitCode};
@@ -21,32 +21,32 @@ const COUNTERS: [&str; 5] = [
 ];
 
 /// Of the same features as the tests, which have built most of it.
-const BUILD: [&str; 4] = ["build", "--quiet", "--workspace", "--example"];
+const BUILD: [&str; 4] = ["build", "--quiet", "--workspace", "--bin"];
 
 /// Builds both programs and becomes the fuzzer.
 pub(crate) fn run(arguments: &[&str]) -> Result<ExitCode> {
-    cargo(&[&BUILD[..], &["fuzz"]].concat())?;
+    cargo(&[&BUILD[..], &["divvy-fuzz"]].concat())?;
     let this = std::env::current_exe().context("where this program is")?;
     // Only the crates of this workspace are built a second time: what they depend on has no counters.
     let guided = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
         .args(BUILD)
-        .args(["guided", "--features", "divvy-testbed/guided"])
+        .args(["divvy-fuzz-guided", "--features", "divvy-fuzz/guided"])
         .env("RUSTC_WORKSPACE_WRAPPER", this)
         .env(AS_RUSTC, "1")
         .status()
         .context("cargo could not be run")?;
     ensure!(
         guided.success(),
-        "examples/guided could not be built: libFuzzer is compiled from C++ and needs g++ or clang++; \
-         `cargo run -p divvy-testbed --example fuzz` needs neither, and sees no coverage"
+        "divvy-fuzz-guided could not be built: libFuzzer is compiled from C++ and needs g++ or clang++; \
+         `cargo run -p divvy-fuzz` needs neither, and sees no coverage"
     );
-    let examples = debug_folder().join("examples");
-    let error = Command::new(examples.join("fuzz"))
+    let programs = debug_folder();
+    let error = Command::new(programs.join("divvy-fuzz"))
         .arg("--guided")
-        .arg(examples.join("guided"))
+        .arg(programs.join("divvy-fuzz-guided"))
         .args(arguments)
         .exec();
-    Err(error).context("examples/fuzz could not be started")
+    Err(error).context("divvy-fuzz could not be started")
 }
 
 /// Whether cargo calls this program in place of rustc (`RUSTC_WORKSPACE_WRAPPER`).
@@ -75,7 +75,7 @@ fn has_counters(words: &[impl AsRef<str>]) -> bool {
     };
     matches!(
         (value("--crate-name"), value("--crate-type")),
-        (Some(_), Some("lib")) | (Some("guided"), Some("bin"))
+        (Some(_), Some("lib")) | (Some("divvy_fuzz_guided"), Some("bin"))
     )
 }
 
@@ -90,7 +90,10 @@ mod tests {
                 "--crate-name divvy_model --edition=2024 src/lib.rs --crate-type lib --emit=dep-info",
                 true,
             ),
-            ("--crate-name guided examples/guided/main.rs --crate-type bin", true),
+            (
+                "--crate-name divvy_fuzz_guided src/bin/divvy-fuzz-guided.rs --crate-type bin",
+                true,
+            ),
             ("--crate-name build_script_build build.rs --crate-type bin", false),
             ("--crate-name derive src/lib.rs --crate-type proc-macro", false),
             ("-vV", false),

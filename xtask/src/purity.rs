@@ -6,11 +6,16 @@ use std::process::Command;
 
 use anyhow::{Context as _, Result, ensure};
 
-const PURE: [&str; 6] = [
+const PURE: [&str; 11] = [
     "divvy-model",
+    "divvy-agent-core",
     "divvy-placement",
+    "divvy-policy",
+    "divvy-audit",
     "divvy-simulator",
-    "divvy-container",
+    "divvy-cdi",
+    "divvy-oci",
+    "divvy-engines",
     "divvy-doctor",
     "divvy-why",
 ];

@@ -1,4 +1,4 @@
-//! What was skipped, and whether it may be: see `crates/divvy-skip`.
+//! What was skipped, and whether it may be: see `lab/divvy-skip`.
 
 use std::collections::BTreeSet;
 use std::fmt;

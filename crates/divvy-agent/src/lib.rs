@@ -1,21 +1,21 @@
-//! The node agent: device plugin, arbiter of GPU memory, publisher of the inventory.
+//! The node agent: device plugin, arbiter of GPU memory, and publisher of the inventory.
 //!
 //! ```text
 //! divvy-probe ─ hardware ─┐                     ┌─ plugin ── kubelet: ListAndWatch, preferred, Allocate
-//! API server ─ cluster ───┼─► decide::Core ─────┤
+//! API server ─ cluster ───┼─► divvy_agent_core::Core ─────┤
 //! checkpoint, cgroups ────┘   (pure)            └─ agent ─── PreStart, reconcile: facts → actions → files, events
 //! ```
 //!
-//! [`decide`] holds every decision and touches nothing; `agent` reads facts, asks it, and performs its actions under one lock;
-//! the other modules move values in and out.
+//! [`divvy_agent_core`] makes every decision and has no side effects. `agent` reads facts, calls [`divvy_agent_core`], and performs its actions under one lock.
+//! The other modules move values in and out.
 
 #![forbid(unsafe_code)]
 
 mod agent;
+mod args;
 mod cgroups;
 mod cluster;
 pub mod config;
-pub mod decide;
 mod driver;
 mod error;
 mod files;
@@ -28,7 +28,21 @@ mod registered;
 mod run;
 mod store;
 
-pub use config::{Config, FileConfig};
+pub use args::{Args, Settings};
+pub use config::Config;
 pub use error::Error;
 pub use files::FileError;
 pub use run::run;
+
+/// Run the agent with the flags of `divvy agent` until it is told to stop.
+///
+/// # Errors
+/// A setting is wrong, or a part of the agent ended.
+pub async fn main(args: Args) -> Result<(), Error> {
+    let file = args.config.as_deref().map(Settings::read).transpose()?.unwrap_or_default();
+    let stopped = divvy_program::until_stopped(args.exit_with_stdin).map_err(|error| Error::Ended {
+        part: "the wait for signals",
+        text: error.to_string(),
+    })?;
+    run(Config::merged(args.settings, file), stopped).await
+}

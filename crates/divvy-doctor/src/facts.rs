@@ -8,7 +8,7 @@ mod scheduler;
 
 use std::sync::OnceLock;
 
-use divvy_container::cdi::generate::{Root, Tree};
+use divvy_host::{Root, Tree};
 
 use cluster::Cluster;
 use programs::{Docker, Extender, Probed, RuntimeTest, Socket};

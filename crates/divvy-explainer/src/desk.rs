@@ -3,14 +3,14 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::reach::{ALL_NODES, PATH};
 use axum::body::{Body, Bytes};
 use axum::extract::{Path, RawQuery, State};
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse as _, Response};
 use axum::routing::get;
 use axum::{Json, Router};
-use divvy_cluster::explain::{ALL_NODES, PATH};
-use divvy_cluster::{list, sites};
+use divvy_kube::list;
 use divvy_model::{MemoryUnit, PodKey, names};
 use divvy_why::{Named, Wants};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
@@ -18,6 +18,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use crate::caller::Caller;
 use crate::metrics::Metrics;
 use crate::sight::{Question, Sight};
+use crate::{around, sites};
 
 /// Questions that are answered at once, from the token to the last byte of the answer.
 const ANSWERS: usize = 8;
@@ -134,7 +135,7 @@ impl Desk {
             );
             return Err(Refusal::new(StatusCode::UNPROCESSABLE_ENTITY, text));
         }
-        list::look_at_claims(&self.client, &mut wants).await;
+        around::look_at_claims(&self.client, &mut wants).await;
         Ok(wants)
     }
 }

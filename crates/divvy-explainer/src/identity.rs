@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use divvy_cluster::explain::SERVER_NAME;
+use crate::reach::SERVER_NAME;
 use rcgen::{CertificateParams, DnType, ExtendedKeyUsagePurpose, KeyPair, KeyUsagePurpose};
 use rustls::ServerConfig;
 use rustls::pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer};

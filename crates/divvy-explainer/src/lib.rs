@@ -6,18 +6,25 @@
 //! - `sight`: what the cluster looks like, read once for all who ask within some seconds
 //! - `identity`: the certificate by which clients know this program
 //! - `publish`: writes that certificate where every user can read it
+//! - [`reach`]: how a user's program reaches this one through the API server
+//! - [`look`], [`sites`], [`around`]: the cluster as values of `divvy-why`; `divvy why` uses these itself where its user may list nodes and pods
 //!
 //! **A program of its own, beside the extender**, because every user of the cluster can reach it: it has no right to place pods, its load and its
 //! memory are not the extender's, and when it is down, nothing but this answer is missing.
 
 #![forbid(unsafe_code)]
 
+mod args;
+pub mod around;
 mod caller;
 mod desk;
 mod identity;
+pub mod look;
 mod metrics;
 mod publish;
+pub mod reach;
 mod sight;
+pub mod sites;
 mod tunnel;
 
 use std::net::SocketAddr;
@@ -25,17 +32,18 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::reach::PATH;
 use axum::Router;
 use axum::http::{StatusCode, Uri, header};
 use axum::response::{IntoResponse as _, Response};
 use axum::routing::get;
-use divvy_cluster::client::{Choice, connect};
-use divvy_cluster::explain::PATH;
+use divvy_kube::client::{Choice, connect};
 use divvy_model::MemoryUnit;
 use divvy_serve::{Limits, Share};
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
+pub use args::Args;
 use desk::{Desk, problem};
 use identity::Identity;
 use metrics::Metrics;
@@ -68,7 +76,7 @@ pub struct Settings {
 pub enum Error {
     /// No client, or no cluster.
     #[error(transparent)]
-    Cluster(#[from] divvy_cluster::Error),
+    Cluster(#[from] divvy_kube::Error),
     /// The address is taken, or is not one of this machine.
     #[error("the explainer cannot listen on {address}: {source}; choose another address with --listen ADDRESS:PORT")]
     Listen {
@@ -77,12 +85,24 @@ pub enum Error {
         /// What the system says.
         source: std::io::Error,
     },
+    /// The process could not install its signal handlers.
+    #[error("the program could not wait for signals: {0}")]
+    Signals(#[source] std::io::Error),
     /// No key or certificate could be made.
     #[error("the explainer's certificate could not be made: {0}")]
     Identity(String),
     /// Accepting connections ended.
     #[error("the explainer stopped serving: {0}")]
     Serve(#[source] std::io::Error),
+}
+
+/// Run the explainer with the flags of `divvy explainer` until it is told to stop.
+///
+/// # Errors
+/// As [`run`].
+pub async fn main(args: Args) -> Result<(), Error> {
+    let stop = divvy_program::until_stopped(args.exit_with_stdin).map_err(Error::Signals)?;
+    run(args.into(), stop).await
 }
 
 /// Serves until `stop` is cancelled.

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use divvy_cluster::explain::CERTIFICATE;
-use divvy_cluster::in_words;
+use crate::reach::CERTIFICATE;
+use divvy_kube::in_words;
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::Api;
 use kube::api::{Patch, PatchParams};

@@ -7,8 +7,8 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use divvy_cluster::list::LeftOut;
-use divvy_cluster::look;
+use crate::look;
+use divvy_kube::list::LeftOut;
 use divvy_model::MemoryUnit;
 use divvy_why::{Named, Snapshot, Wants, answer_naming};
 use tokio::runtime::Handle;

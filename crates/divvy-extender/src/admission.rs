@@ -4,7 +4,7 @@
 //! The rule is the one that `divvy scheduler-config --as-second-scheduler` prints as CEL for a MutatingAdmissionPolicy; a test there holds
 //! the two beside each other.
 
-use divvy_cluster::objects::PodSpec;
+use divvy_kube::objects::PodSpec;
 use divvy_model::names;
 use k8s_openapi::ByteString;
 use serde::{Deserialize, Serialize};

@@ -23,11 +23,13 @@ mod twice;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use divvy_cluster::convert::UnhealthyGpus;
-use divvy_cluster::index::{Index, ReadPod};
-use divvy_cluster::watch::Change;
+use divvy_kube::convert::ReadPod;
+use divvy_kube::convert::UnhealthyGpus;
+
+use crate::index::Index;
+use divvy_kube::watch::Change;
 use divvy_model::{Held, MemoryUnit, Node, Pod, PodKey};
-use divvy_placement::policy::{Fleet, Limits, Policy};
+use divvy_policy::{Fleet, Limits, Policy};
 
 pub use binding::BindingRequest;
 pub use filter::{FilterAnswer, SCHEDULER_CHECK, check_refusal};
@@ -79,12 +81,12 @@ impl Default for Timing {
 }
 
 /// Who chooses the node among those that fit.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum DecideIn {
-    /// kube-scheduler, by the scores that prioritize gives and by its own.
+    /// kube-scheduler chooses, from the extender's scores and its own
     #[default]
     Prioritize,
-    /// The extender: filter lets one node through.
+    /// The extender chooses: it reports that only one node fits
     Filter,
 }
 

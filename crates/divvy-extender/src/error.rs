@@ -1,9 +1,15 @@
 /// Why the extender does not run.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
+    /// The flags contradict each other.
+    #[error("{0}")]
+    Flags(String),
+    /// The process could not install its signal handlers.
+    #[error("the program could not wait for signals: {0}")]
+    Signals(#[source] std::io::Error),
     /// No client, or no cluster.
     #[error(transparent)]
-    Cluster(#[from] divvy_cluster::Error),
+    Cluster(#[from] divvy_kube::Error),
     /// The address is taken or not ours.
     #[error("the extender cannot listen on {address}: {source}; choose another with --listen ADDRESS:PORT")]
     Listen {

@@ -8,9 +8,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
-use divvy_cluster::events::{Events, Note, pod_reference};
-use divvy_cluster::index::ReadPod;
-use divvy_cluster::{convert, in_words, watch};
+use divvy_kube::convert::ReadPod;
+use divvy_kube::events::{Events, Note, pod_reference};
+use divvy_kube::{convert, in_words, watch};
 use divvy_model::{MemoryUnit, PodKey};
 use futures::{Stream, StreamExt};
 use http_body_util::{BodyExt, Limited};

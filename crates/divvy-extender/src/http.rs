@@ -10,6 +10,7 @@ mod wire;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use crate::index::Feed;
 use axum::body::Bytes;
 use axum::extract::rejection::BytesRejection;
 use axum::extract::{DefaultBodyLimit, FromRequest as _, Path, Request, State};
@@ -18,8 +19,7 @@ use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
-use divvy_cluster::convert;
-use divvy_cluster::index::Feed;
+use divvy_kube::convert;
 use divvy_serve::{Limits, Share};
 use serde::Serialize;
 use tokio::sync::Semaphore;

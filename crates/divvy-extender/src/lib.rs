@@ -11,12 +11,14 @@
 #![forbid(unsafe_code)]
 
 pub mod admission;
+mod args;
 pub mod core;
 pub mod election;
 mod error;
 mod forward;
 mod host;
 pub mod http;
+pub mod index;
 mod lease;
 mod metrics;
 mod second_look;
@@ -27,7 +29,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use divvy_cluster::client::{Choice, connect};
+use divvy_kube::client::{Choice, connect};
 use divvy_model::MemoryUnit;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
@@ -39,6 +41,7 @@ use tls::names::Names;
 
 pub use crate::core::{DecideIn, Placement, SCHEDULER_CHECK, Timing, check_refusal};
 pub use crate::lease::Candidate;
+pub use args::Args;
 pub use error::Error;
 pub use host::{Limits, Served, Settings, serve};
 
@@ -80,6 +83,15 @@ pub struct Surroundings {
     pub webhook: bool,
     /// None: the only replica.
     pub lease: Option<Candidate>,
+}
+
+/// Run the extender with the flags of `divvy extender` until it is told to stop.
+///
+/// # Errors
+/// As [`run`], and flags that contradict each other.
+pub async fn main(args: Args) -> Result<(), Error> {
+    let stop = divvy_program::until_stopped(args.exit_with_stdin).map_err(Error::Signals)?;
+    run(args.try_into()?, stop).await
 }
 
 /// Serves until `stop` is cancelled. Listens at once; answers with an error, and is not ready, until pods and nodes have been

@@ -5,9 +5,9 @@
 use std::collections::BTreeSet;
 use std::os::unix::fs::FileExt as _;
 
-use divvy_container::cdi::generate::ldcache::{self, Library};
-use divvy_container::hook::libraries::{musl_list, stem};
-use divvy_container::hook::soname::soname;
+use divvy_cdi::generate::ldcache::{self, Library};
+use divvy_oci::hook::libraries::{musl_list, stem};
+use divvy_oci::hook::soname::soname;
 
 use crate::error::{Error, Result};
 use crate::root::Root;

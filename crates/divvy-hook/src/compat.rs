@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::os::unix::fs::FileExt as _;
 
-use divvy_container::hook::compat::{self, LIBCUDA};
+use divvy_oci::hook::compat::{self, LIBCUDA};
 
 use crate::error::{Error, Result};
 use crate::root::Root;

@@ -5,7 +5,7 @@ use std::os::unix::process::CommandExt as _;
 use std::path::Path;
 use std::process::Command;
 
-use divvy_container::hook::arguments;
+use divvy_oci::hook::arguments;
 
 use crate::error::{Error, Result};
 use crate::state;

@@ -1,6 +1,6 @@
 //! Links in the container, `libcuda.so` for one, which programs are linked with.
 
-use divvy_container::hook::arguments::Link;
+use divvy_oci::hook::arguments::Link;
 
 use crate::error::Result;
 use crate::root::Root;

@@ -24,7 +24,7 @@ use std::io::Write as _;
 use std::os::unix::process::CommandExt as _;
 use std::process::{Command, ExitCode};
 
-use divvy_container::hook::arguments::{HELP, Hook, OnFailure};
+use divvy_oci::hook::arguments::{HELP, Hook, OnFailure};
 use rustix::fs::Mode;
 use rustix::process::{DumpableBehavior, set_dumpable_behavior, umask};
 

@@ -1,7 +1,7 @@
 //! `/proc/driver/nvidia/params`, by which the driver's libraries decide whether they make and change device nodes: in a container they are not to, since
 //! the nodes that it has are those that it was given.
 
-use divvy_container::hook::params::forbidding;
+use divvy_oci::hook::params::forbidding;
 
 use crate::error::Result;
 use crate::root::Root;

@@ -1,6 +1,6 @@
 //! An application profile of NVIDIA's driver: which GPUs a program in the container sees by EGL, which looks at all that the kernel has.
 
-use divvy_container::hook::profile::text;
+use divvy_oci::hook::profile::text;
 
 use crate::error::Result;
 use crate::root::Root;

@@ -5,7 +5,7 @@ use std::io::Read;
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 
-use divvy_container::hook::state::{Config, State as Said};
+use divvy_oci::hook::state::{Config, State as Said};
 use rustix::fs::OFlags;
 
 use crate::error::{Error, Result};

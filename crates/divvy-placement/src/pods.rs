@@ -1,12 +1,13 @@
 use std::borrow::Borrow;
 use std::cmp::Ordering;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::ops::Deref;
 use std::sync::Arc;
 
-use divvy_model::{ContainerKind, ContainerRequest, Held, Pod, PodKey, PodRequest};
+use divvy_model::{Pod, PodKey};
 
-/// Pods by UID and by name. Each is kept once, whatever the number of ways to find it: a large cluster has tens of thousands.
+/// Pods by UID and by name. Each pod is stored once, however many ways there are to find it: a large cluster has tens of
+/// thousands.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Pods {
     by_uid: BTreeSet<ByUid>,
@@ -22,7 +23,7 @@ impl Pods {
         self.by_uid.get(uid).map(|found| &found.0)
     }
 
-    /// The pod that has this name now.
+    /// Return the pod that has this name now.
     pub(crate) fn named(&self, key: &PodKey) -> Option<&Pod> {
         self.by_name.get(key as &dyn Named).map(|found| &*found.0)
     }
@@ -35,12 +36,12 @@ impl Pods {
         self.by_uid.iter().map(Borrow::borrow)
     }
 
-    /// By UID.
+    /// Return the pods ordered by UID.
     pub(crate) fn values(&self) -> impl Iterator<Item = &Pod> {
         self.by_uid.iter().map(|found| &*found.0)
     }
 
-    /// In place of the pod with this UID, and under this name alone: no other pod has it.
+    /// Add a pod. It replaces the pod with the same UID, and it becomes the only pod with its name.
     pub(crate) fn insert(&mut self, pod: Arc<Pod>) {
         // A pod keeps its name, but this does not rely on it.
         self.remove(&pod.uid);
@@ -58,7 +59,7 @@ impl Pods {
     }
 }
 
-/// A pod, which is found by its UID.
+/// A pod that is found by its UID.
 #[derive(Debug, Clone)]
 pub(crate) struct ByUid(pub(crate) Arc<Pod>);
 
@@ -96,11 +97,11 @@ impl Ord for ByUid {
     }
 }
 
-/// A pod, which is found by its namespace and name.
+/// A pod that is found by its namespace and name.
 #[derive(Debug, Clone)]
 struct ByName(Arc<Pod>);
 
-/// What has a namespace and a name, so that a [`ByName`] is found by a [`PodKey`].
+/// A thing with a namespace and a name, so that a [`ByName`] can be found by a [`PodKey`].
 trait Named {
     fn key(&self) -> (&str, &str);
 }
@@ -163,140 +164,34 @@ impl Ord for ByName {
     }
 }
 
-/// What of a pod is kept, however often this is applied. Which container asks for how much is read until the pod is bound: from then on only the sum is, and what the pod holds of
-/// each GPU. Of a pod that asks for nothing no container is read at all.
-pub fn kept(mut pod: Pod) -> Pod {
-    let asks = pod
-        .request
-        .containers
-        .iter()
-        .any(|container| (container.units, container.gpu_count) != (0, 0));
-    if !asks {
-        pod.request.containers = Vec::new();
-    } else if pod.node.is_some() {
-        pod.request.containers = sums(&pod.request);
-    }
-    if pod.node.is_some()
-        && let Held::Allocation(allocation) = &mut pod.held
-    {
-        allocation.containers = BTreeMap::new();
-    }
-    for text in [&mut pod.uid, &mut pod.namespace, &mut pod.name] {
-        text.shrink_to_fit();
-    }
-    pod
-}
-
-/// A container that asks for what all of them do; a second one where that is more than can be counted.
-fn sums(request: &PodRequest) -> Vec<ContainerRequest> {
-    let units = request.effective_units();
-    let one = ContainerRequest {
-        name: String::new(),
-        kind: ContainerKind::App,
-        units: units.unwrap_or(u64::MAX),
-        gpu_count: request.effective(|container| container.gpu_count).unwrap_or(u64::MAX),
-    };
-    match units {
-        Some(_) => vec![one],
-        None => vec![one.clone(), one],
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use divvy_model::{Allocation, ContainerShare, GpuShare, MiB};
-
-    use super::ContainerKind::{App, Init, Sidecar};
     use super::*;
 
-    fn pod(uid: &str, name: &str, node: Option<&str>, containers: &[(ContainerKind, u64, u64)]) -> Pod {
-        let container = |(i, (kind, units, gpu_count)): (usize, &(ContainerKind, u64, u64))| ContainerRequest {
-            name: format!("c{i}"),
-            kind: *kind,
-            units: *units,
-            gpu_count: *gpu_count,
-        };
+    fn pod(uid: &str, name: &str, node: Option<&str>) -> Pod {
         Pod {
             uid: uid.to_owned(),
             namespace: "ns".to_owned(),
             name: name.to_owned(),
             node: node.map(str::to_owned),
-            request: PodRequest::new(containers.iter().enumerate().map(container).collect(), None),
             ..Pod::default()
         }
     }
 
     #[test]
-    fn of_a_bound_pod_the_sums_of_its_containers_are_kept_and_of_one_that_waits_each() {
-        let cases: [&[(ContainerKind, u64, u64)]; 6] = [
-            &[],
-            &[(App, 0, 0), (App, 0, 0)],
-            &[(App, 3, 0), (App, 5, 1)],
-            &[(Sidecar, 2, 0), (Init, 4, 0), (App, 1, 0)],
-            &[(App, 0, 1)],
-            &[(App, u64::MAX, 0), (App, 1, 0)],
-        ];
-        for containers in cases {
-            let waits = pod("u", "p", None, containers);
-            let asks = containers.iter().any(|(_, units, count)| units + count > 0);
-            let expected = if asks { containers.len() } else { 0 };
-            assert_eq!(kept(waits).request.containers.len(), expected, "{containers:?}");
-
-            let bound = pod("u", "p", Some("n"), containers);
-            let now = kept(bound.clone());
-            assert!(now.request.containers.len() <= 2, "{containers:?}");
-            assert_eq!(
-                now.request.effective_units(),
-                bound.request.effective_units(),
-                "{containers:?}"
-            );
-            assert_eq!(now.request.wants_memory(), bound.request.wants_memory(), "{containers:?}");
-            assert_eq!(kept(now.clone()), now, "{containers:?}");
-        }
-    }
-
-    #[test]
-    fn of_an_allocation_the_pods_share_of_each_gpu_is_kept() {
-        let share = ContainerShare {
-            uuid: "GPU-1".to_owned(),
-            memory: MiB(1024),
-            cores: 0,
-        };
-        let gpus = vec![GpuShare {
-            uuid: "GPU-1".to_owned(),
-            memory: MiB(1024),
-            cores: 0,
-            whole: false,
-        }];
-        let allocation = Allocation {
-            v: 1,
-            gpus: gpus.clone(),
-            containers: BTreeMap::from([("c0".to_owned(), vec![share])]),
-        };
-        let bound = Pod {
-            held: Held::Allocation(allocation.clone()),
-            ..pod("u", "p", Some("n"), &[(App, 1, 0)])
-        };
-        let Held::Allocation(now) = kept(bound).held else {
-            panic!("an allocation");
-        };
-        assert_eq!((now.gpus, now.containers.len()), (gpus, 0));
-    }
-
-    #[test]
     fn a_pod_is_found_by_its_uid_and_by_the_name_that_it_has_now() {
         let mut pods = Pods::default();
-        let key = |name: &str| pod("", name, None, &[]).key();
+        let key = |name: &str| pod("", name, None).key();
         let named = |pods: &Pods, name: &str| pods.named(&key(name)).map(|pod| pod.uid.clone());
-        pods.insert(Arc::new(pod("u1", "a", None, &[])));
-        pods.insert(Arc::new(pod("u2", "b", None, &[])));
+        pods.insert(Arc::new(pod("u1", "a", None)));
+        pods.insert(Arc::new(pod("u2", "b", None)));
         assert_eq!((named(&pods, "a").as_deref(), pods.get("u2").is_some()), (Some("u1"), true));
-        // In place of the one before.
-        pods.insert(Arc::new(pod("u1", "a", Some("n"), &[])));
+        // This replaces the previous state.
+        pods.insert(Arc::new(pod("u1", "a", Some("n"))));
         assert_eq!(pods.get("u1").and_then(|pod| pod.node.as_deref()), Some("n"));
         assert_eq!(pods.named(&key("a")).and_then(|pod| pod.node.as_deref()), Some("n"));
-        // Another pod has taken the name: the first one's end takes it from nobody.
-        pods.insert(Arc::new(pod("u3", "a", None, &[])));
+        // Another pod has taken the name, so the end of the first pod must not remove it.
+        pods.insert(Arc::new(pod("u3", "a", None)));
         assert_eq!(pods.remove("u1").map(|pod| pod.uid.clone()).as_deref(), Some("u1"));
         assert_eq!(named(&pods, "a").as_deref(), Some("u3"));
         assert_eq!((pods.uids().collect::<Vec<_>>(), pods.len()), (vec!["u2", "u3"], 2));

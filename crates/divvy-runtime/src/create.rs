@@ -2,17 +2,17 @@
 
 use std::path::Path;
 
-use divvy_container::cdi::generate::{Extras, nvidia};
-use divvy_container::cdi::{Edits, Hook, Registry};
-use divvy_container::runtime::bundle::Bundle;
-use divvy_container::runtime::call::Call;
-use divvy_container::runtime::live::{self, Live};
-use divvy_container::runtime::plan::{self, Asked, Decides, Plan};
-use divvy_container::runtime::request::{Container, Wanted};
-use divvy_container::runtime::require::{self, Facts};
-use divvy_container::runtime::settings::{self, Mode, Settings};
-use divvy_container::runtime::{extras, legacy};
-use divvy_files::Files;
+use divvy_cdi::generate::{Extras, nvidia};
+use divvy_cdi::{Edits, Hook, Registry};
+use divvy_host::Files;
+use divvy_oci::runtime::bundle::Bundle;
+use divvy_oci::runtime::call::Call;
+use divvy_oci::runtime::live::{self, Live};
+use divvy_oci::runtime::plan::{self, Asked, Decides, Plan};
+use divvy_oci::runtime::request::{Container, Wanted};
+use divvy_oci::runtime::require::{self, Facts};
+use divvy_oci::runtime::settings::{self, Mode, Settings};
+use divvy_oci::runtime::{extras, legacy};
 
 use crate::error::{Error, Log};
 use crate::{files, low_level, probe};

@@ -6,9 +6,9 @@ use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
-use divvy_container::runtime::call::{self, Call};
-use divvy_container::runtime::settings::{Level, Settings};
-use divvy_container::runtime::{bundle, live, plan, require, settings};
+use divvy_oci::runtime::call::{self, Call};
+use divvy_oci::runtime::settings::{Level, Settings};
+use divvy_oci::runtime::{bundle, live, plan, require, settings};
 use serde_json::json;
 use thiserror::Error as ThisError;
 

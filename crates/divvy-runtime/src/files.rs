@@ -5,9 +5,9 @@ use std::io::{self, Read as _, Write as _};
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 
-use divvy_container::cdi::{Found, Registry, is_spec_file};
-use divvy_container::runtime::bundle::Device;
-use divvy_container::runtime::settings::{self, Settings};
+use divvy_cdi::{Found, Registry, is_spec_file};
+use divvy_oci::runtime::bundle::Device;
+use divvy_oci::runtime::settings::{self, Settings};
 use rustix::fs::OFlags;
 
 use crate::error::Error;

@@ -13,9 +13,9 @@ use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
-use divvy_container::hook::state::State;
-use divvy_container::runtime::bundle::{Bundle, LEGACY_HOOKS};
-use divvy_container::runtime::{legacy, plan};
+use divvy_oci::hook::state::State;
+use divvy_oci::runtime::bundle::{Bundle, LEGACY_HOOKS};
+use divvy_oci::runtime::{legacy, plan};
 
 use crate::error::{Error, Log};
 use crate::{create, files, low_level};

@@ -6,7 +6,7 @@ use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use divvy_container::runtime::settings::Cli;
+use divvy_oci::runtime::settings::Cli;
 
 use crate::error::Error;
 

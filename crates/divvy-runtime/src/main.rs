@@ -2,7 +2,7 @@
 //!
 //! Called to create a container it reads the container's `config.json`, puts in the devices that the container is to have, and becomes the real
 //! runtime; called for anything else it becomes the real runtime at once. It opens nothing below the container's root, mounts nothing, and runs
-//! nothing but that runtime, and `divvy-probe` where the driver has to be asked. What it decides is in `divvy_container::runtime`; here is what is
+//! nothing but that runtime, and `divvy-probe` where the driver has to be asked. What it decides is in `divvy_oci::runtime`; here is what is
 //! read, written and executed.
 
 #![forbid(unsafe_code)]
@@ -18,7 +18,7 @@ use std::ffi::OsString;
 use std::io::Write as _;
 use std::process::ExitCode;
 
-use divvy_container::runtime::call::Call;
+use divvy_oci::runtime::call::Call;
 
 use error::{Error, Log};
 

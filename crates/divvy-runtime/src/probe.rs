@@ -7,7 +7,7 @@ use std::sync::mpsc::{Receiver, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use divvy_container::runtime::settings::Settings;
+use divvy_oci::runtime::settings::Settings;
 
 use crate::error::Error;
 

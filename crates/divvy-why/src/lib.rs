@@ -1,13 +1,15 @@
 //! Why a pod waits, and what would let it start: pure functions of a [`Snapshot`] of the cluster and of the pod ([`Wants`]).
 //!
-//! - [`Snapshot`]: the GPUs ([`divvy_placement::Ledger`]), the nodes ([`Site`]) and the pods on them ([`Tenant`])
-//! - [`Wants`]: what kube-scheduler and Divvy read of the pod that waits
+//! - [`Snapshot`]: the GPUs ([`divvy_placement::Ledger`]), the nodes ([`Site`]), and the pods on them ([`Tenant`])
+//! - [`Wants`]: what kube-scheduler and Divvy read about the waiting pod
 //! - [`Obstacle`]: one reason why one node does not take the pod; [`Hold`]: one reason why no node does
-//! - [`Suggestion`]: a change that alone lets the pod start. Each one was applied to the snapshot, and then nothing was in the way any more.
+//! - [`Suggestion`]: a single change that is enough to let the pod start. Each one was applied to the snapshot, and then no
+//!   obstacle was left.
 //! - [`Answer`]: all of this for one pod or for several equal ones, short enough to read
 //!
-//! The obstacles are those of kube-scheduler's default filters (`pkg/scheduler/framework/plugins` in Kubernetes 1.36) and of Divvy's extender.
-//! Unlike kube-scheduler, which stops at the first filter that refuses a node, this crate looks at all of them.
+//! The obstacles are those of kube-scheduler's default filters (`pkg/scheduler/framework/plugins` in Kubernetes 1.36) and of
+//! Divvy's extender. Unlike kube-scheduler, which stops at the first filter that refuses a node, this crate evaluates all of
+//! them.
 
 #![forbid(unsafe_code)]
 

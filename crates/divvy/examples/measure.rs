@@ -133,7 +133,7 @@ async fn until(what: &str, holds: impl Fn() -> bool) -> Result<()> {
 
 async fn offered(cluster: &Embedded, units: u64) -> Result<()> {
     let limit = Instant::now() + Duration::from_secs(20);
-    while divvy_cluster::list::node(&cluster.client(), "dgx").await?.allocatable_units != units {
+    while divvy_kube::list::node(&cluster.client(), "dgx").await?.allocatable_units != units {
         ensure!(Instant::now() < limit, "waited 20 s for {units} units");
         tokio::time::sleep(Duration::from_millis(2)).await;
     }

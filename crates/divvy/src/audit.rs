@@ -14,5 +14,6 @@
 //! `/dev/nvidia<minor>` in the container, or UUIDs; absent: nobody looked, and then the variables alone decide. `env` is the process's own
 //! environment; `NVIDIA_VISIBLE_DEVICES` and `ALIYUN_COM_GPU_MEM_*` are looked at. `id` is anything that no other container has.
 
+pub mod history;
 pub mod read;
 pub mod text;

@@ -1,6 +1,5 @@
-//! One module per command: from parsed arguments to actions.
+//! One module per command, which turns parsed arguments into actions.
 
-pub mod agent;
 pub mod audit;
 pub mod cdi;
 #[cfg(feature = "completions")]
@@ -9,8 +8,6 @@ pub mod configure;
 #[cfg(feature = "demo")]
 pub mod demo;
 pub mod doctor;
-pub mod explainer;
-pub mod extender;
 pub mod hook;
 pub mod inspect;
 pub mod manifests;
@@ -28,22 +25,15 @@ use std::io::{Read as _, Write as _};
 use std::os::unix::fs::FileTypeExt as _;
 use std::path::Path;
 
-use tokio_util::sync::CancellationToken;
-
 use crate::cli::{Cli, Command, InspectCommand};
 
-/// A question was asked, and no answer can be given: exit status 2. The text says which.
-#[derive(Debug, thiserror::Error)]
-#[error("{0}")]
-pub struct Unclear(pub String);
-
-/// Runs what was asked for: the exit status. 1: it ran, and its result is not what it should be.
+/// Run the command and return the exit status: 0 on success, 1 if the command ran but reports a problem.
 pub async fn run(cli: Cli) -> anyhow::Result<u8> {
     let well = match cli.command {
         Command::Doctor(args) => return doctor::run(*args).await,
-        Command::Agent(args) => agent::run(*args).await.map(|()| true),
-        Command::Extender(args) => extender::run(*args).await.map(|()| true),
-        Command::Explainer(args) => explainer::run(args).await.map(|()| true),
+        Command::Agent(args) => divvy_agent::main(*args).await.map_err(Into::into).map(|()| true),
+        Command::Extender(args) => divvy_extender::main(*args).await.map_err(Into::into).map(|()| true),
+        Command::Explainer(args) => divvy_explainer::main(args).await.map_err(Into::into).map(|()| true),
         Command::Inspect(InspectCommand::Gpushare(args)) => inspect::run(args).await.map(|()| true),
         Command::Why(args) => why::run(args).await.map(|()| true),
         Command::Version(args) => version::run(args).await.map(|()| true),
@@ -60,13 +50,13 @@ pub async fn run(cli: Cli) -> anyhow::Result<u8> {
         Command::Completions(args) => completions::run(&args).map(|()| true),
         #[cfg(not(feature = "completions"))]
         Command::Completions(_) => anyhow::bail!(
-            "this divvy was built for a node's image, where nobody types; a divvy built by `cargo build --release` has completions"
+            "this divvy was built for the node image, without shell completions; use a divvy built with `cargo build --release`"
         ),
         #[cfg(feature = "demo")]
         Command::Demo(args) => demo::run(args).await,
         #[cfg(not(feature = "demo"))]
         Command::Demo(_) => anyhow::bail!(
-            "this divvy was built for a node's image, without the simulators that a demo needs; run the demo with a divvy built by \
+            "this divvy was built for the node image, without the simulators that the demo needs; use a divvy built with \
              `cargo build --release --workspace`"
         ),
     }?;
@@ -77,14 +67,14 @@ fn say(line: &str) -> std::io::Result<()> {
     writeln!(std::io::stderr().lock(), "{line}")
 }
 
-/// Writes a file that is whole or as it was before: beside it first, then by renaming.
+/// Replace a file atomically: write a temporary file in the same directory, sync it, and rename it.
 fn write_whole(file: &Path, text: &str, mode: u32) -> std::io::Result<()> {
     use std::os::unix::fs::PermissionsExt as _;
     let folder = file
         .parent()
         .filter(|folder| !folder.as_os_str().is_empty())
         .unwrap_or(Path::new("."));
-    // A name with a dot in front: the kubelet's folder of static pods, and those of CDI specs, are read while we write.
+    // The temporary name starts with a dot, because the kubelet and the engines read their directories while we write, and skip such names.
     let mut new = tempfile::Builder::new().prefix(".divvy-").tempfile_in(folder)?;
     new.write_all(text.as_bytes())?;
     new.as_file().set_permissions(std::fs::Permissions::from_mode(mode))?;
@@ -93,17 +83,18 @@ fn write_whole(file: &Path, text: &str, mode: u32) -> std::io::Result<()> {
     std::fs::File::open(folder)?.sync_all()
 }
 
-/// The text of a file that somebody else wrote, if it is no larger than this.
+/// Read a text file that another program wrote. A file with more than `largest` bytes is an error.
 fn read_bounded(file: &Path, largest: u64) -> std::io::Result<String> {
-    // Who opens a pipe in a folder waits for somebody who writes into it, perhaps for ever. One that a shell made for `<(command)` is meant so.
+    // Opening a pipe blocks until another process writes to it, perhaps indefinitely. The pipes of a shell's `<(command)` are in /dev or /proc,
+    // and always have a writer.
     let is_pipe = std::fs::metadata(file).is_ok_and(|found| found.file_type().is_fifo());
     if is_pipe && !file.starts_with("/dev") && !file.starts_with("/proc") {
-        return Err(std::io::Error::other("it is a pipe, and not a file"));
+        return Err(std::io::Error::other("it is a pipe, not a file"));
     }
     bounded(std::fs::File::open(file)?, largest)
 }
 
-/// The same of what is read already.
+/// Read text as [`read_bounded`] does, from an open file.
 fn bounded(from: impl std::io::Read, largest: u64) -> std::io::Result<String> {
     let mut text = Vec::new();
     let length = from.take(largest + 1).read_to_end(&mut text)?;
@@ -111,30 +102,4 @@ fn bounded(from: impl std::io::Read, largest: u64) -> std::io::Result<String> {
         return Err(std::io::Error::other(format!("it has more than {largest} bytes")));
     }
     String::from_utf8(text).map_err(|_| std::io::Error::other("it is not UTF-8 text"))
-}
-
-/// Cancelled by SIGTERM, SIGINT, and, with `--exit-with-stdin`, by the end of standard input.
-fn until_stopped(exit_with_stdin: bool) -> anyhow::Result<CancellationToken> {
-    use tokio::signal::unix::{SignalKind, signal};
-    let token = CancellationToken::new();
-    let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
-    let stop = token.clone();
-    tokio::spawn(async move {
-        tokio::select! {
-            _ = terminate.recv() => {}
-            _ = interrupt.recv() => {}
-        }
-        stop.cancel();
-    });
-    if exit_with_stdin {
-        let stop = token.clone();
-        // A thread of its own: a read of standard input cannot be taken back, and must not hold up the end.
-        std::thread::spawn(move || {
-            let mut stdin = std::io::stdin().lock();
-            let mut buffer = [0; 256];
-            while stdin.read(&mut buffer).is_ok_and(|read| read > 0) {}
-            stop.cancel();
-        });
-    }
-    Ok(token)
 }

@@ -1,4 +1,4 @@
-//! kubectl's `-o jsonpath=` and `--sort-by`: a text with paths in braces, without `{range}`.
+//! The templates of kubectl's `-o jsonpath=`, which are text with paths in braces, and the paths of `--sort-by`. `{range}` is not supported.
 
 use std::str::FromStr;
 
@@ -7,11 +7,11 @@ use jsonpath_rust::parser::parse_json_path;
 use jsonpath_rust::query::js_path_process;
 use serde_json::Value;
 
-/// A path, as kubectl writes it: `.nodes[0].name`, `{.nodes[0].name}`, `$.nodes[0].name`.
+/// A path in kubectl's notation: `.nodes[0].name`, `{.nodes[0].name}`, or `$.nodes[0].name`.
 #[derive(Debug, Clone)]
 pub struct Path(JpQuery);
 
-/// Texts and paths.
+/// A template: a sequence of literal texts and paths.
 #[derive(Debug, Clone)]
 pub struct Template(Vec<Part>);
 
@@ -22,7 +22,7 @@ enum Part {
 }
 
 impl Path {
-    /// What it names.
+    /// Return the values that the path selects. Empty if there are none.
     pub fn find<'a>(&self, value: &'a Value) -> Vec<&'a Value> {
         let found = js_path_process(&self.0, value).unwrap_or_default();
         found.into_iter().map(|found| found.val()).collect()
@@ -46,7 +46,7 @@ impl FromStr for Path {
         };
         parse_json_path(&path)
             .map(Path)
-            .map_err(|_| format!("{text:?} is no path; write such as {{.nodes[*].name}}"))
+            .map_err(|_| format!("{text:?} is not a path; write, for example, {{.nodes[*].name}}"))
     }
 }
 
@@ -73,7 +73,7 @@ impl FromStr for Template {
     }
 }
 
-/// Where the braces end that have begun: not within quotes.
+/// Return the position of the closing brace of a path; braces within quotes do not count.
 fn end_of_braces(text: &str) -> Option<usize> {
     let mut quote = None;
     let mut escaped = false;
@@ -99,14 +99,15 @@ fn part(inner: &str) -> Result<Part, String> {
     }
     if inner == "end" || inner.starts_with("range ") {
         return Err(format!(
-            "{{{inner}}} is not known here; {{.nodes[*].name}} prints all of them in a line, and -o json gives the rest to jq"
+            "{{{inner}}} is not supported; {{.nodes[*].name}} prints all values in one line, and -o json | jq can do the rest"
         ));
     }
     inner.parse().map(Part::Path)
 }
 
 impl Template {
-    /// The text, with a newline at its end: strings as they are, everything else as JSON, several values with spaces between them.
+    /// Fill in the template, and end the text with a newline. Strings are printed unquoted, all other values as JSON, and several values are
+    /// separated by spaces.
     pub fn render(&self, value: &Value) -> String {
         let one = |value: &&Value| match value {
             Value::String(text) => text.clone(),

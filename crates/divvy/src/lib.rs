@@ -1,16 +1,15 @@
-//! The divvy program: grammar, wiring, printing.
+//! The library behind the `divvy` and `divvy-agent` programs: command-line grammar, wiring, and printing.
 //!
-//! - [`cli`]: the grammar
-//! - [`commands`]: one module per command, from parsed arguments to actions
-//! - [`audit`]: what a history of the cluster shows, in words, and where it is read from
-//! - [`inspect`], [`why`]: what the tables show, as values, and their text
+//! - [`cli`]: the command-line grammar
+//! - [`commands`]: one module per command, which turns parsed arguments into actions
+//! - [`audit`]: reading of cluster histories, and the text of `divvy audit`
+//! - [`inspect`], [`why`]: the values behind the output of these commands, and the output's text
 //! - [`jsonpath`]: kubectl's `-o jsonpath=` and `--sort-by`
-//! - [`simulate`]: runs of the simulator, their tables and their report
-//! - [`scheduler_config`]: what kube-scheduler must be told, as text
+//! - [`simulate`]: runs of the simulator, with their tables and reports
+//! - [`scheduler_config`]: kube-scheduler's configuration for the extender, as text
 //! - [`manifests`]: the Helm chart, rendered without Helm
-//! - [`version`]: which version of Divvy is where
-//! - [`uninstall`]: what of Divvy is in a cluster, and what is to be removed
-//! - [`program`]: from parsed arguments to an exit status, for `divvy` and for `divvy-agent`
+//! - [`version`]: the versions of Divvy's programs in a cluster
+//! - [`uninstall`]: the objects of Divvy in a cluster, and the plan to remove them
 //! - [`printer`]: the only writer to standard output
 
 #![forbid(unsafe_code)]
@@ -22,7 +21,6 @@ pub mod inspect;
 pub mod jsonpath;
 pub mod manifests;
 pub mod printer;
-pub mod program;
 pub mod scheduler_config;
 pub mod simulate;
 pub mod sums;

@@ -1,13 +1,13 @@
-//! Parses, runs, and turns errors into words: everything else is in the library.
+//! The `divvy` program: it parses the command line, runs the command, and prints errors. Everything else is in the library.
 
 use std::process::ExitCode;
 
 use clap::Parser as _;
 use divvy::cli::{Cli, arguments, usage_status};
-use divvy::program::{fail, run};
+use divvy_program::{fail, run};
 
 fn main() -> ExitCode {
-    // Called for a container that starts: nothing of what follows is for it.
+    // `nvidia-ctk hook` runs while a container starts. It needs neither completions nor the grammar.
     if let Some(words) = divvy::cli::hook_of_spec(&std::env::args_os().collect::<Vec<_>>()) {
         return divvy::commands::hook::run(&words).map_or_else(|error| fail(&error), |()| ExitCode::SUCCESS);
     }
@@ -24,7 +24,7 @@ fn main() -> ExitCode {
             let status = usage_status(std::env::args_os().next().as_ref(), &error);
             return match error.print() {
                 Ok(()) => ExitCode::from(status),
-                // `divvy --help | head` is no error.
+                // A reader that closes the pipe early (`divvy --help | head`) is not an error.
                 Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => ExitCode::from(status),
                 Err(error) => fail(&error.into()),
             };

@@ -1,20 +1,20 @@
-//! The only writer to standard output. Data goes there; everything else goes to standard error.
+//! The only writer to standard output. Standard output gets data; everything else goes to standard error.
 
 use std::io::{self, IsTerminal as _, Write};
 use std::sync::OnceLock;
 
-use divvy_container::plain;
+use divvy_host::plain;
 
 use crate::cli::Color;
 
 static COLOUR: OnceLock<Color> = OnceLock::new();
 
-/// As `--color` says. Only the first choice counts.
+/// Set whether to print colors, from `--color`. Only the first call has an effect.
 pub fn choose_colour(choice: Color) {
     let _ = COLOUR.set(choice);
 }
 
-/// Whether what is printed for people has colours.
+/// Report whether text for people is colored.
 pub fn coloured() -> bool {
     match COLOUR.get().copied().unwrap_or(Color::Auto) {
         Color::Always => true,
@@ -23,39 +23,40 @@ pub fn coloured() -> bool {
     }
 }
 
-/// A part of a text in a colour, by its number in ECMA-48 (`31`, `1;33`).
+/// Return the text in a color, which is given by its ECMA-48 SGR parameters (`31`, `1;33`).
 pub fn paint(colour: &str, text: &str) -> String {
     format!("\x1b[{colour}m{text}\x1b[0m")
 }
 
-/// Writes text as it is: files and scripts, what is coloured, and what moves no cursor already.
+/// Print text unchanged. The text must be free of foreign control characters: files and scripts of our own, or text that was already made
+/// [`plain`].
 pub fn print(text: &str) -> io::Result<()> {
     let mut out = io::stdout().lock();
     out.write_all(text.as_bytes())?;
     out.flush()
 }
 
-/// Writes text for people. What objects and files put into it moves no cursor.
+/// Print text for people. Control characters are made harmless, because names and messages in the text come from the cluster or from files.
 pub fn text(text: &str) -> io::Result<()> {
     print(&plain(text))
 }
 
-/// Writes a line, as [`text`].
+/// Print a line, as [`text`] does.
 pub fn line(line: &str) -> io::Result<()> {
     text(&format!("{line}\n"))
 }
 
-/// A value as JSON, indented as kubectl does.
+/// Print a value as JSON, with kubectl's indentation.
 pub fn json<T: serde::Serialize>(value: &T) -> anyhow::Result<()> {
     Ok(print(&json_text(value)?)?)
 }
 
-/// A value as YAML.
+/// Print a value as YAML.
 pub fn yaml<T: serde::Serialize>(value: &T) -> anyhow::Result<()> {
     Ok(print(&yaml_text(value)?)?)
 }
 
-/// The text of [`json`].
+/// Return the text that [`json`] prints.
 pub fn json_text<T: serde::Serialize>(value: &T) -> anyhow::Result<String> {
     let mut bytes = Vec::new();
     let formatter = serde_json::ser::PrettyFormatter::with_indent(b"    ");
@@ -64,12 +65,12 @@ pub fn json_text<T: serde::Serialize>(value: &T) -> anyhow::Result<String> {
     Ok(String::from_utf8(bytes)?)
 }
 
-/// The text of [`yaml`].
+/// Return the text that [`yaml`] prints.
 pub fn yaml_text<T: serde::Serialize>(value: &T) -> anyhow::Result<String> {
     Ok(serde_saphyr::to_string(value)?)
 }
 
-/// Tab-separated cells as columns: Go's text/tabwriter with minwidth 0 and padding 2, as kubectl and gpushare's tool use it.
+/// Align tab-separated cells in columns, as Go's text/tabwriter does with minwidth 0 and padding 2 in kubectl and gpushare's tool.
 pub fn columns(cells: &str) -> String {
     let mut writer = tabwriter::TabWriter::new(Vec::new()).minwidth(0).padding(2);
     writer
@@ -79,7 +80,7 @@ pub fn columns(cells: &str) -> String {
     String::from_utf8(writer.into_inner().expect("flushed")).expect("text in, text out")
 }
 
-/// How wide the terminal is; none where standard output is a file or a program, which get whole lines.
+/// Return the width of the terminal in columns. `None` if standard output is a file or a pipe, whose lines are not wrapped.
 pub fn terminal_width() -> Option<usize> {
     let size = rustix::termios::tcgetwinsize(io::stdout()).ok()?;
     Some(usize::from(size.ws_col)).filter(|columns| *columns > 0)

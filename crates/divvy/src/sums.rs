@@ -1,29 +1,29 @@
-//! What kube-scheduler counts of GPU memory before it asks the extender: sums over whole nodes.
+//! The GPU memory that kube-scheduler itself counts before it calls the extender: sums over whole nodes.
 
 use std::collections::BTreeMap;
 
 use divvy_model::{Node, Phase, Pod};
 
-/// A node's units of gpu-mem.
+/// A node's units of `aliyun.com/gpu-mem`, as kube-scheduler counts them.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Sum {
-    /// What it has (`status.capacity`).
+    /// The node's capacity (`status.capacity`).
     pub capacity: u64,
-    /// What its kubelet offers now (`status.allocatable`): without the units of failed GPUs, and none while the agent is away.
+    /// The units that the kubelet offers now (`status.allocatable`): without the units of failed GPUs, and 0 while the agent is not running.
     pub offered: u64,
-    /// What the pods there ask for.
+    /// The sum of the requests of the node's pods.
     pub requested: u64,
 }
 
 impl Sum {
-    /// What kube-scheduler takes for free.
+    /// Return the units that kube-scheduler considers free.
     pub fn free(&self) -> u64 {
         self.offered.saturating_sub(self.requested)
     }
 }
 
-/// The sums of all nodes, by name. As kube-scheduler does (`NodeResourcesFit`) a pod counts until its phase is Succeeded or Failed, also
-/// while it is being deleted.
+/// Compute the sums of all nodes, by node name. As in kube-scheduler's plugin `NodeResourcesFit`, a pod counts until its phase is Succeeded
+/// or Failed, even while it is being deleted.
 pub fn sums(nodes: &[Node], pods: &[Pod]) -> BTreeMap<String, Sum> {
     let of = |node: &Node| Sum {
         capacity: node.capacity_units,
@@ -99,7 +99,7 @@ mod tests {
         check(4, &[pod(None, 4), pod(Some("elsewhere"), 4)], 4);
         check(4, &[going], 1);
         check(4, &[over(Phase::Succeeded), over(Phase::Failed)], 4);
-        // A GPU failed under its pods: more is asked for than is offered.
+        // A GPU with pods failed, so the pods request more than the node offers.
         check(2, &[pod(Some("n1"), 3)], 0);
         check(4, &[pod(Some("n1"), u64::MAX), pod(Some("n1"), u64::MAX)], 0);
     }

@@ -1,6 +1,6 @@
 //! What of Divvy is in a cluster, and what it takes to remove it: values and their text.
 
-use divvy_container::plain;
+use divvy_host::plain;
 use divvy_model::{Held, MemoryUnit, MiB, Node, Pod, names};
 use serde::Serialize;
 use serde_json::Value;

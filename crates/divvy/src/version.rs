@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use divvy_container::plain;
+use divvy_host::plain;
 use serde::Serialize;
 
 use crate::printer::columns;

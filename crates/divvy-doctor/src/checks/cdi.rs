@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use divvy_container::cdi::stale::Stale;
-use divvy_container::cdi::{Found, Severity as Strength};
+use divvy_cdi::stale::Stale;
+use divvy_cdi::{Found, Severity as Strength};
 
 use crate::check::{Repair, Verdict, count, problem, repaired_by, skip};
 use crate::facts::Facts;

@@ -1,6 +1,6 @@
 //! Checks of Docker.
 
-use divvy_container::engines::docker;
+use divvy_engines::docker;
 
 use crate::check::{Severity, Verdict, blind, milder, problem, skip};
 use crate::facts::{Asked, Facts, Kind, for_gpus, version_at_least};

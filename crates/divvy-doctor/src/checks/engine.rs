@@ -1,6 +1,6 @@
 //! Checks of the configuration of containerd and CRI-O.
 
-use divvy_container::engines::{Configuration, containerd, crio, docker};
+use divvy_engines::{Configuration, containerd, crio, docker};
 
 use super::cluster::{listed, some};
 use super::pods;

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use divvy_container::cdi::generate::{amd, proc};
+use divvy_cdi::generate::{amd, proc};
 
 use crate::check::{Repair, Severity, Verdict, count, milder, problem, repaired_by, skip};
 use crate::facts::{Facts, Vendor};

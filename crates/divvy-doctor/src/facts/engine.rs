@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use divvy_container::engines::containerd::Merge;
-use divvy_container::engines::{self, Configuration, Runtime, containerd, crio, docker};
+use divvy_engines::containerd::Merge;
+use divvy_engines::{self as engines, Configuration, Runtime, containerd, crio, docker};
 
 use super::{Asked, Facts};
 use crate::check::Stop;

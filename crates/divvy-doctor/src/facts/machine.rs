@@ -1,7 +1,8 @@
 //! Facts from a machine's files.
 
-use divvy_container::cdi::generate::{Kind, nvidia, proc, wsl};
-use divvy_container::cdi::{DIRECTORIES, Found, Registry, is_spec_file};
+use divvy_cdi::generate::{nvidia, proc, wsl};
+use divvy_cdi::{DIRECTORIES, Found, Registry, is_spec_file};
+use divvy_host::Kind;
 
 use super::Facts;
 use crate::check::Stop;

@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 use std::fmt::Write as _;
 
-use divvy_container::plain;
+use divvy_host::plain;
 use textwrap::{Options, WordSeparator, WordSplitter};
 
 use super::{Line, Report, Skipped, Status};

@@ -2,16 +2,17 @@
 
 use std::collections::BTreeMap;
 
-use divvy_container::cdi::Format;
-use divvy_container::cdi::generate::{Entry, Options, Tree, nvidia, proc};
+use divvy_cdi::Format;
+use divvy_cdi::generate::{Options, nvidia, proc};
 use divvy_doctor::Facts;
 use divvy_doctor::facts::cluster::{
     Cluster, Container, DaemonSet, Meta, Node, NodeInfo, NodeStatus, Pod, PodSpec, PodStatus, RuntimeClass, Texts,
 };
 use divvy_doctor::facts::programs::{Docker, Extender, Probed, ProbedGpu, RuntimeTest, Socket};
 use divvy_doctor::{Asked, Line, checks};
+use divvy_host::{Entry, Tree};
 
-use crate::machine::{Machine, kinds};
+use divvy_testkit::machine::{Machine, kinds};
 
 /// The files of a machine, with device numbers, modification times, and unreadable files.
 #[derive(Debug, Default, Clone)]

@@ -3,7 +3,7 @@
 use divvy_doctor::{Facts, Report, Style, checks};
 
 use crate::host::{Host, debian, none};
-use crate::machine::kinds;
+use divvy_testkit::machine::kinds;
 
 /// Return the verbose report of a copied machine, whose programs are not queried.
 fn copy(host: &Host) -> String {

@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use divvy_cluster::index::ReadPod;
-use divvy_cluster::objects::PodObject;
-use divvy_cluster::watch::Change;
 use divvy_extender::core::{Action, BindArgs, Core, Eviction, Now, Posted, Timing};
+use divvy_kube::convert::ReadPod;
+use divvy_kube::objects::PodObject;
+use divvy_kube::watch::Change;
 use divvy_model::limits::{DEVICE_TEXT_BYTES, RULE_BYTES, RULE_PATTERNS, RULE_UUIDS};
 use divvy_model::{Gpu, Health, Inventory, Link, MemoryUnit, MiB, Node};
 use serde_json::{Value, json};

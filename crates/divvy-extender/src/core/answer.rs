@@ -4,8 +4,8 @@
 //! `Status` object (`meta/v1`, apimachinery `types.go`) speaks for the API server, and only one that names the pod says that the pod is
 //! gone. Everything else leaves the outcome unknown: the extender keeps what it reserved and reads the pod.
 
-use divvy_cluster::convert;
-use divvy_cluster::objects::PodObject;
+use divvy_kube::convert;
+use divvy_kube::objects::PodObject;
 use divvy_model::{PodKey, names};
 use kube::core::Status;
 use kube::core::response::StatusSummary;

@@ -1,7 +1,7 @@
 use divvy_model::Pod;
 use divvy_model::scores::{BEST, OTHERS};
-use divvy_placement::policy::{Cost, Ranking};
 use divvy_placement::{Ask, Choice};
+use divvy_policy::{Cost, Ranking};
 
 use super::Core;
 

@@ -1,7 +1,7 @@
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 
-use divvy_cluster::objects::PodObject;
+use divvy_kube::objects::PodObject;
 use divvy_placement::Refusal;
 use serde::{Deserialize, Serialize, Serializer};
 use serde_json::value::RawValue;

@@ -11,7 +11,7 @@ use tokio_util::sync::CancellationToken;
 use super::certificate::LARGEST_PEM;
 use super::plan::{Data, Lifetimes, keys, plan};
 use super::{Credentials, Current, Source, make};
-use divvy_cluster::in_words;
+use divvy_kube::in_words;
 
 /// Between two looks at the Secret, at most: another replica may have renewed it.
 const LOOK: Duration = Duration::from_secs(30);

@@ -1,7 +1,7 @@
 //! What the extender knows while a watch is broken is out of date.
 
-use divvy_cluster::watch::Change;
 use divvy_extender::core::Core;
+use divvy_kube::watch::Change;
 use divvy_model::Pod;
 
 use crate::values::*;

@@ -1,10 +1,10 @@
 //! Binds, step by step. Case numbers are those of research/gpushare.md section 8, R numbers those of
 //! research/reliability.md section 2.2, F numbers of its section 4.2.
 
-use divvy_cluster::index::ReadPod;
-use divvy_cluster::objects::PodObject;
-use divvy_cluster::watch::Change;
 use divvy_extender::core::{Action, Core, Got, Posted, Timing};
+use divvy_kube::convert::ReadPod;
+use divvy_kube::objects::PodObject;
+use divvy_kube::watch::Change;
 use divvy_model::{ContainerKind, ContainerRequest, GpuRules, Health, Held, Link, MemoryUnit, Pod, PodRequest};
 use proptest::prelude::*;
 

@@ -1,10 +1,10 @@
 //! What one pod or one node can cost the extender, whatever it says: bytes that are kept, bytes of answers, and work while the core is locked.
 
-use divvy_cluster::convert;
-use divvy_cluster::index::ReadPod;
-use divvy_cluster::objects::PodObject;
-use divvy_cluster::watch::Change;
 use divvy_extender::core::Core;
+use divvy_kube::convert;
+use divvy_kube::convert::ReadPod;
+use divvy_kube::objects::PodObject;
+use divvy_kube::watch::Change;
 use divvy_model::limits::{DEVICE_TEXT_BYTES, RULE_BYTES, RULE_PATTERNS};
 use divvy_model::{MemoryUnit, Node, Pod};
 use serde_json::{Value, json};

@@ -91,7 +91,7 @@ fn memory_of_a_pod_that_vanished_while_its_container_ran_is_given_again_after_th
                 assert_eq!(
                     one_answer(core.begin_bind(args(&q, "n1"), at(ms)).1),
                     Err(
-                        "pod default/q: node n1 has no GPU with 4 units (4096 MiB) free: GPU 0 has 2048 of 8192 MiB free and still keeps that of \
+                        "pod default/q: node n1 has no GPU with 4 units (4096 MiB) free: GPU 0 has 2048 of 8192 MiB free and still counts \
                          default/old 6144 MiB (deleted, container was running)"
                             .to_owned()
                     ),

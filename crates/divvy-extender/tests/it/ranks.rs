@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use axum::http::StatusCode;
 use divvy_extender::{DecideIn, Placement, Settings};
-use divvy_placement::policy::Policy;
+use divvy_policy::Policy;
 use serde_json::{Value, json};
 
 use crate::server::*;

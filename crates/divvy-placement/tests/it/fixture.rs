@@ -1,139 +1,10 @@
-//! Builders shared by the tests.
+//! Ledgers that several tests start from.
 
-use std::collections::BTreeMap;
-
-use divvy_model::legacy::LegacyAllocation;
-use divvy_model::{
-    Allocation, ContainerKind, ContainerRequest, Gpu, GpuShare, Health, Held, Inventory, MemoryUnit, MiB, Node, Phase, Pod,
-    PodRequest,
-};
 use divvy_placement::{Ask, Ledger};
+pub(crate) use divvy_testkit::nodes::*;
 
-pub(crate) const GIB: MemoryUnit = MemoryUnit::GIB;
-
-/// A node as gpushare's plugin makes it.
-pub(crate) fn gpushare_node(name: &str, units: u64, gpus: u64) -> Node {
-    Node {
-        uid: format!("uid-{name}"),
-        name: name.to_owned(),
-        capacity_units: units,
-        capacity_gpus: gpus,
-        ..Node::default()
-    }
-}
-
-/// A node with Divvy's agent and GPUs of these sizes in units of GiB.
-pub(crate) fn divvy_node(name: &str, sizes: &[u64]) -> Node {
-    let gpus: Vec<Gpu> = sizes.iter().enumerate().map(|(i, units)| gpu(name, i, *units)).collect();
-    Node {
-        inventory: Some(Ok(Inventory {
-            v: 1,
-            agent: "0.1.0".to_owned(),
-            driver: "550.54.15".to_owned(),
-            unit: GIB,
-            other_units: std::collections::BTreeSet::new(),
-            unschedulable: false,
-            driver_trouble: None,
-            gpus,
-        })),
-        ..gpushare_node(name, sizes.iter().sum(), sizes.len() as u64)
-    }
-}
-
-pub(crate) fn uuid(node: &str, index: usize) -> String {
-    format!("GPU-{node}-{index}")
-}
-
-fn gpu(node: &str, index: usize, units: u64) -> Gpu {
-    Gpu {
-        uuid: uuid(node, index),
-        kind: "gpu".to_owned(),
-        parent: None,
-        index: index as u32,
-        minor: index as u32,
-        pci: String::new(),
-        model: "NVIDIA Test".to_owned(),
-        cc: String::new(),
-        sms: 0,
-        clock_mhz: 0,
-        bandwidth_gbs: 0,
-        total: MiB(units * 1024),
-        reserve: MiB::ZERO,
-        units,
-        held: MiB::ZERO,
-        numa: None,
-        health: Health::Ok,
-        reason: None,
-        links: Vec::new(),
-    }
-}
-
-pub(crate) fn edit_gpu(node: &mut Node, index: usize, edit: impl FnOnce(&mut Gpu)) {
-    if let Some(Ok(inventory)) = &mut node.inventory {
-        edit(&mut inventory.gpus[index]);
-    }
-}
-
-pub(crate) fn request(units: &[u64]) -> PodRequest {
-    PodRequest {
-        containers: units
-            .iter()
-            .enumerate()
-            .map(|(i, units)| ContainerRequest {
-                name: format!("c{i}"),
-                kind: ContainerKind::App,
-                units: *units,
-                gpu_count: 0,
-            })
-            .collect(),
-        ..PodRequest::default()
-    }
-}
-
-/// A pending pod that asks for this.
-pub(crate) fn pending(name: &str, units: u64) -> Pod {
-    Pod {
-        uid: format!("u-{name}"),
-        namespace: "default".to_owned(),
-        name: name.to_owned(),
-        request: request(&[units]),
-        ..Pod::default()
-    }
-}
-
-/// A running pod that gpushare placed.
-pub(crate) fn gpushare_pod(name: &str, node: &str, index: u32, units: u64) -> Pod {
-    Pod {
-        node: Some(node.to_owned()),
-        phase: Phase::Running,
-        held: Held::Legacy(LegacyAllocation {
-            gpus: BTreeMap::from([(index, units)]),
-        }),
-        ..pending(name, units)
-    }
-}
-
-/// A running pod that Divvy placed.
-pub(crate) fn divvy_pod(name: &str, node: &str, index: usize, units: u64) -> Pod {
-    Pod {
-        node: Some(node.to_owned()),
-        phase: Phase::Running,
-        held: Held::Allocation(Allocation {
-            v: 1,
-            gpus: vec![GpuShare {
-                uuid: uuid(node, index),
-                memory: MiB(units * 1024),
-                cores: 0,
-                whole: false,
-            }],
-            containers: BTreeMap::new(),
-        }),
-        ..pending(name, units)
-    }
-}
-
-/// Fixture F of research/gpushare.md section 8: n1 32/2 with a (10 on GPU 0) and b (4 on GPU 1), n2 16/1 full with c,
-/// n3 without GPUs, n4 64/4 empty.
+/// The fixture of `docs/compatibility/gpushare.md`: n1 has 32 units on 2 GPUs, with a (10 on GPU 0) and b (4 on GPU 1); n2 has 16
+/// units on 1 GPU, full with c; n3 has no GPUs; n4 has 64 units on 4 GPUs, empty.
 pub(crate) fn fixture() -> Ledger {
     let mut ledger = Ledger::new(GIB);
     for (name, units, gpus) in [("n1", 32, 2), ("n2", 16, 1), ("n3", 0, 0), ("n4", 64, 4)] {
@@ -153,7 +24,7 @@ pub(crate) fn ask(units: u64) -> Ask {
     Ask::new(units, GIB)
 }
 
-/// Filter's answer for a pod that nothing is known of: "" where it fits.
+/// Filter's answer for an unknown pod: "" if it fits.
 pub(crate) fn filter(ledger: &Ledger, node: &str, units: u64) -> String {
     match ledger.fits(node, &ask(units), "u-nobody") {
         Ok(()) => String::new(),
@@ -161,7 +32,7 @@ pub(crate) fn filter(ledger: &Ledger, node: &str, units: u64) -> String {
     }
 }
 
-/// Free units of a node's GPUs.
+/// The free units of a node's GPUs.
 pub(crate) fn free(ledger: &Ledger, node: &str) -> Vec<u64> {
     let view = ledger.node(node).expect("known");
     let gpus = view.state().map_or(0, |state| state.gpus.len());

@@ -1,6 +1,6 @@
-//! Pods that end.
+//! Simulations in which pods end.
 
-use divvy_placement::policy::Policy;
+use divvy_policy::Policy;
 use divvy_simulator::{Completions, Order, Trace, turn_over};
 
 fn trace() -> Trace {

@@ -5,9 +5,9 @@ use std::fs::File;
 use std::io::{self, BufRead, BufReader, Cursor, Read};
 use std::path::{Path, PathBuf};
 
+use crate::audit::history::{Document, Reader};
 use anyhow::Context as _;
-use divvy_cluster::history::{Document, Reader};
-use divvy_placement::audit::{Audit, Fact, GpuName, Moment, Report, What};
+use divvy_audit::{Audit, Fact, GpuName, Moment, Report, What};
 use serde::Deserialize;
 use serde_json::de::IoRead;
 

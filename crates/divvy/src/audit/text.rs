@@ -2,8 +2,8 @@
 
 use std::fmt::Write as _;
 
-use divvy_container::{plain, plain_line};
-use divvy_placement::audit::{Finding, Level, Moment, Outcome, Summary, What, span};
+use divvy_audit::{Finding, Level, Moment, Outcome, Summary, What, span};
+use divvy_host::{plain, plain_line};
 use serde::Serialize;
 
 use crate::printer::paint;

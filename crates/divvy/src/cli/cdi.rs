@@ -1,11 +1,11 @@
-//! The grammar of `divvy cdi`.
+//! The command-line grammar of `divvy cdi`.
 
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand, ValueEnum};
-use divvy_container::cdi::Version;
+use divvy_cdi::Version;
 
-/// Describe GPUs to container engines (CDI): make specs, list what is there, check it
+/// Describe GPUs to container engines (CDI): generate specs, list devices, validate specs
 #[derive(Debug, Subcommand)]
 pub enum CdiCommand {
     Generate(Box<CdiGenerateArgs>),
@@ -14,33 +14,33 @@ pub enum CdiCommand {
     Transform(CdiTransformArgs),
 }
 
-/// Make the CDI spec of this machine's GPUs: device nodes, the driver's libraries, programs, firmware and sockets
+/// Generate a CDI spec of this machine's GPUs: device nodes, and the driver's libraries, programs, firmware, and sockets
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
-  divvy cdi generate                                       look at it
+  divvy cdi generate                                       print it
   divvy cdi generate -o /var/run/cdi/nvidia.yaml
-      for this boot; /etc/cdi outlives it
+      until the next boot; files in /etc/cdi survive a reboot
   divvy cdi generate --driver-root /run/nvidia/driver -o /var/run/cdi/nvidia.yaml
   divvy cdi generate --vendor amd -o /etc/cdi/amd.json
   divvy cdi generate --cdi-version 0.5.0 -o /etc/cdi/nvidia.yaml
-      for podman 4.6 and other old readers
-  divvy cdi generate --sys-root ./tree-of-another-machine  from files alone
+      for Podman 4.6 and other old readers
+  divvy cdi generate --sys-root ./copied-machine  from another machine's files
   divvy cdi generate --mode gds --class gds -o /var/run/cdi/nvidia-gds.yaml
 Then:
   podman run --device nvidia.com/gpu=all IMAGE nvidia-smi -L
   docker run --device nvidia.com/gpu=0 IMAGE nvidia-smi -L  Docker 25 and later
 
-Make it again after each change of the driver, of MIG devices or of cards; `divvy cdi list` says when that was forgotten. \
-Nothing of the driver is run, and nothing of it but its NVML is loaded, by divvy-probe. The spec has no hooks: libraries are mounted in the folders that \
-loaders of Debian's and of Red Hat's kind search. For images with another loader, --hooks minimal adds one, divvy-hook, which writes the libraries into the \
-container's ld.so.cache and runs nothing of the image. \
-Not described: Tegra, 32-bit libraries.")]
+Generate the spec again after each change of the driver, the MIG devices, or the GPUs; `divvy cdi list` shows a spec that is out of date. \
+The command runs no program of the driver, and loads only NVML (in divvy-probe). The spec has no hooks: it mounts the libraries in the directories that \
+the loaders of Debian and Red Hat search. For images with another loader, --hooks minimal adds one hook, divvy-hook. That hook writes the libraries into the \
+container's ld.so.cache, and runs no program of the image. \
+Tegra and 32-bit libraries are not supported.")]
 pub struct CdiGenerateArgs {
-    /// Whose GPUs
+    /// The vendor of the GPUs
     #[arg(long, value_name = "VENDOR", default_value = "auto")]
     pub vendor: CdiVendor,
-    /// Write to this file, whole or not at all; - is standard output. Readers look at *.json and *.yaml
+    /// Write to this file, completely or not at all; - is standard output. Engines read only *.json and *.yaml
     #[arg(
         short,
         long,
@@ -49,71 +49,71 @@ pub struct CdiGenerateArgs {
         default_value = "-"
     )]
     pub output: PathBuf,
-    /// The form [default: by the file's ending, else yaml]
+    /// Format of the spec [default: by the file's extension, else yaml]
     #[arg(long, value_name = "FORMAT")]
     pub format: Option<CdiFormat>,
-    /// The root of the driver's files; a driver container's is /run/nvidia/driver. A relative path is below --sys-root where that is given
+    /// Root directory of the driver's files, such as /run/nvidia/driver for a driver container. A relative path is below --sys-root if given
     #[arg(long, env = "NVIDIA_CTK_DRIVER_ROOT", value_name = "DIR", default_value = "/")]
     pub driver_root: String,
-    /// The root of /dev [default: the driver's root if there are device nodes, else /]
+    /// The directory that contains dev/ [default: the driver's root if it has device nodes, else /]
     #[arg(long, env = "NVIDIA_CTK_DEV_ROOT", value_name = "DIR")]
     pub dev_root: Option<String>,
-    /// The machine's root, with /proc and /sys: another one than / is a copy of another machine's files
+    /// Root directory of the machine, with /proc and /sys; any other directory than / is a copy of another machine's files
     #[arg(long, env = "DIVVY_SYS_ROOT", value_name = "DIR", default_value = "/")]
     pub sys_root: PathBuf,
-    /// The vendor in the devices' names [default: nvidia.com, amd.com or intel.com]
+    /// The vendor in the device names [default: nvidia.com, amd.com, or intel.com]
     #[arg(long, value_name = "NAME")]
     pub vendor_name: Option<String>,
-    /// The class in the devices' names
+    /// The class in the device names
     #[arg(long, value_name = "NAME", default_value = "gpu")]
     pub class: String,
-    /// By what devices are called: index (0, 0:1), uuid (GPU-…), type-index (gpu0, mig0:1), or each by several; both is index and uuid
+    /// How to name devices: index (0, 0:1), uuid (GPU-…), type-index (gpu0, mig0:1), both (index and uuid), or a list of these
     #[arg(long, value_name = "STRATEGY", value_delimiter = ',', default_value = "both")]
     pub device_name_strategy: Vec<CdiNaming>,
-    /// Only these devices, by index or UUID; none is a device of its own, the driver's files without a GPU [default: all]
+    /// Include only these devices, by index or UUID; none adds a device with the driver's files but no GPU [default: all]
     #[arg(long, value_name = "ID", value_delimiter = ',')]
     pub device: Vec<String>,
-    /// Without the device "all"
+    /// Omit the device "all"
     #[arg(long)]
     pub no_all_device: bool,
-    /// Of what the spec is: auto (GPUs), nvml (NVIDIA's GPUs, not under WSL), wsl; or NVIDIA's management (every node of the driver), gds (GPUDirect
-    /// Storage), mofed (RDMA), gdrcopy, nvswitch, imex (channels), each a spec of its own that wants another --class
+    /// What the spec describes: auto (GPUs), nvml (NVIDIA's GPUs, not under WSL), or wsl; or, in a separate spec with another --class, NVIDIA's
+    /// management (every device node of the driver), gds (GPUDirect Storage), mofed (RDMA), gdrcopy, nvswitch, or imex (channels)
     #[arg(long, value_name = "MODE", default_value = "auto")]
     pub mode: CdiMode,
-    /// Nodes that are open to a group alone do not bring the group along; nor does the spec need CDI 0.7.0 then
+    /// Do not add the groups of group-restricted device nodes to the container's user; the spec then does not need CDI 0.7.0
     #[arg(long)]
     pub no_additional_gids: bool,
-    /// Which hooks an NVIDIA spec has
+    /// The hooks of an NVIDIA spec
     #[arg(long, value_name = "HOOKS", default_value = "none")]
     pub hooks: CdiHooks,
-    /// With --hooks minimal: where divvy-hook is on the machine that starts containers [default: beside this program]
+    /// With --hooks minimal: path of divvy-hook on the machine that starts the containers [default: in this program's directory]
     #[arg(long, value_name = "PATH")]
     pub hook_program: Option<PathBuf>,
-    /// The newest version of CDI that the reader understands; what it has not is left out. The spec is written in the oldest version
+    /// The newest CDI version that the engine understands; newer features are omitted. The spec declares the oldest version
     /// that it needs
     #[arg(long, value_name = "VERSION", default_value = "1.1.0", value_parser = version)]
     pub cdi_version: Version,
-    /// Who tells the NVIDIA GPUs: probe asks the driver (MIG devices get their UUIDs), proc reads /proc/driver/nvidia
+    /// How to find NVIDIA GPUs: probe queries the driver (and finds the UUIDs of MIG devices), proc reads /proc/driver/nvidia
     #[arg(long, value_name = "SOURCE", default_value = "auto")]
     pub gpus_from: CdiSource,
-    /// The divvy-probe to run, or unix:SOCKET of one that runs [default: the divvy-probe beside this program]
+    /// The divvy-probe to run, or unix:SOCKET of a running one [default: divvy-probe in this program's directory]
     #[arg(long, env = "DIVVY_PROBE", value_name = "PATH|unix:SOCKET")]
     pub probe: Option<String>,
-    /// The driver's libnvidia-ml.so.1 [default: searched for below the driver's root]
+    /// The driver's libnvidia-ml.so.1 [default: found by searching below the driver's root]
     #[arg(long, env = "DIVVY_NVML_LIBRARY", value_name = "PATH")]
     pub nvml_library: Option<PathBuf>,
 }
 
 fn version(text: &str) -> Result<Version, String> {
-    Version::parse(text).ok_or_else(|| format!("there are {}", Version::ALL.map(Version::as_str).join(", ")))
+    Version::parse(text).ok_or_else(|| format!("the versions are {}", Version::ALL.map(Version::as_str).join(", ")))
 }
 
-/// Vendors of GPUs.
+/// The vendors of GPUs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum CdiVendor {
-    /// The first of nvidia, amd, intel that is there
+    /// The first of nvidia, amd, intel that is present
     Auto,
-    /// NVIDIA, under WSL too
+    /// NVIDIA, including WSL
     Nvidia,
     /// AMD (/dev/kfd and render nodes)
     Amd,
@@ -121,7 +121,7 @@ pub enum CdiVendor {
     Intel,
 }
 
-/// Forms of a spec.
+/// The file formats of a spec.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum CdiFormat {
     /// JSON
@@ -130,7 +130,7 @@ pub enum CdiFormat {
     Yaml,
 }
 
-/// Names of devices.
+/// The strategies to name devices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum CdiNaming {
     /// 0, 1, 1:0
@@ -143,20 +143,20 @@ pub enum CdiNaming {
     Both,
 }
 
-/// What a spec is of.
+/// What a spec describes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum CdiMode {
     /// GPUs
     Auto,
-    /// GPUs, by the driver's NVML
+    /// GPUs, found with the driver's NVML
     Nvml,
-    /// The GPUs of Windows
+    /// The GPUs of Windows, under WSL
     Wsl,
     /// Every device node of the driver
     Management,
     /// GPUDirect Storage
     Gds,
-    /// RDMA by Mellanox' driver
+    /// RDMA, with Mellanox's driver
     Mofed,
     /// GDRCopy
     Gdrcopy,
@@ -166,19 +166,19 @@ pub enum CdiMode {
     Imex,
 }
 
-/// Hooks of a spec.
+/// The hooks of a spec.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum CdiHooks {
-    /// None: mounts do it all
+    /// No hooks: mounts are enough
     None,
-    /// One, divvy-hook: for images whose loader searches other folders
+    /// One hook, divvy-hook, for images whose loader searches other directories
     Minimal,
 }
 
-/// Who knows the GPUs.
+/// The source for the list of NVIDIA GPUs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum CdiSource {
-    /// The probe on this machine, files for a copy of another
+    /// The probe on this machine, files for a copy of another machine
     Auto,
     /// divvy-probe
     Probe,
@@ -186,43 +186,43 @@ pub enum CdiSource {
     Proc,
 }
 
-/// List the CDI devices of this machine: from which file each comes, and whether containers get it
+/// List the CDI devices of this machine, the file of each device, and whether containers can use it
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
   divvy cdi list
-  divvy cdi list -o name                 one a line, those that containers get
+  divvy cdi list -o name                 only usable devices, one per line
   divvy cdi list -o json | jq '.devices[] | select(.state != \"ok\")'
   divvy cdi list --spec-dir /etc/cdi --spec-dir /run/my-cdi
 
-STATE is ok, conflict (two files of one directory have the device: engines then give out neither), hidden (a directory of higher \
-priority has it, too), or stale (the file was made for another driver than is loaded, or names files that are gone). \
-Files that engines refuse, and files in which they do not look, are told on standard error.
+STATE is ok, conflict (two files of one directory define the device, and engines then use neither), hidden (a directory with higher \
+priority also defines it), or stale (the file was generated for another driver than the loaded one, or names files that do not exist). \
+The command lists files that engines refuse or do not read on standard error.
 
-Exit status: 0; with --strict 1 if any device is not ok (hidden is), or any file is refused.")]
+Exit status: 0; with --strict 1 if a device is in conflict or stale, or if engines refuse a file.")]
 pub struct CdiListArgs {
-    /// Where specs are, lowest priority first
+    /// Directories of specs, in ascending priority
     #[arg(long, env = "NVIDIA_CTK_CDI_SPEC_DIRS", value_name = "DIR", value_delimiter = ',', default_values = ["/etc/cdi", "/var/run/cdi"])]
     pub spec_dir: Vec<String>,
-    /// The machine's root
+    /// Root directory of the machine
     #[arg(long, env = "DIVVY_SYS_ROOT", value_name = "DIR", default_value = "/")]
     pub sys_root: PathBuf,
-    /// The form
+    /// Output format
     #[arg(short, long, value_name = "FORMAT", default_value = "table")]
     pub output: CdiListOutput,
-    /// Fail if something is wrong
+    /// Exit with status 1 if engines refuse a file, or a device is in conflict or stale
     #[arg(long)]
     pub strict: bool,
 }
 
-/// Forms of a list.
+/// Output formats of `divvy cdi list`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum CdiListOutput {
-    /// Columns
+    /// A table
     Table,
     /// JSON
     Json,
-    /// Names alone
+    /// Only the names
     Name,
 }
 
@@ -236,35 +236,35 @@ Examples:
   divvy cdi validate --sys-root ./tree ./tree/etc/cdi
       against another machine's files
 
-error: engines refuse the file, so none of its devices can be had; or two of the files of a directory have the same device.
-warning: the standard asks for something else, though engines let it pass; or the file is stale.
+error: engines refuse the file, so none of its devices are available; or two files of a directory define the same device.
+warning: the file violates the standard but engines accept it; or the file is stale.
 
-Exit status: 0 sound, or warnings alone; 1 errors, or with --strict warnings.")]
+Exit status: 0 no findings, or only warnings; 1 errors, or with --strict warnings.")]
 pub struct CdiValidateArgs {
-    /// Files, or directories of them; - is standard input
+    /// Spec files, or directories of spec files; - is standard input
     #[arg(value_name = "FILE|DIR", required = true)]
     pub files: Vec<PathBuf>,
-    /// The machine's root, for what is stale
+    /// Root directory of the machine on which to look for stale files
     #[arg(long, env = "DIVVY_SYS_ROOT", value_name = "DIR", default_value = "/")]
     pub sys_root: PathBuf,
-    /// The form
+    /// Output format
     #[arg(short, long, value_name = "FORMAT", default_value = "text")]
     pub output: CdiValidateOutput,
-    /// Fail on warnings too
+    /// Also fail on warnings
     #[arg(long)]
     pub strict: bool,
 }
 
-/// Forms of findings.
+/// Output formats of `divvy cdi validate`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum CdiValidateOutput {
-    /// A line for each finding
+    /// One line for each finding
     Text,
     /// JSON
     Json,
 }
 
-/// Move the paths of a CDI spec below another root: for a spec that was made in a driver's container, or is for one
+/// Move the paths of a CDI spec below another root, for a spec that was generated in, or is meant for, a driver container
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -272,28 +272,28 @@ Examples:
   divvy cdi transform --from /host --to / -i in.yaml -o /var/run/cdi/nvidia.yaml
   divvy cdi transform --relative-to container --from /usr/local/nvidia --to /opt/nvidia < in.json
 
-Of the machine (host) are the sources of mounts, device nodes and the programs of hooks; of the container, where mounts and device nodes are put, and programs that run \
-there (startContainer), and arguments of hooks that run in its namespaces. What is moved begins with the root by whole components: /driver is not the root of \
+Paths of the host are the sources of mounts, the device nodes, and the programs of hooks. Paths of the container are the destinations of mounts and device nodes, programs that run \
+there (startContainer), and the arguments of hooks that run in its namespaces. A path moves only if whole path components match the root: /driver is not the root of \
 /driver-x/lib.")]
 pub struct CdiTransformArgs {
-    /// The root that paths are below now
+    /// The current root of the paths
     #[arg(long, value_name = "DIR")]
     pub from: String,
-    /// The root that they are to be below
+    /// The new root of the paths
     #[arg(long, value_name = "DIR")]
     pub to: String,
-    /// Whose paths are meant
+    /// The side whose paths to move
     #[arg(long, value_name = "SIDE", default_value = "host")]
     pub relative_to: CdiSide,
     /// The spec; - is standard input
     #[arg(short, long, value_name = "FILE", default_value = "-")]
     pub input: PathBuf,
-    /// Write to this file, whole or not at all; - is standard output
+    /// Write to this file, completely or not at all; - is standard output
     #[arg(short, long, value_name = "FILE", default_value = "-")]
     pub output: PathBuf,
 }
 
-/// Sides of a mount.
+/// The two sides of a mount.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum CdiSide {
     /// The machine

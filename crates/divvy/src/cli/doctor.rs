@@ -1,4 +1,4 @@
-//! The grammar of `divvy doctor`.
+//! The command-line grammar of `divvy doctor`.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -7,92 +7,92 @@ use clap::{Args, ValueEnum};
 
 use super::AccessArgs;
 
-/// Say what is wrong between the GPU driver and a running pod, why it matters, and what to type next
+/// Find what is wrong between the GPU driver and a running pod, why it matters, and what to type next
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
   divvy doctor
-      this machine: driver, device nodes, libraries, CDI specs, container
+      check this machine: driver, device nodes, libraries, CDI specs, container
       engine, kubelet
   divvy doctor --cluster
-      the cluster: nodes, scheduler, extender, pods; --node --cluster looks at
-      both
-  divvy doctor --only D05,C01  these checks alone
+      check the cluster: nodes, scheduler, extender, pods; --node --cluster
+      checks both
+  divvy doctor --only D05,C01  run only these checks
   divvy doctor --fix
-      also does what is safe: folders, links in /dev/char, CDI specs made for
-      another driver
+      also make safe repairs: directories, links in /dev/char, CDI specs made
+      for another driver
   divvy doctor --root ./tree
-      a copy of another machine's files (/proc, /sys, /dev, /etc, /usr/lib, …)
+      check a copy of another machine's files (/proc, /sys, /dev, /etc, …)
   journalctl -u kubelet | divvy doctor --explain
-      which check an error text belongs to, and what to type
+      find the check for each error text, and what to type
   divvy doctor -o json | jq '.checks[] | select(.status == \"FAIL\")'
 
-PASS  it holds.   NOTE  good to know.   WARN  something will fail, or is less safe than it seems.   FAIL  containers get no GPU, or a wrong one.
-SKIP  it could not look, for the reason that is printed; with --verbose also: it does not apply here.
+PASS  no problem.   NOTE  good to know.   WARN  something will fail, or is less safe than it seems.   FAIL  containers get no GPU, or a wrong one.
+SKIP  the check could not run, for the printed reason; with --verbose also checks that do not apply here.
 
-It changes nothing without --fix, loads nothing of the driver (divvy-probe does), runs no container, and needs no GPU to say that there is none. \
-Run it as root: at what an ordinary user may not read it cannot look.
+The command changes nothing without --fix, loads no driver library (divvy-probe does that), runs no container, and works without a GPU. \
+Run it as root: an ordinary user may not read everything that the checks need.
 
-Exit status: 0 all is well (notes do not count), 1 a warning, 2 something fails, a check could not look, or the arguments are wrong.
-With --explain: 0 it knows an error in the log, 1 it knows none, 2 the log cannot be read.")]
+Exit status: 0 no problem (notes do not count); 1 a warning; 2 a failure, a check that could not run, or wrong arguments.
+With --explain: 0 the log has a known error; 1 it has none; 2 the log cannot be read.")]
 pub struct DoctorArgs {
-    /// Look at this machine [default, unless --cluster is given]
+    /// Check this machine [default, unless --cluster is given]
     #[arg(long)]
     pub node: bool,
-    /// Look at the cluster, through the API server
+    /// Check the cluster, through the API server
     #[arg(long)]
     pub cluster: bool,
     #[command(flatten)]
     pub connection: AccessArgs,
-    /// The checks with these ids alone
+    /// Run only the checks with these ids
     #[arg(long, value_name = "ID", value_delimiter = ',', value_parser = id)]
     pub only: Vec<&'static str>,
-    /// The machine's root: another one than / is a copy of another machine's files, and programs are not asked then
+    /// Root directory of the machine; any other directory than / is a copy of another machine's files, and no programs are run then
     #[arg(long, env = "DIVVY_SYS_ROOT", value_name = "DIR", default_value = "/")]
     pub root: PathBuf,
-    /// The root of the driver's files [default: / or, where only that has them, /run/nvidia/driver]
+    /// Root directory of the driver's files [default: /, or /run/nvidia/driver if only that contains them]
     #[arg(long, env = "NVIDIA_CTK_DRIVER_ROOT", value_name = "DIR")]
     pub driver_root: Option<String>,
-    /// Put right what can be put right without a decision, say what was done, and look again
+    /// Make the repairs that need no decision, report them, and check again
     #[arg(long, conflicts_with = "explain")]
     pub fix: bool,
-    /// How long each program is waited for, such as 3s or 1m
+    /// How long to wait for each program, such as 3s or 1m
     #[arg(long, value_name = "TIME", default_value = "3s", value_parser = patience)]
     pub timeout: Duration,
-    /// The divvy-probe to run [default: the divvy-probe beside this program]
+    /// The divvy-probe to run [default: divvy-probe in this program's directory]
     #[arg(long, env = "DIVVY_PROBE", value_name = "PATH")]
     pub probe: Option<PathBuf>,
-    /// The driver's libnvidia-ml.so.1 [default: searched for below the driver's root]
+    /// The driver's libnvidia-ml.so.1 [default: found by searching below the driver's root]
     #[arg(long, env = "DIVVY_NVML_LIBRARY", value_name = "PATH")]
     pub nvml_library: Option<PathBuf>,
-    /// The extender's address, such as http://127.0.0.1:32766 [default: kube-scheduler's configuration on this machine says it, or with --cluster the
-    /// API server passes the question on to the extender's pod]
+    /// The extender's address, such as http://127.0.0.1:32766 [default: the address in kube-scheduler's configuration on this machine;
+    /// with --cluster the extender's pod, through the API server's proxy]
     #[arg(long, value_name = "URL")]
     pub extender: Option<String>,
-    /// Look at no machine: explain the error texts in a log, from standard input or a file
+    /// Check nothing; explain the error texts in a log, from standard input or a file
     #[arg(long, value_name = "FILE", num_args = 0..=1, default_missing_value = "-", conflicts_with_all = ["node", "cluster", "only"])]
     pub explain: Option<PathBuf>,
-    /// Also print the checks that do not apply here, with the reasons
+    /// Also print the checks that do not apply here, with their reasons
     #[arg(short, long)]
     pub verbose: bool,
-    /// The form
+    /// Output format
     #[arg(short, long, value_name = "FORMAT", default_value = "text")]
     pub output: DoctorOutput,
 }
 
-/// Forms of a report.
+/// Output formats of `divvy doctor`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum DoctorOutput {
-    /// A line for each check
+    /// One line for each check
     Text,
     /// JSON
     Json,
 }
 
 fn patience(text: &str) -> Result<Duration, String> {
-    let time = divvy_agent::config::parse_duration(text)?;
+    let time = divvy_program::values::duration(text)?;
     match time.is_zero() {
-        true => Err("nobody answers in no time; 3s is usual".to_owned()),
+        true => Err("no program answers within 0 s; write a longer time, such as 3s".to_owned()),
         false => Ok(time),
     }
 }
@@ -100,6 +100,6 @@ fn patience(text: &str) -> Result<Duration, String> {
 fn id(text: &str) -> Result<&'static str, String> {
     divvy_doctor::checks::by_id(text).map(|check| check.id).ok_or_else(|| {
         let ids: Vec<&str> = divvy_doctor::checks::ALL.iter().map(|check| check.id).collect();
-        format!("there is no such check; there are {}", ids.join(" "))
+        format!("there is no check with this id; the ids are {}", ids.join(" "))
     })
 }

@@ -1,23 +1,24 @@
-//! The flags of NVIDIA's `nvidia-ctk`, for scripts that call it: a program of that name which is this one does the same.
+//! The command line of NVIDIA's `nvidia-ctk`, for scripts that call it. If `divvy` is started under that name, this module translates the
+//! arguments to those of the corresponding `divvy` command.
 
 use std::ffi::OsString;
 
 use clap::error::ErrorKind;
 use clap::{ArgAction, Args, CommandFactory as _, Parser, Subcommand};
 
-/// Divvy in place of NVIDIA's nvidia-ctk: runtime configure, cdi generate, cdi list, cdi transform root, config, system, hook
+/// Divvy's replacement for NVIDIA's nvidia-ctk: runtime configure, cdi generate, cdi list, cdi transform root, config, system, hook
 #[derive(Debug, Parser)]
 #[command(name = "nvidia-ctk", version = VERSION, disable_version_flag = true, args_override_self = true)]
 struct NvidiaCtk {
-    /// Say more
+    /// Log at level debug
     #[arg(long, short, global = true, env = "NVIDIA_CTK_DEBUG", value_name = "BOOL", num_args = 0..=1, require_equals = true,
         default_missing_value = "true", default_value = "false", value_parser = variable)]
     debug: bool,
-    /// Say errors alone
+    /// Print only errors
     #[arg(long, global = true, env = "NVIDIA_CTK_QUIET", value_name = "BOOL", num_args = 0..=1, require_equals = true,
         default_missing_value = "true", default_value = "false", value_parser = variable)]
     quiet: bool,
-    /// Has no effect on these commands
+    /// Accepted for compatibility; has no effect on these commands
     #[arg(long = "config", id = "toolkit_config", env = "NVIDIA_CTK_CONFIG", value_name = "FILE")]
     _config: Option<String>,
     /// Print the version
@@ -32,7 +33,7 @@ const VERSION: &str = concat!(
     " of divvy, in place of NVIDIA Container Toolkit CLI version 1.20.0"
 );
 
-/// A flag's value as Go reads it; none at all is true.
+/// Parse a boolean as Go's `strconv.ParseBool` does; an empty text is true.
 fn flag(text: &str) -> Result<bool, String> {
     match text {
         "" | "1" | "t" | "T" | "true" | "TRUE" | "True" => Ok(true),
@@ -41,33 +42,33 @@ fn flag(text: &str) -> Result<bool, String> {
     }
 }
 
-/// That of a flag with a variable: one without a value is not set.
+/// Parse a boolean that may come from an environment variable: an empty text is false.
 fn variable(text: &str) -> Result<bool, String> {
     Ok(!text.is_empty() && flag(text)?)
 }
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Container engines
+    /// Configure container engines
     #[command(subcommand)]
     Runtime(Runtime),
-    /// CDI specs
+    /// Generate, list, and transform CDI specs
     #[command(subcommand)]
     Cdi(Cdi),
-    /// Settings of the runtime: config.toml
+    /// Show or change the settings of the runtime (config.toml)
     #[command(args_conflicts_with_subcommands = true, args_override_self = true)]
     Config(Config),
-    /// Device nodes, and links to them
+    /// Create device nodes, and links to them
     #[command(subcommand)]
     System(System),
-    /// What CDI specs have called for a container that starts: divvy-hook does it
+    /// Run divvy-hook, as CDI specs request when a container starts
     #[command(disable_help_flag = true)]
     Hook(Other),
-    /// Says nothing of the machine
+    /// Accepted for compatibility; reports nothing about the machine
     Info(Info),
 }
 
-/// The words of `divvy-hook`.
+/// The arguments of `divvy-hook`, which are passed on unchanged.
 #[derive(Debug, Args)]
 struct Other {
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
@@ -82,74 +83,75 @@ struct Info {
 
 #[derive(Debug, Subcommand)]
 enum System {
-    /// Link /dev/char/MAJOR:MINOR to NVIDIA's device nodes
+    /// Create links /dev/char/MAJOR:MINOR to NVIDIA's device nodes
     #[command(args_override_self = true)]
     CreateDevCharSymlinks(CreateLinks),
-    /// Make NVIDIA's device nodes
+    /// Create NVIDIA's device nodes
     #[command(args_override_self = true)]
     CreateDeviceNodes(CreateNodes),
 }
 
 #[derive(Debug, Args)]
 struct CreateLinks {
-    /// Where the links are
+    /// Directory of the links
     #[arg(long, env = "DEV_CHAR_PATH", default_value = "/dev/char")]
     dev_char_path: String,
-    /// Has no effect: nodes are those of /dev, and no module is loaded
+    /// Accepted for compatibility; has no effect: the nodes are in /dev, and no module is loaded
     #[arg(long)]
     driver_root: Option<String>,
-    /// Of all nodes that the driver may make
+    /// Link all device nodes that the driver may create
     #[arg(long, env = "CREATE_ALL", value_name = "BOOL", num_args = 0..=1, require_equals = true, default_value = "false", default_missing_value = "true", value_parser = variable)]
     create_all: bool,
-    /// Refused: load them before, with modprobe
+    /// Refused: load the modules first, with modprobe
     #[arg(long, env = "LOAD_KERNEL_MODULES", value_name = "BOOL", num_args = 0..=1, require_equals = true, default_value = "false", default_missing_value = "true", value_parser = variable)]
     load_kernel_modules: bool,
-    /// Make the control nodes first; with --create-all
+    /// With --create-all: create the control device nodes first
     #[arg(long, env = "CREATE_DEVICE_NODES", value_name = "BOOL", num_args = 0..=1, require_equals = true, default_value = "false", default_missing_value = "true", value_parser = variable)]
     create_device_nodes: bool,
-    /// Make nothing
+    /// Print what would be created, and create nothing
     #[arg(long, env = "DRY_RUN", value_name = "BOOL", num_args = 0..=1, require_equals = true, default_value = "false", default_missing_value = "true", value_parser = variable)]
     dry_run: bool,
-    /// Has no effect
+    /// Accepted for compatibility; has no effect
     #[arg(hide = true)]
     rest: Vec<String>,
 }
 
 #[derive(Debug, Args)]
 struct CreateNodes {
-    /// The root of /dev, if --dev-root is not given [env: ROOT, NVIDIA_DRIVER_ROOT, DRIVER_ROOT] [default: /]
+    /// The directory that contains dev/, if --dev-root is not given [env: ROOT, NVIDIA_DRIVER_ROOT, DRIVER_ROOT] [default: /]
     #[arg(long, alias = "driver-root")]
     root: Option<String>,
-    /// The root of /dev [env: NVIDIA_DEV_ROOT, DEV_ROOT]
+    /// The directory that contains dev/ [env: NVIDIA_DEV_ROOT, DEV_ROOT]
     #[arg(long)]
     dev_root: Option<String>,
-    /// Make nvidiactl, nvidia-modeset, nvidia-uvm and nvidia-uvm-tools
+    /// Create nvidiactl, nvidia-modeset, nvidia-uvm, and nvidia-uvm-tools
     #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_value = "false", default_missing_value = "true", value_parser = flag)]
     control_devices: bool,
-    /// Refused: load them before, with modprobe
+    /// Refused: load the modules first, with modprobe
     #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_value = "false", default_missing_value = "true", value_parser = flag)]
     load_kernel_modules: bool,
-    /// Make nothing
+    /// Print what would be created, and create nothing
     #[arg(long, env = "DRY_RUN", value_name = "BOOL", num_args = 0..=1, require_equals = true, default_value = "false", default_missing_value = "true", value_parser = variable)]
     dry_run: bool,
-    /// Has no effect
+    /// Accepted for compatibility; has no effect
     #[arg(hide = true)]
     rest: Vec<String>,
 }
 
-/// NVIDIA's runs modprobe, in the driver's root if that is another: a program of a container, with all rights.
-const NO_MODULES: &str = "--load-kernel-modules: divvy loads no module into the kernel; modprobe -a nvidia nvidia-uvm nvidia-modeset does, before this command \
-                          without the flag";
+/// The refusal of `--load-kernel-modules`. NVIDIA's tool runs modprobe, and in the driver's root if that is not `/`. That would run a
+/// container's program with full privileges, so `divvy` refuses.
+const NO_MODULES: &str = "--load-kernel-modules: divvy does not load kernel modules; run modprobe -a nvidia nvidia-uvm nvidia-modeset first, and then this \
+                          command without the flag";
 
 impl System {
-    /// In `divvy`'s words.
+    /// Translate to the arguments of `divvy`.
     fn words(&self) -> Result<Vec<String>, clap::Error> {
         let refused = || Err(NvidiaCtk::command().error(ErrorKind::ValueValidation, NO_MODULES));
         let mut words = vec!["nvidia-system".to_owned()];
         let mut given = |is: bool, name: &str| words.extend(is.then(|| format!("--{name}")));
         match self {
             System::CreateDevCharSymlinks(args) => {
-                // Without all of them, NVIDIA's makes and loads nothing either.
+                // Without --create-all, NVIDIA's tool also creates no nodes and loads no modules.
                 if args.create_all && args.load_kernel_modules {
                     return refused();
                 }
@@ -189,13 +191,13 @@ impl System {
 struct Config {
     #[command(subcommand)]
     command: Option<ConfigCommand>,
-    /// The file
+    /// The configuration file
     #[arg(long, short, alias = "config")]
     config_file: Option<String>,
-    /// Set this: KEY[=VALUE]
+    /// Change a setting: KEY[=VALUE]
     #[arg(long)]
     set: Vec<String>,
-    /// Write to the file itself
+    /// Write to the configuration file itself
     #[arg(long, short, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_value = "false", default_missing_value = "true", value_parser = flag)]
     in_place: bool,
     /// Write to this file [default: standard output]
@@ -205,7 +207,7 @@ struct Config {
 
 #[derive(Debug, Subcommand)]
 enum ConfigCommand {
-    /// What is assumed without a file
+    /// Print the default settings
     #[command(aliases = ["create-default", "generate-default"])]
     Default {
         /// Write to this file [default: standard output]
@@ -222,34 +224,34 @@ enum Transform {
 
 #[derive(Debug, Args)]
 struct Root {
-    /// The root that paths are below now
+    /// The current root of the paths
     #[arg(long)]
     from: String,
-    /// The root that they are to be below
+    /// The new root of the paths
     #[arg(long)]
     to: String,
-    /// host or container
+    /// The side whose paths to move: host or container
     #[arg(long, default_value = "host", value_parser = ["host", "container"])]
     relative_to: String,
     /// The spec; - is standard input
     #[arg(long, default_value = "-")]
     input: String,
-    /// The file; none: standard output
+    /// Write to this file [default: standard output]
     #[arg(long, default_value = "")]
     output: String,
 }
 
 #[derive(Debug, Subcommand)]
 enum Runtime {
-    /// Tell an engine of the runtime
+    /// Add the runtime to an engine's configuration
     Configure(Box<Configure>),
 }
 
 #[derive(Debug, Subcommand)]
 enum Cdi {
-    /// Make the spec of this machine's GPUs
+    /// Generate a CDI spec of this machine's GPUs
     Generate(Box<Generate>),
-    /// The devices that there are, by name
+    /// List the names of the CDI devices
     List(List),
     /// Change a spec
     #[command(subcommand)]
@@ -259,48 +261,48 @@ enum Cdi {
 #[derive(Debug, Args)]
 #[command(args_override_self = true)]
 struct Configure {
-    /// docker, containerd or crio
+    /// The engine: docker, containerd, or crio
     #[arg(long, default_value = "docker")]
     runtime: String,
-    /// The engine's file
+    /// The engine's configuration file
     #[arg(long)]
     config: Option<String>,
-    /// The drop-in; empty: none
+    /// The drop-in file; empty means no drop-in
     #[arg(long, default_value = OF_THE_ENGINE)]
     drop_in_config: String,
-    /// Print the new files
+    /// Print the new files, and write nothing
     #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_value = "false", default_missing_value = "true", value_parser = flag)]
     dry_run: bool,
-    /// The runtime's name
+    /// The name of the runtime
     #[arg(long, default_value = "nvidia")]
     nvidia_runtime_name: String,
-    /// The runtime's program; for containerd and crio it is in /usr/bin
+    /// The runtime's program; for containerd and crio the default is in /usr/bin
     #[arg(long, alias = "runtime-path", default_value = RUNTIME)]
     nvidia_runtime_path: String,
-    /// Make it the default
+    /// Make it the default runtime
     #[arg(long, alias = "set-as-default", value_name = "BOOL", num_args = 0..=1, require_equals = true, default_value = "false",
         default_missing_value = "true", value_parser = flag)]
     nvidia_set_as_default: bool,
-    /// Switch the engine's CDI on
+    /// Enable CDI in the engine
     #[arg(long = "cdi.enabled", aliases = ["cdi.enable", "enable-cdi"], value_name = "BOOL", num_args = 0..=1, require_equals = true,
         default_value = "false", default_missing_value = "true", value_parser = flag)]
     cdi_enabled: bool,
-    /// Where the engine's configuration is read: file, or command (containerd and crio)
+    /// Where to read the engine's configuration: file, or command (containerd and crio)
     #[arg(long, default_value = "file")]
     config_source: String,
     /// The engine's program, for --config-source=command
     #[arg(long, default_value = "")]
     executable_path: String,
-    /// oci-hook: print a hook for all containers, and configure no engine; anything else has no effect
+    /// oci-hook prints an OCI hook for all containers and configures no engine; other values have no effect
     #[arg(long, default_value = "")]
     config_mode: String,
-    /// Write that hook to this file
+    /// Write the OCI hook to this file
     #[arg(long, default_value = "")]
     oci_hook_path: String,
-    /// The program of that hook
+    /// The program of the OCI hook
     #[arg(long, default_value = "/usr/bin/nvidia-container-runtime-hook")]
     nvidia_runtime_hook_path: String,
-    /// Has no effect
+    /// Accepted for compatibility; has no effect
     #[arg(hide = true)]
     rest: Vec<String>,
 }
@@ -309,7 +311,7 @@ const OF_THE_ENGINE: &str = "RUNTIME_SPECIFIC_DEFAULT";
 const RUNTIME: &str = "nvidia-container-runtime";
 
 impl Configure {
-    /// In `divvy`'s words.
+    /// Translate to the arguments of `divvy`.
     fn words(&self) -> Result<Vec<String>, clap::Error> {
         let refused = |what: String| Err(NvidiaCtk::command().error(ErrorKind::ValueValidation, what));
         let mut words = ["configure", "--as-nvidia-ctk"].map(str::to_owned).to_vec();
@@ -380,34 +382,34 @@ impl Configure {
 
 #[derive(Debug, Args)]
 struct Generate {
-    /// The file; none: standard output
+    /// Write to this file [default: standard output]
     #[arg(long, env = "NVIDIA_CTK_CDI_OUTPUT_FILE_PATH", default_value = "")]
     output: String,
-    /// yaml or json
+    /// Output format: yaml or json
     #[arg(long, env = "NVIDIA_CTK_CDI_GENERATE_OUTPUT_FORMAT", default_value = "yaml")]
     format: String,
-    /// How GPUs are found
+    /// How to find GPUs
     #[arg(long, alias = "discovery-mode", env = "NVIDIA_CTK_CDI_GENERATE_MODE", default_value = "auto", value_parser = ["auto", "nvml", "wsl", "management", "gds", "mofed", "gdrcopy", "nvswitch", "imex"])]
     mode: String,
-    /// The root of the driver's files
+    /// Root directory of the driver's files
     #[arg(long, env = "NVIDIA_CTK_DRIVER_ROOT")]
     driver_root: Option<String>,
-    /// The root of /dev
+    /// The directory that contains dev/
     #[arg(long, env = "NVIDIA_CTK_DEV_ROOT")]
     dev_root: Option<String>,
-    /// index, uuid, type-index; several if given so
+    /// How to name devices: index, uuid, type-index, or a list of these
     #[arg(long, alias = "device-name-strategies", env = "NVIDIA_CTK_CDI_GENERATE_DEVICE_NAME_STRATEGIES", value_delimiter = ',', value_parser = ["index", "uuid", "type-index"])]
     device_name_strategy: Vec<String>,
-    /// all, none, or these, by index or UUID
+    /// The devices to include: all, none, or a list of indexes or UUIDs
     #[arg(long, aliases = ["device-ids", "device", "devices"], env = "NVIDIA_CTK_CDI_GENERATE_DEVICE_IDS", value_delimiter = ',')]
     device_id: Vec<String>,
-    /// Without the device "all"
+    /// Omit the device "all"
     #[arg(long, env = "NVIDIA_CTK_CDI_GENERATE_NO_ALL_DEVICE", value_name = "BOOL", num_args = 0..=1, require_equals = true, default_value = "false", default_missing_value = "true", value_parser = variable)]
     no_all_device: bool,
-    /// no-additional-gids-for-device-nodes; the others have no effect
+    /// no-additional-gids-for-device-nodes; other values have no effect
     #[arg(long, alias = "feature-flags", env = "NVIDIA_CTK_CDI_GENERATE_FEATURE_FLAGS", value_delimiter = ',', value_parser = [NO_GROUPS, "disable-nvsandboxutils", "disable-multiple-csv-devices"])]
     feature_flag: Vec<String>,
-    /// The vendor in the devices' names
+    /// The vendor in the device names
     #[arg(
         long,
         alias = "cdi-vendor",
@@ -415,38 +417,38 @@ struct Generate {
         default_value = "nvidia.com"
     )]
     vendor: String,
-    /// The class in the devices' names
+    /// The class in the device names
     #[arg(long, alias = "cdi-class", env = "NVIDIA_CTK_CDI_GENERATE_CLASS", default_value = "gpu")]
     class: String,
-    /// Has no effect: the spec has no hooks
+    /// Accepted for compatibility; has no effect: the spec has no hooks
     #[arg(long, alias = "nvidia-ctk-path", env = "NVIDIA_CTK_CDI_HOOK_PATH")]
     nvidia_cdi_hook_path: Option<String>,
-    /// Has no effect: nothing is run
+    /// Accepted for compatibility; has no effect: no program is run
     #[arg(long)]
     ldconfig_path: Option<String>,
-    /// Has no effect: the spec has no hooks
+    /// Accepted for compatibility; has no effect: the spec has no hooks
     #[arg(long, alias = "disable-hooks", value_delimiter = ',')]
     disable_hook: Vec<String>,
 }
 
-/// Groups of device nodes are left out.
+/// The feature flag that omits the groups of device nodes from the spec.
 const NO_GROUPS: &str = "no-additional-gids-for-device-nodes";
 
 #[derive(Debug, Args)]
 struct List {
-    /// Where specs are
+    /// Directories of specs
     #[arg(long, env = "NVIDIA_CTK_CDI_SPEC_DIRS", value_delimiter = ',')]
     spec_dir: Vec<String>,
 }
 
-/// Whether a program of this name is to be NVIDIA's.
+/// Report whether the program was started as `nvidia-ctk`.
 pub(super) fn is_meant(program: &OsString) -> bool {
     std::path::Path::new(program)
         .file_name()
         .is_some_and(|name| name == "nvidia-ctk")
 }
 
-/// What stands behind `hook`, if that is the command: flags that are everywhere may stand before it.
+/// Return the arguments after `hook`, if that is the command. Only the global flags may precede `hook`.
 pub(super) fn hook(given: &[OsString]) -> Option<Vec<OsString>> {
     let mut words = given.iter().skip(1);
     while let Some(word) = words.next() {
@@ -466,7 +468,7 @@ pub(super) fn hook(given: &[OsString]) -> Option<Vec<OsString>> {
     None
 }
 
-/// Where NVIDIA's programs look for their settings.
+/// Return the path of the settings file that NVIDIA's programs would read.
 fn settings_file() -> String {
     let variable = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
     let of_user = || {
@@ -477,10 +479,10 @@ fn settings_file() -> String {
     };
     variable("NVIDIA_CTK_CONFIG_FILE_PATH")
         .or_else(of_user)
-        .unwrap_or_else(|| divvy_container::runtime::settings::PATH.to_owned())
+        .unwrap_or_else(|| divvy_oci::runtime::settings::PATH.to_owned())
 }
 
-/// `-flag` is `--flag`, as Go has it.
+/// Replace `-flag` by `--flag` in all arguments before `--`, as Go's flag parser treats them alike.
 fn dashes(given: &[OsString]) -> Vec<OsString> {
     let mut flags = true;
     given
@@ -497,15 +499,15 @@ fn dashes(given: &[OsString]) -> Vec<OsString> {
         .collect()
 }
 
-/// What was typed, in `divvy`'s words.
+/// Translate a command line of `nvidia-ctk` to one of `divvy`.
 ///
 /// # Errors
-/// Help was asked for, or this is none of nvidia-ctk's commands that divvy has.
+/// The arguments request help, or `divvy` does not implement the command.
 pub(super) fn translate(given: &[OsString]) -> Result<Vec<OsString>, clap::Error> {
     let given = dashes(given);
     let help = |given: &[OsString]| NvidiaCtk::try_parse_from([given, &["--help".into()]].concat());
     let parsed = match NvidiaCtk::try_parse_from(&given) {
-        // A command of commands shows them.
+        // A command that needs a subcommand prints the list of its subcommands.
         Err(error) if error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => help(&given)?,
         parsed => parsed?,
     };
@@ -518,10 +520,9 @@ pub(super) fn translate(given: &[OsString]) -> Result<Vec<OsString>, clap::Error
     let flag = |words: &mut Vec<String>, name: &str, value: &str| words.push(format!("--{name}={value}"));
     match parsed.command {
         Command::System(system) => words.extend(system.words()?),
-        // [`hook`] has it where it is called.
+        // A valid call of `nvidia-ctk hook` was already handled by [`hook`].
         Command::Hook(_) => {
-            let what =
-                "hook is the first word but for --debug, --quiet and --config: nvidia-ctk hook update-ldcache --folder DIR";
+            let what = "only --debug, --quiet, and --config may precede hook: nvidia-ctk hook update-ldcache --folder DIR";
             return Err(NvidiaCtk::command().error(ErrorKind::ValueValidation, what));
         }
         Command::Info(args) => match args.rest.first() {
@@ -602,7 +603,7 @@ pub(super) fn translate(given: &[OsString]) -> Result<Vec<OsString>, clap::Error
             for option in &args.set {
                 flag(&mut words, "set", option);
             }
-            // What is written in place is written nowhere else.
+            // --in-place takes precedence over --output.
             let output = output.filter(|_| !args.in_place);
             let file = args.config_file.filter(|file| !file.is_empty()).unwrap_or_else(settings_file);
             for (name, value) in [("config-file", Some(file)), ("output", output)] {

@@ -1,4 +1,4 @@
-//! `-o`: the words of a command, and `jsonpath=`.
+//! The value of `-o`: one of the output formats of a command, or `jsonpath=TEMPLATE`.
 
 use std::ffi::OsStr;
 use std::marker::PhantomData;
@@ -11,21 +11,21 @@ use crate::jsonpath::Template;
 
 const JSONPATH: &str = "jsonpath=";
 
-/// What a command prints.
+/// The output format that the user chose.
 #[derive(Debug, Clone)]
 pub enum Output<F> {
-    /// One of its forms.
+    /// One of the command's own formats.
     Form(F),
-    /// `jsonpath=TEMPLATE`
+    /// `jsonpath=TEMPLATE`: parts of the JSON output, as kubectl prints them.
     JsonPath(Template),
 }
 
-/// Reads it.
+/// The clap value parser for [`Output`].
 #[derive(Debug)]
 pub struct OutputParser<F>(PhantomData<F>);
 
 impl<F> OutputParser<F> {
-    /// For the forms of a command.
+    /// Return a parser that accepts the variants of `F` and `jsonpath=TEMPLATE`.
     pub fn new() -> OutputParser<F> {
         OutputParser(PhantomData)
     }
@@ -54,7 +54,7 @@ impl<F: ValueEnum + Clone + Send + Sync + 'static> TypedValueParser for OutputPa
             };
             return template.parse().map(Output::JsonPath).map_err(wrong);
         }
-        // Whatever is wrong is said as clap says it of all flags with words.
+        // `PossibleValuesParser` reports an unknown format in the same words as for every other flag with a list of values.
         let known = all::<F>();
         PossibleValuesParser::new(known).parse_ref(cmd, arg, value)?;
         EnumValueParser::<F>::new().parse_ref(cmd, arg, value).map(Output::Form)

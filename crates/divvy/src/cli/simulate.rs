@@ -1,4 +1,4 @@
-//! The grammar of `divvy simulate`.
+//! The command-line grammar of `divvy simulate`.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -6,11 +6,11 @@ use std::str::FromStr;
 
 use clap::{ArgGroup, Args, ValueEnum};
 use divvy_model::MemoryUnit;
-use divvy_placement::policy::Policy;
+use divvy_policy::Policy;
 
 use super::AccessArgs;
 
-/// Replay pods on nodes under placement policies: how much more the same GPUs would hold
+/// Replay pods on nodes under placement policies, and compare how much the same GPUs hold
 #[derive(Debug, Args)]
 #[command(group(ArgGroup::new("source").required(true).args(["nodes", "cluster", "cluster_dump"])))]
 #[command(after_help = "\
@@ -23,53 +23,53 @@ Examples:
   kubectl get nodes,pods -A -o json | divvy simulate --cluster-dump - --add-nodes 2 --keep-bound
   divvy simulate --nodes nodes.csv --pods pods.csv -o json | jq '.runs[] | {policy, seed, at100}'
 
-Files are CSV, plain or gzip, with the columns of Alibaba's trace openb (cluster-trace-gpu-v2023); more columns do no harm:
+The files are CSV, plain or gzip, with the columns of Alibaba's trace openb (cluster-trace-gpu-v2023). Other columns are ignored:
   nodes: sn,cpu_milli,memory_mib,gpu,model
-  pods:  name,cpu_milli,memory_mib,num_gpu,gpu_milli and, if you have them,
+  pods:  name,cpu_milli,memory_mib,num_gpu,gpu_milli and optionally
          gpu_spec (models joined by |), creation_time, deletion_time
 
-Pods that only come (the default, as FGD was published): the list in random order, then pods drawn from it, until --tune times the cluster's GPU is \
-asked for; a pod that fits nowhere is dropped. Printed is the GPU in use, in percent, while 95, 100 and 130 % had been asked for. The orders \
-come from --seeds by a generator of Divvy's own; with --order they are read: line 1 the rows of the pod list (from 0) as they arrive, line 2 \
+Pods that never end (the default, as in the FGD paper): first the list in random order, then pods drawn from the list, until the pods have requested --tune times \
+the cluster's GPUs. A pod that fits on no node is dropped. The output is the share of the GPUs in use, in percent, when 95, 100, and 130 % had been requested. Divvy's own \
+generator makes the orders from --seeds. With --order the orders are read from files: line 1 has the rows of the pod list (from 0) in order of arrival, line 2 \
 the rank of each row of the node list, which breaks ties.
 
-Pods that end (--load, or --arrivals poisson): pods drawn from the list come at random and run for a while; --load is the GPU that would be in \
-use, of all, if none were lost. Printed is the GPU in use, and what was lost, in percent. \
-With --arrivals list --lifetimes trace pods come and end when the list says.
+Pods that end (--load, or --arrivals poisson): pods drawn from the list arrive at random and run for a while. --load is the fraction of all GPUs that would be in \
+use if no pod were dropped. The output is the share of the GPUs in use, and the share that was lost, in percent. \
+With --arrivals list --lifetimes trace, pods arrive and end at the times in the list.
 
-What if (--cluster, --cluster-dump): the pods of a cluster that ask for GPU memory are placed anew, in the order in which they were created, by the \
-extender's own ledger: under a policy, in other units, with more nodes. Nothing is changed in the cluster. Looked at are GPUs, CPU, main memory, the number of \
-pods, nodeSelectors and cordons; not taints, affinity, quotas or priorities. Pods that are being deleted stay where they are, and so do those on nodes that \
-are cordoned or offer no GPU, and pods without GPU memory.
+What if (--cluster, --cluster-dump): the extender's own ledger places the cluster's pods that request GPU memory again, in the order in which they were created: \
+under a policy, in other units, or with more nodes. The command changes nothing in the cluster. It considers GPUs, CPU, main memory, the number of \
+pods, nodeSelectors, and cordons, but not taints, affinity, quotas, or priorities. Pods that are being deleted stay on their nodes. So do pods on nodes that \
+are cordoned or advertise no GPU, and pods without GPU memory.
 
-fgd and rf know the mix of the whole list from the start, as published; divvy learns from what arrives; the others need not know it. \
-The same input gives the same output, to the byte, whatever --jobs.")]
+fgd and rf know the mix of the whole list from the start, as published; divvy learns from the arriving pods; the other policies do not use the mix. \
+The same input gives exactly the same output for every --jobs.")]
 pub struct SimulateArgs {
-    /// The nodes
-    #[arg(long, value_name = "FILE", requires = "pods", help_heading = "What is replayed")]
+    /// CSV file of the nodes
+    #[arg(long, value_name = "FILE", requires = "pods", help_heading = "Input")]
     pub nodes: Option<PathBuf>,
-    /// The pods
-    #[arg(long, value_name = "FILE", requires = "nodes", help_heading = "What is replayed")]
+    /// CSV file of the pods
+    #[arg(long, value_name = "FILE", requires = "nodes", help_heading = "Input")]
     pub pods: Option<PathBuf>,
-    /// So many clusters of these nodes in one
-    #[arg(long, value_name = "K", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1000), help_heading = "What is replayed")]
+    /// Replicate the node list K times
+    #[arg(long, value_name = "K", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1000), help_heading = "Input")]
     pub repeat_nodes: u32,
-    /// Place the pods of the cluster anew: what would change
+    /// Place the cluster's pods again, and show what would change
     #[arg(long, help_heading = "What if", conflicts_with_all = TRACE_ONLY)]
     pub cluster: bool,
-    /// The same of a cluster that was saved by `kubectl get nodes,pods -A -o json`, plain or gzip; - is standard input
+    /// Like --cluster, for a cluster saved with `kubectl get nodes,pods -A -o json`, plain or gzip; - is standard input
     #[arg(long, value_name = "FILE", help_heading = "What if", conflicts_with_all = TRACE_ONLY)]
     pub cluster_dump: Option<PathBuf>,
-    /// If one unit of aliyun.com/gpu-mem were N MiB: pods ask for the memory that they ask for now
+    /// Assume units of aliyun.com/gpu-mem of N MiB; pods keep their requested memory
     #[arg(long, value_name = "N", help_heading = "What if", conflicts_with_all = ["nodes"], value_parser = unit)]
     pub unit_mib: Option<MemoryUnit>,
-    /// If there were N more nodes like NODE [default: like those that there are most of]
+    /// Add N nodes like NODE [default: like the most common kind of node]
     #[arg(long, value_name = "N[:NODE]", help_heading = "What if", conflicts_with_all = ["nodes"], value_parser = more)]
     pub add_nodes: Option<More>,
-    /// Pods that are on a node stay there; only those that wait are placed
+    /// Keep bound pods on their nodes, and place only waiting pods
     #[arg(long, help_heading = "What if", conflicts_with_all = ["nodes"])]
     pub keep_bound: bool,
-    /// One unit of aliyun.com/gpu-mem as it is, for clusters whose agents publish none
+    /// The current size of one unit of aliyun.com/gpu-mem, for clusters whose agents do not publish it
     #[arg(
         long,
         env = "DIVVY_MEMORY_UNIT",
@@ -80,54 +80,55 @@ pub struct SimulateArgs {
     pub memory_unit: MemoryUnit,
     #[command(flatten)]
     pub access: AccessArgs,
-    /// Policies, with commas; all of them: all
+    /// The policies, separated by commas, or all
     #[arg(long, value_name = "NAME", default_value = "divvy", value_parser = policies)]
     pub policy: Policies,
-    /// Seeds of the random numbers, such as 1-10 or 1,2,7 [default: 42-46]
-    #[arg(long, value_name = "SEEDS", value_parser = seeds, help_heading = "How pods come and go")]
+    /// Seeds of the random number generator, such as 1-10 or 1,2,7 [default: 42-46]
+    #[arg(long, value_name = "SEEDS", value_parser = seeds, help_heading = "How pods arrive and end")]
     pub seeds: Option<Seeds>,
-    /// The order of arrival and the nodes' ranks; {seed} stands for each of --seeds, and a name without it is one run
-    #[arg(long, value_name = "FILE", help_heading = "How pods come and go")]
+    /// File with the order of arrival and the nodes' ranks; {seed} stands for each of --seeds, a name without {seed} means one run
+    #[arg(long, value_name = "FILE", help_heading = "How pods arrive and end")]
     pub order: Option<String>,
-    /// GPU that is asked for in all, over what there is [default: 1.3]
-    #[arg(long, value_name = "TIMES", value_parser = hundredths, conflicts_with = "order", help_heading = "How pods come and go")]
+    /// Total of the GPU requests, as a multiple of the cluster's GPUs [default: 1.3]
+    #[arg(long, value_name = "TIMES", value_parser = hundredths, conflicts_with = "order", help_heading = "How pods arrive and end")]
     pub tune: Option<Hundredths>,
-    /// When pods come [default: list; poisson with --load]
-    #[arg(long, value_name = "HOW", help_heading = "How pods come and go")]
+    /// When pods arrive [default: list; poisson with --load]
+    #[arg(long, value_name = "HOW", help_heading = "How pods arrive and end")]
     pub arrivals: Option<Arrivals>,
-    /// How long pods run; without it, and without --load, for ever [default: exp with --arrivals poisson]
-    #[arg(long, value_name = "HOW", help_heading = "How pods come and go")]
+    /// How long pods run [default: exp with --load or --arrivals poisson, else indefinitely]
+    #[arg(long, value_name = "HOW", help_heading = "How pods arrive and end")]
     pub lifetimes: Option<Lifetimes>,
-    /// GPU that pods ask for at a time, over what there is, such as 0.9 or 0.90,0.97,1.05 [default with --arrivals poisson: 0.9]
-    #[arg(long, value_name = "LOAD", value_delimiter = ',', value_parser = hundredths, help_heading = "How pods come and go")]
+    /// GPU requests of the pods at any time, as a fraction of the cluster's GPUs, such as 0.9 or 0.90,0.97,1.05 [default with --arrivals
+    /// poisson: 0.9]
+    #[arg(long, value_name = "LOAD", value_delimiter = ',', value_parser = hundredths, help_heading = "How pods arrive and end")]
     pub load: Vec<Hundredths>,
-    /// Arrivals before anything is counted, when pods end
-    #[arg(long, value_name = "N", default_value_t = 20_000, value_parser = clap::value_parser!(u64).range(..=100_000_000), help_heading = "How pods come and go")]
+    /// If pods end: number of arrivals before counting starts
+    #[arg(long, value_name = "N", default_value_t = 20_000, value_parser = clap::value_parser!(u64).range(..=100_000_000), help_heading = "How pods arrive and end")]
     pub warm_up: u64,
-    /// Arrivals that are counted, when pods end
-    #[arg(long, value_name = "N", default_value_t = 40_000, value_parser = clap::value_parser!(u64).range(1..=100_000_000), help_heading = "How pods come and go")]
+    /// If pods end: number of arrivals to count
+    #[arg(long, value_name = "N", default_value_t = 40_000, value_parser = clap::value_parser!(u64).range(1..=100_000_000), help_heading = "How pods arrive and end")]
     pub count: u64,
-    /// Learn from the first N arrivals only
-    #[arg(long, value_name = "N", help_heading = "What makes it harder")]
+    /// Let policies learn from only the first N arrivals
+    #[arg(long, value_name = "N", help_heading = "Harder conditions")]
     pub history: Option<u64>,
-    /// Ranks of the nodes, which break ties [default: those of the order]
-    #[arg(long, value_name = "HOW", help_heading = "What makes it harder")]
+    /// Ranks of the nodes, which break ties [default: the ranks in the order]
+    #[arg(long, value_name = "HOW", help_heading = "Harder conditions")]
     pub node_order: Option<NodeOrder>,
-    /// How a policy's opinion becomes a node
-    #[arg(long, value_name = "HOW", default_value = "best", help_heading = "What makes it harder")]
+    /// How to choose a node from a policy's costs
+    #[arg(long, value_name = "HOW", default_value = "best", help_heading = "Harder conditions")]
     pub choice: ChoiceOf,
-    /// Runs at the same time [default: the machine's processors]
+    /// Number of parallel runs [default: the number of processors]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub jobs: Option<u32>,
-    /// The form
+    /// Output format
     #[arg(short, long, value_name = "FORMAT", default_value = "table")]
     pub output: SimulateOutput,
-    /// Write a page with plots to this folder, to be read offline: index.html, and the plots as SVG
+    /// Write an offline page with plots to this directory: index.html, and the plots as SVG
     #[arg(long, value_name = "DIR")]
     pub report: Option<PathBuf>,
 }
 
-/// What has no meaning for a cluster's own pods.
+/// The flags that have no meaning with `--cluster` and `--cluster-dump`.
 const TRACE_ONLY: [&str; 15] = [
     "choice",
     "pods",
@@ -146,12 +147,12 @@ const TRACE_ONLY: [&str; 15] = [
     "report",
 ];
 
-/// More nodes.
+/// The nodes that `--add-nodes` adds.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct More {
-    /// How many.
+    /// The number of nodes, from 1 to 100 000.
     pub count: u32,
-    /// Like which.
+    /// The name of the node to copy; without it, a node of the most common kind.
     pub like: Option<String>,
 }
 
@@ -163,66 +164,66 @@ fn more(text: &str) -> Result<More, String> {
     match count.parse() {
         Ok(count @ 1..=100_000) if like.as_deref() != Some("") => Ok(More { count, like }),
         _ => Err(format!(
-            "{text:?} is not a number of nodes from 1 to 100000, with a node's name if you like; write 2, or 2:gpu-7"
+            "{text:?} is not a number of nodes from 1 to 100000, optionally with a node's name; write 2, or 2:gpu-7"
         )),
     }
 }
 
 fn unit(text: &str) -> Result<MemoryUnit, String> {
     let unit = text.parse().ok().and_then(MemoryUnit::new);
-    unit.ok_or_else(|| format!("{text:?} is not a size in MiB above 0; write 256, or 1024 for a GiB"))
+    unit.ok_or_else(|| format!("{text:?} is not a size in MiB above 0; write 256, or 1024 for 1 GiB"))
 }
 
-/// Forms of the answer.
+/// Output formats of `divvy simulate`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum SimulateOutput {
-    /// A line for each policy, mean and sample standard deviation over the seeds
+    /// One line for each policy: mean and sample standard deviation over the seeds
     Table,
-    /// A line for each run
+    /// One line for each run
     Csv,
     /// {"runs":[…]}
     Json,
 }
 
-/// When pods come.
+/// When pods arrive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Arrivals {
-    /// Drawn from the list at random, in a Poisson stream
+    /// Drawn from the list at random, as a Poisson process
     Poisson,
-    /// One after another in the order; with --lifetimes trace when the list says
+    /// One after another in the given order; with --lifetimes trace at the times in the list
     List,
 }
 
 /// How long pods run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Lifetimes {
-    /// Exponentially distributed, the same for all
+    /// Exponentially distributed, with the same mean for all pods
     Exp,
-    /// From creation_time to deletion_time; with --arrivals poisson in proportion to that
+    /// From creation_time to deletion_time; with --arrivals poisson in proportion to that time
     Trace,
 }
 
-/// How a policy's opinion becomes a node.
+/// How a node is chosen from a policy's costs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum ChoiceOf {
-    /// The best, of equals the first in the nodes' order
+    /// The cheapest node; on a tie the first in the nodes' order
     Best,
-    /// Of those that cost the least one by lot, as kube-scheduler draws among equal scores
+    /// A random node of the cheapest, as kube-scheduler draws among equal scores
     Lot,
-    /// Costs are rounded to scores from 0 to 10; of those with 10 one by lot
+    /// Costs are rounded to scores from 0 to 10; a random node of those with 10
     Scores,
 }
 
-/// Ranks of nodes.
+/// How nodes are ranked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum NodeOrder {
-    /// A hash of the name, as in the extender
+    /// By a hash of the name, as in the extender
     Hash,
-    /// Nodes that are alike stand together
+    /// By hardware, so that equal nodes are neighbors
     Hardware,
 }
 
-/// Some policies, each once.
+/// The chosen policies, in the given order, without duplicates.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Policies(pub Vec<Policy>);
 
@@ -242,11 +243,11 @@ fn policies(text: &str) -> Result<Policies, String> {
     Ok(Policies(found))
 }
 
-/// Seeds in the order in which they were given, each once.
+/// The chosen seeds, in the given order, without duplicates.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Seeds(pub Vec<u64>);
 
-/// More runs than anybody waits for.
+/// The largest number of seeds; more runs take longer than a user would wait.
 const MOST_SEEDS: usize = 1000;
 
 fn seeds(text: &str) -> Result<Seeds, String> {
@@ -271,7 +272,7 @@ fn seeds(text: &str) -> Result<Seeds, String> {
     Ok(Seeds(found))
 }
 
-/// A number above zero in hundredths: `1.3` is 130.
+/// A number above 0 and up to 100, in hundredths: `1.3` is 130.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Hundredths(pub u32);
 

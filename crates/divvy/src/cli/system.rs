@@ -1,45 +1,45 @@
-//! The grammar of `nvidia-ctk system`, in `divvy`'s words.
+//! The command-line grammar of `divvy nvidia-system`, the hidden command that implements `nvidia-ctk system`.
 
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
 
-/// What `nvidia-ctk system` does.
+/// The subcommands of `divvy nvidia-system`.
 #[derive(Debug, Subcommand)]
 pub enum SystemCommand {
-    /// Links in /dev/char to NVIDIA's device nodes, by which runc's systemd driver of cgroups finds them
+    /// Create links in /dev/char to NVIDIA's device nodes, which runc needs with the systemd cgroup driver
     DevCharLinks(DevCharLinksArgs),
-    /// NVIDIA's control nodes in /dev
+    /// Create NVIDIA's control device nodes in /dev
     DeviceNodes(DeviceNodesArgs),
 }
 
-/// Links by number.
+/// The arguments of `divvy nvidia-system dev-char-links`.
 #[derive(Debug, Args)]
 pub struct DevCharLinksArgs {
-    /// Where the links are
+    /// Directory of the links
     #[arg(long, value_name = "DIR")]
     pub at: PathBuf,
-    /// Of all nodes that the driver may make, and not of those that are there alone
+    /// Link all device nodes that the driver may create, not only those that exist
     #[arg(long)]
     pub all: bool,
-    /// The control nodes are made first
+    /// Create the control device nodes first
     #[arg(long)]
     pub with_nodes: bool,
-    /// Say what would be done
+    /// Print what would be done, and change nothing
     #[arg(long)]
     pub dry_run: bool,
 }
 
-/// Control nodes.
+/// The arguments of `divvy nvidia-system device-nodes`.
 #[derive(Debug, Args)]
 pub struct DeviceNodesArgs {
-    /// The root of /dev
+    /// The directory that contains dev/
     #[arg(long, value_name = "DIR")]
     pub dev_root: PathBuf,
-    /// Make them
+    /// Create the control device nodes
     #[arg(long)]
     pub control: bool,
-    /// Say what would be done
+    /// Print what would be done, and change nothing
     #[arg(long)]
     pub dry_run: bool,
 }

@@ -1,4 +1,4 @@
-//! The grammar of `divvy uninstall`.
+//! The command-line grammar of `divvy uninstall`.
 
 use std::time::Duration;
 
@@ -6,55 +6,55 @@ use clap::{Args, ValueEnum};
 
 use super::ClusterArgs;
 
-/// Take Divvy off the cluster: show what would be removed, and with --yes remove it
+/// Remove Divvy from the cluster: show what would be removed, and with --yes remove it
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
   divvy uninstall
-      what would be removed, and what is left to you; changes nothing
-  divvy uninstall --yes  remove it
+      show what would be removed and what you must do yourself; change nothing
+  divvy uninstall --yes  remove Divvy
   divvy uninstall --yes --force
-      the same while pods hold GPU memory: they run on, and nobody counts their
-      memory
-  divvy uninstall --yes --labels  take the label of GPU nodes away, too
+      even while pods hold GPU memory: they keep running, and their memory is no
+      longer counted
+  divvy uninstall --yes --labels  also remove the label gpushare=true from nodes
   divvy uninstall -o json | jq .nodes
 
-Removed are the objects that `divvy manifests` made (by their labels), the extender's Lease, the annotations divvy.dev/... of nodes, and aliyun.com/gpu-mem and \
-aliyun.com/gpu-count in the status of nodes. A kubelet writes these two again for five minutes after the agent has ended, so the command waits for that; it may be interrupted, and run again.
+The command removes the objects of Divvy's chart (found by their labels), the extender's Lease, the annotations divvy.dev/... of nodes, and aliyun.com/gpu-mem and \
+aliyun.com/gpu-count in the status of nodes. A kubelet restores these two resources for up to five minutes after the agent has ended, so the command waits that long. You can interrupt it and run it again.
 
-Not removed, but printed with what to type: Divvy's entry in kube-scheduler's configuration, files on the nodes, the namespace. What Helm installed is removed by helm uninstall; run this \
-command after it.
+The command does not remove Divvy's entry in kube-scheduler's configuration, the files on the nodes, and the namespace: it prints how to remove them. If Helm installed Divvy, run helm uninstall first, and then this \
+command.
 
-Exit status: 0 shown or removed, 1 refused, or not all of it could be removed.")]
+Exit status: 0 shown or removed; 1 refused, or not everything could be removed.")]
 pub struct UninstallArgs {
-    /// The namespace of agents and extender
+    /// The namespace of the agents and the extender
     #[arg(short, long, value_name = "NAME", default_value = "divvy-system")]
     pub namespace: String,
-    /// The beginning of the objects' names, as for `divvy manifests`
+    /// The prefix of the objects' names: the release name given at installation
     #[arg(long, value_name = "NAME", default_value = "divvy")]
     pub name: String,
-    /// Remove it
+    /// Remove Divvy instead of only showing what would be removed
     #[arg(long, short)]
     pub yes: bool,
-    /// Remove it though pods hold GPU memory
+    /// Remove Divvy even if pods hold GPU memory
     #[arg(long, requires = "yes")]
     pub force: bool,
-    /// Take the label gpushare=true from nodes as well
+    /// Also remove the label gpushare=true from nodes
     #[arg(long)]
     pub labels: bool,
-    /// How long to wait for kubelets to forget the two resources; 0s: do not wait
-    #[arg(long, value_name = "TIME", default_value = "7m", value_parser = divvy_agent::config::parse_duration)]
+    /// How long to wait until the kubelets have dropped the two resources; 0s means do not wait
+    #[arg(long, value_name = "TIME", default_value = "7m", value_parser = divvy_program::values::duration)]
     pub timeout: Duration,
-    /// Print this instead of text
+    /// Output format [default: text]
     #[arg(short, long, value_name = "FORMAT")]
     pub output: Option<UninstallOutput>,
     #[command(flatten)]
     pub cluster: ClusterArgs,
 }
 
-/// How to print what would be or was removed.
+/// Output formats of `divvy uninstall`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum UninstallOutput {
-    /// One object
+    /// One JSON object
     Json,
 }

@@ -5,26 +5,26 @@ use std::io::{self, BufWriter, Read as _, Seek as _, SeekFrom, Write};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use crate::audit::history::{self, Recorder};
 use anyhow::Context as _;
-use divvy_cluster::history::{self, Recorder};
-use divvy_cluster::index::ReadPod;
-use divvy_cluster::objects::{NodeObject, PodObject};
-use divvy_cluster::watch::{self, Seen};
-use divvy_cluster::{client, convert, list};
-use divvy_placement::audit::{Audit, Fact, Kind, Limits, Moment};
+use divvy_audit::{Audit, Fact, Kind, Limits, Moment};
+use divvy_kube::convert::ReadPod;
+use divvy_kube::objects::{NodeObject, PodObject};
+use divvy_kube::watch::{self, Seen};
+use divvy_kube::{client, convert, list};
 use futures::StreamExt as _;
 use jiff::Timestamp;
 use kube::api::ObjectMeta;
 
 use super::inspect::{choice, say_left_out};
 use super::progress::{Arrived, Bar};
-use super::{Unclear, until_stopped};
 use crate::audit::read::{self, Progress};
 use crate::audit::text::{self, Scope, Verdict};
 use crate::cli::{AuditArgs, AuditCommand, AuditOutput, AuditRecordArgs};
 use crate::printer;
+use divvy_program::{Unclear, until_stopped};
 
-/// Audits, or records.
+/// Run `divvy audit` or `divvy audit record`. Return whether the audit has no findings.
 pub async fn run(args: AuditArgs) -> anyhow::Result<bool> {
     if let Some(AuditCommand::Record(args)) = args.command {
         return record(args).await.map(|()| true);
@@ -45,7 +45,7 @@ pub async fn run(args: AuditArgs) -> anyhow::Result<bool> {
     if live {
         anyhow::ensure!(
             args.reports.is_empty(),
-            "--reports belongs to a recorded history; give the watch log of the same time, too: divvy audit FILE --reports FILE"
+            "--reports needs a recorded history; also give the watch log of the same time: divvy audit FILE --reports FILE"
         );
         now_ms = Some(look(&args, &mut audit).await?);
     } else {
@@ -79,7 +79,7 @@ fn how_far(progress: Progress) -> String {
     format!("{percent}{} changes", progress.facts)
 }
 
-/// One look at the cluster. Gives what time it is, in Unix milliseconds.
+/// Feed the current state of the cluster to the audit. Return the time of the state in Unix milliseconds.
 async fn look(args: &AuditArgs, audit: &mut Audit) -> anyhow::Result<i64> {
     let connection = client::connect(&choice(&args.cluster)).await?;
     let client = &connection.client;
@@ -109,7 +109,7 @@ async fn look(args: &AuditArgs, audit: &mut Audit) -> anyhow::Result<i64> {
     let all = list::each_pod(client, None, pod, |(revision, delete_by_ms, (pod, trouble))| {
         arrived.pod();
         if let Some(error) = trouble {
-            tracing::warn!("what pod {} asks for is left out: {error}", pod.key());
+            tracing::warn!("the request of pod {} is left out: {error}", pod.key());
         }
         audit.take(Moment { revision, at_ms }, Fact::Pod { pod, delete_by_ms });
     });
@@ -123,10 +123,10 @@ fn revision(meta: &ObjectMeta) -> Option<u64> {
     meta.resource_version.as_ref()?.parse().ok()
 }
 
-/// Writes what happens in the cluster until it is told to stop.
+/// Record the changes in the cluster until SIGTERM, SIGINT, or the end of `--for`.
 async fn record(args: AuditRecordArgs) -> anyhow::Result<()> {
     let connection = client::connect(&choice(&args.cluster)).await?;
-    // Whoever may not list and watch, or has the wrong address, hears of it now and not after the accident.
+    // Report missing permissions and wrong addresses now, before anything depends on the recording.
     list::can_list(&connection.client).await?;
     let stop = until_stopped(false)?;
     let started = Instant::now();
@@ -144,14 +144,14 @@ async fn record(args: AuditRecordArgs) -> anyhow::Result<()> {
         args.file.display().to_string()
     };
     tracing::info!(
-        "recording pods and nodes of {} to {place}; Ctrl-C ends it",
+        "recording pods and nodes of {} to {place}; press Ctrl-C to stop",
         connection.address
     );
 
     let mut recorder = Recorder::default();
     let mut nodes = Box::pin(watch::nodes_as_they_come(connection.client.clone()));
     let mut pods = Box::pin(watch::pods_as_they_come(connection.client));
-    // Pods are read against their nodes, so the first list of nodes comes before them.
+    // The audit needs the nodes to interpret the pods, so the first list of nodes precedes the pods.
     let mut nodes_listed = false;
     let limit = async {
         match args.r#for {
@@ -172,12 +172,12 @@ async fn record(args: AuditRecordArgs) -> anyhow::Result<()> {
                 continue;
             }
             seen = nodes.next() => {
-                let seen = seen.context("the watch of nodes ended by itself; what is recorded so far is whole")?;
+                let seen = seen.context("the watch of nodes ended unexpectedly; the log is complete up to now")?;
                 nodes_listed |= matches!(seen, Seen::ListEnds);
                 recorder.node(Timestamp::now().as_millisecond(), seen)
             }
             seen = pods.next(), if nodes_listed => {
-                let seen = seen.context("the watch of pods ended by itself; what is recorded so far is whole")?;
+                let seen = seen.context("the watch of pods ended unexpectedly; the log is complete up to now")?;
                 recorder.pod(Timestamp::now().as_millisecond(), seen)
             }
         };
@@ -191,16 +191,16 @@ async fn record(args: AuditRecordArgs) -> anyhow::Result<()> {
         "recorded {} lines, {} KiB, in {}; next: {}",
         log.lines,
         log.bytes / 1024,
-        divvy_placement::audit::span(i64::try_from(started.elapsed().as_millis()).unwrap_or(i64::MAX)),
+        divvy_audit::span(i64::try_from(started.elapsed().as_millis()).unwrap_or(i64::MAX)),
         match to_stdout {
-            true => "divvy audit FILE, with what was written to standard output (- reads standard input)".to_owned(),
+            true => "divvy audit FILE with the recorded output (- reads standard input)".to_owned(),
             false => format!("divvy audit {place}"),
         }
     );
     Ok(())
 }
 
-/// A log that is written to, and by nobody else.
+/// The log file of a recorder, locked against other recorders.
 struct Log {
     name: String,
     output: BufWriter<Box<dyn Write>>,
@@ -228,22 +228,22 @@ impl Log {
         self.lines += 1;
         self.bytes += line.len() as u64;
         let written = self.output.write_all(line.as_bytes());
-        written.with_context(|| format!("the log {} could not be written any further", self.name))
+        written.with_context(|| format!("the log {} could not be written", self.name))
     }
 
     fn flush(&mut self) -> anyhow::Result<()> {
         self.output
             .flush()
-            .with_context(|| format!("the log {} could not be written any further", self.name))
+            .with_context(|| format!("the log {} could not be written", self.name))
     }
 }
 
-/// Opens a log, new or to go on with. What a recorder that was killed left as half a line is ended, so that it costs that line alone.
+/// Open a new or existing log for appending. If a killed recorder left an incomplete last line, end that line, so that only it is lost.
 fn append(path: &Path) -> anyhow::Result<File> {
     let mut file = OpenOptions::new().read(true).append(true).create(true).open(path)?;
     rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive)
-        .map_err(|_| anyhow::anyhow!("another recorder writes to it; give another file"))?;
-    // A pipe or a device has no end to look at.
+        .map_err(|_| anyhow::anyhow!("another recorder writes to this file; choose another file"))?;
+    // Only a regular file has a last byte to check, not a pipe or a device.
     if file.metadata()?.is_file() && file.seek(SeekFrom::End(0))? > 0 {
         let mut last = [0];
         file.seek(SeekFrom::End(-1))?;

@@ -8,9 +8,9 @@ mod validate;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
-use divvy_container::cdi::generate::Root;
-use divvy_container::cdi::{Found, Problem, Registry, Severity, is_spec_file};
-use divvy_hardware::Files;
+use divvy_cdi::{Found, Problem, Registry, Severity, is_spec_file};
+use divvy_host::Files;
+use divvy_host::Root;
 
 use super::{bounded, read_bounded, say, write_whole};
 use crate::cli::cdi::CdiCommand;

@@ -1,4 +1,4 @@
-//! `divvy completions`, and what is asked when somebody types `divvy ...` or `kubectl divvy ...` and a tab.
+//! `divvy completions`, and the answers when a user presses Tab after `divvy ...` or `kubectl divvy ...`.
 
 mod cluster;
 
@@ -15,19 +15,19 @@ use crate::printer;
 
 pub use cluster::{namespaces, nodes, pods};
 
-/// What kubectl calls beside a plugin `kubectl-NAME` (`pkg/cmd/plugin/plugin_completion.go`).
+/// The prefix of the program that kubectl calls for the completions of a plugin `kubectl-NAME` (`pkg/cmd/plugin/plugin_completion.go`).
 const ASKED_BY_KUBECTL: &str = "kubectl_complete-";
-/// The variable in which a shell's script names the shell.
+/// The environment variable in which a shell's script names the shell.
 const ASKED_BY_SHELL: &str = "DIVVY_COMPLETE";
-/// cobra's `ShellCompDirective`: no files, where we name none ourselves.
+/// cobra's `ShellCompDirectiveNoFileComp`: the shell must not offer file names.
 const NO_FILES: u32 = 4;
-/// No space after the word: it goes on.
+/// cobra's `ShellCompDirectiveNoSpace`: the shell must not add a space, because the word continues.
 const NO_SPACE: u32 = 2;
 
-/// The words before the one that is being typed; the flags among them say which cluster to ask.
+/// The words before the word that is being typed. The flags among them select the cluster to query.
 static BEFORE: OnceLock<Vec<OsString>> = OnceLock::new();
 
-/// Prints the script for a shell, which asks this program at each tab.
+/// Print the completion script for a shell. The script calls this program each time the user presses Tab.
 pub fn run(args: &CompletionsArgs) -> anyhow::Result<()> {
     let shell: &dyn EnvCompleter = match args.shell {
         Shell::Bash => &Bash,
@@ -39,7 +39,8 @@ pub fn run(args: &CompletionsArgs) -> anyhow::Result<()> {
     Ok(printer::print(&String::from_utf8(script)?)?)
 }
 
-/// Answers when this program was called by the script of a shell, or as `kubectl_complete-divvy` or `kubectl_complete-inspect-gpushare`.
+/// Print completions if this program was called by a shell's script, or as `kubectl_complete-divvy` or `kubectl_complete-inspect-gpushare`.
+/// Return whether it was.
 ///
 /// # Errors
 /// The answer could not be written.
@@ -61,7 +62,7 @@ pub fn answered(given: &[OsString]) -> anyhow::Result<bool> {
         .try_complete(given.iter().cloned(), here.as_deref())?)
 }
 
-/// The answer to kubectl, if it asks. The last argument is the word that is being typed.
+/// Return the answer to kubectl, if kubectl called. The last argument is the word that is being typed.
 fn for_kubectl(given: &[OsString]) -> Option<std::io::Result<String>> {
     let (called, words) = given.split_first()?;
     let name = Path::new(called).file_name()?.to_string_lossy().into_owned();
@@ -82,7 +83,7 @@ fn is_flag(word: &OsString) -> bool {
     word.as_encoded_bytes().starts_with(b"-")
 }
 
-/// The grammar; where no flag is being typed, flags are offered only if nothing else is: as kubectl does.
+/// Return the command-line grammar. If the word is not a flag, hide the flags, so that they are offered only if nothing else is, as kubectl does.
 fn grammar(flags: bool) -> Command {
     fn without(command: Command) -> Command {
         let command = command.mut_args(|arg| if arg.is_positional() { arg } else { arg.hide(true) });
@@ -92,12 +93,12 @@ fn grammar(flags: bool) -> Command {
     if flags {
         return command;
     }
-    // Now --help is there, too.
+    // `build` adds --help, which is then hidden as well.
     command.build();
     without(command)
 }
 
-/// A candidate per line, with what it is after a tab, and cobra's directive last.
+/// Return one candidate per line, with a tab and its description, and cobra's directive in the last line.
 fn complete(line: Vec<OsString>) -> std::io::Result<String> {
     let at = line.len() - 1;
     let _ = BEFORE.set(line[..at].to_vec());
@@ -141,10 +142,13 @@ mod tests {
         };
         check(&["kubectl_complete-divvy", "w"], "why\tExplain why a pod waits");
         check(&["/usr/local/bin/kubectl_complete-divvy"], "inspect\t");
-        check(&["kubectl_complete-divvy", "why", "--name"], "--namespace\tTheir namespace");
+        check(
+            &["kubectl_complete-divvy", "why", "--name"],
+            "--namespace\tThe namespace of the pods",
+        );
         check(&["kubectl_complete-divvy", "scheduler-config", "--for", "k"], "kubeadm\t");
         for name in ["kubectl_complete-inspect-gpushare", "kubectl_complete-inspect_gpushare"] {
-            check(&[name, "-o", ""], "wide\tA line per GPU");
+            check(&[name, "-o", ""], "wide\tOne line per GPU");
             check(&[name, "--de"], "--details\t");
         }
     }

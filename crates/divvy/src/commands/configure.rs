@@ -9,9 +9,9 @@ mod show;
 use std::path::Path;
 
 use anyhow::Context as _;
-use divvy_container::cdi::generate::Root;
-use divvy_container::engines::{self, Engine, Plan, Record, Target, Wanted, Wish, runtime_class};
-use divvy_hardware::Files;
+use divvy_engines::{self as engines, Engine, Plan, Record, Target, Wanted, Wish, runtime_class};
+use divvy_host::Files;
+use divvy_host::Root;
 
 use super::say;
 use crate::cli::configure::{CgroupDriver, ConfigureArgs, ConfigureOutput};

@@ -12,16 +12,16 @@ use divvy_testbed::story::{Listener, Told};
 use crate::cli::{DemoArgs, DemoOutput};
 use crate::printer;
 
-/// Brings a cluster up, plays on it, and takes it down. `Ok(false)`: something did not come out as the scenario says.
+/// Start a cluster, play the scenario on it, and stop the cluster. `Ok(false)`: a step did not end as the scenario says.
 pub async fn run(args: DemoArgs) -> anyhow::Result<bool> {
-    let stopped = super::until_stopped(false)?;
+    let stopped = divvy_program::until_stopped(false)?;
     let scenario = chosen(&args)?;
     let own = std::env::current_exe().context("this program's own path is not known")?;
     let machines = match &args.nodes {
         Some(path) => std::fs::read_to_string(path).with_context(|| format!("--nodes {}", path.display()))?,
         None => BUILT_IN.to_owned(),
     };
-    // Nobody audits a demo, and a kept one may stay up for days.
+    // No audit: a demo does not need its history, which would grow for days with `--keep`.
     let settings = Settings {
         seed: args.seed,
         drivers: true,
@@ -53,7 +53,7 @@ pub async fn run(args: DemoArgs) -> anyhow::Result<bool> {
     outcome
 }
 
-/// The scenario, or none where only machines were named.
+/// Return the chosen scenario. `None` if `--nodes` is given without `--scenario`.
 fn chosen(args: &DemoArgs) -> anyhow::Result<Option<Scenario>> {
     match &args.scenario {
         Some(name) => Scenario::named(name).map(Some).ok_or_else(|| {
@@ -101,7 +101,7 @@ async fn tell(
         _ => play.scene(&format!("{failures} of {checks} checks do not hold")).await?,
     }
     if failures > 0 && args.keep {
-        tracing::warn!("the cluster is kept for you to look at, though checks failed");
+        tracing::warn!("the cluster stays up although checks failed, so that you can inspect it");
     }
     Ok(failures == 0)
 }
@@ -131,7 +131,7 @@ The containers are simulated: they have no logs, and no command runs in them.
     ))
 }
 
-/// Prints what the play tells: for people, or a line of JSON each.
+/// Prints the events of the play, as text for people or as one line of JSON each.
 struct Teller {
     json: bool,
 }

@@ -1,4 +1,4 @@
-//! `divvy doctor`: collects facts, has them judged, prints.
+//! `divvy doctor`: collects facts, runs the checks on them, and prints the report.
 
 mod cluster;
 mod engine;
@@ -14,18 +14,19 @@ use std::time::Duration;
 
 use divvy_doctor::explain::Log;
 use divvy_doctor::{Check, Facts, Finding, Line, Report, Status, Stop, Style, checks};
-use divvy_hardware::Files;
+use divvy_host::Files;
 
-use super::{Unclear, say};
+use super::say;
 use crate::cli::doctor::{DoctorArgs, DoctorOutput};
 use crate::printer;
+use divvy_program::Unclear;
 
 use programs::Places;
 
-/// Of a line of a log: what is known of any is in its beginning.
+/// The number of bytes to keep of a log line; every known error text is near the beginning of its line.
 const LONGEST_LINE: usize = 64 * 1024;
 
-/// The exit status.
+/// Run the checks, print the report, and return the exit status.
 pub async fn run(mut args: DoctorArgs) -> anyhow::Result<u8> {
     if let Some(log) = &args.explain {
         return explain(log, args.output);
@@ -33,13 +34,16 @@ pub async fn run(mut args: DoctorArgs) -> anyhow::Result<u8> {
     args.node |= !args.cluster;
     if !args.root.is_dir() {
         return Err(Unclear(format!(
-            "--root {}: there is no such folder; give the folder that has the copied machine's /proc, /sys, /dev and /etc",
+            "--root {}: there is no such directory; give the directory with the copied machine's /proc, /sys, /dev, and /etc",
             args.root.display()
         ))
         .into());
     }
     if args.fix && args.root != Path::new("/") {
-        return Err(Unclear("--fix with --root: a copy is not put right; run it on the machine itself".to_owned()).into());
+        return Err(Unclear(
+            "--fix with --root: a copy of a machine cannot be repaired; run --fix on the machine itself".to_owned(),
+        )
+        .into());
     }
     let checks: Vec<Check> = checks::ALL
         .iter()
@@ -64,11 +68,11 @@ pub async fn run(mut args: DoctorArgs) -> anyhow::Result<u8> {
     Ok(report.exit_status())
 }
 
-/// Explains the error texts of a log, which may be long and may never end: line by line. Status 1: it has none that is known.
+/// Explain the error texts of a log. The log is read line by line, because it may be long. Return status 1 if no error text is known.
 fn explain(path: &Path, output: DoctorOutput) -> anyhow::Result<u8> {
     let unreadable = |error: std::io::Error| {
         Unclear(format!(
-            "--explain: {} cannot be read: {error}; give the path of a log, or none to read standard input",
+            "--explain: {} cannot be read: {error}; give the path of a log, or no path to read standard input",
             path.display()
         ))
     };
@@ -88,7 +92,7 @@ fn explain(path: &Path, output: DoctorOutput) -> anyhow::Result<u8> {
     Ok(u8::from(log.found().is_empty()))
 }
 
-/// The beginning of the next line, which may have no end.
+/// Read the next line, and return its first [`LONGEST_LINE`] bytes. `None` at the end of the input.
 fn next_line(reader: &mut impl BufRead) -> std::io::Result<Option<Vec<u8>>> {
     let mut line = Vec::new();
     let mut is_there = false;
@@ -109,8 +113,8 @@ fn next_line(reader: &mut impl BufRead) -> std::io::Result<Option<Vec<u8>>> {
     }
 }
 
-/// Asks everybody, then runs the checks. A file of a hung driver can hang whoever reads it, and a thread cannot be ended: what is left of it ends with
-/// the program.
+/// Collect the facts, then run the checks. Reading a file of a hung driver can block a thread indefinitely, and a thread cannot be cancelled, so
+/// this work runs in threads that only the end of the program ends.
 async fn look(args: &DoctorArgs, checks: &[Check]) -> anyhow::Result<Report> {
     let files: &'static Files = Box::leak(Box::new(Files::below(&args.root)));
     let limit = args.timeout;
@@ -125,8 +129,8 @@ async fn look(args: &DoctorArgs, checks: &[Check]) -> anyhow::Result<Report> {
         Ok(Err(error)) => return Err(error.into()),
         Err(_) => {
             return Err(Unclear(format!(
-                "the files of {} could not be read within {} s: a driver, a process or a disk hangs, and with it whatever reads from it; --timeout waits \
-                 longer, and after a reboot it is over",
+                "the files of {} could not be read within {} s: a driver, a process, or a disk hangs, and blocks every program that reads from it; use \
+                 --timeout to wait longer, or reboot the machine",
                 args.root.display(),
                 limit.as_secs()
             ))
@@ -143,12 +147,12 @@ async fn look(args: &DoctorArgs, checks: &[Check]) -> anyhow::Result<Report> {
     let todo = wanted.clone();
     let lines = tokio::task::spawn_blocking(move || judged(facts, todo, limit)).await?;
     for trouble in files.troubles() {
-        say(&format!("note: not looked at: {trouble}"))?;
+        say(&format!("note: not checked: {trouble}"))?;
     }
     Ok(Report { checks: lines, not_run })
 }
 
-/// Runs checks in a thread of their own, and waits for each.
+/// Run the checks in a separate thread, and wait for each no longer than `limit`.
 fn judged(facts: Facts<'static>, checks: Vec<Check>, limit: Duration) -> Vec<Line> {
     let (sender, receiver) = mpsc::channel();
     let todo = checks.clone();
@@ -170,7 +174,7 @@ fn judged(facts: Facts<'static>, checks: Vec<Check>, limit: Duration) -> Vec<Lin
         }
     }
     for check in &checks[lines.len()..] {
-        let reason = "a check before this one did not end".to_owned();
+        let reason = "an earlier check did not end".to_owned();
         lines.push(Line::new(check, Err(Stop::Blind(reason))));
     }
     lines
@@ -178,14 +182,14 @@ fn judged(facts: Facts<'static>, checks: Vec<Check>, limit: Duration) -> Vec<Lin
 
 fn hangs(limit: Duration) -> Stop {
     Stop::Problem(Finding {
-        found: format!("reading the files of the driver did not end within {} s", limit.as_secs()),
-        why: "a driver that hangs holds up every program that looks at it, and containers do not start".to_owned(),
-        fix: "dmesg | grep -e NVRM -e amdgpu -e i915 says what happened last; reboot the machine".to_owned(),
+        found: format!("reading the driver's files did not end within {} s", limit.as_secs()),
+        why: "a hung driver blocks every program that reads its files, and containers do not start".to_owned(),
+        fix: "dmesg | grep -e NVRM -e amdgpu -e i915 shows the driver's last messages; reboot the machine".to_owned(),
         repairs: Vec::new(),
     })
 }
 
-/// Whether anything failed that can be put right.
+/// Return the failed checks that `--fix` can repair.
 fn repairable(report: &Report) -> impl Iterator<Item = &Line> {
     report
         .checks

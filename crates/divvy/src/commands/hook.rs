@@ -1,4 +1,4 @@
-//! `nvidia-ctk hook`, which CDI specs of NVIDIA's toolkit before 1.17 call: `divvy-hook` does what it does.
+//! `nvidia-ctk hook`, which CDI specs from NVIDIA's toolkit before 1.17 call. `divvy-hook` implements it.
 
 use std::ffi::OsString;
 use std::os::unix::process::CommandExt as _;
@@ -8,13 +8,14 @@ use anyhow::Context as _;
 
 use super::say;
 
-/// Becomes the `divvy-hook` beside this program, with no variable of whoever called: those of an image are not for a program of the machine.
+/// Replace this process by the `divvy-hook` in this program's directory. The environment is cleared: it may come from an image, and must not
+/// influence a program that runs on the host.
 ///
 /// # Errors
-/// It is not there.
+/// `divvy-hook` cannot be started.
 pub fn run(words: &[OsString]) -> anyhow::Result<()> {
     if words.is_empty() {
-        // As NVIDIA's: the container starts.
+        // As with NVIDIA's tool, the container starts anyway.
         return Ok(say("warning: No CDI hook specified")?);
     }
     let own = std::env::current_exe().context("this program's own path cannot be read")?;
@@ -22,8 +23,8 @@ pub fn run(words: &[OsString]) -> anyhow::Result<()> {
     let error = Command::new(&program).arg0("divvy-hook").args(words).env_clear().exec();
     Err(error).with_context(|| {
         format!(
-            "nvidia-ctk hook: {} cannot be run; it comes with divvy and belongs beside it, and no container whose CDI spec calls nvidia-ctk starts \
-             without it: put it there, or make the spec anew (divvy cdi generate), which calls nothing",
+            "nvidia-ctk hook: {} cannot be run; without it, no container whose CDI spec calls nvidia-ctk starts. Install the divvy-hook that comes with \
+             divvy there, or generate a spec without hooks (divvy cdi generate)",
             program.display()
         )
     })

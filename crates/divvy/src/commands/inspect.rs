@@ -2,10 +2,10 @@
 
 use std::collections::BTreeSet;
 
-use divvy_cluster::list::LeftOut;
-use divvy_cluster::objects::{NodeObject, PodObject};
-use divvy_cluster::{client, convert, list};
-use divvy_container::plain;
+use divvy_host::plain;
+use divvy_kube::list::LeftOut;
+use divvy_kube::objects::{NodeObject, PodObject};
+use divvy_kube::{client, convert, list};
 use divvy_model::Pod;
 use futures::stream;
 
@@ -16,7 +16,7 @@ use crate::cli::{AccessArgs, ClusterArgs, InspectArgs, InspectOutput};
 use crate::inspect::{table, view};
 use crate::printer;
 
-/// Reads nodes and pods and prints who has what, once or again and again.
+/// Read nodes and pods, and print the allocations once, or with `--watch` after each change.
 pub async fn run(args: InspectArgs) -> anyhow::Result<()> {
     let client = client::connect(&choice(&args.cluster)).await?.client;
     if !args.watch {
@@ -57,7 +57,7 @@ async fn look(client: &kube::Client, args: &InspectArgs) -> anyhow::Result<Strin
     })
 }
 
-/// Of these nodes, or of all.
+/// Read the named nodes and their pods, or all nodes and pods if no name is given.
 async fn read(client: &kube::Client, names: &[String]) -> anyhow::Result<view::View> {
     let (arrived, mut pods) = (Arrived::default(), Vec::new());
     let pod = |object: PodObject| list::pod_of(object).map(view::shown);
@@ -92,7 +92,7 @@ async fn read(client: &kube::Client, names: &[String]) -> anyhow::Result<view::V
     Ok(view::view(&nodes, &pods))
 }
 
-/// The cluster that the flags name.
+/// Convert kubectl's connection flags, including `--cluster`.
 pub(super) fn choice(args: &ClusterArgs) -> client::Choice {
     client::Choice {
         cluster: args.cluster.clone(),
@@ -100,7 +100,7 @@ pub(super) fn choice(args: &ClusterArgs) -> client::Choice {
     }
 }
 
-/// The same, without a `--cluster` of kubectl's.
+/// Convert kubectl's connection flags for a command that has no `--cluster` of kubectl's.
 pub(super) fn access(args: &AccessArgs) -> client::Choice {
     client::Choice {
         kubeconfig: args.context.kubeconfig.clone(),
@@ -115,7 +115,7 @@ pub(super) fn access(args: &AccessArgs) -> client::Choice {
     }
 }
 
-/// Names the objects that could not be read.
+/// Log the objects that could not be read and are therefore missing from the output.
 pub(super) fn say_left_out(kind: &str, left_out: &LeftOut) {
     for (name, why) in &left_out.named {
         tracing::warn!("{kind} {name} is left out: {why}");

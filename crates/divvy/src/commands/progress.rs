@@ -4,7 +4,7 @@ use std::io::{self, IsTerminal as _, Write as _};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// How far something is, in one line on a terminal, and nowhere else.
+/// A progress line on standard error, printed only if that is a terminal.
 pub(super) struct Bar {
     terminal: bool,
     shown: Cell<Option<Instant>>,
@@ -18,7 +18,7 @@ impl Bar {
         }
     }
 
-    /// Shows a text, if the last one has stood for a moment.
+    /// Show a text, at most ten times a second.
     pub(super) fn show(&self, text: impl FnOnce() -> String) {
         let often = self
             .shown
@@ -28,11 +28,11 @@ impl Bar {
             return;
         }
         self.shown.set(Some(Instant::now()));
-        // A terminal that takes no text is no reason to stop.
+        // A failure to print the progress must not end the command.
         let _ = write!(io::stderr(), "\r{}\x1b[K", text());
     }
 
-    /// Takes it away.
+    /// Remove the progress line.
     pub(super) fn clear(&self) {
         if self.shown.get().is_some() {
             let _ = write!(io::stderr(), "\r\x1b[K");
@@ -40,7 +40,7 @@ impl Bar {
     }
 }
 
-/// How many objects of which kind have arrived.
+/// The number of nodes and pods that have arrived so far.
 #[derive(Default)]
 pub(super) struct Arrived {
     nodes: AtomicU64,
@@ -56,7 +56,7 @@ impl Arrived {
         self.pods.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Waits for lists, and shows how far they are on a terminal if they take longer than a moment.
+    /// Wait for lists, and show the progress if they take longer than half a second.
     pub(super) async fn shown<T>(&self, lists: impl Future<Output = T>) -> T {
         let bar = Bar::new();
         tokio::pin!(lists);

@@ -5,16 +5,16 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 
 use anyhow::Context as _;
-use divvy_container::runtime::{edit, settings};
+use divvy_oci::runtime::{edit, settings};
 
 use super::{read_bounded, say, write_whole};
 use crate::cli::runtime_config::RuntimeConfigArgs;
 use crate::printer;
 
-/// As divvy-runtime takes it.
+/// The largest accepted file in bytes, as in divvy-runtime.
 const LARGEST: u64 = 16 * 1024 * 1024;
 
-/// Prints the settings, or writes them.
+/// Print the settings, or write them to a file.
 pub fn run(args: &RuntimeConfigArgs) -> anyhow::Result<()> {
     let file = &args.config_file;
     let before = match read_bounded(file, LARGEST) {
@@ -22,11 +22,11 @@ pub fn run(args: &RuntimeConfigArgs) -> anyhow::Result<()> {
         Err(error) if error.kind() == ErrorKind::NotFound => None,
         text => Some(text.with_context(|| format!("{} cannot be read", file.display()))?),
     };
-    // As the runtime finds it on this machine.
+    // The default path of ldconfig is the one that the runtime would find on this machine.
     let assumed = edit::assumed(settings::ldconfig(|path| Path::new(path).exists()));
     let after = edit::set(before.as_deref().unwrap_or(&assumed), &args.set).with_context(|| match before {
         Some(_) => file.display().to_string(),
-        None => "what is assumed without a file".to_owned(),
+        None => "the default settings".to_owned(),
     })?;
     let to = match (&args.output, args.in_place) {
         (Some(output), _) => output,
@@ -35,17 +35,17 @@ pub fn run(args: &RuntimeConfigArgs) -> anyhow::Result<()> {
     };
     write(to, &after).with_context(|| format!("{} was not written", to.display()))?;
     say(&format!(
-        "note: wrote {}; containers that are created from now on go by it",
+        "note: wrote {}; it applies to containers that are created from now on",
         to.display()
     ))?;
     Ok(())
 }
 
-/// Where a link leads, with the permissions that are there.
+/// Replace the file. If it is a link, replace its target. Keep the permissions of an existing file.
 fn write(to: &Path, text: &str) -> anyhow::Result<()> {
     let to = to.canonicalize().unwrap_or_else(|_| to.to_owned());
     if let Some(folder) = to.parent().filter(|folder| !folder.as_os_str().is_empty()) {
-        std::fs::create_dir_all(folder).with_context(|| format!("the folder {} cannot be made", folder.display()))?;
+        std::fs::create_dir_all(folder).with_context(|| format!("the directory {} cannot be created", folder.display()))?;
     }
     let mode = std::fs::metadata(&to).map_or(0o644, |found| found.permissions().mode() & 0o7777);
     Ok(write_whole(&to, text, mode)?)

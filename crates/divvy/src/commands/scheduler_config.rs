@@ -6,13 +6,13 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::Context as _;
-use divvy_cluster::{client, in_words, list, objects};
+use divvy_kube::{client, in_words, list, objects};
 use k8s_openapi::api::core::v1::{Secret, Service};
 use kube::api::{Api, DeleteParams, DynamicObject, PostParams};
 use tokio::time::Instant;
 
 use super::inspect::choice;
-use super::{Unclear, say};
+use super::say;
 use crate::cli::{AccessArgs, ClusterArgs, SchedulerConfigArgs};
 use crate::printer;
 use crate::scheduler_config::check::{Verdict, has_room, no_room, not_called, pod, unclear, verdict};
@@ -22,22 +22,23 @@ use crate::scheduler_config::merge::{Address, Wanted, merge};
 use crate::scheduler_config::second::mutation::{MutateWith, Mutation, Webhook};
 use crate::scheduler_config::second::{DEFAULT_VERSION, NAME, SECRET_NAME, Second, TLS_FOLDER, Version};
 use crate::scheduler_config::{DEFAULT_PROFILE, Inline, LOCAL_URL, SERVICE_URL, Stanza, Tls, Whole};
+use divvy_program::Unclear;
 
-/// A scheduler's configuration is some kilobytes.
+/// The largest file for `--merge` in bytes; a scheduler's configuration has a few kilobytes.
 const LARGEST_FILE: u64 = 1 << 20;
-/// For creating and deleting that pod.
+/// The time limit for one request to the API server.
 const ANSWER: Duration = Duration::from_secs(15);
-/// Between two looks at the pod of the check.
+/// The pause between two reads of the check's pod.
 const LOOK: Duration = Duration::from_millis(200);
 
-/// Prints, merges or checks. `Ok(false)`: checked, and the scheduler does not call the extender.
+/// Print, merge, or check. `Ok(false)`: the check found that the scheduler does not call the extender.
 pub async fn run(args: SchedulerConfigArgs) -> anyhow::Result<bool> {
     if args.check {
         return match check(&args).await {
-            // What kept the check from being made is no proof of anything.
-            Err(error) if error.downcast_ref::<Unclear>().is_none() => Err(error.context(Unclear(
-                "whether the scheduler calls the extender could not be told".to_owned(),
-            ))),
+            // An error before the check's end proves nothing, so the result is unknown.
+            Err(error) if error.downcast_ref::<Unclear>().is_none() => {
+                Err(error.context(Unclear("it is unknown whether the scheduler calls the extender".to_owned())))
+            }
             told => told,
         };
     }
@@ -47,11 +48,11 @@ pub async fn run(args: SchedulerConfigArgs) -> anyhow::Result<bool> {
     };
     if found.is_none() && args.extender_url.is_none() && args.merge.is_none() {
         say(if args.as_second_scheduler {
-            "note: for an extender in plain HTTP behind the Service divvy-system/divvy-extender; the chart installs it with TLS, and --from-cluster takes \
-             address and certificates from there"
+            "note: this is for an extender with plain HTTP behind the Service divvy-system/divvy-extender; the chart installs it with TLS, and --from-cluster \
+             reads its address and certificates"
         } else {
-            "note: for an extender in plain HTTP at the loopback address (Helm: extender.loopback=true); the chart's default is a Service with TLS, \
-             and --from-cluster takes address and certificates from there"
+            "note: this is for an extender with plain HTTP at the loopback address (Helm: extender.loopback=true); the chart's default is a Service with TLS, \
+             and --from-cluster reads its address and certificates"
         })?;
     }
     let certificates = found.as_ref().and_then(|(_, tls)| tls.inline.clone());
@@ -108,15 +109,17 @@ pub async fn run(args: SchedulerConfigArgs) -> anyhow::Result<bool> {
     match &args.output {
         None => {
             if stanza_is_secret {
-                say("note: kube-scheduler's key is in it; with -o FILE it is written for its owner's eyes only")?;
+                say(
+                    "note: the output contains kube-scheduler's private key; -o FILE writes a file that only its owner can read",
+                )?;
             }
             printer::print(&text)?;
         }
         Some(file) => {
             write(file, &text, stanza_is_secret)
-                .with_context(|| format!("{} could not be written; nothing was changed", file.display()))?;
+                .with_context(|| format!("{} could not be written, and is unchanged", file.display()))?;
             say(&format!(
-                "written: {}; the scheduler reads it at its next start",
+                "written: {}; the scheduler reads it when it next starts",
                 file.display()
             ))?;
         }
@@ -128,7 +131,8 @@ fn second_namespace(args: &SchedulerConfigArgs) -> &str {
     args.namespace.as_deref().unwrap_or("kube-system")
 }
 
-/// What gives pods to the second scheduler; for a webhook the authority is taken from where the scheduler's certificates come from.
+/// Return the mutation that assigns pods to the second scheduler. For a webhook, the CA comes from the same place as the scheduler's
+/// certificates.
 async fn mutation(
     args: &SchedulerConfigArgs,
     version: Version,
@@ -143,20 +147,20 @@ async fn mutation(
     let ca = match (certificates, &args.tls_secret) {
         (Some(certificates), _) => certificates.ca.clone(),
         (None, Some(secret)) => authority_of(args, second_namespace(args), secret).await?,
-        // Only to say what is wrong with the address, if it is that.
+        // The extender has no certificates. Continue without a CA, so that `Webhook::new` can report a wrong address.
         (None, None) if args.from_cluster.is_some() => String::new(),
         (None, None) => anyhow::bail!(
-            "on Kubernetes {version} a webhook gives pods to the scheduler, and its manifest holds the certificate authority of the extender. Add \
-             --from-cluster, which takes it from the extender that is installed; or, where its certificates are yours, --extender-url \
-             https://NAME.NAMESPACE.svc:32766/gpushare-scheduler and --tls-secret SECRET, whose ca.crt is read from namespace {}; or leave the \
-             webhook out with --mutate-with none, and write schedulerName into the pods",
+            "on Kubernetes {version} a webhook assigns pods to the scheduler, and its manifest contains the extender's certificate authority. Add \
+             --from-cluster, which reads the CA of the installed extender; or, if you manage the extender's certificates, add --extender-url \
+             https://NAME.NAMESPACE.svc:32766/gpushare-scheduler and --tls-secret SECRET, whose ca.crt is read from namespace {}; or omit the \
+             webhook with --mutate-with none, and set schedulerName in the pods",
             second_namespace(args)
         ),
     };
     Ok(Mutation::Webhook(Webhook::new(stanza.url(), stanza.server_name(), &ca)?))
 }
 
-/// `ca.crt` of that Secret, in base64.
+/// Read `ca.crt` of a Secret, and return it in base64.
 async fn authority_of(args: &SchedulerConfigArgs, namespace: &str, name: &str) -> anyhow::Result<String> {
     let client = client::connect(&choice(&args.cluster)).await?.client;
     let secrets: Api<Secret> = Api::namespaced(client, namespace);
@@ -169,14 +173,14 @@ async fn authority_of(args: &SchedulerConfigArgs, namespace: &str, name: &str) -
     .await?;
     let secret = secret.with_context(|| {
         format!(
-            "there is no Secret {namespace}/{name}, and the webhook's manifest holds its ca.crt; make it first (kubectl -n {namespace} create secret \
-             generic {name} --from-file=ca.crt --from-file=tls.crt --from-file=tls.key), or give its namespace with -n"
+            "there is no Secret {namespace}/{name}, and the webhook's manifest needs its ca.crt; create the Secret first (kubectl -n {namespace} create secret \
+             generic {name} --from-file=ca.crt --from-file=tls.crt --from-file=tls.key), or choose its namespace with -n"
         )
     })?;
     authority(&secret).map_err(|why| anyhow::anyhow!("the Secret {namespace}/{name}: {why}"))
 }
 
-/// The extender that is installed, as the cluster has it.
+/// Return the URL and the certificates of the installed extender, from its Service and Secret.
 async fn from_cluster(args: &SchedulerConfigArgs, namespace: &str, name: &str) -> anyhow::Result<(String, Tls)> {
     let client = client::connect(&choice(&args.cluster)).await?.client;
     let secret_name = secret_name(name);
@@ -191,8 +195,8 @@ async fn from_cluster(args: &SchedulerConfigArgs, namespace: &str, name: &str) -
     .await?;
     let service = service.with_context(|| {
         format!(
-            "there is no Service {namespace}/{name}: no extender is installed under that name (kubectl get service -A | grep extender; then \
-             --from-cluster=NAMESPACE/NAME), or it listens on the loopback address of its node only (Helm: extender.loopback=true), and then \
+            "there is no Service {namespace}/{name}: either no extender is installed under that name (find it with kubectl get service -A | grep extender, and \
+             write --from-cluster=NAMESPACE/NAME), or the extender listens only on the loopback address of its node (Helm: extender.loopback=true), and \
              --from-cluster is not needed"
         )
     })?;
@@ -205,15 +209,15 @@ async fn from_cluster(args: &SchedulerConfigArgs, namespace: &str, name: &str) -
     .await?;
     if secret.is_none() {
         say(&format!(
-            "warning: there is no Secret {namespace}/{secret_name}, so the extender is taken to speak plain HTTP: whoever reaches {namespace}/{name} can \
-             have pods bound"
+            "warning: there is no Secret {namespace}/{secret_name}, so the extender probably speaks plain HTTP: every client that reaches {namespace}/{name} \
+             can bind pods"
         ))?;
     }
     let now_s = jiff::Timestamp::now().as_second();
     let (url, mut tls) =
         installed(&service, secret.as_ref(), args.tls_server_name.as_deref(), now_s).map_err(|why| anyhow::anyhow!(why))?;
     if args.as_second_scheduler {
-        // A pod knows the names of services, and the address of one may change.
+        // A pod can resolve the Service's name, and the Service's address may change.
         let host = format!("{name}.{namespace}.svc");
         let port = url.rsplit(':').next().unwrap_or_default();
         let scheme = url.split(':').next().unwrap_or_default();
@@ -224,14 +228,16 @@ async fn from_cluster(args: &SchedulerConfigArgs, namespace: &str, name: &str) -
         }
         return Ok((url, tls));
     }
-    say(&format!("note: the extender is at {url}, by the Service {namespace}/{name}"))?;
+    say(&format!(
+        "note: the extender's address is {url}, according to the Service {namespace}/{name}"
+    ))?;
     Ok((url, tls))
 }
 
 fn unread(kind: &str, namespace: &str, name: &str, error: &kube::Error) -> anyhow::Error {
     anyhow::anyhow!(
-        "the {kind} {namespace}/{name} could not be read: {}; give a kubeconfig whose user may (--kubeconfig), or the address and files with \
-         --extender-url, --tls-ca, --tls-cert and --tls-key",
+        "the {kind} {namespace}/{name} could not be read: {}; use a kubeconfig whose user may read it (--kubeconfig), or give the address and the \
+         certificate files with --extender-url, --tls-ca, --tls-cert, and --tls-key",
         in_words(error)
     )
 }
@@ -253,8 +259,8 @@ fn stanza(args: &SchedulerConfigArgs, found: Option<(String, Tls)>) -> anyhow::R
     if args.as_second_scheduler {
         if args.tls_secret.is_none() && (tls.ca.is_some() || tls.cert.is_some()) {
             anyhow::bail!(
-                "--tls-ca and --tls-cert name files, and the pod of a second scheduler has none: put ca.crt, tls.crt and tls.key into a Secret \
-                 of its namespace and give --tls-secret NAME instead"
+                "--tls-ca and --tls-cert name files of the host, and the pod of a second scheduler does not have them: put ca.crt, tls.crt, and tls.key into a \
+                 Secret of its namespace, and write --tls-secret NAME instead"
             );
         }
         if args.tls_secret.is_some() {
@@ -268,7 +274,7 @@ fn stanza(args: &SchedulerConfigArgs, found: Option<(String, Tls)>) -> anyhow::R
     Ok(Stanza::new(args.extender_url.as_deref().unwrap_or(default), tls)?)
 }
 
-/// The flags that a command of `--for` must repeat, quoted for a shell.
+/// Return the flags that the commands printed by `--for` must repeat, quoted for a shell.
 fn passed_on(args: &SchedulerConfigArgs) -> String {
     let flags = [
         ("--extender-url", &args.extender_url),
@@ -310,7 +316,7 @@ fn read(file: &Path) -> anyhow::Result<(String, String)> {
     } else {
         let opened = std::fs::File::open(file).with_context(|| {
             format!(
-                "--merge {}: the file could not be read; give the one that kube-scheduler has as --config, or leave --merge out for a new one",
+                "--merge {}: the file could not be read; give the file of kube-scheduler's --config flag, or omit --merge for a new file",
                 file.display()
             )
         })?;
@@ -323,13 +329,14 @@ fn read(file: &Path) -> anyhow::Result<(String, String)> {
         .with_context(|| format!("{origin} could not be read"))?;
     anyhow::ensure!(
         bytes.len() as u64 <= LARGEST_FILE,
-        "{origin} is larger than 1 MiB, which no scheduler's configuration is; give the file that kube-scheduler has as --config"
+        "{origin} is larger than 1 MiB, too large for a scheduler's configuration; give the file of kube-scheduler's --config flag"
     );
-    let text = String::from_utf8(bytes).with_context(|| format!("{origin} is no text"))?;
+    let text = String::from_utf8(bytes).with_context(|| format!("{origin} is not UTF-8 text"))?;
     Ok((text, origin))
 }
 
-/// All or nothing, and with the rights of the file that was there: the scheduler may run as another user. A key is not for everybody.
+/// Replace the file atomically. Keep the permissions of an existing file, because the scheduler may run as another user. A file with a private
+/// key is never readable by others.
 fn write(file: &Path, text: &str, secret: bool) -> std::io::Result<()> {
     use std::os::unix::fs::PermissionsExt as _;
     let new = if secret { 0o600 } else { 0o644 };
@@ -337,7 +344,7 @@ fn write(file: &Path, text: &str, secret: bool) -> std::io::Result<()> {
     super::write_whole(file, text, mode)
 }
 
-/// Whether a flag says which cluster.
+/// Report whether a flag selects a cluster.
 fn names_a_cluster(args: &ClusterArgs) -> bool {
     let AccessArgs { context, server, .. } = &args.access;
     context.kubeconfig.is_some() || context.context.is_some() || server.is_some()
@@ -349,14 +356,14 @@ async fn version(args: &SchedulerConfigArgs) -> anyhow::Result<Version> {
     }
     if args.from_cluster.is_none() && !names_a_cluster(&args.cluster) {
         say(&format!(
-            "note: for Kubernetes {DEFAULT_VERSION}; for another version give --kubernetes-version, or --kubeconfig FILE to ask the cluster"
+            "note: this is for Kubernetes {DEFAULT_VERSION}; for another version add --kubernetes-version, or --kubeconfig FILE to read it from the cluster"
         ))?;
         return Ok(DEFAULT_VERSION);
     }
     let connection = client::connect(&choice(&args.cluster)).await?;
     let found = connection.client.apiserver_version().await.map_err(|error| {
         anyhow::anyhow!(
-            "the cluster did not tell its version ({}); give --kubernetes-version",
+            "the cluster's version could not be read ({}); add --kubernetes-version",
             in_words(&error)
         )
     })?;
@@ -366,7 +373,7 @@ async fn version(args: &SchedulerConfigArgs) -> anyhow::Result<Version> {
 }
 
 async fn check(args: &SchedulerConfigArgs) -> anyhow::Result<bool> {
-    let stopped = super::until_stopped(false)?;
+    let stopped = divvy_program::until_stopped(false)?;
     let connection = client::connect(&choice(&args.cluster)).await?;
     let namespace = args.namespace.clone().unwrap_or(connection.namespace);
     let seen = answer(async {
@@ -378,51 +385,51 @@ async fn check(args: &SchedulerConfigArgs) -> anyhow::Result<bool> {
     match seen.await {
         Ok((nodes, pods)) if !has_room(&nodes, &pods.pods) => return Err(Unclear(no_room()).into()),
         Ok(_) => {}
-        // Who may create a pod may perhaps not list them all; then the scheduler says what is to be said.
+        // A user who may create a pod may not be allowed to list all pods. The scheduler's own message then tells of missing room.
         Err(error) => tracing::debug!("{error}"),
     }
     let api: Api<DynamicObject> = Api::namespaced_with(connection.client, &namespace, &objects::pods());
-    // Two keys of the program's own randomness: nobody can have written this word beforehand.
+    // A random nonce, so that an earlier message cannot be mistaken for the extender's answer to this check.
     let nonce = format!("{:016x}", RandomState::new().build_hasher().finish());
     let name = format!("divvy-scheduler-check-{}", &nonce[..8]);
     let object: DynamicObject = serde_json::from_value(pod(&name, &namespace, &nonce, args.profile.as_deref()))?;
 
     let began = Instant::now();
-    // Not interrupted: a request that was cut off may be carried out after the pod was deleted.
+    // Ctrl-C does not interrupt this request: the API server might still create the pod after we have deleted it.
     let told = match answer(create(&api, &object, &namespace)).await {
         Ok(Created::Refused(why)) => return Err(Unclear(why).into()),
         Ok(Created::Unknown(why)) => Err(Unclear(why).into()),
         Err(error) => Err(error),
         Ok(Created::Yes) => tokio::select! {
             told = watch(&api, &name, &nonce, began, args.timeout) => told,
-            () = stopped.cancelled() => Err(Unclear("stopped before the scheduler had looked at the pod".to_owned()).into()),
+            () = stopped.cancelled() => Err(Unclear("stopped before the scheduler had tried the pod".to_owned()).into()),
         },
     };
-    // What got no answer may have been carried out.
+    // A request without an answer may have created the pod, so delete it in every case.
     let deleted = answer(delete(&api, &name)).await;
     match (told, deleted) {
         (told, Ok(())) => told,
         (told, Err(left)) => {
             say(&format!(
-                "warning: the pod {namespace}/{name} may still be there ({left}); delete it: kubectl -n {namespace} delete pod {name}"
+                "warning: the pod {namespace}/{name} may still exist ({left}); delete it: kubectl -n {namespace} delete pod {name}"
             ))?;
             told
         }
     }
 }
 
-/// A request that gets no answer must not hold up the end.
+/// Limit the time of a request, so that an unreachable API server cannot delay the end of the command.
 async fn answer<T>(request: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
     match tokio::time::timeout(ANSWER, request).await {
         Ok(answer) => answer,
-        Err(_elapsed) => anyhow::bail!("the API server gave no answer within {} s", ANSWER.as_secs()),
+        Err(_elapsed) => anyhow::bail!("the API server did not answer within {} s", ANSWER.as_secs()),
     }
 }
 
-/// Whether the pod of the check was created.
+/// Whether the check's pod was created.
 enum Created {
     Yes,
-    /// The API server refused it: there is no such pod.
+    /// The API server refused the pod, so it does not exist.
     Refused(String),
     Unknown(String),
 }
@@ -432,12 +439,12 @@ async fn create(api: &Api<DynamicObject>, object: &DynamicObject, namespace: &st
         return Ok(Created::Yes);
     };
     let why = format!(
-        "the pod of the check could not be created in namespace {namespace}: {}; give another namespace with -n, or an account that may \
+        "the check's pod could not be created in namespace {namespace}: {}; choose another namespace with -n, or an account that may \
          create and delete pods there",
         in_words(&error)
     );
     Ok(match error {
-        // By these the API server says that it did nothing.
+        // With these codes the API server has changed nothing.
         kube::Error::Api(status) if matches!(status.code, 400 | 401 | 403 | 404 | 409 | 422 | 429) => Created::Refused(why),
         _ => Created::Unknown(why),
     })
@@ -459,7 +466,7 @@ async fn watch(api: &Api<DynamicObject>, name: &str, nonce: &str, began: Instant
         match &last {
             Verdict::Called { scheduler } => {
                 printer::line(&format!(
-                    "The scheduler {scheduler:?} calls the extender: the extender's own word was on the pod after {} ms.",
+                    "The scheduler {scheduler:?} calls the extender: the extender's message was on the pod after {} ms.",
                     began.elapsed().as_millis()
                 ))?;
                 return Ok(true);
@@ -485,7 +492,7 @@ async fn watch(api: &Api<DynamicObject>, name: &str, nonce: &str, began: Instant
     }
 }
 
-/// The pod goes at once: it has no container, or none that anybody waits for.
+/// Delete the pod without a grace period: no container of it needs to shut down.
 async fn delete(api: &Api<DynamicObject>, name: &str) -> anyhow::Result<()> {
     let params = DeleteParams::default().grace_period(0);
     match api.delete(name, &params).await {

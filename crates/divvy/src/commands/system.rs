@@ -8,9 +8,9 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
-use divvy_container::cdi::generate::Root;
-use divvy_container::cdi::generate::proc::mig_minors;
-use divvy_hardware::Files;
+use divvy_cdi::generate::proc::mig_minors;
+use divvy_host::Files;
+use divvy_host::Root;
 use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, ResolveFlags, makedev, mknodat, openat, openat2, statat};
 use rustix::io::Errno;
 

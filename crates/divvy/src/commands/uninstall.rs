@@ -1,11 +1,11 @@
-//! `divvy uninstall`: reads what of Divvy is in a cluster, and removes it.
+//! `divvy uninstall`: finds Divvy's objects in a cluster, and removes them.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
-use divvy_cluster::objects::PodObject;
-use divvy_cluster::{client, in_words, list};
+use divvy_kube::objects::PodObject;
+use divvy_kube::{client, in_words, list};
 use divvy_model::names;
 use kube::Client;
 use kube::api::{Api, ApiResource, DeleteParams, DynamicObject, GroupVersionKind, ListParams, Patch, PatchParams};
@@ -17,16 +17,16 @@ use crate::cli::uninstall::{UninstallArgs, UninstallOutput};
 use crate::printer;
 use crate::uninstall::{self, Folders, Found, KINDS, Kind, LEASE, NodeLeft, Object, Release};
 
-/// Objects in one answer of the API server.
+/// The number of objects to request in one page of a list.
 const PAGE: u32 = 500;
-/// Between two looks at what is still there.
+/// The pause between two reads of the remaining objects.
 const LOOK: Duration = Duration::from_millis(500);
-/// A kubelet that still knows the resources writes its status every 10 s.
+/// How long no kubelet may have restored the resources. A kubelet that still has them writes its status every 10 s.
 const QUIET: Duration = Duration::from_secs(25);
-/// How long the agents' pods may take to end.
+/// The time limit for the end of Divvy's pods.
 const PODS_GONE: Duration = Duration::from_secs(60);
 
-/// Prints what would be removed; with `--yes` removes it.
+/// Print what would be removed; with `--yes`, remove it.
 pub async fn run(args: UninstallArgs) -> anyhow::Result<()> {
     let client = client::connect(&choice(&args.cluster)).await?.client;
     let release = Release {
@@ -51,7 +51,7 @@ pub async fn run(args: UninstallArgs) -> anyhow::Result<()> {
 
 #[derive(serde::Serialize)]
 struct Answer<'a> {
-    /// It was removed; else it is there.
+    /// True with `--yes`: everything in `found` was removed. False: nothing was changed.
     removed: bool,
     #[serde(flatten)]
     found: &'a Found,
@@ -61,7 +61,7 @@ fn resource(kind: Kind) -> ApiResource {
     ApiResource::from_gvk_with_plural(&GroupVersionKind::gvk(kind.group, kind.version, kind.kind), kind.plural)
 }
 
-/// Of one namespace, or of all of them and of what is in none.
+/// Return the API for a kind, in one namespace, or for all namespaces and for kinds without a namespace.
 fn api(client: &Client, kind: Kind, namespace: Option<&str>) -> Api<DynamicObject> {
     match namespace {
         Some(namespace) => Api::namespaced_with(client.clone(), namespace, &resource(kind)),
@@ -74,18 +74,18 @@ fn nodes_api(client: &Client) -> Api<DynamicObject> {
     Api::all_with(client.clone(), &kind)
 }
 
-/// A refusal, and the command that says who has the right.
+/// Make an error from a failed request; if permission is missing, add the command that checks it.
 fn refused(what: &str, right: &str, error: &kube::Error) -> anyhow::Error {
     let text = format!("{what}: {}", in_words(error));
     match error {
         kube::Error::Api(status) if status.code == 403 => {
-            anyhow::anyhow!("{text}. It takes a right that you do not have: kubectl auth can-i {right}")
+            anyhow::anyhow!("{text}. You lack a permission; check it with kubectl auth can-i {right}")
         }
         _ => anyhow::anyhow!(text),
     }
 }
 
-/// Takes every object of a list, page by page.
+/// Call `take` for every object of a list, which is read page by page.
 async fn each(api: &Api<DynamicObject>, selector: Option<&str>, mut take: impl FnMut(DynamicObject)) -> kube::Result<()> {
     let mut params = ListParams::default().limit(PAGE);
     params.label_selector = selector.map(str::to_owned);
@@ -109,7 +109,7 @@ async fn look(client: &Client, release: &Release) -> anyhow::Result<Found> {
         folders: Folders::default(),
     };
     for kind in KINDS {
-        // Roles of Divvy's are in kube-system, too.
+        // Divvy has Roles in kube-system as well, so all kinds but the Lease are listed in all namespaces.
         let api = api(client, kind, (kind == LEASE).then_some(release.namespace.as_str()));
         let mut take = |object: DynamicObject| {
             let annotation = |key: &str| object.metadata.annotations.as_ref().and_then(|all| all.get(key).cloned());
@@ -133,7 +133,7 @@ async fn look(client: &Client, release: &Release) -> anyhow::Result<Found> {
             each(&api, Some(&release.selector()), take).await
         };
         match answer {
-            // An API server that does not know this kind has none.
+            // An API server that does not know this kind has no objects of it.
             Err(kube::Error::Api(status)) if status.code == 404 => {}
             other => other.map_err(|error| {
                 let plural = full(kind);
@@ -173,7 +173,7 @@ async fn look(client: &Client, release: &Release) -> anyhow::Result<Found> {
     Ok(found)
 }
 
-/// `daemonsets.apps`
+/// Return the plural with the API group, as `kubectl auth can-i` takes it: `daemonsets.apps`.
 fn full(kind: Kind) -> String {
     match kind.group {
         "" => kind.plural.to_owned(),
@@ -198,7 +198,7 @@ fn whole(object: &DynamicObject) -> Value {
     serde_json::to_value(object).unwrap_or_default()
 }
 
-/// Removes all of it. What cannot be removed is found out before anything is.
+/// Remove everything. First a dry run of all requests, so that missing permissions show before anything is removed.
 async fn remove(client: &Client, release: &Release, found: &Found, args: &UninstallArgs) -> anyhow::Result<()> {
     let objects = || found.objects.iter().filter_map(|object| Some((object, object.of()?)));
     for (object, kind) in objects() {
@@ -215,7 +215,7 @@ async fn remove(client: &Client, release: &Release, found: &Found, args: &Uninst
     for (object, kind) in objects().filter(|(_, kind)| !is_workload(*kind)) {
         delete(client, object, kind, false).await?;
     }
-    // An agent that ended a moment ago may have written its inventory once more.
+    // An agent may have written its inventory again just before it ended.
     let mut left: BTreeMap<String, NodeLeft> = BTreeMap::new();
     for node in found.nodes.iter().cloned().chain(nodes_left(client).await?) {
         left.insert(node.name.clone(), node);
@@ -244,7 +244,7 @@ async fn delete(client: &Client, object: &Object, kind: Kind, dry_run: bool) -> 
     }
 }
 
-/// Takes annotations, resources and the label from a node.
+/// Remove Divvy's annotations and resources from a node, and with `labels` its label.
 async fn clean(client: &Client, node: &NodeLeft, labels: bool, dry_run: bool) -> anyhow::Result<()> {
     let api = nodes_api(client);
     let params = PatchParams {
@@ -288,7 +288,7 @@ async fn clean(client: &Client, node: &NodeLeft, labels: bool, dry_run: bool) ->
     Ok(())
 }
 
-/// Waits until no pod of Divvy's runs: an agent writes its inventory for as long as it does.
+/// Wait until none of Divvy's pods exists: a running agent would write its inventory again.
 async fn pods_gone(client: &Client, release: &Release) -> anyhow::Result<()> {
     let kind = ApiResource::from_gvk_with_plural(&GroupVersionKind::gvk("", "v1", "Pod"), "pods");
     let pods: Api<DynamicObject> = Api::namespaced_with(client.clone(), &release.namespace, &kind);
@@ -308,8 +308,8 @@ async fn pods_gone(client: &Client, release: &Release) -> anyhow::Result<()> {
         }
         anyhow::ensure!(
             Instant::now() < until,
-            "after {} s pods of Divvy are still there: {}. Does their node answer (kubectl get nodes)? Then run this command again; \
-             agents and extender are deleted, and all else is still there",
+            "after {} s pods of Divvy still exist: {}. Check that their nodes are ready (kubectl get nodes), and run this command again; \
+             the workloads of agents and extender are deleted, and nothing else is",
             PODS_GONE.as_secs(),
             left.join(", ")
         );
@@ -317,7 +317,7 @@ async fn pods_gone(client: &Client, release: &Release) -> anyhow::Result<()> {
     }
 }
 
-/// Waits until no kubelet has written the resources for a while; takes them away again until then.
+/// Remove the resources from the nodes again and again, until no kubelet has restored them for [`QUIET`].
 async fn forgotten(client: &Client, args: &UninstallArgs) -> anyhow::Result<()> {
     if args.timeout.is_zero() {
         return Ok(());
@@ -332,8 +332,8 @@ async fn forgotten(client: &Client, args: &UninstallArgs) -> anyhow::Result<()> 
         quiet_since = Instant::now();
         anyhow::ensure!(
             began.elapsed() < args.timeout,
-            "all else is removed, but {} still {} {}, first of all node {}. Does another agent or device plugin run there? If not, run this command again: \
-             its kubelet forgets the resources five minutes after the agent has ended",
+            "everything else is removed, but {} still {} {}, for example node {}. If no other agent or device plugin runs there, run this command again: \
+             a kubelet drops the resources five minutes after the agent has ended",
             match again.len() {
                 1 => "1 node".to_owned(),
                 count => format!("{count} nodes"),
@@ -344,7 +344,7 @@ async fn forgotten(client: &Client, args: &UninstallArgs) -> anyhow::Result<()> 
         );
         if !told {
             say(
-                "Kubelets write aliyun.com/gpu-mem again until five minutes after the agent has ended. Waiting for that; Ctrl-C and another run later are as good.",
+                "Kubelets restore aliyun.com/gpu-mem for up to five minutes after the agent has ended. Waiting for that; you can also press Ctrl-C and run this command again later.",
             )?;
             told = true;
         }

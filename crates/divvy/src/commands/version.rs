@@ -1,8 +1,8 @@
 //! `divvy version`.
 
-use divvy_cluster::client::{self, Connection};
-use divvy_cluster::objects::NodeObject;
-use divvy_cluster::{Error, convert, in_words, list};
+use divvy_kube::client::{self, Connection};
+use divvy_kube::objects::NodeObject;
+use divvy_kube::{Error, convert, in_words, list};
 
 use super::inspect::{choice, say_left_out};
 use super::say;
@@ -10,7 +10,7 @@ use crate::cli::{VersionArgs, VersionOutput};
 use crate::printer;
 use crate::version::{CLIENT, Known, Published, Server, Versions, agents, extenders};
 
-/// Reads which versions are there, and says where they differ.
+/// Print the versions of this program and of the cluster's components, and warn if they differ.
 pub async fn run(args: VersionArgs) -> anyhow::Result<()> {
     let mut versions = Versions {
         client: CLIENT,
@@ -20,7 +20,7 @@ pub async fn run(args: VersionArgs) -> anyhow::Result<()> {
     if !args.client {
         match server(&args).await {
             Ok(server) => versions.server = Some(server),
-            // What is known without a cluster is told all the same.
+            // The client's version is printed even if the cluster cannot be reached.
             Err(error) => failed = Some(error),
         }
     }
@@ -43,7 +43,7 @@ async fn server(args: &VersionArgs) -> Result<Server, Error> {
         Err(error @ kube::Error::Api(_)) => Known::No {
             unknown: in_words(&error),
         },
-        Err(error) => return Err(Error::api("the API server did not say its version", error)),
+        Err(error) => return Err(Error::api("the API server's version could not be read", error)),
     };
     let mut published = Vec::new();
     let version = |object: NodeObject| {

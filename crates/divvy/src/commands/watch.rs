@@ -1,4 +1,4 @@
-//! `--watch`: looks again and again.
+//! The loop behind `--watch`: it reads the cluster's state again and again.
 
 use std::pin::pin;
 use std::time::{Duration, Instant};
@@ -7,17 +7,17 @@ use futures::{FutureExt as _, Stream, StreamExt as _};
 
 use super::say;
 
-/// Whatever changes, we look so seldom.
+/// The shortest pause between two reads, however often the cluster changes.
 const AT_MOST_EVERY: Duration = Duration::from_secs(1);
-/// And so often, if nothing is said to have changed.
+/// The longest pause after the shortest one, if no change is reported.
 const EVERY: Duration = Duration::from_secs(5);
-/// Of the time, a look takes one part in so many at most: on a large cluster it is not free.
+/// The pause is at least this many times as long as the last read took, because reading a large cluster is expensive for the API server.
 const SHARE: u32 = 5;
 
-/// Looks at once, at each change, and every few seconds, until `look` returns false. Later looks that fail are tried again.
+/// Call `look` immediately, after each change, and every few seconds, until it returns false. If a later call fails, print a note and try again.
 ///
 /// # Errors
-/// The first look failed, or what was seen could not be printed.
+/// The first call failed, or the output could not be printed.
 pub(super) async fn again(
     changes: impl Stream<Item = ()>,
     mut look: impl AsyncFnMut() -> anyhow::Result<bool>,
@@ -33,7 +33,7 @@ pub(super) async fn again(
             Err(error) => {
                 let words = error.to_string();
                 if words != trouble {
-                    say(&format!("note: {words}. It is tried again"))?;
+                    say(&format!("note: {words}. Trying again"))?;
                 }
                 trouble = words;
             }
@@ -41,7 +41,7 @@ pub(super) async fn again(
         first = false;
         let rest = begun.elapsed().saturating_mul(SHARE);
         tokio::time::sleep(AT_MOST_EVERY.max(rest)).await;
-        // What came meanwhile is seen by one look.
+        // One read covers all changes that arrived during the pause.
         let mut changed = false;
         while let Some(Some(())) = changes.next().now_or_never() {
             changed = true;
@@ -52,7 +52,7 @@ pub(super) async fn again(
     }
 }
 
-/// The time, before what is printed anew.
+/// Return the line with the current time that precedes repeated output.
 pub(super) fn time() -> String {
     format!("--- {}\n", jiff::Zoned::now().strftime("%H:%M:%S"))
 }

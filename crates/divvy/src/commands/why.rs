@@ -6,10 +6,11 @@ mod look;
 use std::collections::{BTreeMap, BTreeSet};
 use std::mem::ManuallyDrop;
 
-use divvy_cluster::client::{self, Connection};
-use divvy_cluster::list::NotMade;
-use divvy_cluster::{list, sites};
-use divvy_container::plain;
+use divvy_explainer::{around, sites};
+use divvy_host::plain;
+use divvy_kube::client::{self, Connection};
+use divvy_kube::list;
+use divvy_kube::list::NotMade;
 use divvy_why::{Answer, Reported, Snapshot, State, Wants};
 use futures::{Stream, StreamExt as _};
 use k8s_openapi::api::core::v1::Pod;
@@ -28,10 +29,10 @@ use crate::cli::{WhyArgs, WhyOutput};
 use crate::why::{Name, Style};
 use crate::{printer, why};
 
-/// Of more answers than this only the sentence and the best suggestion are printed.
+/// The largest number of answers that are printed in full; of more answers only the first sentence and the best suggestion are printed.
 const IN_FULL: usize = 3;
 
-/// Reads nodes and pods, and explains the pods that are asked about, once or again and again.
+/// Read nodes and pods, and explain the chosen pods once, or with `--watch` after each change.
 pub async fn run(args: WhyArgs) -> anyhow::Result<()> {
     let connection = client::connect(&choice(&args.cluster)).await?;
     let namespace = args.namespace.clone().unwrap_or_else(|| connection.namespace.clone());
@@ -40,7 +41,7 @@ pub async fn run(args: WhyArgs) -> anyhow::Result<()> {
         return watched(&connection, args, &namespace).await;
     }
     let Look { snapshot, waiting } = look(client, &args, &namespace).await?;
-    // The program ends when it has answered: to free 50,000 pods one by one takes 0.1 s.
+    // Not dropped: freeing 50,000 pods one by one takes 0.1 s, and the program ends after its answer anyway.
     let snapshot = ManuallyDrop::new(snapshot);
     let mut missing = Vec::new();
     let asked = match args.names.is_empty() {
@@ -64,7 +65,7 @@ pub async fn run(args: WhyArgs) -> anyhow::Result<()> {
         (None, None) => printer::text(&nothing_found(client, &args, &namespace).await)?,
         (None, Some(_)) => printer::print(&page(&answers, args.all_nodes))?,
     }
-    // The answers about the other names have been printed.
+    // The answers for the names that exist have been printed; now report the missing ones.
     match missing.len() {
         0 => Ok(()),
         1 => Err(missing.remove(0)),
@@ -75,7 +76,7 @@ pub async fn run(args: WhyArgs) -> anyhow::Result<()> {
     }
 }
 
-/// Answers again when they change, until the pods that were named are gone.
+/// Print the answers again when they change, until the named pods are gone.
 async fn watched(connection: &Connection, args: WhyArgs, namespace: &str) -> anyhow::Result<()> {
     let client = &connection.client;
     let mut names = args.names.clone();
@@ -89,7 +90,7 @@ async fn watched(connection: &Connection, args: WhyArgs, namespace: &str) -> any
     watch::again(changes(client, &args, namespace), async || {
         let Look { snapshot, waiting } = look(client, &args, namespace).await?;
         let mut asked: Vec<Wants> = Vec::new();
-        // What is compared with the last time, and what is printed if they differ.
+        // `compared` is the text without the pod's age, to detect a change; `texts` is the text to print.
         let (mut compared, mut texts): (Vec<String>, Vec<String>) = (Vec::new(), Vec::new());
         let (mut left, mut gone) = (Vec::new(), String::new());
         for name in &names {
@@ -108,7 +109,7 @@ async fn watched(connection: &Connection, args: WhyArgs, namespace: &str) -> any
             let over = waited.difference(&wait);
             let words = match &args.selector {
                 Some(_) => "is gone",
-                None => "does not wait any more",
+                None => "no longer waits",
             };
             gone.extend(over.map(|pod| format!("Pod {pod} {words}.\n")));
             waited = wait;
@@ -117,7 +118,7 @@ async fn watched(connection: &Connection, args: WhyArgs, namespace: &str) -> any
         let style = style(answers.len(), args.all_nodes);
         for mut answer in answers {
             texts.push(printed(&answer, style)?);
-            // It grows while nothing happens.
+            // The age grows even if nothing happens.
             answer.age_seconds = None;
             compared.push(printed(&answer, style)?);
         }
@@ -147,7 +148,7 @@ async fn watched(connection: &Connection, args: WhyArgs, namespace: &str) -> any
     .await
 }
 
-/// Of the pods that may be asked about: who cannot watch them is asked every few seconds only.
+/// Return a stream of changes of the pods in question. A user who may not watch pods gets no changes, and the loop then reads every few seconds.
 fn changes(client: &kube::Client, args: &WhyArgs, namespace: &str) -> impl Stream<Item = ()> + use<> {
     let (mut scope, mut config) = (Some(namespace), watcher::Config::default());
     match args.names.as_slice() {
@@ -180,7 +181,7 @@ async fn look(client: &kube::Client, args: &WhyArgs, namespace: &str) -> anyhow:
     }
 }
 
-/// The pods that wait, or those that labels select.
+/// Return the waiting pods, or the pods that `--selector` selects.
 async fn unnamed(client: &kube::Client, args: &WhyArgs, namespace: &str, waiting: Vec<Wants>) -> anyhow::Result<Vec<Wants>> {
     match &args.selector {
         None => Ok(waiting
@@ -194,7 +195,7 @@ async fn unnamed(client: &kube::Client, args: &WhyArgs, namespace: &str, waiting
 async fn answered(connection: &Connection, snapshot: &Snapshot, mut asked: Vec<Wants>, all_nodes: bool) -> Vec<Answer> {
     let client = &connection.client;
     for wants in &mut asked {
-        list::look_at_claims(client, wants).await;
+        around::look_at_claims(client, wants).await;
     }
     let mut answers = answers(snapshot, &asked, all_nodes);
     if !snapshot.unseen.is_empty() {
@@ -206,11 +207,11 @@ async fn answered(connection: &Connection, snapshot: &Snapshot, mut asked: Vec<W
 
 fn is_gone(error: &anyhow::Error) -> bool {
     error
-        .downcast_ref::<divvy_cluster::Error>()
-        .is_some_and(divvy_cluster::Error::is_not_found)
+        .downcast_ref::<divvy_kube::Error>()
+        .is_some_and(divvy_kube::Error::is_not_found)
 }
 
-/// What `-o` names of an answer, of several, or of a placement. `pods`: whom it is about.
+/// Format a value (an answer, several answers, or a placement) as `-o` requests. `pods`: the names of its pods, for `-o name`.
 fn formatted<'a, T: Serialize>(
     output: &Output<WhyOutput>,
     value: &T,
@@ -229,10 +230,10 @@ fn pods_of<'a>(answers: impl IntoIterator<Item = &'a Answer>) -> impl Iterator<I
     pods.map(|pod| pod.name.as_str())
 }
 
-/// The answers, those of equal pods as one, in the order of the pods.
+/// Compute the answers in the order of the pods; equal pods of one controller share an answer.
 fn answers(snapshot: &Snapshot, asked: &[Wants], all_nodes: bool) -> Vec<Answer> {
     let mut kinds: Vec<(&Wants, Answer)> = Vec::new();
-    // Equal pods have one controller, so that few are compared with each other.
+    // Only pods of the same controller can be equal, so each pod is compared with few others.
     let mut of_owner: BTreeMap<_, Vec<usize>> = BTreeMap::new();
     let mut running: BTreeMap<_, usize> = BTreeMap::new();
     for wants in asked {
@@ -261,7 +262,7 @@ fn answers(snapshot: &Snapshot, asked: &[Wants], all_nodes: bool) -> Vec<Answer>
     kinds.into_iter().map(|(_, answer)| answer).collect()
 }
 
-/// Nothing is to be said of it but where it runs.
+/// Report whether the answer says nothing but where the pod runs.
 fn runs_well(wants: &Wants, answer: &Answer) -> bool {
     answer.state == State::Bound
         && wants.phase == "Running"
@@ -270,7 +271,8 @@ fn runs_well(wants: &Wants, answer: &Answer) -> bool {
         && answer.notes.is_empty()
 }
 
-/// Replaces the answers by those of the explainer, which sees the whole cluster; where that fails, says why, and how to see more.
+/// Replace the answers by those of the explainer, which sees the whole cluster. If that fails, add notes with the reason and with the
+/// permission that would show more.
 async fn ask_the_explainer(connection: &Connection, answers: &mut [Answer], all_nodes: bool) {
     let mut explainer = match answers.is_empty() {
         true => return,
@@ -299,12 +301,12 @@ async fn ask_the_explainer(connection: &Connection, answers: &mut [Answer], all_
                 }
                 let user = user.as_deref().unwrap_or_default();
                 answer.notes.push(format!(
-                    "Divvy's explainer, which sees the whole cluster, could not be asked: {}.",
+                    "Divvy's explainer, which sees the whole cluster, could not be reached: {}.",
                     why.trim_end_matches('.')
                 ));
                 answer.notes.push(format!(
-                    "With the cluster role divvy-viewer (RELEASE-viewer, if Divvy was installed under another name) you would see what each node says. An \
-                     administrator gives it to you: kubectl create clusterrolebinding divvy-viewer-{} --clusterrole=divvy-viewer {user}",
+                    "With the cluster role divvy-viewer (RELEASE-viewer, if Divvy was installed under another name) you would see the reason for each node. An \
+                     administrator can grant it: kubectl create clusterrolebinding divvy-viewer-{} --clusterrole=divvy-viewer {user}",
                     user.rsplit(['=', ':']).next().unwrap_or_default()
                 ));
             }
@@ -312,14 +314,14 @@ async fn ask_the_explainer(connection: &Connection, answers: &mut [Answer], all_
     }
 }
 
-/// Adds what a user of a namespace may read about a pod.
+/// Add the warnings and quotas that a user of a namespace may read about a pod.
 async fn say_what_may_be_read(client: &kube::Client, answers: &mut [Answer]) {
     for answer in answers {
         let Some(pod) = answer.subject.pods.first().cloned() else {
             continue;
         };
-        // Who may read pods may often not read events or quotas; the answer is good without them.
-        match list::warnings_of(client, &pod.namespace, &pod.name).await {
+        // Users who may read pods often may not read events or quotas. The answer is useful without them.
+        match around::warnings_of(client, &pod.namespace, &pod.name).await {
             Ok(warnings) => {
                 let known = |warning: &Reported| answer.reported.iter().any(|known| known.message == warning.message);
                 let new: Vec<Reported> = warnings.into_iter().filter(|warning| !known(warning)).collect();
@@ -348,12 +350,12 @@ fn page(answers: &[Answer], all_nodes: bool) -> String {
     let texts: Vec<String> = answers.iter().map(|answer| why::text(answer, style)).collect();
     let mut page = texts.join("\n");
     if style.short {
-        page.push_str("\nMore about one of them: divvy why POD\n");
+        page.push_str("\nFor more about one pod: divvy why POD\n");
     }
     page
 }
 
-/// The text for a question that no pod matches.
+/// Return the text for a command line that matches no pod.
 async fn nothing_found(client: &kube::Client, args: &WhyArgs, namespace: &str) -> String {
     if let Some(selector) = &args.selector {
         return format!("No pod in namespace {namespace} has the labels {selector}.\n");
@@ -381,7 +383,7 @@ async fn nothing_waits(client: &kube::Client, args: &WhyArgs, namespace: &str) -
     };
     let mut text = match refused.is_empty() {
         true => format!("No pod waits for GPU memory in {place}.\n"),
-        false => format!("No pod waits for GPU memory in {place}, but some could not be made:\n"),
+        false => format!("No pod waits for GPU memory in {place}, but some pods could not be created:\n"),
     };
     for refused in refused {
         text.push_str(&format!("{}\n", not_made_text(&refused)));
@@ -389,7 +391,7 @@ async fn nothing_waits(client: &kube::Client, args: &WhyArgs, namespace: &str) -
     text
 }
 
-/// The pods that were named, each once. What is not there is added to `missing`.
+/// Return the named pods without duplicates. An error for each name that does not exist is added to `missing`.
 async fn named(
     client: &kube::Client,
     namespace: &str,
@@ -434,7 +436,7 @@ async fn pod(client: &kube::Client, namespace: &str, name: &str) -> anyhow::Resu
     match list::pod(client, namespace, name).await {
         Ok(object) => Ok(sites::wants(&object)?),
         Err(error) => {
-            // A controller may have been refused it, and who asks most likely has its name in mind.
+            // The API server may have refused the pod to its controller, and the user may mean that controller.
             let refused = not_made(client, Some(namespace)).await;
             let of_it: Vec<String> = refused
                 .iter()
@@ -452,7 +454,7 @@ async fn pod(client: &kube::Client, namespace: &str, name: &str) -> anyhow::Resu
     }
 }
 
-/// What controllers could not make. Who may read pods may often not read events.
+/// Return the pods that controllers failed to create, according to their events. Empty if the user may not read events.
 async fn not_made(client: &kube::Client, namespace: Option<&str>) -> Vec<NotMade> {
     match list::not_made(client, namespace).await {
         Ok(found) => found,
@@ -465,12 +467,12 @@ async fn not_made(client: &kube::Client, namespace: Option<&str>) -> Vec<NotMade
 
 fn not_made_text(refused: &NotMade) -> String {
     let hint = if refused.why.contains("exceeded quota") {
-        " A quota of the namespace is used up: kubectl describe quota shows it. Delete what is not needed, or ask for a larger quota."
+        " A quota of the namespace is used up: kubectl describe quota shows it. Delete unneeded objects, or request a larger quota."
     } else {
         ""
     };
     format!(
-        "{} could not make a pod: {}.{hint}",
+        "{} could not create a pod: {}.{hint}",
         refused.by,
         refused.why.trim_end_matches('.')
     )

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
-use divvy_container::plain;
+use divvy_host::plain;
 use divvy_model::{MemoryUnit, MiB};
 use divvy_why::amount;
 

@@ -1,7 +1,7 @@
 //! Does the running scheduler call the extender? A pod that the extender refuses with a word of its own, and what is to be seen on
 //! it. The pod never runs: the extender binds it nowhere.
 
-use divvy_container::plain_line;
+use divvy_host::plain_line;
 use divvy_model::{Node, Pod, names};
 use serde_json::{Value, json};
 

@@ -138,7 +138,7 @@ fn of_another_kind(origin: &str, kind: &str) -> Error {
             "kubeadm's configuration".to_owned(),
             "the scheduler's is the file that scheduler.extraArgs names as config",
         ),
-        kind => (format!("a {kind}"), "give the file that kube-scheduler has as --config"),
+        kind => (format!("a {kind}"), "give the file of kube-scheduler's --config flag"),
     };
     other(origin, &found, instead)
 }

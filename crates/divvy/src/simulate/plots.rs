@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use divvy_placement::policy::Policy;
+use divvy_policy::Policy;
 use divvy_simulator::report::{Bars, Lines, Page, Series};
 use divvy_simulator::{Inflation, Percent, Size, Tally, Turnover};
 

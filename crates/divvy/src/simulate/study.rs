@@ -1,6 +1,6 @@
 //! Which runs there are, and one of them.
 
-use divvy_placement::policy::Policy;
+use divvy_policy::Policy;
 use divvy_simulator::{
     Choice, Completions, Error, Inflation, Lifetimes, Order, Setting, Trace, Turnover, inflate, replay, turn_over,
 };

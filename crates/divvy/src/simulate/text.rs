@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
-use divvy_placement::policy::Policy;
+use divvy_policy::Policy;
 use divvy_simulator::{Inflation, Size, Tally, Turnover};
 use serde::Serialize;
 

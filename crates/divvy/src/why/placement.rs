@@ -2,10 +2,10 @@
 
 use std::fmt::Write as _;
 
-use divvy_container::plain;
+use divvy_host::plain;
 use divvy_model::{Held, Pod};
-use divvy_placement::policy::{Fleet, Limits, Offer, Policy};
 use divvy_placement::{Ask, GpuState, Ledger, gpu_list};
+use divvy_policy::{Fleet, Limits, Offer, Policy};
 use divvy_why::{Request, amount, asked_where};
 use serde::Serialize;
 

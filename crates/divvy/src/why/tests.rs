@@ -1,9 +1,10 @@
-use divvy_cluster::objects::{NodeObject, PodObject};
-use divvy_cluster::{convert, sites};
-use divvy_container::plain;
+use divvy_explainer::sites;
+use divvy_host::plain;
+use divvy_kube::convert;
+use divvy_kube::objects::{NodeObject, PodObject};
 use divvy_model::MemoryUnit;
 use divvy_placement::Ledger;
-use divvy_placement::policy::Policy;
+use divvy_policy::Policy;
 use divvy_why::{Answer, Change, Hold, Obstacle, Snapshot};
 use serde_json::{Value, json};
 
@@ -98,7 +99,7 @@ fn what_is_in_the_way_is_named_and_only_what_helps_is_proposed() {
             "nothing",
             |_| (),
             |_| (),
-            "node n1 has room for that. No scheduler has looked at it yet",
+            "node n1 has room for that. No scheduler has tried to place it yet",
             "-",
         ),
         case(
@@ -113,7 +114,7 @@ fn what_is_in_the_way_is_named_and_only_what_helps_is_proposed() {
             |_| (),
             |pod| pod["spec"]["nodeSelector"] = json!({"disk": "ssd"}),
             "nodeSelector asks for disk=ssd, and the node has disk=hdd",
-            "Take disk=ssd out of the pod's nodeSelector.",
+            "Remove disk=ssd from the pod's nodeSelector.",
         ),
         case(
             "no such label",
@@ -127,14 +128,14 @@ fn what_is_in_the_way_is_named_and_only_what_helps_is_proposed() {
             |_| (),
             |pod| pod["spec"]["nodeSelector"] = json!({"kubernetes.io/hostname": "n9"}),
             "and the node lacks that label",
-            "Take kubernetes.io/hostname=n9 out of the pod's nodeSelector.",
+            "Remove kubernetes.io/hostname=n9 from the pod's nodeSelector.",
         ),
         case(
             "a label that others write",
             |_| (),
             |pod| pod["spec"]["nodeSelector"] = json!({"nvidia.com/gpu.product": "NVIDIA-H100"}),
             "and the node lacks that label",
-            "Take nvidia.com/gpu.product=NVIDIA-H100 out of the pod's nodeSelector.",
+            "Remove nvidia.com/gpu.product=NVIDIA-H100 from the pod's nodeSelector.",
         ),
         case(
             "four things",
@@ -260,7 +261,7 @@ fn what_is_in_the_way_is_named_and_only_what_helps_is_proposed() {
             |_| (),
             |pod| pod["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] = json!("1"),
             "it offers no nvidia.com/gpu, and the pod asks for 1",
-            "Take nvidia.com/gpu out of the pod: aliyun.com/gpu-mem alone gives it a GPU. Node n1 has room for that now.",
+            "Remove nvidia.com/gpu from the pod: aliyun.com/gpu-mem is enough to get a GPU. Node n1 has room for that now.",
         ),
         case(
             "a scheduling gate",
@@ -294,7 +295,7 @@ fn what_is_in_the_way_is_named_and_only_what_helps_is_proposed() {
             "a volume claim",
             |_| (),
             |pod| pod["spec"]["volumes"] = json!([{"name": "data", "persistentVolumeClaim": {"claimName": "data-0"}}]),
-            "Not everything that decides where it may run could be looked at",
+            "Divvy could not check everything that decides where it may run",
             "-",
         ),
         case(
@@ -304,7 +305,7 @@ fn what_is_in_the_way_is_named_and_only_what_helps_is_proposed() {
                 pod["spec"]["affinity"] = json!({"podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [
                     {"topologyKey": "disk", "labelSelector": {"matchLabels": {"app": "db"}}}]}});
             },
-            "no pod is there that the pod's podAffinity asks for (per disk)",
+            "the pod's podAffinity requires a pod that is not there (per disk)",
             "-",
         ),
         case(
@@ -314,7 +315,7 @@ fn what_is_in_the_way_is_named_and_only_what_helps_is_proposed() {
                 pod["spec"]["topologySpreadConstraints"] = json!([{"maxSkew": 1, "topologyKey": "zone", "whenUnsatisfiable": "DoNotSchedule",
                     "labelSelector": {"matchLabels": {"app": "db"}}}]);
             },
-            "the pod is to be spread over zone, and the node lacks that label",
+            "the pod must be spread over zone, but the node lacks that label",
             "-",
         ),
     ];
@@ -341,7 +342,7 @@ fn what_is_in_the_way_is_named_and_only_what_helps_is_proposed() {
             |_| (),
             "no GPU has that much free; the most is 4 GiB, on node n1",
             "Ask for 4 GiB or less (aliyun.com/gpu-mem: 4). Node n1 has room for that now.\n  2. Wait until pod default/a (12 GiB) on node n1 \
-             has ended. If nobody needs it any more, delete it: kubectl delete pod -n default a",
+             has ended. If it is no longer needed, delete it: kubectl delete pod -n default a",
         )
     });
     cases.push(Case {
@@ -478,7 +479,7 @@ fn where_a_pod_matters_more_and_nobody_is_evicted_the_reason_is_told() {
         });
         explained(&nodes, &object, &others).notes.concat()
     };
-    let lower = "The pod has priority 100, and on node n1 it would have room without default/b (priority 0). kube-scheduler evicts nobody for it: ";
+    let lower = "The pod has priority 100, and on node n1 it would have room without default/b (priority 0). kube-scheduler evicts no pod for it: ";
     for (priority, units, policy, expected) in [
         (
             100,
@@ -520,7 +521,7 @@ fn an_extender_that_is_away_is_named_and_preemption_is_not() {
     };
     let away = says(r#"Post "http://127.0.0.1:9/gpushare-scheduler/filter": dial tcp 127.0.0.1:9: connect: connection refused"#);
     assert_eq!(away.holds[0].what, Hold::ExtenderAway);
-    assert!(away.message.contains("does not reach Divvy's extender"), "{}", away.message);
+    assert!(away.message.contains("cannot reach Divvy's extender"), "{}", away.message);
     let full = says(
         "0/1 nodes are available: 1 Insufficient aliyun.com/gpu-mem. no new claims to deallocate, preemption: 0/1 nodes are \
          available: 1 Preemption is not helpful for scheduling.",

@@ -1,6 +1,6 @@
 //! An answer as people read it: a sentence, the nodes in groups, the closest ones in detail, and what would help. It fits a screen.
 
-use divvy_container::plain;
+use divvy_host::plain;
 use divvy_model::{Health, MemoryUnit, MiB};
 use divvy_why::{Answer, GpuAnswer, HolderAnswer, NodeAnswer, Obstacle, Reported, Share, State, Suggestion, amount};
 

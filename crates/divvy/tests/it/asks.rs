@@ -205,7 +205,7 @@ async fn many_pods_are_asked_about_in_one_command() {
         cluster.api.create("pods", pod).expect("a pod");
     }
     let text = cluster.why(&[]).await;
-    assert!(!text.contains("could not be asked"), "{text}");
+    assert!(!text.contains("could not be reached"), "{text}");
     assert_eq!(text.matches("waits").count(), 31, "{text}");
 }
 
@@ -237,7 +237,7 @@ async fn a_question_whose_connection_ends_in_the_middle_is_asked_again() {
     });
     let text = cluster.why(&["mine"]).await;
     assert!(
-        text.contains("ml/neighbour") && !text.contains("could not be asked"),
+        text.contains("ml/neighbour") && !text.contains("could not be reached"),
         "{text}"
     );
     assert_eq!(connections.load(Ordering::SeqCst), 2);
@@ -268,7 +268,7 @@ async fn where_the_explainer_cannot_be_asked_the_answer_says_why_and_tells_what_
     );
     api.delete("configmaps", "kube-public", "divvy", &Default::default())
         .expect("deleted");
-    let none = "the ConfigMap kube-public/divvy, which says where it is, does not exist, or you may not read it";
+    let none = "the ConfigMap kube-public/divvy with the explainer's address does not exist, or you may not read it";
     namespace_only(&cluster.why(&["mine"]).await, none);
     // Where Divvy is not installed, nobody has the right to read it.
     api.rights().limit("bob");

@@ -62,9 +62,9 @@ async fn the_exit_status_is_0_when_sound_1_with_findings_2_when_it_cannot_be_tol
     let text = stdout(&found);
     for part in [
         "FAULT  gpu-promised-twice  20",
-        "GPU 0 of node n1 has 16384 MiB to give, and 17408 MiB were allocated: default/a 10240 MiB, default/b 7168 MiB",
+        "GPU 0 of node n1 offers 16384 MiB, and 17408 MiB were allocated: default/a 10240 MiB, default/b 7168 MiB",
         "Why it matters: ",
-        "Next: look at the node (divvy inspect gpushare -d), and delete a pod that is there too many: kubectl delete pod -n default b",
+        "Next: look at the node (divvy inspect gpushare -d), and delete one pod too many: kubectl delete pod -n default b",
         "GPUs were given more than they have: 1 finding above",
     ] {
         assert!(text.contains(part), "no {part:?} in {text}");
@@ -187,7 +187,7 @@ async fn a_look_at_the_cluster_and_its_recording_replayed_have_the_same_verdict(
                 stdout(&text)
             );
             assert_eq!(verdict == "unclear", stdout(&text).contains("UNCLEAR"), "{name}");
-            assert!(!stdout(&text).contains("give the nodes, too"), "{name}: {}", stdout(&text));
+            assert!(!stdout(&text).contains("pass the nodes as well"), "{name}: {}", stdout(&text));
             let json = beside(&[&["audit", "-o", "json"][..], of].concat(), &[]).await;
             let answer: Value = serde_json::from_str(&stdout(&json)).expect("JSON");
             assert_eq!((status(&json), &answer["verdict"]), (expected, &json!(verdict)), "{name}");
@@ -202,10 +202,7 @@ async fn what_was_recorded_to_standard_output_is_no_file_of_that_name() {
     let output = beside(&["audit", "record", "--kubeconfig", &kubeconfig, "-", "--for", "1s"], &[]).await;
     assert_eq!(status(&output), 0, "{}", stderr(&output));
     let said = stderr(&output);
-    assert!(
-        said.contains("next: divvy audit FILE, with what was written to standard output"),
-        "{said}"
-    );
+    assert!(said.contains("next: divvy audit FILE with the recorded output"), "{said}");
 }
 
 /// A recorder, as a process.
@@ -258,7 +255,7 @@ async fn a_recorder_that_is_killed_leaves_a_log_that_is_read_and_gone_on_with() 
     )
     .await;
     assert!(
-        stderr(&second).contains("another recorder writes to it"),
+        stderr(&second).contains("another recorder writes to this file"),
         "{}",
         stderr(&second)
     );
@@ -287,7 +284,7 @@ async fn a_recorder_that_is_killed_leaves_a_log_that_is_read_and_gone_on_with() 
     for part in [
         "gpu-promised-twice",
         "UNCLEAR  history-gap",
-        "nothing was seen of pods for a while: nobody recorded meanwhile",
+        "changes of pods were not recorded for a while: nobody recorded meanwhile",
         "3 allocations on 2 GPUs",
         "Not seen: 2 gaps of the history",
     ] {

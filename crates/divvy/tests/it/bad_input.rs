@@ -27,7 +27,7 @@ async fn an_agent_starts_over_a_corrupt_checkpoint_and_corrupt_records_and_loses
     std::fs::write(state.join("garbage.json"), "\u{0}\u{1}not a record").expect("written");
     story
         .eventually("the kubelet to notice", async |play| {
-            let node = divvy_cluster::list::node(&play.cluster.client(), LAPTOP).await;
+            let node = divvy_kube::list::node(&play.cluster.client(), LAPTOP).await;
             let units = node.map(|node| node.allocatable_units).unwrap_or(u64::MAX);
             Ok(if units == 0 { Ok(()) } else { Err(format!("{units} units")) })
         })
@@ -104,7 +104,7 @@ async fn a_forged_allocation_on_a_pod_is_replaced_by_the_one_of_its_binding() {
             .annotation(names::ALIYUN_IDX, "99999999999");
         story.create(&manifest, "").await.expect("created");
         let (bound, reports) = story.started("default", &name).await.expect("started");
-        let pod = divvy_cluster::convert::pod(&bound).expect("readable");
+        let pod = divvy_kube::convert::pod(&bound).expect("readable");
         let divvy_model::Held::Allocation(allocation) = pod.held else {
             panic!("{:?}", pod.held)
         };

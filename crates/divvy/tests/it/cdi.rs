@@ -3,12 +3,12 @@
 use std::path::{Path, PathBuf};
 use std::process::Output;
 
-use divvy_container::cdi::generate::{Generated, Options, nvidia, proc, wsl};
-use divvy_container::cdi::{Format, Spec};
+use divvy_cdi::generate::{Generated, Options, nvidia, proc, wsl};
+use divvy_cdi::{Format, Spec};
 
 use crate::cli::{command, divvy, stderr, stdout};
 use crate::cluster::programs;
-use crate::machine::{Machine, kinds};
+use divvy_testkit::machine::{Machine, kinds};
 
 struct Tree(tempfile::TempDir);
 
@@ -197,13 +197,13 @@ fn a_relative_root_is_the_folder_that_it_names() {
     };
     let real = folder.path().canonicalize().expect("there").display().to_string();
     let whole = of_this(&format!("{real}/fr/driver-root"));
-    assert!(!whole.1.contains("there is no folder"), "{}", whole.1);
+    assert!(!whole.1.contains("there is no directory"), "{}", whole.1);
     for relative in ["fr/driver-root", "./fr/driver-root", "fr/../fr/driver-root"] {
         assert_eq!(of_this(relative), whole, "{relative}");
     }
     let missing = of_this("fr/nowhere").1;
     assert!(
-        missing.contains(&format!("there is no folder {real}/fr/nowhere on this machine")),
+        missing.contains(&format!("there is no directory {real}/fr/nowhere on this machine")),
         "{missing}"
     );
 
@@ -232,14 +232,14 @@ fn case_33_c_what_keeps_a_spec_from_being_made_is_told_with_what_to_do() {
         (
             &none,
             &["generate", "--driver-root", "/run/nvidia/driver"],
-            "there is no folder /run/nvidia/driver on this machine",
+            "there is no directory /run/nvidia/driver on this machine",
         ),
         (
             &none,
             &["generate", "--vendor", "amd"],
             "the kernel module amdgpu is not loaded",
         ),
-        (&none, &["generate", "--vendor", "intel"], "no display controller of Intel"),
+        (&none, &["generate", "--vendor", "intel"], "no Intel display controller"),
         (&debian, &probe, "cannot start /nowhere/divvy-probe"),
         (
             &debian,

@@ -708,7 +708,7 @@ fn a_spec_is_moved_as_by_nvidias_program() {
             (Ok(theirs), Ok(ours)) => {
                 // By what a reader understands: a host's path that is the container's may be left out.
                 let read = |text: &str| {
-                    divvy_container::cdi::Spec::parse(text)
+                    divvy_cdi::Spec::parse(text)
                         .map(|spec| plain_paths(&spec))
                         .map_err(|error| error.to_string())
                 };
@@ -725,7 +725,7 @@ fn a_spec_is_moved_as_by_nvidias_program() {
 }
 
 /// Every path of a spec and what it is for.
-fn plain_paths(spec: &divvy_container::cdi::Spec) -> Vec<String> {
+fn plain_paths(spec: &divvy_cdi::Spec) -> Vec<String> {
     let mut all = Vec::new();
     let devices = spec.devices.iter().map(|device| &device.container_edits);
     for edits in devices.chain([&spec.container_edits]) {

@@ -504,7 +504,7 @@ fn an_unknown_form_is_answered_with_those_that_there_are() {
         (&["why", "-o", "jsonpath={.state"], "-o jsonpath={.state: a { has no }"),
         (
             &["why", "-o", "jsonpath={range .pods[*]}"],
-            "{range .pods[*]} is not known here",
+            "{range .pods[*]} is not supported",
         ),
         (
             &["inspect", "gpushare", "--sort-by", "used"],
@@ -580,10 +580,7 @@ async fn an_answer_that_is_watched_is_printed_anew_when_it_changes_and_ends_with
     }
     let over = all.until("No pod waits").await;
     for name in ["big", "other"] {
-        assert!(
-            over.contains(&format!("Pod default/{name} does not wait any more.\n")),
-            "{over}"
-        );
+        assert!(over.contains(&format!("Pod default/{name} no longer waits.\n")), "{over}");
     }
     let last = both.until("other is gone.\n").await;
     assert!(last.contains("big is gone.\n"), "{last}");

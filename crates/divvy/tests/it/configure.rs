@@ -12,8 +12,8 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::PathBuf;
 use std::process::{Command, Output};
 
-use divvy_container::runtime::request::{Container, Request, Wanted};
-use divvy_container::runtime::{edit, settings};
+use divvy_oci::runtime::request::{Container, Request, Wanted};
+use divvy_oci::runtime::{edit, settings};
 
 use crate::cli::{divvy, stderr, stdout};
 
@@ -139,7 +139,7 @@ fn what_is_wrong_is_refused_and_all_stays_as_it_was() {
             "line 2, column 3: `features` is true",
         ),
         ("containerd", CONTAINERD, "version = \"2\"\n", "a number without quotes"),
-        ("crio", "/etc/crio/crio.conf", "[crio", "is not TOML"),
+        ("crio", "/etc/crio/crio.conf", "[crio", "is not valid TOML"),
         (
             "containerd",
             "/var/lib/kubelet/config.yaml",
@@ -290,7 +290,7 @@ fn nvidia_s_tool_s_flags_do_the_same_here() {
         (&["runtime", "configure", "--drop-in-config=/x"], "Docker reads one file"),
         (
             &["system", "create-device-nodes", "--load-kernel-modules"],
-            "modprobe -a nvidia nvidia-uvm nvidia-modeset does",
+            "run modprobe -a nvidia nvidia-uvm nvidia-modeset first",
         ),
     ] {
         let output = nvidia_ctk(args);

@@ -165,7 +165,7 @@ async fn what_a_kubeconfig_does_not_have_is_said_with_what_it_has() {
         (&["--user", "clara"], "it has no user \"clara\", only: anna, berta"),
         (&["-s", "localhost:8080"], "write https://HOST:PORT"),
         (&["--as-group", "dev"], "--as <USER>"),
-        (&["--request-timeout", "soon"], "write 10s, 1m or 0"),
+        (&["--request-timeout", "soon"], "write 10s, 1m, or 0"),
     ] {
         let output = beside(&[&["why", "--kubeconfig", &path][..], flags].concat(), &[]).await;
         assert!(stderr(&output).contains(expected), "{flags:?}: {}", stderr(&output));

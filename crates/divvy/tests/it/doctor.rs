@@ -9,7 +9,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpListener;
 
 use crate::cli::{beside, divvy, stderr, stdout};
-use crate::machine::{Machine, kinds};
+use divvy_testkit::machine::{Machine, kinds};
 
 fn copy_of(machine: &Machine) -> tempfile::TempDir {
     let folder = tempfile::tempdir().expect("a folder");
@@ -38,7 +38,7 @@ fn a_copied_machine_is_looked_at_and_its_worst_finding_is_the_exit_status() {
     let report: serde_json::Value = serde_json::from_str(&stdout(&broken)).expect("JSON");
     assert_eq!(report["checks"][0]["status"], "FAIL");
     assert_eq!(report["checks"][0]["found"], "kernel module 560.35.03, libraries 550.54.15");
-    let why = "is a copy of a machine: its programs cannot be asked";
+    let why = "is a copy of a machine: its programs cannot be queried";
     let whole = stdout(&doctor(folder.path(), &["--verbose"]));
     assert!(whole.contains(why), "{whole}");
     assert!(
@@ -165,7 +165,7 @@ async fn who_may_list_nothing_is_told_what_was_refused_and_how_to_see_the_right(
     for right in ["list nodes", "list pods --all-namespaces"] {
         assert!(
             text.contains(&format!(
-                "kubectl --kubeconfig {kubeconfig} auth can-i {right} says whether you may\n"
+                "Check your permission with kubectl --kubeconfig {kubeconfig} auth can-i {right}\n"
             )),
             "{text}"
         );
@@ -215,8 +215,7 @@ async fn who_may_not_ask_the_extender_is_told_so_and_how_to_see_the_right() {
     let text = stdout(&output);
     assert_eq!(output.status.code(), Some(2), "{text}");
     assert!(
-        text.contains("SKIP K12")
-            && text.contains("auth can-i get pods --subresource=proxy -n divvy-system says whether you may"),
+        text.contains("SKIP K12") && text.contains("auth can-i get pods --subresource=proxy -n divvy-system, or"),
         "{text}"
     );
 }
@@ -254,16 +253,19 @@ fn a_log_that_cannot_be_read_has_a_status_and_words_of_its_own() {
 #[test]
 fn wrong_questions_are_refused_with_what_to_type() {
     for (args, part) in [
-        (&["doctor", "--only", "X01"][..], "there is no such check; there are D01"),
+        (
+            &["doctor", "--only", "X01"][..],
+            "there is no check with this id; the ids are D01",
+        ),
         (
             &["doctor", "--root", "/nowhere"],
-            "--root /nowhere: there is no such folder; give the folder that has",
+            "--root /nowhere: there is no such directory; give the directory with",
         ),
         (
             &["doctor", "--root", "/tmp", "--fix"],
-            "a copy is not put right; run it on the machine itself",
+            "a copy of a machine cannot be repaired; run --fix on the machine itself",
         ),
-        (&["doctor", "--timeout", "0s"], "nobody answers in no time"),
+        (&["doctor", "--timeout", "0s"], "no program answers within 0 s"),
         (&["doctor", "--explain", "/nowhere"], "--explain: /nowhere cannot be read"),
     ] {
         let output = divvy(args, &[]);

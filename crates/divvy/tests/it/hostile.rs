@@ -8,7 +8,7 @@ use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use crate::cli::{command, stderr, stdout};
-use crate::machine::{Machine, kinds};
+use divvy_testkit::machine::{Machine, kinds};
 
 /// What ends at all ends well before this, on any machine.
 const END: Duration = Duration::from_secs(30);

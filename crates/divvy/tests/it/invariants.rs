@@ -129,7 +129,7 @@ async fn invariant_2_a_container_starts_on_the_gpu_of_its_pod_or_does_not_start_
     bed.node("n1").start_kubelet().await.expect("started");
     let text = bed.start_refused("late", "is allocated on GPU").await;
     assert!(
-        text.contains("XID 79") && text.contains("It starts by itself when the GPU recovers"),
+        text.contains("XID 79") && text.contains("starts automatically when the GPU recovers"),
         "{text}"
     );
     assert_eq!((bed.ever_ran(&past), bed.ever_ran(&late)), (0, 0), "neither has ever run");
@@ -280,7 +280,7 @@ async fn invariant_4_memory_is_given_again_only_when_the_last_container_has_ende
                 bed.force_delete("old");
                 bed.cluster.restart_extender().await.expect("restarted");
                 bed.bound("new").await;
-                bed.start_refused("new", "memory still held by default/old").await;
+                bed.start_refused("new", "memory is still held by default/old").await;
                 bed.api().faults().remove(unsaid);
             }
         }
@@ -524,11 +524,11 @@ async fn a_process_where_no_gpu_was_granted_or_beyond_its_grant_is_said_on_its_p
     bed.event(
         "greedy",
         "GpuMemoryExceeded",
-        "use 3000 MiB of GPU 0 and 2048 MiB were granted",
+        "use 3000 MiB of GPU 0, but 2048 MiB were granted",
     )
     .await;
-    bed.event("stray", "GpuNotGranted", "which Divvy did not grant").await;
-    bed.event("plain", "GpuNotGranted", "uses 100 MiB of it").await;
+    bed.event("stray", "GpuNotGranted", "without a grant from Divvy").await;
+    bed.event("plain", "GpuNotGranted", "uses 100 MiB of its memory").await;
     // A restarted agent asks before it serves.
     bed.restart_agent("n1").await;
     bed.registered("n1").await;

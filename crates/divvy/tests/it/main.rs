@@ -26,7 +26,3 @@ mod simulate;
 mod suggestions;
 mod uninstall;
 mod unreadable;
-
-#[path = "../../../divvy-container/tests/it/machine.rs"]
-#[expect(dead_code, reason = "some of it only the library's own tests use")]
-mod machine;

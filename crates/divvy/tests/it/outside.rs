@@ -216,7 +216,7 @@ async fn why_names_a_second_device_plugin_a_variable_without_effect_and_a_forged
         .env("NVIDIA_VISIBLE_DEVICES", "void")
         .annotation("divvy.dev/allocation", allocation);
     let (_, text) = why(&[alone, ("pods", forged.build())], &["p"]).await;
-    says(&text, &["The pod carries an allocation though it has no node."]);
+    says(&text, &["The pod has an allocation although it has no node."]);
     assert!(
         !text.contains("another device plugin") && !text.contains("NVIDIA_VISIBLE_DEVICES"),
         "{text}"
@@ -289,8 +289,8 @@ async fn why_tells_of_pods_that_a_quota_or_a_policy_did_not_let_be_made() {
     says(
         &text,
         &[
-            "No pod waits for GPU memory in namespace default, but some could not be made:\n",
-            "ReplicaSet default/train-6d5 could not make a pod: Error creating",
+            "No pod waits for GPU memory in namespace default, but some pods could not be created:\n",
+            "ReplicaSet default/train-6d5 could not create a pod: Error creating",
             "kubectl describe quota",
         ],
     );
@@ -369,11 +369,11 @@ async fn why_answers_a_user_of_a_namespace_from_what_it_may_read_and_says_what_i
         says(
             &text,
             &[
-                "Pod default/mine waits: it asks for 3 GiB on one GPU. Which nodes have that much free could not be looked at.",
+                "Pod default/mine waits: it asks for 3 GiB on one GPU. Divvy could not check which nodes have that much free.",
                 "kube-scheduler says: 0/2 nodes are available: 2 Insufficient aliyun.com/gpu-mem.",
                 "divvy-extender says: another pod got the GPU first",
-                "the nodes of the cluster could not be looked at: you may not list nodes.",
-                "the pods of the cluster could not be looked at: you may not list pods.",
+                "the nodes of the cluster could not be checked: you may not list nodes.",
+                "the pods of the cluster could not be checked: you may not list pods.",
                 "3 of 10 requests.aliyun.com/gpu-mem of quota gpus are used.",
                 "--clusterrole=divvy-viewer --",
             ],
@@ -391,7 +391,10 @@ async fn why_answers_a_user_of_a_namespace_from_what_it_may_read_and_says_what_i
     );
     let (status, text) = as_a_user_of_a_namespace(&objects, &["-A"]).await;
     assert_eq!(status, 1, "{text}");
-    says(&text, &["--all-namespaces needs the right to list nodes and pods", "-n NAME"]);
+    says(
+        &text,
+        &["--all-namespaces requires permission to list nodes and pods", "-n NAME"],
+    );
 }
 
 /// Events of this reason: how many, and all that they say.
@@ -422,7 +425,7 @@ async fn a_pod_that_chooses_all_gpus_by_itself_gets_its_own_and_one_event() {
         .event(
             "all",
             "OwnVisibleDevices",
-            "sets NVIDIA_VISIBLE_DEVICES=all itself. That has no effect",
+            "sets NVIDIA_VISIBLE_DEVICES=all itself, which has no effect",
         )
         .await;
     assert!(text.contains("container other"), "{text}");

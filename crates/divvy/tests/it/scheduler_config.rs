@@ -118,7 +118,7 @@ async fn an_interrupted_check_takes_its_pod_along() {
     let mut command = command(&["--check", "--profile", "nobody", "--timeout", "60s", "--kubeconfig"]);
     command.arg(path).stdout(Stdio::piped()).stderr(Stdio::piped());
     let child = tokio::process::Command::from(command).spawn().expect("it starts");
-    bed.until("the pod of the check", async |bed| {
+    bed.until("the check's pod", async |bed| {
         (!pods_of_checks(bed).is_empty())
             .then_some(())
             .ok_or_else(|| "there is none".to_owned())
@@ -160,8 +160,8 @@ async fn a_pod_that_was_refused_is_not_said_to_be_there() {
         faults.remove(refused);
         let said = text(&output.stderr);
         assert_eq!(output.status.code(), Some(2), "{said}");
-        assert!(said.contains("the pod of the check could not be created"), "{code}: {said}");
-        assert!(!said.contains("may still be there"), "{code}: {said}");
+        assert!(said.contains("the check's pod could not be created"), "{code}: {said}");
+        assert!(!said.contains("may still exist"), "{code}: {said}");
     }
     assert_eq!(faults.fired(no_deletion), 0, "nobody deletes what is not there");
     // Where nobody knows whether it was created, it is deleted, or said to be left.
@@ -170,7 +170,7 @@ async fn a_pod_that_was_refused_is_not_said_to_be_there() {
     faults.remove(lost);
     let said = text(&output.stderr);
     assert_eq!(output.status.code(), Some(2), "{said}");
-    assert!(said.contains("may still be there"), "{said}");
+    assert!(said.contains("may still exist"), "{said}");
     faults.remove(no_deletion);
     bed.end().await;
 }
@@ -179,7 +179,11 @@ async fn a_pod_that_was_refused_is_not_said_to_be_there() {
 fn a_check_without_a_cluster_cannot_tell() {
     let output = run(&["--check"]);
     assert_eq!(output.status.code(), Some(2), "{}", text(&output.stderr));
-    assert!(text(&output.stderr).contains("could not be told"), "{}", text(&output.stderr));
+    assert!(
+        text(&output.stderr).contains("it is unknown whether the scheduler calls the extender"),
+        "{}",
+        text(&output.stderr)
+    );
 }
 
 #[test]

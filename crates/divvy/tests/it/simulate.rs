@@ -228,7 +228,7 @@ fn what_is_wrong_is_said_so_that_it_can_be_mended() {
         (&["--order", &order, "--seeds", "1"], "write {seed} where the seed stands"),
         (
             &["--order", &order],
-            "order.txt cannot be used: the order file: it ranks 2 nodes, and the node list has 30",
+            "order.txt cannot be used: the order file: it ranks 2 nodes, but the node list has 30",
         ),
         (&["--order", "nowhere_{seed}"], "nowhere_42 cannot be read: No such file"),
         (
@@ -244,7 +244,7 @@ fn what_is_wrong_is_said_so_that_it_can_be_mended() {
         (
             "pods.csv",
             "name,cpu_milli\n",
-            "the pod list: it has no rows; expected are the columns of openb's pod lists: name, cpu_milli",
+            "the pod list: it has no rows; it needs the columns of openb's pod lists: name, cpu_milli",
         ),
         ("pods.csv", "", "the pod list: it has no rows"),
         (
@@ -352,10 +352,10 @@ fn what_if_says_what_would_change_in_a_saved_cluster() {
     for (args, expected) in [
         (
             &["--add-nodes", "1:gpu-9"][..],
-            "there is no node gpu-9 that more could be like; nodes with GPUs are gpu-1, gpu-2",
+            "there is no node gpu-9 to copy; nodes with GPUs are gpu-1, gpu-2",
         ),
         (&["--add-nodes", "none"], "write 2, or 2:gpu-7"),
-        (&["--unit-mib", "0"], "write 256, or 1024 for a GiB"),
+        (&["--unit-mib", "0"], "write 256, or 1024 for 1 GiB"),
         (&["--seeds", "1"], "cannot be used with"),
         (&["-o", "csv"], "of a cluster there are a table and -o json"),
         (&["--cluster-dump", "/nowhere"], "cannot be used"),

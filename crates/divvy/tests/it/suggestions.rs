@@ -6,8 +6,9 @@ mod world;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use divvy_cluster::objects::{NodeObject, PodObject};
-use divvy_cluster::{convert, sites};
+use divvy_explainer::sites;
+use divvy_kube::convert;
+use divvy_kube::objects::{NodeObject, PodObject};
 use divvy_model::MemoryUnit;
 use divvy_placement::{Ask, Ledger};
 use divvy_testbed::api::DeleteOptions;

@@ -1,9 +1,9 @@
 //! Cases for the checks of the operating system, the container engine, and the toolkit.
 
-use divvy_container::cdi::generate::Tree as _;
 use divvy_doctor::facts::cluster::{Cluster, RuntimeClass};
 use divvy_doctor::facts::programs::Docker;
 use divvy_doctor::{Asked, Facts, Status};
+use divvy_host::Tree as _;
 
 use super::{Case, answers, files, with};
 use crate::host::{Host, debian, docker, named};
@@ -169,7 +169,7 @@ pub(super) const CASES: &[Case] = &[
         |host| {
             host.containerd("version = 3", "version = ");
         },
-        "is not TOML",
+        "is not valid TOML",
     ),
     files(
         "R09",

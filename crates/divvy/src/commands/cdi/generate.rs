@@ -5,11 +5,13 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use divvy_agent::config;
-use divvy_container::cdi::generate::parts::{self, Part};
-use divvy_container::cdi::generate::{Error, Generated, Naming, Options, Tree, amd, intel, nvidia, proc, wsl};
-use divvy_container::cdi::{Format, is_spec_file};
+use divvy_cdi::generate::parts::{self, Part};
+use divvy_cdi::generate::{Error, Generated, Naming, Options, amd, intel, nvidia, proc, wsl};
+use divvy_cdi::{Format, is_spec_file};
 use divvy_hardware::client::{Probe, Spawn, snapshot};
-use divvy_hardware::{Code, Failure, Files, GpuFacts, Snapshot};
+use divvy_hardware::{Code, Failure, GpuFacts, Snapshot};
+use divvy_host::Files;
+use divvy_host::Tree;
 use divvy_model::MigDevice;
 
 use super::{directory, say, tell_troubles, write_whole};

@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 
 use anyhow::Context as _;
-use divvy_container::cdi::stale::Stale;
-use divvy_container::cdi::{FoundDevice, Registry, Severity};
-use divvy_hardware::Files;
+use divvy_cdi::stale::Stale;
+use divvy_cdi::{FoundDevice, Registry, Severity};
+use divvy_host::Files;
 use serde::Serialize;
 
 use super::{conflicts, directory_below, ignored, say, tell_troubles};

@@ -3,8 +3,8 @@
 use std::path::Path;
 
 use anyhow::Context as _;
-use divvy_container::cdi::moved::{Side, move_root};
-use divvy_container::cdi::{Format, Problem, Severity, Spec};
+use divvy_cdi::moved::{Side, move_root};
+use divvy_cdi::{Format, Problem, Severity, Spec};
 
 use super::{LARGEST_SPEC, read_bounded, say, standard_input, write_whole};
 use crate::cli::cdi::{CdiSide, CdiTransformArgs};
@@ -55,7 +55,7 @@ pub(super) fn run(args: &CdiTransformArgs) -> anyhow::Result<()> {
     }
     let name = args.output.file_name().unwrap_or_default().to_string_lossy();
     anyhow::ensure!(
-        divvy_container::cdi::is_spec_file(&name),
+        divvy_cdi::is_spec_file(&name),
         "--output {}: engines look only at files that end in .yaml or .json; name it so",
         args.output.display()
     );

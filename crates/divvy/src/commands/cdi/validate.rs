@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use anyhow::Context as _;
-use divvy_container::cdi::stale::Stale;
-use divvy_container::cdi::{Found, Problem, Registry, Severity, Version};
-use divvy_hardware::Files;
+use divvy_cdi::stale::Stale;
+use divvy_cdi::{Found, Problem, Registry, Severity, Version};
+use divvy_host::Files;
 use serde::Serialize;
 
 use super::{LARGEST_SPEC, conflicts, directory, ignored, read_bounded, say, standard_input, tell_troubles};

@@ -1,4 +1,4 @@
-//! Names in the cluster, for the word that is being typed. Whoever cannot be asked in time is not missed.
+//! Names of the cluster's objects, for the word that is being typed. If the cluster does not answer in time, there are no names and no error.
 
 use std::ffi::OsStr;
 use std::sync::mpsc;
@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use clap::Parser as _;
 use clap_complete::CompletionCandidate;
-use divvy_cluster::client::{self, Choice, Connection};
+use divvy_kube::client::{self, Choice, Connection};
 use k8s_openapi::api::core::v1::{Namespace, Node, Pod};
 use kube::Api;
 use kube::api::ListParams;
@@ -15,14 +15,14 @@ use super::BEFORE;
 use crate::cli::{Cli, Command, InspectCommand, arguments};
 use crate::commands::inspect::{access, choice};
 
-/// Who types waits for it.
+/// The time limit for the names; the user waits for them.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// Nobody reads more.
+/// The largest number of names to offer; no user reads more.
 const MOST: usize = 300;
-/// Of the API server's lists.
+/// The number of objects to request in one page of a list.
 const PAGE: u32 = 500;
 
-/// A kind of which names are wanted.
+/// The kind of the objects whose names to offer.
 #[derive(Debug, Clone, Copy)]
 enum Kind {
     Pod,
@@ -30,17 +30,17 @@ enum Kind {
     Node,
 }
 
-/// Pods, as `divvy why` takes them: `NAME`, `pod/NAME`, `NAMESPACE/NAME`.
+/// Return the pods that match a word for `divvy why`: `NAME`, `pod/NAME`, or `NAMESPACE/NAME`.
 pub fn pods(current: &OsStr) -> Vec<CompletionCandidate> {
     candidates(Kind::Pod, current)
 }
 
-/// Namespaces.
+/// Return the namespaces whose names start with the word.
 pub fn namespaces(current: &OsStr) -> Vec<CompletionCandidate> {
     candidates(Kind::Namespace, current)
 }
 
-/// Nodes.
+/// Return the nodes whose names start with the word.
 pub fn nodes(current: &OsStr) -> Vec<CompletionCandidate> {
     candidates(Kind::Node, current)
 }
@@ -56,11 +56,11 @@ fn candidates(kind: Kind, current: &OsStr) -> Vec<CompletionCandidate> {
     let (choice, of_flag) = typed_before();
     let namespace = match before.trim_end_matches('/') {
         "" | "pod" | "pods" | "po" => of_flag,
-        // A namespace, or the kind of a workload; there is no namespace of that name then.
+        // A namespace, or the kind of a workload. No namespace has the name of a kind, so the latter finds nothing.
         other => Some(other.to_owned()),
     };
     let (sender, found) = mpsc::channel();
-    // A program that gives credentials may hang, and a thread cannot be ended: it ends with the program.
+    // A credential plugin may hang, and a thread cannot be cancelled. The end of the program ends it.
     std::thread::spawn(move || {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().ok()?;
         let names = runtime.block_on(names(kind, choice, namespace, &typed))?;
@@ -73,7 +73,7 @@ fn candidates(kind: Kind, current: &OsStr) -> Vec<CompletionCandidate> {
         .collect()
 }
 
-/// The cluster and the namespace of the flags that stand before the word. The last of them may lack its value, which is what is being typed.
+/// Return the cluster and the namespace from the flags before the word. The last flag may lack its value, if that is the word being typed.
 fn typed_before() -> (Choice, Option<String>) {
     let words = BEFORE.get().map(Vec::as_slice).unwrap_or_default();
     let parsed = (0..2).find_map(|less| {
@@ -102,7 +102,7 @@ async fn names(kind: Kind, choice: Choice, namespace: Option<String>, typed: &st
     })
 }
 
-/// The names in a list that begin so, as far as it can be had.
+/// Return the names in a list that start with `typed`, at most [`MOST`]. If a page cannot be read, return the names of the pages before it.
 async fn begin_with<K>(api: Api<K>, typed: &str) -> Vec<String>
 where
     K: Clone + std::fmt::Debug + serde::de::DeserializeOwned,

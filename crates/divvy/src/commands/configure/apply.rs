@@ -6,8 +6,8 @@ use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
-use divvy_container::cdi::generate::Root;
-use divvy_container::engines::{Edit, Plan};
+use divvy_engines::{Edit, Plan};
+use divvy_host::Root;
 
 use crate::commands::write_whole;
 

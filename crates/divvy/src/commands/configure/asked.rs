@@ -4,7 +4,7 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use anyhow::Context as _;
-use divvy_container::engines::Engine;
+use divvy_engines::Engine;
 use tokio::process::Command;
 
 /// A version is a line; a configuration is put together of files.

@@ -4,7 +4,7 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use anyhow::Context as _;
-use divvy_container::engines::{Engine, Plan, Target};
+use divvy_engines::{Engine, Plan, Target};
 use tokio::process::Command;
 
 /// An engine that is not up again after this has a fault that its log tells.

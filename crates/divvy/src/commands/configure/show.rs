@@ -1,7 +1,7 @@
 //! What changes, for people and for programs.
 
-use divvy_container::cdi::generate::Root;
-use divvy_container::engines::{Edit, Engine, Files, Plan, Target};
+use divvy_engines::{Edit, Engine, Files, Plan, Target};
+use divvy_host::Root;
 use serde::Serialize;
 use similar::{ChangeTag, TextDiff};
 

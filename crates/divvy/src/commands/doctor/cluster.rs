@@ -1,14 +1,14 @@
-//! What the API server and the extender say.
+//! Queries to the API server and the extender.
 
 use std::collections::BTreeMap;
 use std::pin::pin;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use divvy_cluster::{client, list};
 use divvy_doctor::facts::cluster::{Cluster, DaemonSet, Node, Pod, RuntimeClass, Texts};
 use divvy_doctor::facts::programs::{Extender, filter_calls};
 use divvy_doctor::{Asked, Facts};
+use divvy_kube::{client, list};
 use http::StatusCode;
 use http_body_util::{BodyExt as _, Limited};
 use hyper::body::Bytes;
@@ -23,16 +23,16 @@ use crate::cli::doctor::DoctorArgs;
 use crate::commands::inspect::{access, say_left_out};
 use crate::commands::progress::Arrived;
 
-/// Something of a list has to arrive within the limit, and all of it within so many times the limit.
+/// A list must make progress within `--timeout`, and must be complete within this many times `--timeout`.
 const PATIENCE: u32 = 20;
-/// Of what a refusal says.
+/// The number of characters to show of a refusal's message.
 const LONGEST_WORDS: usize = 500;
-/// Replicas that are asked.
+/// The largest number of replicas to query.
 const MOST_REPLICAS: usize = 5;
-/// Where an extender listens in the chart.
+/// The port on which the chart's extender listens.
 const PORT: u16 = 32766;
 
-/// What `kubectl auth can-i` is asked for the right to list each kind.
+/// The arguments of `kubectl auth can-i` that check the permission to list each kind.
 const RIGHTS: [(&str, &str); 4] = [
     ("nodes", "list nodes"),
     ("pods", "list pods --all-namespaces"),
@@ -40,15 +40,15 @@ const RIGHTS: [(&str, &str); 4] = [
     ("runtimeclasses", "list runtimeclasses.node.k8s.io"),
 ];
 
-/// Why a list was not had.
+/// Why a list could not be read.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Unlisted {
     reason: String,
-    /// The API server answered that one may not.
+    /// The API server refused the list for lack of permission (401 or 403).
     forbidden: bool,
 }
 
-/// `kubectl`, for the cluster that was asked.
+/// Return the `kubectl` command with the same connection flags, to print in advice. The token is not shown.
 fn kubectl(args: &AccessArgs) -> String {
     let mut words = vec!["kubectl".to_owned()];
     let mut flag = |name: &str, value: Option<String>| words.extend(value.map(|value| format!("--{name} {value}")));
@@ -67,9 +67,9 @@ fn kubectl(args: &AccessArgs) -> String {
     words.join(" ")
 }
 
-/// Nodes, pods, DaemonSets and RuntimeClasses, as far as one may read them.
+/// Read nodes, pods, DaemonSets, and RuntimeClasses, as far as the user may.
 pub(super) async fn objects(args: &AccessArgs, limit: Duration) -> (Asked<Cluster>, Option<kube::Client>) {
-    // A kubeconfig may be a pipe, and its credentials come of a program: both are waited for where they hold up nobody else.
+    // A kubeconfig may be a pipe, and its credentials may come from a program. Both can block, so they are read in a separate thread.
     let (choice, runtime) = (access(args), Handle::current());
     let connected = tokio::task::spawn_blocking(move || runtime.block_on(client::connect(&choice)));
     let client = match tokio::time::timeout(limit, connected).await {
@@ -123,8 +123,8 @@ fn take<T>(
     }
 }
 
-/// What is said of each kind that could not be listed; or the one reason where no kind could, and nobody said that one may not: then it is the API
-/// server that cannot be asked.
+/// Return the reason for each kind that could not be listed. The error: no kind could be listed, and not for lack of permission, so the API
+/// server itself cannot be reached.
 fn sorted_out(unlisted: &[(&str, Unlisted)], kubectl: &str) -> Result<BTreeMap<String, String>, String> {
     if let Some((_, first)) = unlisted.first()
         && unlisted.len() == RIGHTS.len()
@@ -135,7 +135,7 @@ fn sorted_out(unlisted: &[(&str, Unlisted)], kubectl: &str) -> Result<BTreeMap<S
     let said = unlisted.iter().map(|(plural, why)| {
         let right = RIGHTS.iter().find(|(kind, _)| kind == plural).filter(|_| why.forbidden);
         let reason = match right {
-            Some((_, right)) => format!("{}. {kubectl} auth can-i {right} says whether you may", why.reason),
+            Some((_, right)) => format!("{}. Check your permission with {kubectl} auth can-i {right}", why.reason),
             None => why.reason.clone(),
         };
         ((*plural).to_owned(), reason)
@@ -143,7 +143,7 @@ fn sorted_out(unlisted: &[(&str, Unlisted)], kubectl: &str) -> Result<BTreeMap<S
     Ok(said.collect())
 }
 
-/// The objects of a list, each made smaller as it arrives, and counted.
+/// Read the objects of a list. Each object is reduced with `slim` and counted with `arrived` as it arrives.
 async fn list<T: DeserializeOwned + Send + 'static>(
     client: &kube::Client,
     path: &str,
@@ -173,7 +173,7 @@ async fn list<T: DeserializeOwned + Send + 'static>(
                 Err(_) if count.load(Ordering::Relaxed) == before => return Err(late(too_long("the API server", limit))),
                 Err(_) if Instant::now() > end => {
                     let seconds = limit.saturating_mul(PATIENCE).as_secs();
-                    return Err(late(format!("the list had no end after {seconds} s")));
+                    return Err(late(format!("the list was not complete after {seconds} s")));
                 }
                 Err(_) => {}
             }
@@ -184,13 +184,13 @@ async fn list<T: DeserializeOwned + Send + 'static>(
     Ok(items)
 }
 
-fn why(what: &str, error: divvy_cluster::Error) -> Unlisted {
+fn why(what: &str, error: divvy_kube::Error) -> Unlisted {
     let (words, forbidden) = match error {
-        divvy_cluster::Error::Api { answer, .. } => {
+        divvy_kube::Error::Api { answer, .. } => {
             let forbidden = matches!(&*answer, kube::Error::Api(status) if [401, 403].contains(&status.code));
-            (divvy_cluster::in_words(&answer), forbidden)
+            (divvy_kube::in_words(&answer), forbidden)
         }
-        divvy_cluster::Error::List { text, .. } => (text, false),
+        divvy_kube::Error::List { text, .. } => (text, false),
         other => (other.to_string(), false),
     };
     Unlisted {
@@ -199,13 +199,13 @@ fn why(what: &str, error: divvy_cluster::Error) -> Unlisted {
     }
 }
 
-/// What the API server answers with 200, or the status of a refusal and its own words.
+/// Send a GET request to the API server, and return the body of a successful response, or the status and the message of a failure.
 async fn asked(client: &kube::Client, uri: &str, most: usize) -> Result<Bytes, (Option<StatusCode>, String)> {
     let request = http::Request::get(uri)
         .body(kube::client::Body::empty())
         .map_err(|error| (None, error.to_string()))?;
     let response = client.send(request).await;
-    let response = response.map_err(|error| (None, divvy_cluster::in_words(&error)))?;
+    let response = response.map_err(|error| (None, divvy_kube::in_words(&error)))?;
     let status = response.status();
     let body = Limited::new(response.into_body(), most).collect().await;
     let body = body.map_err(|error| (Some(status), error.to_string()))?.to_bytes();
@@ -219,7 +219,7 @@ async fn asked(client: &kube::Client, uri: &str, most: usize) -> Result<Bytes, (
     Err((Some(status), format!("{status}: {words}")))
 }
 
-/// Asks the extender for its version: at the address that is known, by `--extender` or of kube-scheduler's configuration, else through the API server.
+/// Query the extender for its version, at the address from `--extender` or kube-scheduler's configuration, else through the API server.
 pub(super) async fn extender(
     args: &DoctorArgs,
     known: Option<String>,
@@ -234,14 +234,14 @@ pub(super) async fn extender(
         Asked::Answer(cluster) => cluster,
         Asked::Failed(reason) | Asked::Blocked(reason) => return Asked::Blocked(reason.clone()),
         Asked::Absent(_) | Asked::Not(_) => {
-            return Asked::Absent("nobody here says where the extender is: --cluster, or --extender URL".to_owned());
+            return Asked::Absent("the extender's address is unknown; add --cluster, or --extender URL".to_owned());
         }
     };
     if let Some(reason) = cluster.refused.get("pods") {
         return Asked::Blocked(reason.clone());
     }
     let Some(client) = client else {
-        return Asked::Blocked("the API server was not reached".to_owned());
+        return Asked::Blocked("the API server could not be reached".to_owned());
     };
     let (pods, mut left_out) = match replicas(cluster) {
         Ok(found) => found,
@@ -256,7 +256,7 @@ pub(super) async fn extender(
     left_out.extend(
         pods.iter()
             .skip(MOST_REPLICAS)
-            .map(|pod| format!("{} (enough others were asked)", shown(pod))),
+            .map(|pod| format!("{} (enough other replicas were queried)", shown(pod))),
     );
     together(asked, left_out)
 }
@@ -265,7 +265,8 @@ fn shown(pod: &Pod) -> String {
     format!("pod {}/{}", pod.metadata.namespace, pod.metadata.name)
 }
 
-/// The running replicas of the extender of Divvy's chart, and what the others are; or what it means that there is none.
+/// Return the running replicas of the chart's extender, and a description of each other replica. The error: no replica runs, with what that
+/// means.
 fn replicas(cluster: &Cluster) -> Result<(Vec<&Pod>, Vec<String>), Asked<Extender>> {
     let is = |labels: &Texts, key: &str, value: &str| labels.get(&format!("app.kubernetes.io/{key}")) == Some(value);
     let all: Vec<&Pod> = cluster
@@ -275,7 +276,7 @@ fn replicas(cluster: &Cluster) -> Result<(Vec<&Pod>, Vec<String>), Asked<Extende
         .collect();
     let (running, others): (Vec<&Pod>, Vec<&Pod>) = all.iter().partition(|pod| pod.status.phase == "Running");
     if !running.is_empty() {
-        // Those that ended were replaced.
+        // Pods that have ended were replaced by others.
         let others = others
             .iter()
             .filter(|pod| !["Succeeded", "Failed"].contains(&pod.status.phase.as_str()));
@@ -297,16 +298,16 @@ fn replicas(cluster: &Cluster) -> Result<(Vec<&Pod>, Vec<String>), Asked<Extende
         .find(|set| is(&set.metadata.labels, "name", "divvy") && set.status.desired_number_scheduled > 0);
     Err(match agents {
         Some(set) => Asked::Failed(format!(
-            "DaemonSet {}/{} runs, and no pod is Divvy's extender; --extender URL asks one that runs elsewhere",
+            "DaemonSet {}/{} runs, but no pod is Divvy's extender; if the extender runs outside the cluster, add --extender URL",
             set.metadata.namespace, set.metadata.name
         )),
-        None => {
-            Asked::Absent("no pod of the cluster is an extender of Divvy's chart; --extender URL says where it is".to_owned())
-        }
+        None => Asked::Absent(
+            "no pod of the cluster is the extender of Divvy's chart; if it runs elsewhere, add --extender URL".to_owned(),
+        ),
     })
 }
 
-/// What replicas say together: each has to answer, and any may have been called.
+/// Combine the answers of the replicas: each must answer, and their filter calls are added up.
 fn together(answers: Vec<Result<Extender, String>>, left_out: Vec<String>) -> Asked<Extender> {
     let mut all: Option<Extender> = None;
     for answer in answers {
@@ -340,11 +341,11 @@ async fn direct(url: &str, limit: Duration) -> Extender {
         left_out: Vec::new(),
     };
     let Ok(uri) = url.parse::<http::Uri>() else {
-        return answer(Err("that is no URL".to_owned()), None);
+        return answer(Err("this is not a URL".to_owned()), None);
     };
     let Some(host) = uri.host().map(str::to_owned) else {
         return answer(
-            Err("that is no URL with a host, such as http://127.0.0.1:32766".to_owned()),
+            Err("this is not a URL with a host, such as http://127.0.0.1:32766".to_owned()),
             None,
         );
     };
@@ -352,9 +353,9 @@ async fn direct(url: &str, limit: Duration) -> Extender {
     let port = uri.port_u16().unwrap_or(if secure { 443 } else { 80 });
     let address = format!("{host}:{port}");
     if secure {
-        // The authority is kube-scheduler's business; that somebody is there is ours.
+        // We have no client certificate, and the extender's CA is known only to kube-scheduler. So check only that the extender accepts connections.
         return match tokio::time::timeout(limit, TcpStream::connect(&address)).await {
-            Ok(Ok(_)) => answer(Ok("TLS, not asked further".to_owned()), None),
+            Ok(Ok(_)) => answer(Ok("TLS, version not queried".to_owned()), None),
             Ok(Err(error)) => answer(Err(error.to_string()), None),
             Err(_) => answer(Err(too_long("it", limit)), None),
         };
@@ -367,7 +368,8 @@ async fn direct(url: &str, limit: Duration) -> Extender {
     )
 }
 
-/// As kubectl does with `--raw`: the API server speaks with the pod, whatever its certificate. The error: one may not ask so.
+/// Query an extender's pod through the API server's proxy, as `kubectl get --raw` does; the API server accepts any certificate of the pod. The
+/// error: the user may not use the proxy.
 async fn through(client: &kube::Client, pod: &Pod, limit: Duration, kubectl: &str) -> Result<Extender, String> {
     let (namespace, name) = (&pod.metadata.namespace, &pod.metadata.name);
     let ports = pod.spec.containers.iter().flat_map(|container| &container.ports);
@@ -381,11 +383,11 @@ async fn through(client: &kube::Client, pod: &Pod, limit: Duration, kubectl: &st
     };
     let mut scheme = "https";
     let mut version = ask(scheme, "/version").await;
-    // The API server's own refusal: an extender refuses nobody its version.
+    // This refusal comes from the API server: an extender returns its version to every client.
     if let Err((Some(StatusCode::FORBIDDEN | StatusCode::UNAUTHORIZED), words)) = &version {
         return Err(format!(
-            "{} could not be asked through the API server: {words}. {kubectl} auth can-i get pods --subresource=proxy -n {namespace} says whether you may; --extender \
-             URL asks it directly",
+            "{} could not be queried through the API server: {words}. Check your permission with {kubectl} auth can-i get pods --subresource=proxy -n {namespace}, or \
+             query the extender directly with --extender URL",
             shown(pod)
         ));
     }
@@ -422,7 +424,7 @@ mod tests {
         let mut cluster = Cluster::default();
         assert!(matches!(replicas(&cluster), Err(Asked::Absent(_))));
         cluster.daemon_sets.push(DaemonSet::default());
-        assert!(matches!(replicas(&cluster), Err(Asked::Absent(_))), "of somebody else");
+        assert!(matches!(replicas(&cluster), Err(Asked::Absent(_))), "a foreign DaemonSet");
         let set = &mut cluster.daemon_sets[0];
         set.metadata.labels.insert("app.kubernetes.io/name", "divvy");
         set.status.desired_number_scheduled = 2;
@@ -456,7 +458,7 @@ mod tests {
         let said = sorted_out(&some, "kubectl --context c").expect("the rest is there");
         assert_eq!(
             said["pods"],
-            "pods is forbidden. kubectl --context c auth can-i list pods --all-namespaces says whether you may"
+            "pods is forbidden. Check your permission with kubectl --context c auth can-i list pods --all-namespaces"
         );
         assert_eq!(said["daemonsets"], "it hangs");
         let all = |forbidden| RIGHTS.map(|(kind, _)| (kind, unlisted("no answer", forbidden)));

@@ -1,12 +1,12 @@
-//! What container engines and runtimes say.
+//! Queries to container engines and runtimes.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::Context as _;
-use divvy_container::runtime::settings;
 use divvy_doctor::Asked;
 use divvy_doctor::facts::programs::{Docker, RuntimeTest, last_line};
+use divvy_oci::runtime::settings;
 use serde_json::{Value, json};
 use tokio::net::UnixStream;
 
@@ -15,7 +15,7 @@ use super::programs::{output, too_long};
 
 const DOCKER: &str = "/var/run/docker.sock";
 
-/// Docker's version, and the runtimes with which it runs now.
+/// Query Docker for its version, and for the runtimes that it currently has.
 pub(super) async fn docker(limit: Duration) -> Asked<Docker> {
     if !Path::new(DOCKER).exists() {
         return Asked::Absent("no Docker runs here".to_owned());
@@ -28,7 +28,7 @@ pub(super) async fn docker(limit: Duration) -> Asked<Docker> {
     }
 }
 
-/// Has `divvy-runtime` prepare a container that asks for all GPUs, with a program that does nothing in place of runc: no container comes of it.
+/// Let `divvy-runtime` prepare a container that requests all GPUs. `/bin/true` takes the place of runc, so no container is created.
 pub(super) async fn runtime_test(
     installed: &Option<String>,
     settings: &Result<Option<String>, String>,
@@ -83,7 +83,7 @@ async fn prepared(program: &Path, of_machine: &str) -> anyhow::Result<Result<Vec
         .collect()))
 }
 
-/// The machine's own settings, but for what would make the test another one: the real runtime, and who may ask by the environment.
+/// Return the machine's own settings with two changes that the test needs: another OCI runtime, and GPU requests by environment variable allowed.
 fn test_settings(of_machine: &str) -> anyhow::Result<String> {
     let nothing = ["/bin/true", "/usr/bin/true"]
         .into_iter()
@@ -98,7 +98,7 @@ fn test_settings(of_machine: &str) -> anyhow::Result<String> {
         .entry("nvidia-container-runtime")
         .or_insert_with(|| toml::Table::new().into());
     if let Some(runtime) = runtime.as_table_mut() {
-        // That mode looks at pods, and here is none.
+        // The mode `divvy` reads the pod of the container, and the test container has no pod.
         if runtime.get("mode").and_then(toml::Value::as_str) == Some("divvy") {
             runtime.insert("mode".to_owned(), "auto".into());
         }

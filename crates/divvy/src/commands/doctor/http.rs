@@ -1,4 +1,4 @@
-//! One question over HTTP.
+//! A single HTTP GET request.
 
 use std::time::Duration;
 
@@ -9,10 +9,10 @@ use tokio::io::{AsyncRead, AsyncWrite};
 
 use super::programs::too_long;
 
-/// `/metrics` of an extender with thousands of nodes has less.
+/// The largest accepted body in bytes; `/metrics` of an extender with thousands of nodes is smaller.
 pub(super) const LARGEST: usize = 8 * 1024 * 1024;
 
-/// The body that is answered with 200, or what went wrong.
+/// Send a GET request, and return the body of a successful response, or a description of the failure.
 pub(super) async fn get<S>(
     connect: impl Future<Output = std::io::Result<S>>,
     host: &str,

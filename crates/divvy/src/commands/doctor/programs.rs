@@ -1,4 +1,4 @@
-//! What running programs say: each is asked at the same time as the others, and waited for no longer than `--timeout`.
+//! Queries to running programs. All queries run concurrently, and each takes no longer than `--timeout`.
 
 use std::fs::OpenOptions;
 use std::io::{ErrorKind, Read as _};
@@ -7,12 +7,13 @@ use std::path::{Path, PathBuf};
 use std::process::{Output, Stdio};
 use std::time::Duration;
 
-use divvy_container::cdi::generate::{Root, proc, wsl};
-use divvy_container::engines::Files;
-use divvy_container::runtime::settings;
+use divvy_cdi::generate::{proc, wsl};
 use divvy_doctor::facts::Kind;
 use divvy_doctor::facts::programs::{Probed, Socket, last_line};
 use divvy_doctor::{Asked, Facts};
+use divvy_engines::Files;
+use divvy_host::Root;
+use divvy_oci::runtime::settings;
 use rustix::fs::OFlags;
 use tokio::io::{AsyncRead, AsyncReadExt as _};
 use tokio::net::UnixStream;
@@ -22,28 +23,29 @@ use super::{cluster, engine};
 
 use crate::cli::doctor::DoctorArgs;
 
-/// The kernel keeps at most a few MiB.
+/// The largest kernel log in bytes; the kernel keeps at most a few MiB.
 const LARGEST_LOG: usize = 16 * 1024 * 1024;
 
-/// Of what a program prints.
+/// The largest accepted output of a program in bytes.
 const LARGEST_OUTPUT: u64 = 16 * 1024 * 1024;
 
-/// Whom there is to ask, by the machine's files: read beforehand, since a file can hang whoever reads it, and what asks programs has one thread for all.
+/// The programs to query, found by the machine's files. The files are read beforehand, because reading can block, and all queries share one
+/// thread.
 #[derive(Debug)]
 pub(super) struct Places {
-    /// Whether there is a driver of NVIDIA.
+    /// Whether an NVIDIA driver is loaded.
     driver: bool,
-    /// The containerd that runs pods and its file, or why there is none.
+    /// The PID and the configuration file of the containerd that runs pods, or the reason why there is none.
     containerd: Result<(u32, String), &'static str>,
-    /// The sockets below the kubelet's folder; none without a kubelet.
+    /// The paths of the sockets below the kubelet's directory. `None` without a kubelet.
     sockets: Option<Vec<String>>,
-    /// `divvy-runtime`
+    /// The path of `divvy-runtime`, if it is installed.
     runtime: Option<String>,
-    /// The runtime's settings; none where there is no file.
+    /// The text of the runtime's settings file, or why it cannot be read. `None` if the file does not exist.
     settings: Result<Option<String>, String>,
-    /// The extender that kube-scheduler's configuration names.
+    /// The URL of the extender from kube-scheduler's configuration.
     extender: Option<String>,
-    /// What the logger of a copied machine wrote down.
+    /// The kernel log in the log files of a copied machine.
     log: Asked<String>,
 }
 
@@ -83,12 +85,15 @@ fn socket_paths(facts: &Facts<'_>, kubelet: &str) -> Vec<String> {
     paths
 }
 
-/// Fills in what programs say.
+/// Query the programs, and add their answers to the facts.
 pub(super) async fn ask(args: &DoctorArgs, facts: &mut Facts<'static>, places: Places) {
     facts.arch = Some(std::env::consts::ARCH.to_owned());
     let copy = args.root != Path::new("/");
     if copy {
-        let reason = format!("{} is a copy of a machine: its programs cannot be asked", args.root.display());
+        let reason = format!(
+            "{} is a copy of a machine: its programs cannot be queried",
+            args.root.display()
+        );
         facts.arch = None;
         facts.probe = Asked::Not(reason.clone());
         facts.kernel_log = places.log.clone();
@@ -128,7 +133,8 @@ pub(super) async fn ask(args: &DoctorArgs, facts: &mut Facts<'static>, places: P
     }
 }
 
-/// `containerd config dump`, of the very program that runs, with the file that it was told of: where there are several, another would say something else.
+/// Run `containerd config dump` with the running program's own executable and configuration file. The machine may have several containerds with
+/// different configurations.
 async fn containerd(places: &Places, limit: Duration) -> Asked<String> {
     match &places.containerd {
         Ok((process, file)) => {
@@ -139,7 +145,7 @@ async fn containerd(places: &Places, limit: Duration) -> Asked<String> {
     }
 }
 
-/// Tries to connect to the sockets below the kubelet's folder.
+/// Try to connect to the sockets below the kubelet's directory.
 async fn sockets(places: &Places, limit: Duration) -> Asked<Vec<Socket>> {
     let Some(paths) = places.sockets.clone() else {
         return Asked::Absent("no kubelet here".to_owned());
@@ -155,7 +161,7 @@ async fn sockets(places: &Places, limit: Duration) -> Asked<Vec<Socket>> {
     Asked::Answer(futures::future::join_all(asked).await)
 }
 
-/// A blocking question.
+/// Run a blocking query in a thread, with a time limit.
 async fn within<T: Send + 'static>(limit: Duration, what: &str, ask: impl FnOnce() -> Asked<T> + Send + 'static) -> Asked<T> {
     match tokio::time::timeout(limit, tokio::task::spawn_blocking(ask)).await {
         Ok(Ok(answer)) => answer,
@@ -168,7 +174,7 @@ pub(super) fn too_long(what: &str, limit: Duration) -> String {
     format!("{what} did not answer within {} s", limit.as_secs())
 }
 
-/// What a program prints on standard output, if it ends well and in time.
+/// Run a program with a time limit, and return its standard output if it succeeds.
 pub(super) async fn output_of(program: &Path, arguments: &[&str], limit: Duration) -> Asked<String> {
     let shown = format!("{} {}", program.display(), arguments.join(" "));
     let mut command = Command::new(program);
@@ -177,14 +183,14 @@ pub(super) async fn output_of(program: &Path, arguments: &[&str], limit: Duratio
         Err(_) => Asked::Failed(too_long(&shown, limit)),
         Ok(Err(error)) if error.kind() == ErrorKind::FileTooLarge => Asked::Failed(format!("{shown} {error}")),
         Ok(Err(error)) if error.kind() == ErrorKind::NotFound => Asked::Absent(format!("there is no {}", program.display())),
-        // Whoever could not be started has said nothing.
+        // A program that could not be started is no evidence of a fault on the machine.
         Ok(Err(error)) => Asked::Blocked(format!("{shown} could not be started: {error}")),
         Ok(Ok(output)) if output.status.success() => Asked::Answer(String::from_utf8_lossy(&output.stdout).into_owned()),
         Ok(Ok(output)) => Asked::Failed(format!("{} ({}, {shown})", last_line(&output.stderr), output.status)),
     }
 }
 
-/// What a program prints on both, and how it ends. One that prints too much is ended.
+/// Run a program, and return its output and exit status. A program that prints more than [`LARGEST_OUTPUT`] is killed.
 pub(super) async fn output(mut command: Command) -> std::io::Result<Output> {
     let mut child = command
         .stdin(Stdio::null())
@@ -221,7 +227,7 @@ async fn probe(args: &DoctorArgs, facts: &Facts<'_>, places: &Places, limit: Dur
             Ok(own) => own.with_file_name("divvy-probe"),
             Err(error) => {
                 return Asked::Blocked(format!(
-                    "the own program cannot be found, to look for divvy-probe beside it (--probe): {error}"
+                    "this program's own path is unknown, so divvy-probe cannot be found next to it (give its path with --probe): {error}"
                 ));
             }
         },
@@ -236,17 +242,17 @@ async fn probe(args: &DoctorArgs, facts: &Facts<'_>, places: &Places, limit: Dur
     match output_of(&program, &arguments, limit).await {
         Asked::Answer(text) => match serde_json::from_str(&text) {
             Ok(probed) => Asked::Answer(probed),
-            Err(error) => Asked::Failed(format!("{} printed no snapshot: {error}", program.display())),
+            Err(error) => Asked::Failed(format!("{} did not print a valid snapshot: {error}", program.display())),
         },
         Asked::Absent(reason) | Asked::Blocked(reason) => {
-            Asked::Blocked(format!("{reason}, which asks the driver; --probe says where it is"))
+            Asked::Blocked(format!("{reason}, which queries the driver; give its path with --probe"))
         }
         Asked::Failed(reason) => Asked::Failed(reason),
         Asked::Not(reason) => Asked::Not(reason),
     }
 }
 
-/// Where there is a copy of a machine, what its logger wrote down.
+/// Read the kernel log of a copied machine from its log files.
 fn log_files(root: &Root<'_>) -> Asked<String> {
     let files = ["/var/log/kern.log", "/var/log/dmesg", "/var/log/messages"];
     match files.iter().find_map(|file| root.read(file, LARGEST_LOG)) {
@@ -255,7 +261,7 @@ fn log_files(root: &Root<'_>) -> Asked<String> {
     }
 }
 
-/// Each read gives one record, `6,1234,56789,-;text`, until there is none.
+/// Read the kernel log from `/dev/kmsg`. Each read returns one record, such as `6,1234,56789,-;text`, until there are no more.
 fn kernel_log() -> Asked<String> {
     let path = "/dev/kmsg";
     let file = OpenOptions::new()
@@ -274,7 +280,7 @@ fn kernel_log() -> Asked<String> {
             Ok(0) => break,
             Ok(length) => log.push_str(&String::from_utf8_lossy(&record[..length])),
             Err(error) if error.kind() == ErrorKind::WouldBlock => break,
-            // Records that were overwritten while we read.
+            // EPIPE: records were overwritten while we read; the next read continues with the oldest record.
             Err(error) if error.kind() == ErrorKind::BrokenPipe || error.kind() == ErrorKind::Interrupted => {}
             Err(error) => return Asked::Failed(format!("{path}: {error}")),
         }

@@ -10,7 +10,8 @@ use super::{repairable, say};
 use crate::cli::cdi::CdiCommand;
 use crate::cli::{Cli, Command};
 
-/// Does what can be done; whether there was anything to do. What fails is told, and the rest goes on.
+/// Make all repairs that the report offers, and report each on standard error. A repair that fails does not stop the others. Return whether
+/// there was anything to repair.
 pub(super) async fn all(report: &Report) -> anyhow::Result<bool> {
     let mut any = false;
     for line in repairable(report) {
@@ -24,8 +25,8 @@ pub(super) async fn all(report: &Report) -> anyhow::Result<bool> {
     }
     if !any {
         say(match report.exit_status() {
-            0 => "nothing is to be put right",
-            _ => "nothing here can be put right without a decision; what to type is with each finding",
+            0 => "there is nothing to repair",
+            _ => "nothing can be repaired automatically; each finding says what to type",
         })?;
     }
     Ok(any)
@@ -34,20 +35,20 @@ pub(super) async fn all(report: &Report) -> anyhow::Result<bool> {
 async fn one(repair: &Repair) -> anyhow::Result<String> {
     match repair {
         Repair::Folder { path } => {
-            std::fs::create_dir_all(path).with_context(|| format!("{path} cannot be made"))?;
-            Ok(format!("{path} made"))
+            std::fs::create_dir_all(path).with_context(|| format!("{path} cannot be created"))?;
+            Ok(format!("{path} created"))
         }
         Repair::Link { path, target } => {
             let path = Path::new(path);
-            // A wrong link goes; anything else stays, since somebody put it there.
+            // Replace only a wrong link; anything else was put there on purpose.
             if path.symlink_metadata().is_ok_and(|metadata| metadata.is_symlink()) {
                 std::fs::remove_file(path).with_context(|| format!("{} cannot be removed", path.display()))?;
             }
             if let Some(folder) = path.parent() {
-                std::fs::create_dir_all(folder).with_context(|| format!("{} cannot be made", folder.display()))?;
+                std::fs::create_dir_all(folder).with_context(|| format!("{} cannot be created", folder.display()))?;
             }
-            std::os::unix::fs::symlink(target, path).with_context(|| format!("{} cannot be made", path.display()))?;
-            Ok(format!("{} → {target} made", path.display()))
+            std::os::unix::fs::symlink(target, path).with_context(|| format!("{} cannot be created", path.display()))?;
+            Ok(format!("{} → {target} created", path.display()))
         }
         Repair::Spec {
             path,
@@ -66,10 +67,10 @@ async fn one(repair: &Repair) -> anyhow::Result<String> {
                 path,
             ])?;
             let Command::Cdi(command @ CdiCommand::Generate(_)) = cli.command else {
-                anyhow::bail!("divvy cdi generate is not what it was");
+                anyhow::bail!("this command line does not run divvy cdi generate; please report this as a bug");
             };
             Box::pin(crate::commands::cdi::run(command)).await?;
-            Ok(format!("{path} made again"))
+            Ok(format!("{path} generated again"))
         }
     }
 }

@@ -3,11 +3,11 @@
 use std::io::Read as _;
 use std::path::Path;
 
+use crate::simulate::dump::{self, Dump};
 use anyhow::Context as _;
-use divvy_cluster::dump::{self, Dump};
-use divvy_cluster::list::LeftOut;
-use divvy_cluster::objects::{NodeObject, PodObject};
-use divvy_cluster::{client, convert, list};
+use divvy_kube::list::LeftOut;
+use divvy_kube::objects::{NodeObject, PodObject};
+use divvy_kube::{client, convert, list};
 use divvy_model::{Held, MemoryUnit};
 use divvy_simulator::decompress;
 use divvy_simulator::what_if::{Change, Cluster, ClusterNode, ClusterPod, what_if};

@@ -1,10 +1,11 @@
-//! Asks the explainer for a user who may not list nodes and pods: through the API server, with TLS inside, by the user's token.
+//! The client of Divvy's explainer, for a user who may not list nodes and pods. The connection goes through the API server's service proxy,
+//! with end-to-end TLS inside, and the user's own token authenticates the request.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use divvy_cluster::client::Connection;
-use divvy_cluster::explain::{self, ALL_NODES, Desk, PATH, SERVER_NAME, desk, said};
+use divvy_explainer::reach::{self, ALL_NODES, Desk, PATH, SERVER_NAME, desk, said};
+use divvy_kube::client::Connection;
 use divvy_why::{Answer, PodName};
 use http::{HeaderValue, Request, StatusCode, header};
 use http_body_util::{BodyExt as _, Empty, Limited};
@@ -16,11 +17,11 @@ use rustls::pki_types::{CertificateDer, ServerName};
 use rustls::{ClientConfig, RootCertStore};
 use tokio_rustls::TlsConnector;
 
-/// To reach it, through the API server.
+/// The time limit to connect to the explainer through the API server.
 const REACHED: Duration = Duration::from_secs(10);
-/// To answer: it reads the cluster for 20 s at most, after another question.
+/// The time limit for an answer. The explainer reads the cluster for at most 20 s, and may first have to finish another request.
 const ANSWERED: Duration = Duration::from_secs(50);
-/// It gives no larger ones.
+/// The largest accepted answer in bytes; the explainer sends no larger ones.
 const LARGEST_ANSWER: usize = 32 << 20;
 
 /// The explainer, and a connection to it.
@@ -32,17 +33,17 @@ pub(super) struct Explainer<'a> {
 }
 
 impl<'a> Explainer<'a> {
-    /// Connects. The error is a sentence.
+    /// Find the explainer and connect to it. The error is a sentence for the user.
     pub(super) async fn reach(connection: &'a Connection) -> Result<Explainer<'a>, String> {
         let token = connection.token().await.map_err(|error| error.to_string())?;
         let token = token.header().ok_or("your token cannot be sent in a header")?;
         let client = &connection.client;
         let desk = desk(client).await.map_err(|error| error.to_string())?.ok_or_else(|| {
             format!(
-                "the ConfigMap {}/{}, which says where it is, does not exist, or you may not read it: Divvy is not installed, is an older version, or was \
+                "the ConfigMap {}/{} with the explainer's address does not exist, or you may not read it: Divvy is not installed, is an older version, or was \
                  installed with explainer.enabled=false",
-                explain::CONFIG_MAP_NAMESPACE,
-                explain::CONFIG_MAP
+                reach::CONFIG_MAP_NAMESPACE,
+                reach::CONFIG_MAP
             )
         })?;
         Ok(Explainer {
@@ -53,14 +54,14 @@ impl<'a> Explainer<'a> {
         })
     }
 
-    /// What it says about a pod. The error is a sentence.
+    /// Request the explainer's answer about a pod. The error is a sentence for the user.
     pub(super) async fn ask(&mut self, pod: &PodName, all_nodes: bool) -> Result<Answer, String> {
-        // It closes connections after a while, and when nothing is asked.
+        // The explainer closes connections after a while, and when they are idle.
         if self.sender.ready().await.is_err() {
             self.sender = connected(self.client, &self.desk).await?;
         }
         match self.answer(pod, all_nodes).await {
-            // It may do so in the middle of a question. Its answer changes nothing, so it can be asked again.
+            // The explainer may close the connection in the middle of a request. The request only reads, so it is safe to repeat.
             Err(Failure::Broken(_)) => {
                 self.sender = connected(self.client, &self.desk).await?;
                 self.answer(pod, all_nodes).await.map_err(Failure::into_text)
@@ -86,7 +87,7 @@ impl<'a> Explainer<'a> {
             match status {
                 StatusCode::OK => serde_json::from_slice(&body).map_err(|error| {
                     Failure::Said(format!(
-                        "its answer cannot be read ({error}); is it of another version? divvy version"
+                        "its answer cannot be read ({error}); it may be of another version: run divvy version"
                     ))
                 }),
                 status => Err(Failure::Said(format!("{} ({status})", said(&body)))),
@@ -94,16 +95,16 @@ impl<'a> Explainer<'a> {
         };
         match tokio::time::timeout(ANSWERED, answered).await {
             Ok(answer) => answer,
-            Err(_elapsed) => Err(Failure::Said(format!("it gave no answer within {ANSWERED:?}"))),
+            Err(_elapsed) => Err(Failure::Said(format!("it did not answer within {ANSWERED:?}"))),
         }
     }
 }
 
-/// Why there is no answer, as a sentence.
+/// Why there is no answer, as a sentence for the user.
 enum Failure {
     /// The connection ended.
     Broken(String),
-    /// Anything else.
+    /// Any other failure, including an error response of the explainer.
     Said(String),
 }
 
@@ -117,7 +118,7 @@ impl Failure {
 
 async fn connected(client: &kube::Client, desk: &Desk) -> Result<SendRequest<Empty<Bytes>>, String> {
     let connecting = async {
-        let stream = explain::tunnel(client, &desk.address)
+        let stream = reach::tunnel(client, &desk.address)
             .await
             .map_err(|error| error.to_string())?;
         let tls = TlsConnector::from(Arc::new(config(&desk.certificate)?));
@@ -137,14 +138,14 @@ async fn connected(client: &kube::Client, desk: &Desk) -> Result<SendRequest<Emp
     }
 }
 
-/// No token has been sent yet.
+/// Return a sentence for a failed TLS handshake, which means that no token has been sent.
 fn not_it(error: std::io::Error) -> String {
     let cause = error.get_ref().and_then(|cause| cause.downcast_ref::<rustls::Error>());
     match cause {
         Some(rustls::Error::InvalidCertificate(why)) => format!(
-            "the server behind its Service does not have the certificate in the ConfigMap {}/{} ({why}), so your token was not sent to it",
-            explain::CONFIG_MAP_NAMESPACE,
-            explain::CONFIG_MAP
+            "the server behind the explainer's Service does not have the certificate from the ConfigMap {}/{} ({why}), so your token was not sent to it",
+            reach::CONFIG_MAP_NAMESPACE,
+            reach::CONFIG_MAP
         ),
         _ => format!("the connection through the API server broke: {error}"),
     }
@@ -153,16 +154,16 @@ fn not_it(error: std::io::Error) -> String {
 fn config(certificate: &str) -> Result<ClientConfig, String> {
     let map = format!(
         "{} of the ConfigMap {}/{}",
-        explain::CERTIFICATE,
-        explain::CONFIG_MAP_NAMESPACE,
-        explain::CONFIG_MAP
+        reach::CERTIFICATE,
+        reach::CONFIG_MAP_NAMESPACE,
+        reach::CONFIG_MAP
     );
     let mut roots = RootCertStore::empty();
     let certificate = CertificateDer::from_pem_slice(certificate.as_bytes())
         .map_err(|error| format!("{map} is not a certificate in PEM ({error})"))?;
     roots
         .add(certificate)
-        .map_err(|error| format!("{map} is of no use as a certificate ({error})"))?;
+        .map_err(|error| format!("{map} cannot be used as a certificate ({error})"))?;
     let builder = ClientConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()));
     let builder = builder
         .with_safe_default_protocol_versions()

@@ -1,23 +1,24 @@
-//! What `divvy why` sees of the cluster, as far as the user may look.
+//! Reading of the cluster's state for `divvy why`, as far as the user's permissions allow.
 
 use std::sync::{Mutex, PoisonError};
 
-use divvy_cluster::look::{Arrival, wants_gpus};
-use divvy_cluster::{list, look, sites};
+use divvy_explainer::look::{Arrival, wants_gpus};
+use divvy_explainer::{look, sites};
+use divvy_kube::list;
 use divvy_model::MemoryUnit;
 use divvy_why::{Snapshot, Wants};
 
 use crate::commands::inspect::say_left_out;
 use crate::commands::progress::Arrived;
 
-/// The cluster, and the pods that wait for GPUs, in the order of namespaces and names.
+/// The state of the cluster, and the pods that wait for GPUs, ordered by namespace and name.
 pub(super) struct Look {
     pub(super) snapshot: Snapshot,
     pub(super) waiting: Vec<Wants>,
 }
 
-/// Reads all nodes and pods. `unit`: for clusters whose agents publish none.
-pub(super) async fn look(client: &kube::Client, unit: MemoryUnit) -> Result<Look, divvy_cluster::Error> {
+/// Read all nodes and pods. `unit`: the size of a unit in clusters whose agents do not publish it.
+pub(super) async fn look(client: &kube::Client, unit: MemoryUnit) -> Result<Look, divvy_kube::Error> {
     let (arrived, waiting) = (Arrived::default(), Mutex::new(Vec::new()));
     let look = look::look(client, unit, |arrival| match arrival {
         Arrival::Node => arrived.node(),
@@ -36,17 +37,18 @@ pub(super) async fn look(client: &kube::Client, unit: MemoryUnit) -> Result<Look
     })
 }
 
-/// What the pods of a namespace say of themselves, for a user who may not list the nodes, or the pods of all namespaces. `error`: the refusal.
+/// Read only the pods of one namespace, for a user who may not list the nodes or the pods of all namespaces. `error`: the API server's refusal
+/// of those lists.
 pub(super) async fn of_namespace(
     client: &kube::Client,
     unit: MemoryUnit,
     namespace: Option<&str>,
-    error: divvy_cluster::Error,
+    error: divvy_kube::Error,
 ) -> anyhow::Result<Look> {
     let unseen = list::refused(client).await?;
     let Some(namespace) = namespace.filter(|_| !unseen.is_empty()) else {
         return Err(anyhow::Error::new(error)
-            .context("--all-namespaces needs the right to list nodes and pods; without it, ask about one namespace: -n NAME"));
+            .context("--all-namespaces requires permission to list nodes and pods; without it, choose one namespace: -n NAME"));
     };
     let mut waiting = Vec::new();
     for object in list::pending_pods(client, namespace).await? {

@@ -1,11 +1,11 @@
 //! The audit of `divvy audit` over all that happened: every commit of the API server, and every container that ran, with the GPUs and the
 //! variables that it really had. What the agents publish of the GPUs is first held against the machines' description.
 
-use divvy_cluster::convert;
-use divvy_cluster::index::ReadPod;
-use divvy_cluster::objects::{NodeObject, PodObject};
+use divvy_audit::{Audit, Fact, GpuName, Level, Limits, Moment, Outcome, Report};
+use divvy_kube::convert;
+use divvy_kube::convert::ReadPod;
+use divvy_kube::objects::{NodeObject, PodObject};
 use divvy_model::machine::Machines;
-use divvy_placement::audit::{Audit, Fact, GpuName, Level, Limits, Moment, Outcome, Report};
 use divvy_testbed::api::{Event, EventKind};
 use divvy_testbed::node::ContainerView;
 

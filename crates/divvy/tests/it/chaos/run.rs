@@ -174,7 +174,7 @@ impl Chaos {
         }
         self.counts.insert("containers started", containers);
         for (what, part) in [
-            ("start refused: memory held", "memory still held by"),
+            ("start refused: memory held", "memory is still held by"),
             ("start refused: GPU unavailable", "is allocated on GPU"),
             ("pod refused for good", "UnexpectedAdmissionError"),
         ] {

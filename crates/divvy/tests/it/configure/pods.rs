@@ -9,7 +9,7 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
-use divvy_container::cdi::{GrantSpec, Spec, grant_spec};
+use divvy_cdi::{GrantSpec, Spec, grant_spec};
 use serde_json::{Value, json};
 
 use super::cri::{
@@ -160,7 +160,7 @@ impl Engine {
 
     /// By itself, without a switch.
     fn new_enough_for_cdi(&self) -> bool {
-        divvy_container::engines::containerd::release(&self.version) >= Some((2, 0))
+        divvy_engines::containerd::release(&self.version) >= Some((2, 0))
     }
 
     fn at(&self, name: &str) -> PathBuf {
@@ -609,7 +609,7 @@ fn pods(engine: &Engine, low_level: &str, without: &[String]) {
     settings(engine, low_level, "", "divvy", "");
     let pod = engine.pods.get();
     let name = "0123456789abcdef0123456789abcdef";
-    let grant = engine.at("cdi").join(divvy_container::cdi::file_name(name));
+    let grant = engine.at("cdi").join(divvy_cdi::file_name(name));
     std::fs::write(&grant, a_grant(engine, name, &format!("uid-{pod}"))).expect("written");
     assert_eq!(
         run("nvidia", by_variable, "grant"),

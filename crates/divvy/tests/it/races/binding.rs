@@ -205,7 +205,7 @@ async fn r20_a_pod_that_came_past_the_extender_is_refused_in_words_and_harms_nob
     let binding = json!({"metadata": {"name": "foreign", "uid": foreign}, "target": {"kind": "Node", "name": "n1"}});
     bed.api().create("pods/binding", binding).expect("bound by another scheduler");
     for name in ["named", "foreign"] {
-        let part = "was bound to this node without an allocation (no annotation divvy.dev/allocation): the Divvy extender was not in its path";
+        let part = "was bound to this node without an allocation (it has no annotation divvy.dev/allocation), so no GPU memory is reserved for it";
         let refused = bed.start_refused(name, part).await;
         assert!(
             refused.contains("does not set spec.nodeName itself; then delete the pod"),

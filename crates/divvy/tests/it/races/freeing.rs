@@ -72,9 +72,9 @@ async fn force_delete(version: CgroupVersion) {
     bed.force_delete("old");
     bed.cluster.restart_extender().await.expect("restarted");
     bed.bound("newcomer").await;
-    let text = bed.start_refused("newcomer", "memory still held by").await;
-    let expected = "pod default/newcomer needs 3072 MiB of GPU 0, where 1024 MiB of 4096 MiB are free: memory still held by default/old \
-                    (deleted, container still running): 3072 MiB. It starts by itself once they have ended";
+    let text = bed.start_refused("newcomer", "memory is still held by").await;
+    let expected = "pod default/newcomer needs 3072 MiB of GPU 0, where 1024 MiB of 4096 MiB are free; memory is still held by default/old \
+                    (deleted, container still running): 3072 MiB. The container starts automatically once they have ended";
     assert!(text.contains(expected), "{text}");
     bed.api().faults().remove(unsaid);
     bed.until("the inventory to say what is held", async |bed: &Bed| {
@@ -87,7 +87,7 @@ async fn force_delete(version: CgroupVersion) {
     bed.event(
         "old",
         "MemoryHeldWithoutPod",
-        "the memory is given again when they have ended",
+        "the memory becomes available when they have ended",
     )
     .await;
     // The extender reads it: what comes now is not even bound.
@@ -151,7 +151,7 @@ async fn r07_a_pod_re_created_under_its_name_is_another_pod() {
     let error = bed.bind("s-0", &first, "n1").await;
     let expected = format!("The pod s-0 in ns default's uid is {second}, and it's not equal with expected {first}");
     assert_eq!(error, expected);
-    let text = bed.start_refused("s-0", "memory still held by").await;
+    let text = bed.start_refused("s-0", "memory is still held by").await;
     assert!(text.contains("default/s-0 (deleted, container still running)"), "{text}");
     assert!(bed.runs(&first, "main") && !bed.runs(&second, "main"));
     bed.api().faults().remove(unsaid);

@@ -83,7 +83,7 @@ fn better(words: &str, theirs: i32) -> Option<(&'static str, bool)> {
 fn settings_are_shown_and_changed_as_by_nvidia_s_tool() {
     let Some(mut compared) = Compared::new() else { return };
     let (mut equal, mut wrong) = (0, Vec::new());
-    let assumed = divvy_container::runtime::edit::assumed("@/sbin/ldconfig");
+    let assumed = divvy_oci::runtime::edit::assumed("@/sbin/ldconfig");
     for file in [None, Some(MINE), Some(assumed.as_str()), Some("= =\n")] {
         for words in WORDS {
             let files: Tree = file.map(|text| (FILE.to_owned(), text.to_owned())).into_iter().collect();

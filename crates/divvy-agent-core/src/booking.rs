@@ -1,0 +1,292 @@
+//! Which GPU memory a container may get: the pod's annotation as first seen, checked against the records of its containers and the
+//! device ids from the kubelet.
+
+use std::collections::BTreeMap;
+
+use divvy_model::{Allocation, ContainerKind, ContainerShare, GpuShare, Held, MemoryUnit, MiB, Pod, names};
+
+use super::prestart::Reason;
+use super::{Core, Handout};
+
+/// The GPU memory that a container would be granted, before the arbiter checks it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Booking {
+    /// The pod's effective total on each GPU.
+    pub(super) gpus: Vec<GpuShare>,
+    /// The container's own part of each GPU.
+    pub(super) container: Vec<ContainerShare>,
+}
+
+impl Core {
+    /// Return the allocation that counts for a pod that is seen for the first time, and whether its annotation says something else.
+    /// Records are older than anything that this process saw, so existing records fix the pod's GPUs.
+    pub(super) fn pin_of(&self, pod: &Pod) -> (Held, bool) {
+        let mut records = self.records_of(&pod.uid).peekable();
+        let Some(first) = records.peek() else {
+            return (pod.held.clone(), false);
+        };
+        let gpus = first.gpus.clone();
+        // The result is the same as for an agent that never restarted: the amount comes from gpushare's annotation, and the GPU from the
+        // first grant (see `booking`). If another GPU has that index by now, the annotation has not been changed.
+        if let (Held::Legacy(legacy), [_]) = (&pod.held, gpus.as_slice()) {
+            let mut cards = gpus.iter().filter_map(|share| self.gpu(&share.uuid));
+            let differs = cards.any(|card| !legacy.gpus.contains_key(&card.index));
+            return (pod.held.clone(), differs);
+        }
+        let mut containers: BTreeMap<String, Vec<ContainerShare>> = BTreeMap::new();
+        let mut differs = true;
+        if let Held::Allocation(allocation) = &pod.held {
+            differs = allocation.gpus != gpus;
+            if !differs {
+                containers.clone_from(&allocation.containers);
+            }
+        }
+        for record in records {
+            let before = containers.insert(record.container.clone(), record.container_gpus.clone());
+            differs |= before.is_some_and(|before| before != record.container_gpus);
+        }
+        (Held::Allocation(Allocation { v: 1, gpus, containers }), differs)
+    }
+
+    /// The pod's total on each GPU. Empty if there is no readable allocation, or if no GPU has the index that gpushare's annotation names.
+    pub(super) fn shares(&self, held: &Held) -> Vec<GpuShare> {
+        match held {
+            Held::Allocation(allocation) => allocation.gpus.clone(),
+            Held::Legacy(legacy) => legacy
+                .gpus
+                .iter()
+                .filter_map(|(index, units)| {
+                    Some(GpuShare {
+                        uuid: self.gpus.iter().find(|gpu| gpu.index == *index)?.uuid.clone(),
+                        memory: self.settings.unit.memory(*units)?,
+                        cores: 0,
+                        whole: false,
+                    })
+                })
+                .collect(),
+            Held::Nothing | Held::Unreadable(_) => Vec::new(),
+        }
+    }
+
+    /// Return what the container is to be granted. The source is the allocation of a known pod, or the container's own record while the
+    /// pod's object is not known (the API server is unreachable, and the container only restarts).
+    pub(super) fn booking(&self, handout: &Handout) -> Result<Booking, (Reason, String)> {
+        let key = &handout.key;
+        let Some(known) = self.pods.get(&key.uid) else {
+            return match self.records.get(key) {
+                Some(record) => Ok(Booking {
+                    gpus: record.gpus.clone(),
+                    container: record.container_gpus.clone(),
+                }),
+                None => Err((
+                    Reason::UnknownPod,
+                    format!(
+                        "pod {} is not known to this agent yet: the API server has not delivered its object; the kubelet will try again",
+                        key.uid
+                    ),
+                )),
+            };
+        };
+        let pod = &known.pod;
+        match &known.pin {
+            Held::Nothing => Err((
+                Reason::NoAllocation,
+                format!(
+                    "pod {} was bound to this node without an allocation (it has no annotation {}), so no GPU memory is reserved for it: it \
+                     bypassed the Divvy extender. Check that its scheduler (spec.schedulerName) lists the extender in \
+                     its configuration, with {} in managedResources and without ignorable: true, and that the pod does not set \
+                     spec.nodeName itself; then delete the pod",
+                    pod.key(),
+                    names::ALLOCATION,
+                    self.settings.memory_resource,
+                ),
+            )),
+            Held::Unreadable(error) => Err((
+                Reason::NoAllocation,
+                format!(
+                    "the allocation of pod {} cannot be read, so nothing is reserved for it: {error}. Delete the pod. If the same happens to its \
+                     replacement, the extender and the agent have different versions, or another client writes the annotation",
+                    pod.key()
+                ),
+            )),
+            Held::Allocation(allocation) => {
+                let container = allocation.containers.get(&key.container).ok_or_else(|| {
+                    (
+                        Reason::NoAllocation,
+                        format!(
+                            "the allocation of pod {} has no share for container {}, which requests {}; delete the pod so that its replacement is \
+                             placed again",
+                            pod.key(),
+                            key.container,
+                            self.settings.memory_resource
+                        ),
+                    )
+                })?;
+                let booking = Booking {
+                    gpus: allocation.gpus.clone(),
+                    container: container.clone(),
+                };
+                self.is_worth_its_ids(handout, pod, &booking)?;
+                self.adds_up(pod, allocation)?;
+                Ok(booking)
+            }
+            held @ Held::Legacy(legacy) => {
+                let gpus = self.shares(held);
+                if legacy.gpus.len() != 1 {
+                    return Err((
+                        Reason::NoAllocation,
+                        format!(
+                            "gpushare's annotations of pod {} name several GPUs but do not say which container uses which GPU",
+                            pod.key()
+                        ),
+                    ));
+                }
+                let [share] = gpus.as_slice() else {
+                    return Err((
+                        Reason::GpuUnavailable,
+                        format!(
+                            "gpushare's annotations allocate pod {} to the GPU with index {:?}, which this node does not have",
+                            pod.key(),
+                            legacy.gpus.keys().collect::<Vec<_>>()
+                        ),
+                    ));
+                };
+                // gpushare names a GPU by its index, which another GPU may have by now. A pod stays on the GPU of its first grant.
+                let granted = self.records_of(&key.uid).next().and_then(|record| record.gpus.first());
+                let share = &GpuShare {
+                    uuid: granted.unwrap_or(share).uuid.clone(),
+                    ..share.clone()
+                };
+                let unit = self.unit_of(&key.uid);
+                // gpushare adds up the app containers only. Kubernetes' formula includes init containers and may require more, which is booked.
+                let apps = pod
+                    .request
+                    .containers
+                    .iter()
+                    .filter(|container| container.kind == ContainerKind::App);
+                let apps = apps.fold(0_u64, |sum, container| sum.saturating_add(container.units));
+                let least = unit.memory(apps).unwrap_or(MiB(u64::MAX));
+                if share.memory < least {
+                    let text = format!(
+                        "gpushare's annotations of pod {} give it {} of GPU {}, but its containers request {least}",
+                        pod.key(),
+                        share.memory,
+                        share.uuid
+                    );
+                    return Err((Reason::NoAllocation, not_the_extenders(text)));
+                }
+                let asked = pod.request.effective_units().and_then(|units| unit.memory(units));
+                let booked = share.memory.max(asked.unwrap_or(MiB(u64::MAX)));
+                // As in gpushare's device plugin: a container has as many units as device ids.
+                let units = u64::try_from(handout.ids.len()).unwrap_or(u64::MAX);
+                let memory = unit.memory(units).unwrap_or(MiB(u64::MAX)).min(booked);
+                let share = GpuShare {
+                    memory: booked,
+                    ..share.clone()
+                };
+                Ok(Booking {
+                    container: vec![ContainerShare {
+                        uuid: share.uuid.clone(),
+                        memory,
+                        cores: 0,
+                    }],
+                    gpus: vec![share],
+                })
+            }
+        }
+    }
+
+    /// The unit in which this pod's request is counted, and in which the kubelet counted its devices. An operator may have changed
+    /// `--memory-unit`, so the unit of the pod's first grant counts. A pod that was bound before the change and starts after it has no grant
+    /// yet: if its allocation matches its request in the unit of another grant on this node, that unit counts. A unit smaller than the
+    /// present one is not accepted, because it would make devices cheaper.
+    pub(super) fn unit_of(&self, uid: &str) -> MemoryUnit {
+        if let Some(record) = self.records_of(uid).next() {
+            return record.unit;
+        }
+        let now = self.settings.unit;
+        let bound_in = |unit: MemoryUnit| {
+            self.pods.get(uid).is_some_and(|known| match &known.pin {
+                Held::Allocation(allocation) => allocation.is_in(unit, &known.pod.request),
+                _ => false,
+            })
+        };
+        let before = self.other_units().find(|unit| *unit > now && bound_in(*unit));
+        before.filter(|_| !bound_in(now)).unwrap_or(now)
+    }
+
+    /// The memory that a share of a GPU stands for: all of the GPU's memory if the pod has the whole GPU.
+    fn worth(&self, booking: &Booking, share: &ContainerShare) -> MiB {
+        let whole = booking.gpus.iter().any(|gpu| gpu.uuid == share.uuid && gpu.whole);
+        match self.gpu(&share.uuid).filter(|_| whole) {
+            Some(gpu) => self.capacity(gpu).max(share.memory),
+            None => share.memory,
+        }
+    }
+
+    /// Check that the allocation covers the devices that the kubelet gave the container and that kube-scheduler counted. Otherwise the
+    /// container would use more memory than its allocation books, and the GPU could be promised to further pods.
+    fn is_worth_its_ids(&self, handout: &Handout, pod: &Pod, booking: &Booking) -> Result<(), (Reason, String)> {
+        let ids = u64::try_from(handout.ids.len()).unwrap_or(u64::MAX);
+        let unit = self.unit_of(&handout.key.uid);
+        let least = unit.memory(ids).unwrap_or(MiB(u64::MAX));
+        let shares = booking.container.iter().map(|share| self.worth(booking, share));
+        let has = shares.fold(MiB::ZERO, MiB::saturating_add);
+        if has >= least {
+            return Ok(());
+        }
+        let text = format!(
+            "the allocation of pod {} gives container {} {has}, but the kubelet gave it {ids} devices of {} each, which is {least}",
+            pod.key(),
+            handout.key.container,
+            unit.memory(1).unwrap_or(MiB(u64::MAX))
+        );
+        Err((Reason::NoAllocation, not_the_extenders(text)))
+    }
+
+    /// Check two sums. On each GPU the pod must book what its containers use there together, by Kubernetes' formula for init containers and
+    /// sidecars. On all GPUs together it must book what it requests.
+    fn adds_up(&self, pod: &Pod, allocation: &Allocation) -> Result<(), (Reason, String)> {
+        let wrong = |text: String| Err((Reason::NoAllocation, not_the_extenders(text)));
+        for gpu in allocation.gpus.iter().filter(|gpu| !gpu.whole) {
+            let of_container = |name: &str| {
+                let shares = allocation.containers.get(name).into_iter().flatten();
+                let here = shares.filter(|share| share.uuid == gpu.uuid);
+                here.fold(0_u64, |sum, share| sum.saturating_add(share.memory.0))
+            };
+            let together = pod.request.effective(|container| of_container(&container.name));
+            let together = MiB(together.unwrap_or(u64::MAX));
+            if gpu.memory < together {
+                return wrong(format!(
+                    "the allocation of pod {} books {} of GPU {}, but its containers may use {together} of this GPU together",
+                    pod.key(),
+                    gpu.memory,
+                    gpu.uuid
+                ));
+            }
+        }
+        let asked = pod
+            .request
+            .effective_units()
+            .and_then(|units| self.unit_of(&pod.uid).memory(units));
+        let asked = asked.unwrap_or(MiB(u64::MAX));
+        let booked = allocation
+            .gpus
+            .iter()
+            .fold(MiB::ZERO, |sum, gpu| sum.saturating_add(gpu.memory));
+        if booked < asked && allocation.gpus.iter().all(|gpu| !gpu.whole) {
+            return wrong(format!(
+                "the allocation of pod {} books {booked}, but the pod requests {asked}",
+                pod.key()
+            ));
+        }
+        Ok(())
+    }
+}
+
+fn not_the_extenders(text: String) -> String {
+    format!(
+        "{text}. Divvy's extender does not write such an allocation: either another client wrote it (check that Divvy's admission policies are \
+         installed), or --memory-unit was changed after the pod was bound. Delete the pod; its replacement is placed again"
+    )
+}

@@ -1,0 +1,263 @@
+//! The CDI spec of whole GPUs, from which grants take the driver's libraries: whether it matches the loaded driver, and whether the agent
+//! makes its own.
+//!
+//! After a driver upgrade, a spec names files that are gone, and no container with a GPU starts until the spec is made again. The agent
+//! writes its own spec to the CDI directory (`/var/run/cdi` by default), which takes precedence over `/etc/cdi`. It never changes a spec that
+//! an operator or another tool wrote; it only hides that spec while it is unusable. Once that spec is current again, the agent removes its own.
+
+use std::collections::BTreeSet;
+
+use divvy_cdi::NVIDIA_KIND;
+pub use divvy_cdi::driver::{Basis, RootState};
+
+/// A spec of [`NVIDIA_KIND`] that is not the agent's own.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct SpecFile {
+    /// The file's path on the machine.
+    pub path: String,
+    /// The file lies in the directory in which the agent would write its own.
+    pub same_folder: bool,
+    /// Container runtimes accept the file.
+    pub valid: bool,
+    /// The driver version that the spec was made for, if the spec says so.
+    pub driver: Option<String>,
+    /// Names of the spec's devices.
+    pub devices: BTreeSet<String>,
+    /// Files and device nodes that the spec names and that do not exist.
+    pub missing: Vec<String>,
+}
+
+/// The agent's own file.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Own {
+    /// The driver version that the spec was made for.
+    pub driver: Option<String>,
+    /// The file is unchanged since the last attempt, which made it.
+    pub as_made: bool,
+    /// Files and device nodes that the spec names and that do not exist.
+    pub missing: Vec<String>,
+}
+
+/// The last attempt to make a spec.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Attempt {
+    /// The driver and GPUs that the spec was to describe.
+    pub basis: Basis,
+    /// Why there is no spec, in the case of an error.
+    pub outcome: Result<(), String>,
+}
+
+/// The state of the node for one decision.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Seen {
+    /// The operator chose `--driver-spec auto`.
+    pub auto: bool,
+    /// The directory in which the probe looked for the driver's files.
+    pub looked_at: String,
+    /// Why the probe cannot check the driver's files, if it cannot.
+    pub blind: Option<String>,
+    /// The path of the agent's own file, whether or not the file exists.
+    pub own_path: String,
+    /// The loaded driver and its GPUs, or `None` if either is unknown.
+    pub basis: Option<Basis>,
+    /// The specs that others wrote, in the order in which grants look for a GPU.
+    pub files: Vec<SpecFile>,
+    /// The agent's own spec, if it exists.
+    pub own: Option<Own>,
+    /// The last attempt of this process.
+    pub last: Option<Attempt>,
+}
+
+/// What the agent does with its own file.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Step {
+    /// Leave the file as it is, whether or not it exists.
+    Nothing,
+    /// Make the file for this reason.
+    Make(Trouble),
+    /// Remove the file.
+    Remove,
+}
+
+/// A problem with the specs that affects containers.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Trouble {
+    /// True if a spec exists and is wrong, false if no spec names the GPU.
+    pub stale: bool,
+    /// The message, including the command that helps.
+    pub text: String,
+}
+
+/// The agent's next step, and the problem that remains.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Verdict {
+    /// The step with the agent's own file.
+    pub step: Step,
+    /// The problem that an operator must solve.
+    pub left: Option<Trouble>,
+}
+
+/// Decide what happens to the agent's own file, and what to report.
+pub fn decide(seen: &Seen) -> Verdict {
+    let verdict = |step, left| Verdict { step, left };
+    let own_goes = || match seen.own {
+        Some(_) => Step::Remove,
+        None => Step::Nothing,
+    };
+    // While the driver does not answer, keep what was right a moment ago.
+    let Some(basis) = seen.basis.as_ref().filter(|basis| !basis.gpus.is_empty()) else {
+        return verdict(Step::Nothing, None);
+    };
+    let Some((trouble, at)) = trouble(&seen.files, basis) else {
+        return verdict(own_goes(), None);
+    };
+    let generate = generate(seen, at);
+    if !seen.auto {
+        let rest = format!("On the node, run: {generate}. With --driver-spec auto the agent does this automatically");
+        return verdict(own_goes(), Some(trouble.and(&rest)));
+    }
+    if let Some((path, device)) = conflict(&seen.files, basis) {
+        let rest = format!(
+            "The agent does not write {}: {path} already has {NVIDIA_KIND}={device}, and container runtimes ignore a device that two files of one \
+             directory define. Make {path} again ({}), or remove it (rm {path})",
+            seen.own_path,
+            self::generate(seen, Some(path)),
+        );
+        return verdict(own_goes(), Some(trouble.and(&rest)));
+    }
+    // If the agent's own file cannot be made again, it stays. With a wrong spec, a container does not start and says why. Without a spec, it
+    // would start without the libraries.
+    let left = |rest: &str| {
+        let trouble = match &seen.own {
+            None => trouble.clone(),
+            Some(own) if own.driver.as_ref() != Some(&basis.driver) => {
+                Trouble::of_another(&seen.own_path, own.driver.as_deref().unwrap_or("(unknown)"), basis)
+            }
+            Some(own) => Trouble::of_missing(&seen.own_path, own.missing.first()?),
+        };
+        Some(trouble.and(rest))
+    };
+    if basis.root.is_none() {
+        // While a driver container is being replaced, its root directory is gone for a while.
+        let why = match &seen.blind {
+            Some(text) => text.clone(),
+            None => format!("divvy-probe finds none of the driver's files at {}", seen.looked_at),
+        };
+        return verdict(
+            Step::Nothing,
+            left(&format!("The agent cannot make a spec: {why}. On the node, run: {generate}")),
+        );
+    }
+    match &seen.last {
+        Some(Attempt {
+            basis: before,
+            outcome: Ok(()),
+        }) if before == basis && seen.own.as_ref().is_some_and(|own| own.as_made) => verdict(Step::Nothing, None),
+        Some(Attempt {
+            basis: before,
+            outcome: Err(error),
+        }) if before == basis => {
+            let rest = format!(
+                "The agent could not make a spec: {error}. It tries again once this is fixed; to make it by hand: {generate}"
+            );
+            verdict(Step::Nothing, left(&rest))
+        }
+        _ => verdict(Step::Make(trouble), None),
+    }
+}
+
+/// Reason of the event for a node, or a pod, whose containers get none of the driver's libraries.
+pub const NO_LIBRARIES: &str = "NoDriverLibraries";
+
+impl Trouble {
+    /// The reason of the node's event.
+    pub fn reason(&self) -> &'static str {
+        match self.stale {
+            true => "DriverSpecStale",
+            false => NO_LIBRARIES,
+        }
+    }
+
+    /// The problem that no spec names the GPU.
+    pub(super) fn of_none(uuid: &str) -> Trouble {
+        Trouble {
+            stale: false,
+            text: format!(
+                "no CDI spec of kind {NVIDIA_KIND} names {uuid}: containers get its device nodes but none of the driver's libraries \
+                 (libcuda.so.1)"
+            ),
+        }
+    }
+
+    fn of_another(path: &str, made_for: &str, basis: &Basis) -> Trouble {
+        Trouble {
+            stale: true,
+            text: format!(
+                "{path} was made for driver {made_for}, but {} is loaded: containers with GPUs do not start, or get libraries that the \
+                 kernel module refuses",
+                basis.driver
+            ),
+        }
+    }
+
+    fn of_missing(path: &str, missing: &str) -> Trouble {
+        Trouble {
+            stale: true,
+            text: format!("{path} names {missing}, which does not exist: containers with GPUs do not start"),
+        }
+    }
+
+    pub(super) fn and(&self, rest: &str) -> Trouble {
+        Trouble {
+            stale: self.stale,
+            text: format!("{}. {rest}", self.text),
+        }
+    }
+}
+
+/// Return the problem of the first GPU whose containers would get no libraries or the wrong ones, and the file that causes it.
+fn trouble<'s>(files: &'s [SpecFile], basis: &Basis) -> Option<(Trouble, Option<&'s str>)> {
+    // Containers do not get a GPU as a whole while it is divided by MIG.
+    for uuid in basis
+        .gpus
+        .iter()
+        .filter(|gpu| gpu.mig.is_none())
+        .filter_map(|gpu| gpu.uuid.as_deref())
+    {
+        let Some(file) = files.iter().find(|file| file.devices.contains(uuid)) else {
+            return Some((Trouble::of_none(uuid), None));
+        };
+        let path = &file.path;
+        let trouble = match (&file.driver, file.missing.first()) {
+            (Some(made_for), _) if *made_for != basis.driver => Trouble::of_another(path, made_for, basis),
+            (_, Some(missing)) => Trouble::of_missing(path, missing),
+            _ => continue,
+        };
+        return Some((trouble, Some(path)));
+    }
+    None
+}
+
+/// Return another file in the agent's directory, and one of its devices, if the agent's own spec would define the same device.
+fn conflict<'s>(files: &'s [SpecFile], basis: &Basis) -> Option<(&'s str, &'s str)> {
+    let ours = |name: &str| {
+        name == "all"
+            || basis.gpus.iter().any(|gpu| {
+                let index = name.split_once(':').map_or(name, |(index, _)| index);
+                gpu.uuid.as_deref() == Some(name) || index == gpu.index.to_string()
+            })
+    };
+    files.iter().filter(|file| file.same_folder && file.valid).find_map(|file| {
+        let device = file.devices.iter().find(|name| ours(name))?;
+        Some((file.path.as_str(), device.as_str()))
+    })
+}
+
+/// The command that makes the spec.
+fn generate(seen: &Seen, at: Option<&str>) -> String {
+    let root = match seen.basis.as_ref().map(|basis| basis.driver_root.as_str()) {
+        None | Some("/") => String::new(),
+        Some(root) => format!(" --driver-root {root}"),
+    };
+    format!("divvy cdi generate{root} -o {}", at.unwrap_or("/etc/cdi/nvidia.yaml"))
+}

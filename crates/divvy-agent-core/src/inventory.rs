@@ -1,0 +1,61 @@
+//! The inventory: the node annotation with the facts that device ids do not carry.
+
+use divvy_model::limits::{DRIVER_TROUBLE_BYTES, OTHER_UNITS, REASON_BYTES, shortened};
+use divvy_model::{Held, Inventory, MiB};
+
+use super::Core;
+use super::driver::Trouble;
+
+impl Core {
+    /// Return the node annotation `divvy.dev/inventory`. It is written before the first Register call and patched when it changes.
+    pub fn inventory(&self) -> Inventory {
+        let mut gpus = self.gpus.clone();
+        for gpu in &mut gpus {
+            gpu.held = self.held.get(&gpu.uuid).copied().unwrap_or(MiB::ZERO);
+            // Readers reject an inventory with a longer reason.
+            gpu.reason = gpu
+                .reason
+                .take()
+                .map(|reason| shortened(&reason, REASON_BYTES - "…".len()).into_owned());
+        }
+        Inventory {
+            v: 1,
+            agent: self.settings.agent_version.clone(),
+            driver: self.driver.clone(),
+            unit: self.settings.unit,
+            other_units: self.other_units().take(OTHER_UNITS).collect(),
+            unschedulable: self.leaving || !self.registered,
+            driver_trouble: self
+                .driver_trouble
+                .as_ref()
+                .map(|Trouble { text, .. }| shortened(text, DRIVER_TROUBLE_BYTES - "…".len()).into_owned()),
+            gpus,
+        }
+    }
+
+    /// Set why containers get none of the driver's libraries, or the wrong ones. `None` if containers get the right ones.
+    pub fn set_driver_trouble(&mut self, trouble: Option<Trouble>) {
+        self.driver_trouble = trouble;
+    }
+
+    /// Mark the node as unschedulable, because the agent is about to stop. A pod that is bound here after that would be rejected permanently: the
+    /// kubelet has no device plugin then ("no healthy devices present").
+    pub fn leave(&mut self) {
+        self.leaving = true;
+    }
+
+    /// Set whether the kubelet knows the agent's devices. Until it does, which includes the start, the inventory marks the node as
+    /// unschedulable for the same reason.
+    pub fn set_registered(&mut self, registered: bool) {
+        self.registered = registered;
+    }
+
+    /// Count the pods that are bound here with one of our GPUs and have not started a container yet: the kubelet will still call the plugin for them.
+    pub fn on_their_way(&self) -> usize {
+        let to_come = self.pods.iter().filter(|(uid, known)| {
+            let begun = self.records.keys().any(|key| key.uid == **uid);
+            matches!(known.pin, Held::Allocation(_)) && !known.pod.ended() && !known.pod.deleting && !begun
+        });
+        to_come.count()
+    }
+}

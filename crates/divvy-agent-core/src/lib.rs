@@ -1,0 +1,484 @@
+//! The agent's decisions as pure functions: values in, values and [`Action`]s out. No clock, no files, no network, no randomness.
+//!
+//! [`Core`] holds what the agent knows: its settings, the GPUs, this node's pods, the grant records, and the device ids that the kubelet
+//! handed out. Its methods answer the kubelet's calls and reconcile. Everything is keyed by (pod UID, container) and never by device id.
+//! A device id does not identify a pod: the kubelet picks any free ids and gives them to another pod later (`docs/design/allocation.md`).
+//!
+//! The caller performs the actions in order and reports each successful one with [`Core::commit`]. The core learns of a record only after
+//! its file is on disk, so the core and the directory agree even after a crash in between.
+
+#![forbid(unsafe_code)]
+
+mod allocate;
+mod booking;
+mod devices;
+pub mod driver;
+mod inventory;
+mod prestart;
+mod project;
+mod reconcile;
+mod steer;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use divvy_cdi as cdi;
+use divvy_model::{Gpu, GrantRecord, Held, MemoryUnit, MiB, Pod, PodKey};
+
+pub use allocate::Resource;
+pub use devices::{Device, Devices, SizeWarning, TooManyIds};
+pub use prestart::{OWN_VISIBLE_DEVICES, PreStart, Reason};
+pub use project::{NodeFiles, SHARED_DEVICES};
+pub use reconcile::{Class, Reconciled};
+
+/// The operator's choices, and what identifies the node.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    /// The memory of one unit of gpu-mem.
+    pub unit: MemoryUnit,
+    /// Memory in MiB that the node does not share, on each GPU.
+    pub reserve: MiB,
+    /// The secret key from which the names of CDI devices are derived.
+    pub node_key: NodeKey,
+    /// The extended resource of shared memory, such as `aliyun.com/gpu-mem`.
+    pub memory_resource: String,
+    /// The extended resource of the GPU count, such as `aliyun.com/gpu-count`.
+    pub count_resource: String,
+    /// The agent's version, as the inventory states it.
+    pub agent_version: String,
+    /// The content of `/proc/sys/kernel/random/boot_id`.
+    pub boot_id: String,
+}
+
+/// The node's secret key. `Debug` does not print it.
+#[derive(Clone)]
+pub struct NodeKey(pub [u8; 32]);
+
+impl std::fmt::Debug for NodeKey {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("NodeKey(..)")
+    }
+}
+
+/// A container of a pod. A UID is never reused, whereas a pod's name is.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Key {
+    pub uid: String,
+    pub container: String,
+}
+
+/// The devices of one container and one resource according to the kubelet's checkpoint: an entry of `PodDeviceEntries`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Handout {
+    /// The container that has the devices.
+    pub key: Key,
+    /// The extended resource.
+    pub resource: String,
+    /// The device ids of all NUMA nodes together.
+    pub ids: BTreeSet<String>,
+    /// The grant's name in the recorded AllocateResponse, or `None` if the response does not name one of our grants.
+    pub grant: Option<String>,
+}
+
+/// The state of the node that one decision needs.
+#[derive(Debug, Clone, Default)]
+pub struct Facts {
+    /// The checkpoint's entries, or `None` if the checkpoint could not be read.
+    pub handouts: Option<Vec<Handout>>,
+    /// UIDs of pods whose cgroup has processes, including the sandbox's. A cgroup that could not be read counts as populated.
+    pub populated: BTreeSet<String>,
+    /// The list of this node's pods was complete at least once, so an unknown pod is gone.
+    pub synced: bool,
+    /// The list of pods was read after the kubelet's call arrived, so an unknown pod does not exist and a known pod does.
+    pub fresh: bool,
+    /// The driver's files on the node.
+    pub node: NodeFiles,
+    /// The specs of grants in the CDI directory: text by grant name.
+    pub specs: BTreeMap<String, String>,
+    /// Memory that each pod's processes use on each GPU, as the driver reports it: by GPU UUID, then by pod UID. Zero where the
+    /// driver does not report the amount. `None` if the driver was not queried this time or did not answer.
+    pub memory_in_use: Option<BTreeMap<String, BTreeMap<String, MiB>>>,
+}
+
+/// An effect for the caller to perform.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Action {
+    /// Write the record, and replace the previous record of the same key.
+    WriteRecord(GrantRecord),
+    /// Write the CDI spec.
+    WriteSpec {
+        /// The grant's name.
+        name: String,
+        /// The file's text.
+        text: String,
+    },
+    /// Remove the CDI spec if it still belongs to this pod. Grant names are reused together with device ids, so the file may belong to
+    /// another pod by now.
+    RemoveSpec {
+        /// The grant's name.
+        name: String,
+        /// UID of the pod that the spec must belong to. `None` removes a spec that cannot be read.
+        owner: Option<String>,
+    },
+    /// Remove the record.
+    RemoveRecord(Key),
+    /// Publish an event about a pod.
+    Event {
+        /// The pod's namespace and name.
+        pod: PodKey,
+        /// The pod's UID.
+        uid: String,
+        /// The event's reason: one word in CamelCase.
+        reason: &'static str,
+        /// The event's message.
+        text: String,
+    },
+}
+
+/// A list request for this node's pods that is in progress.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Listing(u64);
+
+/// A pod as the agent knows it.
+#[derive(Debug, Clone)]
+struct Known {
+    /// Position in the order in which the agent first saw its pods: a guess at the order in which the kubelet admits them.
+    seq: u64,
+    pod: Pod,
+    /// The allocation that the agent saw first. Later values of the annotation do not count.
+    pin: Held,
+    /// The annotation differed from `pin`, and an event said so.
+    change_reported: bool,
+}
+
+/// Device ids of an Allocate call that the checkpoint does not show yet.
+#[derive(Debug, Clone)]
+struct InFlight {
+    ids: BTreeSet<String>,
+    /// The container for which GetPreferredAllocation chose these ids.
+    guess: Option<Key>,
+    /// The number of checkpoints that were read since.
+    age: u8,
+}
+
+/// The agent's knowledge and its decisions.
+#[derive(Debug, Clone)]
+pub struct Core {
+    settings: Settings,
+    driver: String,
+    /// GPUs in NVML's order. `units` and `reserve` are set by the core, not by the probe.
+    gpus: Vec<Gpu>,
+    pods: BTreeMap<String, Known>,
+    /// Names of this node's pods that request none of our resources, by UID.
+    others: BTreeMap<String, PodKey>,
+    next_seq: u64,
+    /// The list requests in progress, each with the UIDs of the pods that the watch reported since the request began. `None` once the
+    /// watch itself has started again.
+    lists: BTreeMap<u64, Option<BTreeSet<String>>>,
+    next_list: u64,
+    records: BTreeMap<Key, GrantRecord>,
+    handouts: Vec<Handout>,
+    in_flight: Vec<InFlight>,
+    /// The last answer of GetPreferredAllocation, if it was meant for a particular container.
+    guess: Option<(BTreeSet<String>, Key)>,
+    held: BTreeMap<String, MiB>,
+    leaving: bool,
+    /// Why containers get none of the driver's libraries, or the wrong ones.
+    driver_trouble: Option<driver::Trouble>,
+    registered: bool,
+    /// Events that were already posted, by class and pod.
+    reported: BTreeSet<(Class, String)>,
+}
+
+impl Core {
+    /// Return a core that knows only its settings.
+    pub fn new(settings: Settings) -> Core {
+        Core {
+            settings,
+            driver: String::new(),
+            gpus: Vec::new(),
+            pods: BTreeMap::new(),
+            others: BTreeMap::new(),
+            next_seq: 0,
+            lists: BTreeMap::new(),
+            next_list: 0,
+            records: BTreeMap::new(),
+            handouts: Vec::new(),
+            in_flight: Vec::new(),
+            guess: None,
+            held: BTreeMap::new(),
+            leaving: false,
+            driver_trouble: None,
+            registered: false,
+            reported: BTreeSet::new(),
+        }
+    }
+
+    pub fn settings(&self) -> &Settings {
+        &self.settings
+    }
+
+    /// Store the driver version and the GPUs that the probe found, and compute each GPU's units and reserve. Return an error and change
+    /// nothing if the node would offer more device ids than the kubelet accepts.
+    pub fn set_hardware(&mut self, driver: &str, mut gpus: Vec<Gpu>) -> Result<Option<SizeWarning>, TooManyIds> {
+        let warning = devices::check_size(&gpus, &self.settings)?;
+        for gpu in &mut gpus {
+            gpu.reserve = self.settings.reserve;
+            gpu.units = devices::units(gpu, &self.settings);
+            gpu.held = MiB::ZERO;
+        }
+        driver.clone_into(&mut self.driver);
+        self.gpus = gpus;
+        Ok(warning)
+    }
+
+    /// The driver version that the probe found, or an empty string before the first snapshot.
+    pub fn driver(&self) -> &str {
+        &self.driver
+    }
+
+    /// The known GPUs in NVML's order, with their units.
+    pub fn gpus(&self) -> &[Gpu] {
+        &self.gpus
+    }
+
+    /// Store the records that were found on disk. Call this before the first pod is applied.
+    pub fn load_records(&mut self, records: Vec<GrantRecord>) {
+        self.records = records.into_iter().map(|record| (Key::of(&record), record)).collect();
+    }
+
+    /// The records, ordered by pod UID and container.
+    pub fn records(&self) -> impl Iterator<Item = &GrantRecord> {
+        self.records.values()
+    }
+
+    /// Return the known pod with this UID. `None` also if the pod requests none of our resources.
+    pub fn pod(&self, uid: &str) -> Option<&Pod> {
+        self.pods.get(uid).map(|known| &known.pod)
+    }
+
+    /// Store a pod of this node that was created or changed. The actions report an allocation that was changed afterwards.
+    pub fn apply_pod(&mut self, mut pod: Pod) -> Vec<Action> {
+        self.told_of(&pod.uid);
+        // The pod has its GPUs already, and the agent never reads the rules by which they were chosen.
+        pod.request.rules = None;
+        let mut actions = Vec::new();
+        match self.pods.get_mut(&pod.uid) {
+            Some(known) => {
+                let unset = matches!(known.pin, Held::Nothing | Held::Unreadable(_));
+                if unset {
+                    known.pin = pod.held.clone();
+                } else if pod.held != known.pod.held && pod.held != known.pin && !known.change_reported {
+                    known.change_reported = true;
+                    actions.push(changed(&pod));
+                }
+                known.pod = pod;
+            }
+            None => {
+                // A pod that requests none of our resources would only use memory here.
+                if !pod.request.wants_memory() && pod.held == Held::Nothing {
+                    self.others.insert(pod.uid.clone(), pod.key());
+                    return actions;
+                }
+                self.others.remove(&pod.uid);
+                let (pin, differs) = self.pin_of(&pod);
+                if differs {
+                    actions.push(changed(&pod));
+                }
+                let seq = self.next_seq;
+                self.next_seq = self.next_seq.saturating_add(1);
+                self.pods.insert(
+                    pod.uid.clone(),
+                    Known {
+                        seq,
+                        pin,
+                        pod,
+                        change_reported: differs,
+                    },
+                );
+            }
+        }
+        actions
+    }
+
+    /// Forget a pod whose object is gone. Its records stay, because its containers may still run.
+    pub fn delete_pod(&mut self, uid: &str) {
+        self.told_of(uid);
+        self.pods.remove(uid);
+        self.others.remove(uid);
+    }
+
+    /// Replace the known pods by these: the initial list of a watch that starts or restarts.
+    pub fn reset_pods(&mut self, pods: Vec<Pod>) -> Vec<Action> {
+        // A pod that came and went between two watches produced no event. Therefore an older list that shows such a pod looks the same as a
+        // newer one.
+        self.lists.values_mut().for_each(|told| *told = None);
+        self.remove_all_but(&pods, &BTreeSet::new());
+        pods.into_iter().flat_map(|pod| self.apply_pod(pod)).collect()
+    }
+
+    /// Begin a list of this node's pods alongside the watch. End it with [`Core::listed`] or [`Core::list_failed`].
+    pub fn begin_list(&mut self) -> Listing {
+        let listing = Listing(self.next_list);
+        self.next_list += 1;
+        self.lists.insert(listing.0, Some(BTreeSet::new()));
+        listing
+    }
+
+    /// Apply a finished list. The list shows the pods at some moment after it began, so it may be older than what the watch has reported
+    /// meanwhile. For pods that the watch reported since the list began, only the watch counts. For all other pods the list is newer: a pod
+    /// that was known before and is not in the list is gone.
+    ///
+    /// Return `None` and apply nothing if the watch started again meanwhile.
+    pub fn listed(&mut self, listing: Listing, pods: Vec<Pod>) -> Option<Vec<Action>> {
+        let told = self.lists.remove(&listing.0)??;
+        self.remove_all_but(&pods, &told);
+        let newer = pods.into_iter().filter(|pod| !told.contains(&pod.uid));
+        Some(newer.flat_map(|pod| self.apply_pod(pod)).collect())
+    }
+
+    /// Forget a list that failed.
+    pub fn list_failed(&mut self, listing: Listing) {
+        self.lists.remove(&listing.0);
+    }
+
+    fn told_of(&mut self, uid: &str) {
+        for told in self.lists.values_mut().flatten() {
+            told.insert(uid.to_owned());
+        }
+    }
+
+    /// Delete every known pod that is neither present nor spared.
+    fn remove_all_but(&mut self, present: &[Pod], spared: &BTreeSet<String>) {
+        let present: BTreeSet<&str> = present.iter().map(|pod| pod.uid.as_str()).collect();
+        let known = self.pods.keys().chain(self.others.keys());
+        let gone = known.filter(|uid| !present.contains(uid.as_str()) && !spared.contains(*uid));
+        for uid in gone.cloned().collect::<Vec<String>>() {
+            self.delete_pod(&uid);
+        }
+    }
+
+    /// Report whether containers of pods with a grant may be running now, so that their cgroups must exist.
+    pub fn expects_cgroups(&self) -> bool {
+        !self.records.is_empty() || self.pods.values().any(|known| known.pod.container_running)
+    }
+
+    /// UIDs of the pods that count as running when the node does not show what runs: pods with a grant, and pods with device ids from the
+    /// kubelet, which may be about to start their containers.
+    pub fn all_that_may_run(&self, handouts: Option<&[Handout]>) -> BTreeSet<String> {
+        let granted = self.records.keys().map(|key| &key.uid);
+        let handed_out = handouts.unwrap_or_default().iter().map(|handout| &handout.key.uid);
+        granted.chain(handed_out).cloned().collect()
+    }
+
+    /// Store the checkpoint's entries. Ids from an Allocate call stay counted as handed out until two checkpoints in a row lack them,
+    /// because the first may have been read while the kubelet was still writing.
+    pub fn set_handouts(&mut self, handouts: Vec<Handout>) {
+        self.handouts = handouts;
+        let in_checkpoint: BTreeSet<&str> = self.handouts.iter().flat_map(|h| h.ids.iter().map(String::as_str)).collect();
+        self.in_flight.retain_mut(|in_flight| {
+            in_flight.age = in_flight.age.saturating_add(1);
+            in_flight.age < 2 && !in_flight.ids.iter().all(|id| in_checkpoint.contains(id.as_str()))
+        });
+    }
+
+    /// Record that the caller performed this action.
+    pub fn commit(&mut self, action: &Action) {
+        match action {
+            Action::WriteRecord(record) => {
+                self.records.insert(Key::of(record), record.clone());
+            }
+            Action::RemoveRecord(key) => {
+                self.records.remove(key);
+            }
+            Action::WriteSpec { .. } | Action::RemoveSpec { .. } | Action::Event { .. } => {}
+        }
+    }
+
+    fn gpu(&self, uuid: &str) -> Option<&Gpu> {
+        self.gpus.iter().find(|gpu| gpu.uuid == uuid)
+    }
+
+    /// A GPU's total shared memory ([`divvy_model::Inventory::capacity`]).
+    fn capacity(&self, gpu: &Gpu) -> MiB {
+        let others = self.other_units().map(|unit| unit.memory(gpu.units_of(unit)));
+        let most = others.chain([self.settings.unit.memory(gpu.units)]).flatten().max();
+        most.unwrap_or(MiB::ZERO)
+    }
+
+    /// Units of the grants that were made before `--memory-unit` was changed, smallest first.
+    fn other_units(&self) -> impl Iterator<Item = MemoryUnit> + use<> {
+        let units = self.records.values().map(|record| record.unit);
+        let others: BTreeSet<MemoryUnit> = units.filter(|unit| *unit != self.settings.unit).collect();
+        others.into_iter()
+    }
+
+    fn memory_handouts<'a>(&'a self, handouts: &'a [Handout]) -> impl Iterator<Item = &'a Handout> {
+        handouts
+            .iter()
+            .filter(|handout| handout.resource == self.settings.memory_resource)
+    }
+
+    fn records_of<'a>(&'a self, uid: &'a str) -> impl Iterator<Item = &'a GrantRecord> {
+        self.records
+            .range(
+                Key {
+                    uid: uid.to_owned(),
+                    container: String::new(),
+                }..,
+            )
+            .take_while(move |(key, _)| key.uid == uid)
+            .map(|(_, record)| record)
+    }
+
+    /// `namespace/name`, or the UID if the name is not known.
+    fn pod_name(&self, uid: &str) -> String {
+        match self.pods.get(uid) {
+            Some(known) => known.pod.key().to_string(),
+            None => self
+                .records_of(uid)
+                .next()
+                .map_or_else(|| format!("pod {uid}"), |record| record.pod().to_string()),
+        }
+    }
+
+    /// Report whether a pod may still have or get a running container: its object has not ended, or its cgroup has processes. An
+    /// unknown pod counts as running until the list of pods was complete once.
+    fn may_run(&self, uid: &str, facts: &Facts) -> bool {
+        facts.populated.contains(uid)
+            || match self.pods.get(uid) {
+                Some(known) => !known.pod.ended(),
+                None => !facts.synced,
+            }
+    }
+}
+
+fn changed(pod: &Pod) -> Action {
+    Action::Event {
+        pod: pod.key(),
+        uid: pod.uid.clone(),
+        reason: "AllocationChanged",
+        text: "the annotation divvy.dev/allocation was changed after the pod was bound; the first value stays in force. \
+               Only the Divvy extender should write this annotation: check that Divvy's admission policies are installed"
+            .to_owned(),
+    }
+}
+
+impl Key {
+    /// Return the key of a record.
+    pub fn of(record: &GrantRecord) -> Key {
+        Key {
+            uid: record.uid.clone(),
+            container: record.container.clone(),
+        }
+    }
+}
+
+/// Return the record that a grant's spec carries, or `None` if it cannot be read.
+fn record_in_spec(text: &str) -> Option<GrantRecord> {
+    GrantRecord::parse(cdi::Spec::parse(text).ok()?.owner()?).ok()
+}
+
+/// Return the UID of the pod that a grant's spec belongs to, or `None` if the spec does not say.
+pub fn owner_of_spec(text: &str) -> Option<String> {
+    record_in_spec(text).map(|record| record.uid)
+}

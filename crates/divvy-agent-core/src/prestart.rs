@@ -1,0 +1,440 @@
+//! PreStartContainer: which container starts, which GPU it was given, and whether that GPU's memory is really free.
+//!
+//! This is the only call of the device plugin protocol that the kubelet retries after an error. Therefore everything that can be
+//! wrong is decided here and not in Allocate, whose error is final for the pod (`docs/design/allocation.md`).
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use divvy_model::{GpuShare, GrantRecord, Health, MiB, names};
+
+use super::booking::Booking;
+use super::driver::Trouble;
+use super::{Action, Core, Facts, Handout, Key, NodeFiles};
+
+/// Why a start was refused, for metrics and events.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Reason {
+    /// The checkpoint cannot be read, or does not contain these ids.
+    Identity,
+    /// Two live pods have exactly these ids, or the ids belong to the grant of another pod that has not ended.
+    DoubleHandout,
+    /// The agent has not seen the pod's object.
+    UnknownPod,
+    /// The pod has no readable allocation.
+    NoAllocation,
+    /// The allocated GPU is missing, failed, or lost.
+    GpuUnavailable,
+    /// Other containers still hold the memory.
+    MemoryHeld,
+}
+
+/// Reason of the event about a pod that sets `NVIDIA_VISIBLE_DEVICES` itself.
+pub const OWN_VISIBLE_DEVICES: &str = "OwnVisibleDevices";
+
+impl Reason {
+    /// The value of the metric's label.
+    pub fn label(self) -> &'static str {
+        match self {
+            Reason::Identity => "identity",
+            Reason::DoubleHandout => "double-handout",
+            Reason::UnknownPod => "unknown-pod",
+            Reason::NoAllocation => "no-allocation",
+            Reason::GpuUnavailable => "gpu-unavailable",
+            Reason::MemoryHeld => "memory-held",
+        }
+    }
+}
+
+/// The answer to PreStartContainer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum PreStart {
+    /// The container may start once these actions are performed in this order.
+    Granted {
+        /// The actions: record first, then spec.
+        actions: Vec<Action>,
+        /// The container.
+        key: Key,
+        /// The pod as `namespace/name`.
+        pod: String,
+        /// UUIDs of the container's GPUs.
+        gpus: Vec<String>,
+        /// The kubelet's ids lie on another GPU than the allocation.
+        steered_wrong: bool,
+        /// Other live pods have some of the same ids (kubernetes#137534). This does not affect memory and is only counted.
+        shared_ids: bool,
+    },
+    /// Something is not known yet but soon will be. The caller reads checkpoint and pods again and repeats the call. After its
+    /// deadline it returns this text as the error.
+    Wait(Reason, String),
+    /// The container may not start now, and the kubelet tries again. An event is included if the user has to act.
+    Refused {
+        /// The class of the refusal.
+        reason: Reason,
+        /// The message in the container's status.
+        text: String,
+        /// At most one event.
+        actions: Vec<Action>,
+    },
+}
+
+impl Core {
+    /// Decide whether the container with these ids may start.
+    pub fn pre_start(&mut self, ids: &[String], facts: &Facts) -> PreStart {
+        let ids: BTreeSet<String> = ids.iter().cloned().collect();
+        let Some(handouts) = &facts.handouts else {
+            return PreStart::Wait(
+                Reason::Identity,
+                "the kubelet's checkpoint (device-plugins/kubelet_internal_checkpoint) cannot be read, so the agent cannot tell which container \
+                 is starting"
+                    .to_owned(),
+            );
+        };
+        let handout = match self.identify(&ids, handouts, facts) {
+            Ok(handout) => handout,
+            Err(answer) => return answer,
+        };
+        let key = handout.key.clone();
+        let booking = match self.booking(&handout) {
+            Ok(booking) => booking,
+            Err((Reason::UnknownPod, text)) if !facts.fresh => return PreStart::Wait(Reason::UnknownPod, text),
+            Err((reason, text)) => return self.refuse(&key, reason, text),
+        };
+        let checked = self.name_is_free(&handout, &booking, facts);
+        match checked.and_then(|()| self.arbitrate(&key.uid, &booking, facts)) {
+            Ok(()) => {}
+            // The pods that hold the memory may have ended without the agent having seen it yet.
+            Err((reason @ (Reason::MemoryHeld | Reason::DoubleHandout), text)) if !facts.fresh => {
+                return PreStart::Wait(reason, text);
+            }
+            Err((reason, text)) => return self.refuse(&key, reason, text),
+        }
+        self.grant(&handout, handouts, booking, facts)
+    }
+
+    /// Return the handout with exactly these ids. Entries of ended pods do not count: the kubelet only drops them at its next
+    /// allocation.
+    fn identify(&self, ids: &BTreeSet<String>, handouts: &[Handout], facts: &Facts) -> Result<Handout, PreStart> {
+        let mut by_pod: BTreeMap<&str, Vec<&Handout>> = BTreeMap::new();
+        let mut unknown = false;
+        for handout in self.memory_handouts(handouts).filter(|handout| handout.ids == *ids) {
+            let uid = handout.key.uid.as_str();
+            let populated = facts.populated.contains(uid);
+            match self.pods.get(uid) {
+                Some(known) if known.pod.ended() && !populated => continue,
+                Some(_) => {}
+                None if populated => {}
+                None if facts.fresh => continue,
+                None => unknown = true,
+            }
+            by_pod.entry(uid).or_default().push(handout);
+        }
+        let text = |ids: &BTreeSet<String>| {
+            let first = ids.first().map_or("", String::as_str);
+            format!("{} device ids ({first}, …)", ids.len())
+        };
+        if by_pod.len() > 1 {
+            if unknown {
+                return Err(PreStart::Wait(
+                    Reason::UnknownPod,
+                    format!("several pods have these {}, and one of the pods is not known yet", text(ids)),
+                ));
+            }
+            let names: Vec<String> = by_pod.keys().map(|uid| self.pod_name(uid)).collect();
+            return Err(PreStart::Refused {
+                reason: Reason::DoubleHandout,
+                text: format!(
+                    "the kubelet gave the same {} to {} (a known kubelet bug, kubernetes#137534), so the agent cannot tell which of \
+                     them is starting; delete one of them, or wait until one ends",
+                    text(ids),
+                    names.join(" and ")
+                ),
+                actions: Vec::new(),
+            });
+        }
+        let Some((uid, found)) = by_pod.pop_first() else {
+            return Err(PreStart::Wait(
+                Reason::Identity,
+                format!(
+                    "the kubelet's checkpoint has no container of a live pod with exactly these {}",
+                    text(ids)
+                ),
+            ));
+        };
+        // The kubelet gives an init container's ids to a later container of the same pod, and the call does not say which one starts.
+        // Containers that share ids run one after the other, so it is the first without a grant, or else a restart of the last.
+        let mut found = found;
+        if let Some(known) = self.pods.get(uid) {
+            let place = |handout: &Handout| {
+                let containers = &known.pod.request.containers;
+                containers
+                    .iter()
+                    .position(|container| container.name == handout.key.container)
+            };
+            found.sort_by_key(|handout| place(handout));
+        }
+        let next = found.iter().find(|handout| !self.records.contains_key(&handout.key));
+        match next.or(found.last()) {
+            Some(handout) => Ok((*handout).clone()),
+            None => Err(PreStart::Wait(Reason::Identity, text(ids))),
+        }
+    }
+
+    /// Return a record of another pod that has the same grant name as this handout but other GPUs. Grant names are reused together with
+    /// device ids. A container of the previous owner may still be starting: its pod was force-deleted, and the container runtime has not
+    /// read the spec yet. Until then the spec must not change to another GPU.
+    pub(super) fn has_the_name<'a>(
+        &self,
+        mut records: impl Iterator<Item = &'a GrantRecord>,
+        handout: &Handout,
+        booking: &Booking,
+        facts: &Facts,
+    ) -> Option<&'a GrantRecord> {
+        records.find(|record| {
+            record.uid != handout.key.uid
+                && handout.grant.is_some()
+                && record.cdi == handout.grant
+                && record.container_gpus != booking.container
+                && self.may_run(&record.uid, facts)
+        })
+    }
+
+    fn name_is_free(&self, handout: &Handout, booking: &Booking, facts: &Facts) -> Result<(), (Reason, String)> {
+        match self.has_the_name(self.records.values(), handout, booking, facts) {
+            None => Ok(()),
+            Some(other) => Err((
+                Reason::DoubleHandout,
+                format!(
+                    "the kubelet gave pod {} the device ids of {}, which is on another GPU and whose containers have not ended. The container \
+                     starts automatically once they have ended",
+                    self.pod_name(&handout.key.uid),
+                    other.pod()
+                ),
+            )),
+        }
+    }
+
+    /// Check that every GPU of the pod is usable and that the pod fits next to the pods already there. The sum runs over the *pods* that
+    /// have a grant on the GPU and may still have a running container, and counts each pod's effective total once.
+    fn arbitrate(&self, uid: &str, booking: &Booking, facts: &Facts) -> Result<(), (Reason, String)> {
+        let pod = self.pod_name(uid);
+        if booking.container.is_empty() {
+            return Err((
+                Reason::NoAllocation,
+                format!("the allocation of pod {pod} does not give this container a GPU"),
+            ));
+        }
+        for share in &booking.gpus {
+            let Some(gpu) = self.gpu(&share.uuid) else {
+                return Err((
+                    Reason::GpuUnavailable,
+                    format!(
+                        "pod {pod} is allocated on GPU {}, which this node does not have now (GPUs: {}). If the GPU was replaced, delete the \
+                         pod so that its replacement is placed again",
+                        share.uuid,
+                        self.gpu_list()
+                    ),
+                ));
+            };
+            if gpu.health != Health::Ok {
+                return Err((
+                    Reason::GpuUnavailable,
+                    format!(
+                        "pod {pod} is allocated on GPU {} (index {}), which {}{}. The container starts automatically when the GPU recovers; delete \
+                         the pod to have its replacement placed on another GPU",
+                        gpu.uuid,
+                        gpu.index,
+                        if gpu.health == Health::Lost { "is lost" } else { "has failed" },
+                        gpu.reason.as_ref().map(|reason| format!(" ({reason})")).unwrap_or_default()
+                    ),
+                ));
+            }
+            let capacity = self.capacity(gpu);
+            let wanted = booked(share, capacity);
+            let others = self.booked_by_others(&share.uuid, uid, capacity, facts);
+            let taken = others.values().fold(MiB::ZERO, |sum, memory| sum.saturating_add(*memory));
+            if taken.checked_add(wanted).is_none_or(|sum| sum > capacity) {
+                return Err((
+                    Reason::MemoryHeld,
+                    self.memory_held_text(&pod, gpu.index, wanted, capacity, taken, &others),
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// The memory that each other pod with a live grant books on a GPU, by pod UID.
+    fn booked_by_others(&self, uuid: &str, uid: &str, capacity: MiB, facts: &Facts) -> BTreeMap<String, MiB> {
+        let mut others: BTreeMap<String, MiB> = BTreeMap::new();
+        for record in self.records.values().filter(|record| record.uid != uid) {
+            let Some(share) = record.gpus.iter().find(|share| share.uuid == uuid) else {
+                continue;
+            };
+            if self.may_run(&record.uid, facts) {
+                let booked = booked(share, capacity);
+                let entry = others.entry(record.uid.clone()).or_default();
+                *entry = booked.max(*entry);
+            }
+        }
+        others
+    }
+
+    fn memory_held_text(
+        &self,
+        pod: &str,
+        index: u32,
+        wanted: MiB,
+        capacity: MiB,
+        taken: MiB,
+        others: &BTreeMap<String, MiB>,
+    ) -> String {
+        if others.is_empty() {
+            return format!(
+                "pod {pod} is allocated {wanted} of GPU {index}, which has only {capacity} to share: the GPU's size or --reserve-memory was \
+                 changed. Delete the pod so that its replacement is placed again"
+            );
+        }
+        let holders: Vec<String> = others
+            .iter()
+            .map(|(uid, memory)| {
+                let state = match self.pods.get(uid) {
+                    None => " (deleted, container still running)",
+                    Some(known) if known.pod.ended() => " (ended, container still running)",
+                    Some(known) if known.pod.deleting => " (being deleted)",
+                    Some(_) => "",
+                };
+                format!("{}{state}: {memory}", self.pod_name(uid))
+            })
+            .collect();
+        format!(
+            "pod {pod} needs {wanted} of GPU {index}, where {} of {capacity} are free; memory is still held by {}. The container starts \
+             automatically once they have ended",
+            capacity.saturating_sub(taken),
+            holders.join(", ")
+        )
+    }
+
+    fn grant(&self, handout: &Handout, handouts: &[Handout], booking: Booking, facts: &Facts) -> PreStart {
+        let key = &handout.key;
+        let (namespace, name) = match (self.pods.get(&key.uid), self.records.get(key)) {
+            (Some(known), _) => (known.pod.namespace.clone(), known.pod.name.clone()),
+            (None, Some(record)) => (record.namespace.clone(), record.name.clone()),
+            (None, None) => (String::new(), String::new()),
+        };
+        let record = GrantRecord {
+            v: 1,
+            namespace,
+            name,
+            uid: key.uid.clone(),
+            container: key.container.clone(),
+            // Taken from the recorded answer and never derived again: the container runtime looks for the name that the kubelet recorded.
+            cdi: handout.grant.clone(),
+            unit: self.unit_of(&key.uid),
+            gpus: booking.gpus,
+            container_gpus: booking.container,
+            boot_id: self.settings.boot_id.clone(),
+        };
+        let mut actions = Vec::new();
+        let before = self.records.get(key);
+        if before != Some(&record) {
+            actions.push(Action::WriteRecord(record.clone()));
+        }
+        // Once per pod, with its first grant.
+        let first = self.records.keys().all(|other| other.uid != key.uid);
+        if let Some(known) = self.pods.get(&key.uid).filter(|_| first)
+            && let Some((container, value)) = known.pod.own_visible.as_deref()
+        {
+            actions.push(Action::Event {
+                pod: known.pod.key(),
+                uid: key.uid.clone(),
+                reason: OWN_VISIBLE_DEVICES,
+                text: format!(
+                    "container {container} sets {}={value} itself, which has no effect: the container runs with the GPU that was allocated to the \
+                     pod and sees no other. Remove the variable from the pod; to get more GPU memory, set limits: {{{}: N}}",
+                    names::VISIBLE_DEVICES,
+                    names::GPU_MEM
+                ),
+            });
+        }
+        if let Some(known) = self.pods.get(&key.uid).filter(|_| first)
+            && let Some(trouble) = self.without_libraries(&record, &facts.node)
+        {
+            actions.push(Action::Event {
+                pod: known.pod.key(),
+                uid: key.uid.clone(),
+                reason: trouble.reason(),
+                text: trouble.text,
+            });
+        }
+        if let Some((name, text)) = self.project(&record, &facts.node) {
+            actions.push(Action::WriteSpec { name, text });
+        }
+        if let Some(old) = before.and_then(|before| before.cdi.clone())
+            && record.cdi.as_ref() != Some(&old)
+            && self
+                .records
+                .iter()
+                .all(|(other, record)| other == key || record.cdi.as_ref() != Some(&old))
+        {
+            actions.push(Action::RemoveSpec {
+                name: old,
+                owner: Some(key.uid.clone()),
+            });
+        }
+        let gpus: Vec<String> = record.container_gpus.iter().map(|share| share.uuid.clone()).collect();
+        let steered_wrong = handout.ids.iter().any(|id| {
+            id.parse::<divvy_model::DeviceId>()
+                .is_ok_and(|id| gpus.iter().all(|uuid| uuid != id.uuid()))
+        });
+        let shared_ids = self
+            .memory_handouts(handouts)
+            .any(|other| other.key.uid != key.uid && self.may_run(&other.key.uid, facts) && !other.ids.is_disjoint(&handout.ids));
+        PreStart::Granted {
+            actions,
+            key: key.clone(),
+            pod: record.pod().to_string(),
+            gpus,
+            steered_wrong,
+            shared_ids,
+        }
+    }
+
+    /// Return why the container gets none of the driver's libraries, or the wrong ones. The specs are checked again here, because a spec may
+    /// have disappeared after the last check of the driver.
+    fn without_libraries(&self, record: &GrantRecord, node: &NodeFiles) -> Option<Trouble> {
+        let named = |uuid: &str| {
+            let mut devices = node.specs.iter().flat_map(|spec| &spec.devices);
+            devices.any(|device| device.name == uuid)
+        };
+        let unnamed = record.container_gpus.iter().find(|share| !named(&share.uuid));
+        match &self.driver_trouble {
+            Some(trouble) if trouble.stale != unnamed.is_some() => Some(trouble.clone()),
+            _ => unnamed
+                .map(|share| Trouble::of_none(&share.uuid).and("On the node, run: divvy cdi generate -o /etc/cdi/nvidia.yaml")),
+        }
+    }
+
+    fn refuse(&mut self, key: &Key, reason: Reason, text: String) -> PreStart {
+        let class = match reason {
+            Reason::NoAllocation => super::Class::NoAllocation,
+            Reason::GpuUnavailable => super::Class::GpuUnavailable,
+            Reason::MemoryHeld | Reason::Identity | Reason::DoubleHandout | Reason::UnknownPod => {
+                return PreStart::Refused {
+                    reason,
+                    text,
+                    actions: Vec::new(),
+                };
+            }
+        };
+        let actions = self.event_once(class, &key.uid, &text).into_iter().collect();
+        PreStart::Refused { reason, text, actions }
+    }
+}
+
+/// The memory that a share books on a GPU: all of it if the pod has the whole GPU.
+pub(super) fn booked(share: &GpuShare, capacity: MiB) -> MiB {
+    if share.whole {
+        capacity.max(share.memory)
+    } else {
+        share.memory
+    }
+}

@@ -1,0 +1,458 @@
+//! Reconciliation: bring records, specs, the checkpoint, pods, cgroups, and the driver's processes into agreement. It runs at every
+//! start and then every 10 s.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use divvy_model::{GrantRecord, MiB};
+
+use super::prestart::booked;
+use super::{Action, Core, Facts, Handout, Key, record_in_spec};
+
+/// A class of disagreement. `divvy_agent_reconcile_total` counts each occurrence, and each pod gets one event per class.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Class {
+    /// A pod that requests memory is bound here without a readable allocation.
+    NoAllocation,
+    /// A pod's GPU is missing or failed.
+    GpuUnavailable,
+    /// A running container had no record. The record was restored from the spec, or from checkpoint and allocation.
+    RecordRebuilt,
+    /// A record had no spec, or the spec had other content. The spec was written.
+    SpecRebuilt,
+    /// A spec belonged to no record. The spec was removed.
+    SpecOrphan,
+    /// A record whose pod has ended was removed: the ordinary end of a grant.
+    GrantEnded,
+    /// A container is running although its pod's object is gone or has ended.
+    HeldWithoutPod,
+    /// A running container is not in the kubelet's checkpoint, so it cannot be restarted.
+    CheckpointLost,
+    /// Two live pods have a device id in common.
+    DoubleHandout,
+    /// The grants of live pods exceed a GPU's capacity, because the GPU's size or the reserve changed.
+    Overcommitted,
+    /// A pod's process runs on a GPU that Divvy did not grant to the pod.
+    NotGranted,
+    /// A pod's processes use more of a GPU's memory than was granted.
+    MemoryExceeded,
+}
+
+impl Class {
+    /// Every class. The metrics start with all of them at zero.
+    pub const ALL: [Class; 12] = [
+        Class::NoAllocation,
+        Class::GpuUnavailable,
+        Class::RecordRebuilt,
+        Class::SpecRebuilt,
+        Class::SpecOrphan,
+        Class::GrantEnded,
+        Class::HeldWithoutPod,
+        Class::CheckpointLost,
+        Class::DoubleHandout,
+        Class::Overcommitted,
+        Class::NotGranted,
+        Class::MemoryExceeded,
+    ];
+
+    /// The value of the metric's label.
+    pub fn label(self) -> &'static str {
+        match self {
+            Class::NoAllocation => "no-allocation",
+            Class::GpuUnavailable => "gpu-unavailable",
+            Class::RecordRebuilt => "record-rebuilt",
+            Class::SpecRebuilt => "spec-rebuilt",
+            Class::SpecOrphan => "spec-orphan",
+            Class::GrantEnded => "grant-ended",
+            Class::HeldWithoutPod => "held-without-pod",
+            Class::CheckpointLost => "checkpoint-lost",
+            Class::DoubleHandout => "double-handout",
+            Class::Overcommitted => "overcommitted",
+            Class::NotGranted => "not-granted",
+            Class::MemoryExceeded => "memory-exceeded",
+        }
+    }
+
+    /// The event's reason.
+    pub fn event_reason(self) -> &'static str {
+        match self {
+            Class::NoAllocation => "NoAllocation",
+            Class::GpuUnavailable => "GpuUnavailable",
+            Class::RecordRebuilt => "GrantRebuilt",
+            Class::SpecRebuilt => "SpecRebuilt",
+            Class::SpecOrphan => "SpecOrphan",
+            Class::GrantEnded => "GrantEnded",
+            Class::HeldWithoutPod => "MemoryHeldWithoutPod",
+            Class::CheckpointLost => "CheckpointLost",
+            Class::DoubleHandout => "DoubleHandout",
+            Class::Overcommitted => "Overcommitted",
+            Class::NotGranted => "GpuNotGranted",
+            Class::MemoryExceeded => "GpuMemoryExceeded",
+        }
+    }
+}
+
+/// The result of a reconciliation.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Reconciled {
+    /// The actions, to be performed in this order.
+    pub actions: Vec<Action>,
+    /// The number of occurrences of each class.
+    pub classes: BTreeMap<Class, u64>,
+    /// Memory that containers without a pod object hold, by GPU UUID. The inventory publishes it.
+    pub held: BTreeMap<String, MiB>,
+}
+
+impl Reconciled {
+    fn count(&mut self, class: Class) {
+        *self.classes.entry(class).or_default() += 1;
+    }
+}
+
+impl Core {
+    /// Run one pass. The caller holds the lock that PreStart also takes, performs the actions, and commits them.
+    pub fn reconcile(&mut self, facts: &Facts) -> Reconciled {
+        let mut out = Reconciled::default();
+        // The records as they will be after the actions. `self.records` changes only in `commit`.
+        let mut records = self.records.clone();
+        self.end_grants(facts, &mut records, &mut out);
+        self.recover_records(facts, &mut records, &mut out);
+        self.repair_specs(facts, &records, &mut out);
+        self.measure_held(facts, &records, &mut out);
+        self.find_disagreements(facts, &records, &mut out);
+        // Forget the events about pods that are gone for good.
+        let known: BTreeSet<&String> = self
+            .pods
+            .keys()
+            .chain(self.others.keys())
+            .chain(records.keys().map(|key| &key.uid))
+            .collect();
+        self.reported.retain(|(_, uid)| known.contains(uid));
+        self.held = out.held.clone();
+        out
+    }
+
+    /// A grant ends when the pod has no process left *and* the pod's object is gone or has ended.
+    fn end_grants(&self, facts: &Facts, records: &mut BTreeMap<Key, GrantRecord>, out: &mut Reconciled) {
+        // Until the list of pods was complete once, an unknown pod may be running.
+        let ended: Vec<Key> = records.keys().filter(|key| !self.may_run(&key.uid, facts)).cloned().collect();
+        for key in ended {
+            let Some(record) = records.remove(&key) else { continue };
+            // The spec goes first: if the agent crashes in between, the next pass removes the spec or the record that is left.
+            if let Some(name) = record.cdi
+                && records
+                    .values()
+                    .all(|other| other.cdi.as_ref() != Some(&name) || other.uid != key.uid)
+            {
+                out.actions.push(Action::RemoveSpec {
+                    name,
+                    owner: Some(key.uid.clone()),
+                });
+            }
+            out.actions.push(Action::RemoveRecord(key));
+            out.count(Class::GrantEnded);
+        }
+    }
+
+    /// Restore missing records, for example after the state directory was lost. Their sources are the specs, which carry a copy of the
+    /// record, and the checkpoint together with the allocations of running pods.
+    fn recover_records(&mut self, facts: &Facts, records: &mut BTreeMap<Key, GrantRecord>, out: &mut Reconciled) {
+        let mut found: Vec<GrantRecord> = Vec::new();
+        for (name, text) in &facts.specs {
+            if let Some(record) = record_in_spec(text)
+                && record.cdi.as_ref() == Some(name)
+                && !records.contains_key(&Key::of(&record))
+                && self.may_run(&record.uid, facts)
+            {
+                found.push(record);
+            }
+        }
+        for handout in self.memory_handouts(facts.handouts.as_deref().unwrap_or_default()) {
+            let key = &handout.key;
+            let running = facts.populated.contains(&key.uid)
+                && self
+                    .pods
+                    .get(&key.uid)
+                    .is_some_and(|known| known.pod.container_running && !known.pod.ended());
+            let have = records.contains_key(key) || found.iter().any(|record| Key::of(record) == *key);
+            if !running || have {
+                continue;
+            }
+            if let (Ok(booking), Some(known)) = (self.booking(handout), self.pods.get(&key.uid)) {
+                // Only some container of the pod is known to run, maybe not this one. If its start would be refused, it has no grant.
+                let other = self.has_the_name(records.values().chain(&found), handout, &booking, facts);
+                if other.is_some() {
+                    continue;
+                }
+                found.push(GrantRecord {
+                    v: 1,
+                    namespace: known.pod.namespace.clone(),
+                    name: known.pod.name.clone(),
+                    uid: key.uid.clone(),
+                    container: key.container.clone(),
+                    cdi: handout.grant.clone(),
+                    unit: self.unit_of(&key.uid),
+                    gpus: booking.gpus,
+                    container_gpus: booking.container,
+                    boot_id: self.settings.boot_id.clone(),
+                });
+            }
+        }
+        for record in found {
+            out.count(Class::RecordRebuilt);
+            out.actions.push(Action::WriteRecord(record.clone()));
+            records.insert(Key::of(&record), record);
+        }
+    }
+
+    /// Make the specs match the records. Every record of a pod that may start a container gets a spec with the current content: after a
+    /// reboot the directory is empty, and minor numbers may have changed. Specs without a record are removed.
+    fn repair_specs(&self, facts: &Facts, records: &BTreeMap<Key, GrantRecord>, out: &mut Reconciled) {
+        let mut by_name: BTreeMap<&str, Vec<&GrantRecord>> = BTreeMap::new();
+        for record in records.values() {
+            if let Some(name) = record.cdi.as_deref() {
+                by_name.entry(name).or_default().push(record);
+            }
+        }
+        for (name, candidates) in &by_name {
+            let present = facts.specs.get(*name);
+            let Some(record) = self.owner_of(name, candidates, present.map(String::as_str), facts) else {
+                continue;
+            };
+            if let Some((name, text)) = self.project(record, &facts.node)
+                && present != Some(&text)
+            {
+                out.actions.push(Action::WriteSpec { name, text });
+                out.count(Class::SpecRebuilt);
+            }
+        }
+        if !facts.synced {
+            return;
+        }
+        for (name, text) in &facts.specs {
+            if !by_name.contains_key(name.as_str()) && !out.actions.iter().any(|action| removes(action, name)) {
+                out.actions.push(Action::RemoveSpec {
+                    name: name.clone(),
+                    owner: super::owner_of_spec(text),
+                });
+                out.count(Class::SpecOrphan);
+            }
+        }
+    }
+
+    /// Return the record that the spec belongs to, among the records with the same grant name: one whose pod may start a container. Several
+    /// pods share a name while the previous owner of the device ids is still ending. Then the spec belongs to the container in the kubelet's
+    /// checkpoint, or else to the owner that the file names.
+    fn owner_of<'a>(
+        &self,
+        name: &str,
+        candidates: &[&'a GrantRecord],
+        present: Option<&str>,
+        facts: &Facts,
+    ) -> Option<&'a GrantRecord> {
+        let may_start: Vec<&GrantRecord> = candidates
+            .iter()
+            .filter(|record| match self.pods.get(&record.uid) {
+                Some(known) => !known.pod.ended(),
+                None => !facts.synced,
+            })
+            .copied()
+            .collect();
+        let present = present.and_then(record_in_spec);
+        let in_file = |record: &&&GrantRecord| {
+            present
+                .as_ref()
+                .is_some_and(|p| p.uid == record.uid && p.container == record.container)
+        };
+        let handouts = facts.handouts.as_deref().unwrap_or_default();
+        let in_checkpoint = |record: &&&GrantRecord| {
+            handouts
+                .iter()
+                .any(|handout| handout.grant.as_deref() == Some(name) && handout.key == Key::of(record))
+        };
+        may_start
+            .iter()
+            .find(|record| in_file(record) && in_checkpoint(record))
+            .or_else(|| may_start.iter().find(in_checkpoint))
+            .or_else(|| may_start.iter().find(in_file))
+            .or(may_start.first())
+            .copied()
+    }
+
+    /// Sum up the memory of containers whose pod the extender no longer sees, counting each pod once.
+    fn measure_held(&mut self, facts: &Facts, records: &BTreeMap<Key, GrantRecord>, out: &mut Reconciled) {
+        if !facts.synced {
+            out.held.clone_from(&self.held);
+            return;
+        }
+        let mut by_pod: BTreeMap<&str, &GrantRecord> = BTreeMap::new();
+        for record in records.values() {
+            let without = self.pods.get(&record.uid).is_none_or(|known| known.pod.ended());
+            if without && facts.populated.contains(&record.uid) {
+                by_pod.entry(&record.uid).or_insert(record);
+            }
+        }
+        for (uid, record) in by_pod {
+            for share in &record.gpus {
+                let capacity = self.gpu(&share.uuid).map_or(share.memory, |gpu| self.capacity(gpu));
+                let held = out.held.entry(share.uuid.clone()).or_default();
+                *held = held.saturating_add(booked(share, capacity));
+            }
+            out.count(Class::HeldWithoutPod);
+            let text = format!(
+                "the pod's object is gone or has ended, but its containers still run on this node and hold {}; the memory becomes available \
+                 when they have ended",
+                shares_text(record)
+            );
+            if self.reported.insert((Class::HeldWithoutPod, uid.to_owned())) {
+                out.actions.push(Action::Event {
+                    pod: record.pod(),
+                    uid: uid.to_owned(),
+                    reason: Class::HeldWithoutPod.event_reason(),
+                    text,
+                });
+            }
+        }
+    }
+
+    fn find_disagreements(&mut self, facts: &Facts, records: &BTreeMap<Key, GrantRecord>, out: &mut Reconciled) {
+        let mut found: Vec<(Class, String, String)> = Vec::new();
+        if let Some(handouts) = &facts.handouts {
+            for key in records.keys() {
+                let lost = facts.populated.contains(&key.uid)
+                    && self
+                        .pods
+                        .get(&key.uid)
+                        .is_some_and(|known| !known.pod.ended() && !known.pod.deleting)
+                    && !self.memory_handouts(handouts).any(|handout| handout.key == *key);
+                if lost {
+                    let text = format!(
+                        "the kubelet has lost its record of the devices of container {} (its checkpoint was lost): the container keeps running, but \
+                         it cannot be restarted. Delete the pod when convenient",
+                        key.container
+                    );
+                    found.push((Class::CheckpointLost, key.uid.clone(), text));
+                }
+            }
+            for (uid, others) in self.double_handouts(handouts, facts) {
+                let text = format!(
+                    "the kubelet gave some device ids of this pod to {others} as well (kubernetes#137534); memory is not affected, because each pod \
+                     uses the GPU of its allocation"
+                );
+                found.push((Class::DoubleHandout, uid, text));
+            }
+        }
+        for gpu in &self.gpus {
+            let capacity = self.capacity(gpu);
+            let mut pods: BTreeMap<&str, MiB> = BTreeMap::new();
+            for record in records.values().filter(|record| self.may_run(&record.uid, facts)) {
+                if let Some(share) = record.gpus.iter().find(|share| share.uuid == gpu.uuid) {
+                    pods.insert(&record.uid, booked(share, capacity));
+                }
+            }
+            let sum = pods.values().fold(MiB::ZERO, |sum, memory| sum.saturating_add(*memory));
+            if sum > capacity {
+                for uid in pods.keys() {
+                    let text = format!(
+                        "the pods on GPU {} hold {sum}, but it has {capacity} to share: its size or --reserve-memory changed while they ran",
+                        gpu.index
+                    );
+                    found.push((Class::Overcommitted, (*uid).to_owned(), text));
+                }
+            }
+        }
+        self.find_strays(facts, records, &mut found);
+        for (class, uid, text) in found {
+            out.count(class);
+            out.actions.extend(self.event_once(class, &uid, &text));
+        }
+    }
+
+    /// Compare the driver's list of processes with the grants. The agent can only report a difference: the memory is in use already.
+    fn find_strays(&self, facts: &Facts, records: &BTreeMap<Key, GrantRecord>, found: &mut Vec<(Class, String, String)>) {
+        for (uuid, pods) in facts.memory_in_use.iter().flatten() {
+            let Some(gpu) = self.gpu(uuid) else { continue };
+            let capacity = self.capacity(gpu);
+            for (uid, used) in pods {
+                // A grant that ends in this very pass was still valid when the driver was queried.
+                let granted = records
+                    .values()
+                    .chain(self.records_of(uid))
+                    .filter(|record| record.uid == *uid)
+                    .find_map(|record| record.gpus.iter().find(|share| share.uuid == *uuid));
+                match granted.map(|share| booked(share, capacity)) {
+                    None => {
+                        let text = format!(
+                            "a process of this pod runs on GPU {} and uses {used} of its memory without a grant from Divvy: this memory may be \
+                             promised to other pods. A pod gets a GPU by requesting {}. Check how this pod reaches the GPU: privileged, hostPath, \
+                             another device plugin, or nvidia as the default container runtime",
+                            gpu.index, self.settings.memory_resource
+                        );
+                        found.push((Class::NotGranted, uid.clone(), text));
+                    }
+                    Some(granted) if *used > granted => {
+                        let text = format!(
+                            "the pod's processes use {used} of GPU {}, but {granted} were granted: other pods on this GPU may run out of memory. \
+                             Request more, or limit what the program uses",
+                            gpu.index
+                        );
+                        found.push((Class::MemoryExceeded, uid.clone(), text));
+                    }
+                    Some(_) => {}
+                }
+            }
+        }
+    }
+
+    /// Pairs of live pods with a device id in common: one pod's UID and the other pod's name.
+    fn double_handouts(&self, handouts: &[Handout], facts: &Facts) -> Vec<(String, String)> {
+        let mut owner: BTreeMap<&str, &str> = BTreeMap::new();
+        let mut pairs: BTreeSet<(&str, &str)> = BTreeSet::new();
+        for handout in self.memory_handouts(handouts) {
+            let uid = handout.key.uid.as_str();
+            let live = facts.populated.contains(uid) || self.pods.get(uid).is_some_and(|known| !known.pod.ended());
+            if !live {
+                continue;
+            }
+            for id in &handout.ids {
+                match owner.insert(id, uid) {
+                    Some(other) if other != uid => {
+                        pairs.insert((other.min(uid), other.max(uid)));
+                    }
+                    _ => {}
+                }
+            }
+        }
+        pairs
+            .into_iter()
+            .map(|(one, other)| (one.to_owned(), self.pod_name(other)))
+            .collect()
+    }
+
+    /// Return an event, or `None` if an event of this class was posted for this pod before.
+    pub(super) fn event_once(&mut self, class: Class, uid: &str, text: &str) -> Option<Action> {
+        let pod = match (self.pods.get(uid), self.others.get(uid)) {
+            (Some(known), _) => known.pod.key(),
+            (None, Some(key)) => key.clone(),
+            (None, None) => self.records_of(uid).next()?.pod(),
+        };
+        self.reported.insert((class, uid.to_owned())).then(|| Action::Event {
+            pod,
+            uid: uid.to_owned(),
+            reason: class.event_reason(),
+            text: text.to_owned(),
+        })
+    }
+}
+
+fn removes(action: &Action, spec: &str) -> bool {
+    matches!(action, Action::RemoveSpec { name, .. } if name == spec)
+}
+
+fn shares_text(record: &GrantRecord) -> String {
+    let shares: Vec<String> = record
+        .gpus
+        .iter()
+        .map(|share| format!("{} of {}", share.memory, share.uuid))
+        .collect();
+    shares.join(", ")
+}

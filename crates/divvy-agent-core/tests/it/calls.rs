@@ -1,0 +1,424 @@
+//! GetPreferredAllocation, Allocate, and PreStartContainer, one at a time.
+
+use std::collections::BTreeSet;
+
+use divvy_agent_core::{Action, Facts, PreStart, Reason, Resource};
+use divvy_model::ContainerKind::{App, Init, Sidecar};
+use divvy_model::{Health, Held, MiB, names};
+use proptest::prelude::*;
+
+use crate::node::{Node, key, pod, simple};
+
+fn ids(texts: &[&str]) -> Vec<String> {
+    texts.iter().map(|text| (*text).to_owned()).collect()
+}
+
+#[test]
+fn the_answer_has_the_size_asked_for_and_what_must_be_included() {
+    let mut node = Node::new(&[4096, 4096]);
+    let all = node.free_ids();
+    for (available, must, size, expected) in [
+        // No pod is waiting: the ids of one GPU.
+        (all.clone(), ids(&[]), 2, ids(&["GPU-0::m0", "GPU-0::m1"])),
+        // must_include decides the GPU.
+        (all.clone(), ids(&["GPU-1::m3"]), 2, ids(&["GPU-1::m3", "GPU-1::m0"])),
+        (all.clone(), ids(&["GPU-1::m3"]), 1, ids(&["GPU-1::m3"])),
+        // Gaps: the GPU on which everything fits comes first.
+        (
+            ids(&["GPU-0::m2", "GPU-1::m0", "GPU-1::m1"]),
+            ids(&[]),
+            2,
+            ids(&["GPU-1::m0", "GPU-1::m1"]),
+        ),
+        // size == available.
+        (
+            ids(&["GPU-0::m2", "GPU-1::m0"]),
+            ids(&[]),
+            2,
+            ids(&["GPU-0::m2", "GPU-1::m0"]),
+        ),
+        (all.clone(), ids(&[]), 0, ids(&[])),
+        (all.clone(), ids(&["GPU-0::m0"]), 0, ids(&[])),
+        // More than available: all available ids.
+        (ids(&["GPU-0::m0"]), ids(&[]), 5, ids(&["GPU-0::m0"])),
+        // Duplicates, unknown and foreign ids.
+        (
+            ids(&["GPU-0::m0", "GPU-0::m0", "GPU-0::m1"]),
+            ids(&["GPU-0::m0", "GPU-0::m0"]),
+            2,
+            ids(&["GPU-0::m0", "GPU-0::m1"]),
+        ),
+        (ids(&["GPU-9::m0", "x", "GPU-0::m1"]), ids(&[]), 1, ids(&["GPU-0::m1"])),
+        (
+            ids(&["uuid-_-1", "uuid-_-2"]),
+            ids(&["uuid-_-2"]),
+            2,
+            ids(&["uuid-_-2", "uuid-_-1"]),
+        ),
+        (ids(&[]), ids(&[]), 3, ids(&[])),
+    ] {
+        assert_eq!(
+            node.core.preferred(&available, &must, size),
+            expected,
+            "{must:?} {size} of {available:?}"
+        );
+    }
+}
+
+proptest! {
+    #[test]
+    fn any_preferred_call_gets_a_legal_answer(
+        available in proptest::collection::vec("(GPU-[0-3]::m[0-9]|x|)", 0..12),
+        must in proptest::collection::vec("GPU-[0-3]::m[0-9]", 0..4),
+        size in 0_usize..14,
+        waiting in 0_u64..5,
+    ) {
+        let mut node = Node::new(&[4096, 4096]);
+        if waiting > 0 {
+            node.see(simple("a", 1, waiting));
+        }
+        let answer = node.core.preferred(&available, &must, size);
+        let possible: BTreeSet<&String> = available.iter().chain(&must).collect();
+        prop_assert_eq!(answer.len(), size.min(possible.len()));
+        let distinct: BTreeSet<&String> = answer.iter().collect();
+        prop_assert_eq!(distinct.len(), answer.len());
+        prop_assert!(distinct.is_subset(&possible));
+        let must: BTreeSet<&String> = must.iter().collect();
+        if must.len() <= size {
+            prop_assert!(must.is_subset(&distinct));
+        }
+    }
+
+    #[test]
+    fn no_ids_make_allocate_panic(ids in proptest::collection::vec("(GPU-[01]::(m[0-9]{1,3}|c)|.{0,20})", 0..6)) {
+        let mut node = Node::new(&[4096, 4096]);
+        let distinct: BTreeSet<&String> = ids.iter().collect();
+        if let Ok(names) = node.core.allocate(Resource::Memory, &ids) {
+            prop_assert_eq!(names.len(), 1);
+            prop_assert_eq!(distinct.len(), ids.len());
+            prop_assert!(!ids.is_empty());
+        }
+    }
+}
+
+#[test]
+fn ids_are_steered_to_the_gpu_of_the_pod_that_waits() {
+    let mut node = Node::new(&[8192, 8192]);
+    node.see(simple("a", 1, 3));
+    let free = node.free_ids();
+    let chosen = node.core.preferred(&free, &[], 3);
+    assert!(chosen.iter().all(|id| id.starts_with("GPU-1::")), "{chosen:?}");
+    // Another size: no pod is waiting for it.
+    assert!(node.core.preferred(&free, &[], 2).iter().all(|id| id.starts_with("GPU-0::")));
+    // A pod that is being deleted steals nothing (R4).
+    node.change("a", |pod| pod.deleting = true);
+    assert!(node.core.preferred(&free, &[], 3).iter().all(|id| id.starts_with("GPU-0::")));
+}
+
+#[test]
+fn of_two_pods_of_one_size_each_is_steered_once_even_before_the_checkpoint_is_read() {
+    let mut node = Node::new(&[8192, 8192]);
+    node.see(simple("a", 1, 3));
+    node.see(simple("b", 0, 3));
+    let mut gpus = Vec::new();
+    let mut free = node.free_ids();
+    for _ in 0..2 {
+        let chosen = node.core.preferred(&free, &[], 3);
+        node.core.allocate(Resource::Memory, &chosen).expect("allocated");
+        free.retain(|id| !chosen.contains(id));
+        gpus.push(chosen[0].split("::").next().expect("a GPU").to_owned());
+    }
+    assert_eq!(gpus, ["GPU-1", "GPU-0"]);
+}
+
+#[test]
+fn foreign_doubled_and_missing_ids_are_refused_in_words() {
+    let mut node = Node::new(&[2048]);
+    for (resource, ids, expected) in [
+        (Resource::Memory, vec![], "no device of aliyun.com/gpu-mem"),
+        (Resource::Memory, vec!["x"], "\"x\" is not an id of this plugin"),
+        (Resource::Memory, vec!["uuid-_-1"], "is not an id of this plugin"),
+        (
+            Resource::Memory,
+            vec!["GPU-9::m0"],
+            "GPU GPU-9, which this node does not have (GPUs: GPU-0)",
+        ),
+        (
+            Resource::Memory,
+            vec!["GPU-0::m2"],
+            "slot 2 of a GPU that has only 2 units of GiB",
+        ),
+        (Resource::Memory, vec!["GPU-0::c"], "does not belong to aliyun.com/gpu-mem"),
+        (Resource::Count, vec!["GPU-0::m0"], "does not belong to aliyun.com/gpu-count"),
+        (
+            Resource::Memory,
+            vec!["GPU-0::m1", "GPU-0::m1"],
+            "\"GPU-0::m1\" appears twice",
+        ),
+    ] {
+        let ids: Vec<String> = ids.into_iter().map(str::to_owned).collect();
+        let error = node.core.allocate(resource, &ids).expect_err(expected);
+        assert!(error.contains(expected), "{error}");
+    }
+}
+
+#[test]
+fn allocate_answers_from_the_ids_alone() {
+    let mut node = Node::new(&[4096]);
+    let one = node
+        .core
+        .allocate(Resource::Memory, &ids(&["GPU-0::m0", "GPU-0::m1"]))
+        .expect("allocated");
+    node.restart_agent();
+    let again = node
+        .core
+        .allocate(Resource::Memory, &ids(&["GPU-0::m1", "GPU-0::m0"]))
+        .expect("allocated");
+    assert_eq!(one, again, "the order means nothing, and a restart changes nothing");
+    assert!(one[0].starts_with("divvy.dev/grant="), "{one:?}");
+    assert_eq!(
+        node.core.allocate(Resource::Count, &ids(&["GPU-0::c"])).expect("allocated"),
+        Vec::<String>::new()
+    );
+}
+
+#[test]
+fn allocating_4096_ids_gives_one_name() {
+    let mut node = Node::new(&[4096 * 1024]);
+    let all = node.free_ids();
+    assert_eq!(all.len(), 4096);
+    let chosen = node.core.preferred(&all, &[], 4096);
+    assert_eq!(node.core.allocate(Resource::Memory, &chosen).expect("allocated").len(), 1);
+}
+
+#[test]
+fn a_container_finds_its_gpu_its_variables_and_void() {
+    let mut node = Node::new(&[16384, 16384]);
+    node.node_files.devices = ["/dev/nvidia-uvm".to_owned()].into();
+    node.see(simple("a", 1, 3));
+    node.admit("a").expect("admitted");
+    let running = node.start("a", "main").expect("started");
+    assert_eq!(
+        running.env,
+        [
+            "ALIYUN_COM_GPU_MEM_IDX=1",
+            "ALIYUN_COM_GPU_MEM_POD=3",
+            "ALIYUN_COM_GPU_MEM_CONTAINER=3",
+            "ALIYUN_COM_GPU_MEM_DEV=16",
+            "NVIDIA_VISIBLE_DEVICES=void"
+        ]
+    );
+    assert_eq!(running.devices, ["/dev/nvidia1", "/dev/nvidiactl", "/dev/nvidia-uvm"]);
+}
+
+#[test]
+fn the_record_is_written_before_the_spec() {
+    let mut node = Node::new(&[4096]);
+    node.see(simple("a", 0, 1));
+    node.admit("a").expect("admitted");
+    let PreStart::Granted { actions, .. } = node.pre_start("a", "main") else {
+        panic!("granted");
+    };
+    assert!(
+        matches!(actions.as_slice(), [Action::WriteRecord(_), Action::WriteSpec { .. }]),
+        "{actions:?}"
+    );
+}
+
+/// K09.
+#[test]
+fn a_container_that_restarts_gets_the_same_a_hundred_times() {
+    let mut node = Node::new(&[4096, 4096]);
+    node.see(simple("a", 1, 4));
+    node.admit("a").expect("admitted");
+    let first = node.start("a", "main").expect("started");
+    let (records, specs) = (node.records.clone(), node.specs.clone());
+    for _ in 0..100 {
+        assert_eq!(node.start("a", "main").expect("started again"), first);
+    }
+    assert_eq!((node.records.clone(), node.specs.clone()), (records, specs));
+}
+
+/// K16, K17, R3.
+#[test]
+fn init_containers_and_sidecars_share_the_pods_gpu_and_count_once() {
+    for (containers, effective) in [
+        (vec![("i", Init, 1), ("s", Sidecar, 1), ("a", App, 1)], 2),
+        (vec![("i", Init, 4), ("a", App, 1)], 4),
+        (vec![("i", Init, 1), ("a", App, 4)], 4),
+        (vec![("i", Init, 4), ("j", Init, 2), ("a", App, 4)], 4),
+        (vec![("i", Init, 2), ("s", Sidecar, 1), ("a", App, 2), ("b", App, 1)], 4),
+    ] {
+        let mut node = Node::new(&[4096, 4096]);
+        let names: Vec<&str> = containers.iter().map(|(name, ..)| *name).collect();
+        node.see(pod("a", 1, &containers));
+        node.admit("a").expect("admitted");
+        for name in &names {
+            let running = node.start("a", name).expect("started");
+            assert!(
+                running.devices.contains(&"/dev/nvidia1".to_owned()),
+                "{containers:?} {name}: {running:?}"
+            );
+        }
+        assert!(
+            node.handouts.iter().flat_map(|h| &h.ids).all(|id| id.starts_with("GPU-1::")),
+            "{containers:?}: {:?}",
+            node.handouts
+        );
+        // The rest of the GPU is what the formula leaves, not the sum over containers.
+        let left = 4 - effective;
+        if left > 0 {
+            node.see(simple("b", 1, left));
+            node.admit("b").expect("admitted");
+            node.start("b", "main").expect("fits next to it");
+        }
+        node.see(simple("c", 1, 1));
+        node.allocate_as("c", "main", &ids(&["GPU-0::m0"])).expect("allocated");
+        assert_eq!(node.start("c", "main").expect_err("full").0, Reason::MemoryHeld);
+    }
+}
+
+/// R20, R22.
+#[test]
+fn a_pod_bound_without_the_extender_is_refused_with_what_to_check_and_one_event() {
+    let mut node = Node::new(&[4096]);
+    node.see(divvy_model::Pod {
+        held: Held::Nothing,
+        ..simple("a", 0, 1)
+    });
+    node.admit("a").expect("any legal answer");
+    for _ in 0..3 {
+        let (reason, text) = node.start("a", "main").expect_err("no allocation");
+        assert_eq!(reason, Reason::NoAllocation);
+        for part in [
+            "default/pod-a",
+            "divvy.dev/allocation",
+            "extender",
+            "spec.nodeName",
+            "ignorable",
+        ] {
+            assert!(text.contains(part), "{part}: {text}");
+        }
+    }
+    assert_eq!(node.events.len(), 1, "{:?}", node.events);
+    assert!(node.records.is_empty() && node.specs.is_empty());
+}
+
+#[test]
+fn an_allocation_that_cannot_be_read_is_refused() {
+    let mut node = Node::new(&[4096]);
+    let annotations = [(names::ALLOCATION.to_owned(), "{\"v\":9}".to_owned())].into();
+    node.see(divvy_model::Pod {
+        held: Held::from_annotations(&annotations),
+        ..simple("a", 0, 1)
+    });
+    node.admit("a").expect("any legal answer");
+    let (reason, text) = node.start("a", "main").expect_err("unreadable");
+    assert_eq!(reason, Reason::NoAllocation);
+    assert!(text.contains("version 9"), "{text}");
+    assert_eq!(node.events[0].1, "NoAllocation");
+}
+
+#[test]
+fn gpushares_annotations_are_good_enough() {
+    let mut node = Node::new(&[4096, 4096]);
+    let annotations = [
+        (names::ALIYUN_IDX.to_owned(), "1".to_owned()),
+        (names::ALIYUN_POD.to_owned(), "3".to_owned()),
+    ];
+    node.see(divvy_model::Pod {
+        held: Held::from_annotations(&annotations.into()),
+        ..simple("a", 0, 3)
+    });
+    node.admit("a").expect("admitted");
+    assert!(
+        node.start("a", "main")
+            .expect("started")
+            .devices
+            .contains(&"/dev/nvidia1".to_owned())
+    );
+    assert_eq!(node.records[&key("a", "main")].gpus[0].memory, MiB(3072));
+}
+
+#[test]
+fn answers_of_another_plugins_time_are_booked_and_need_no_spec() {
+    let mut node = Node::new(&[4096]);
+    node.see(simple("a", 0, 3));
+    node.handouts.push(divvy_agent_core::Handout {
+        key: key("a", "main"),
+        resource: names::GPU_MEM.to_owned(),
+        ids: ["GPU-0-_-0".to_owned(), "GPU-0-_-1".to_owned(), "GPU-0-_-2".to_owned()].into(),
+        grant: None,
+    });
+    assert!(matches!(node.pre_start("a", "main"), PreStart::Granted { .. }));
+    assert!(node.specs.is_empty());
+    assert_eq!(node.records.len(), 1);
+    node.see(simple("b", 0, 2));
+    node.allocate_as("b", "main", &ids(&["GPU-0::m0", "GPU-0::m1"]))
+        .expect("allocated");
+    assert_eq!(
+        node.start("b", "main").expect_err("only one unit is left").0,
+        Reason::MemoryHeld
+    );
+}
+
+#[test]
+fn no_container_starts_on_a_gpu_that_failed_was_lost_or_is_not_there() {
+    for (health, reason, expected) in [
+        (Health::Failed, Some("XID 79"), "has failed (XID 79)"),
+        (Health::Lost, None, "is lost"),
+    ] {
+        let mut node = Node::new(&[4096, 4096]);
+        node.see(simple("a", 1, 1));
+        node.admit("a").expect("admitted");
+        node.set_health(1, health, reason);
+        let (class, text) = node.start("a", "main").expect_err("failed GPU");
+        assert_eq!(class, Reason::GpuUnavailable);
+        assert!(text.contains(expected) && text.contains("starts automatically"), "{text}");
+        node.set_health(1, Health::Ok, None);
+        node.start("a", "main").expect("recovered");
+    }
+    let mut node = Node::new(&[4096]);
+    node.see(simple("a", 7, 1));
+    node.admit("a").expect("admitted");
+    let (class, text) = node.start("a", "main").expect_err("no such GPU");
+    assert_eq!(class, Reason::GpuUnavailable);
+    assert!(text.contains("GPU-7") && text.contains("GPUs: GPU-0"), "{text}");
+}
+
+#[test]
+fn without_a_readable_checkpoint_nothing_starts() {
+    let mut node = Node::new(&[4096]);
+    node.see(simple("a", 0, 1));
+    node.admit("a").expect("admitted");
+    let facts = Facts {
+        handouts: None,
+        ..node.facts()
+    };
+    let ids = node.ids_of("a", "main");
+    assert!(matches!(
+        node.core.pre_start(&ids, &facts),
+        PreStart::Wait(Reason::Identity, _)
+    ));
+    for unknown in [vec![], vec!["GPU-0::m3".to_owned()], vec!["x".to_owned()]] {
+        assert!(
+            matches!(node.pre_start_ids(&unknown), PreStart::Wait(Reason::Identity, _)),
+            "{unknown:?}"
+        );
+    }
+}
+
+#[test]
+fn a_whole_gpu_is_given_alone() {
+    let mut node = Node::new(&[4096]);
+    let mut whole = simple("a", 0, 1);
+    if let Held::Allocation(allocation) = &mut whole.held {
+        allocation.gpus[0].whole = true;
+    }
+    node.see(whole);
+    node.admit("a").expect("admitted");
+    node.start("a", "main").expect("started");
+    node.see(simple("b", 0, 1));
+    node.admit("b").expect("admitted");
+    assert_eq!(node.start("b", "main").expect_err("exclusive").0, Reason::MemoryHeld);
+}

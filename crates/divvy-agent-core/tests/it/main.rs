@@ -1,0 +1,13 @@
+//! The node's decisions, as tables, as the races of docs/compatibility/races.md, and at random.
+
+mod amounts;
+mod bounds;
+mod calls;
+mod devices;
+mod driver;
+mod lists;
+mod multi_gpu;
+mod node;
+mod races;
+mod random;
+mod reconcile;

@@ -1,0 +1,422 @@
+//! A node in memory: a kubelet's device manager, cgroups, the agent's files, and the core under test.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use divvy_agent_core::{
+    Action, Core, Facts, Handout, Key, NodeFiles, NodeKey, PreStart, Reason, Reconciled, Resource, Settings, owner_of_spec,
+};
+use divvy_cdi as cdi;
+use divvy_cdi::{Device, Spec};
+use divvy_model::{
+    Allocation, ContainerKind, ContainerRequest, ContainerShare, Gpu, GpuShare, GrantRecord, Health, Held, MemoryUnit, MiB,
+    Phase, Pod, PodRequest, names,
+};
+
+pub(crate) const GIB: u64 = 1024;
+
+pub(crate) fn settings() -> Settings {
+    Settings {
+        unit: MemoryUnit::GIB,
+        reserve: MiB::ZERO,
+        node_key: NodeKey([7; 32]),
+        memory_resource: names::GPU_MEM.to_owned(),
+        count_resource: names::GPU_COUNT.to_owned(),
+        agent_version: "test".to_owned(),
+        boot_id: "boot-1".to_owned(),
+    }
+}
+
+pub(crate) fn gpu(index: u32, mib: u64) -> Gpu {
+    Gpu {
+        uuid: format!("GPU-{index}"),
+        kind: "gpu".to_owned(),
+        parent: None,
+        index,
+        minor: index,
+        pci: String::new(),
+        model: "NVIDIA T4".to_owned(),
+        cc: "7.5".to_owned(),
+        sms: 40,
+        clock_mhz: 1590,
+        bandwidth_gbs: 320,
+        total: MiB(mib),
+        reserve: MiB::ZERO,
+        units: 0,
+        held: MiB::ZERO,
+        numa: Some(index % 2),
+        health: Health::Ok,
+        reason: None,
+        links: Vec::new(),
+    }
+}
+
+/// A pod that is bound to this node with an allocation on one GPU.
+pub(crate) fn pod(uid: &str, gpu: u32, containers: &[(&str, ContainerKind, u64)]) -> Pod {
+    let request = PodRequest {
+        containers: containers
+            .iter()
+            .map(|(name, kind, units)| ContainerRequest {
+                name: (*name).to_owned(),
+                kind: *kind,
+                units: *units,
+                gpu_count: 0,
+            })
+            .collect(),
+        ..PodRequest::default()
+    };
+    let uuid = format!("GPU-{gpu}");
+    let allocation = Allocation {
+        v: 1,
+        gpus: vec![GpuShare {
+            uuid: uuid.clone(),
+            memory: MiB(request.effective_units().expect("small") * GIB),
+            cores: 0,
+            whole: false,
+        }],
+        containers: request
+            .memory_containers()
+            .map(|container| {
+                let share = ContainerShare {
+                    uuid: uuid.clone(),
+                    memory: MiB(container.units * GIB),
+                    cores: 0,
+                };
+                (container.name.clone(), vec![share])
+            })
+            .collect(),
+    };
+    Pod {
+        uid: uid.to_owned(),
+        namespace: "default".to_owned(),
+        name: format!("pod-{uid}"),
+        node: Some("n1".to_owned()),
+        request,
+        held: Held::Allocation(allocation),
+        ..Pod::default()
+    }
+}
+
+pub(crate) fn simple(uid: &str, gpu: u32, units: u64) -> Pod {
+    pod(uid, gpu, &[("main", ContainerKind::App, units)])
+}
+
+pub(crate) fn key(uid: &str, container: &str) -> Key {
+    Key {
+        uid: uid.to_owned(),
+        container: container.to_owned(),
+    }
+}
+
+/// What a running container has, from the spec that its container runtime resolved.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Running {
+    pub(crate) env: Vec<String>,
+    pub(crate) devices: Vec<String>,
+}
+
+pub(crate) struct Node {
+    pub(crate) core: Core,
+    settings: Settings,
+    gpus: Vec<Gpu>,
+    // The agent's files on disk.
+    pub(crate) records: BTreeMap<Key, GrantRecord>,
+    pub(crate) specs: BTreeMap<String, String>,
+    // The kubelet.
+    pub(crate) handouts: Vec<Handout>,
+    // The node.
+    pub(crate) populated: BTreeSet<String>,
+    pub(crate) node_files: NodeFiles,
+    pub(crate) memory_in_use: Option<BTreeMap<String, BTreeMap<String, MiB>>>,
+    // The API server.
+    pub(crate) pods: BTreeMap<String, Pod>,
+    pub(crate) synced: bool,
+    pub(crate) events: Vec<(String, &'static str, String)>,
+}
+
+/// A CDI spec that names the GPUs and has no files.
+fn spec_of(gpus: &[Gpu]) -> Spec {
+    let devices = gpus.iter().map(|gpu| Device {
+        name: gpu.uuid.clone(),
+        ..Device::default()
+    });
+    Spec {
+        kind: "nvidia.com/gpu".to_owned(),
+        devices: devices.collect(),
+        ..Spec::default()
+    }
+}
+
+impl Node {
+    pub(crate) fn new(mib: &[u64]) -> Node {
+        let gpus: Vec<Gpu> = (0..).zip(mib).map(|(index, mib)| gpu(index, *mib)).collect();
+        Node::with(settings(), gpus)
+    }
+
+    pub(crate) fn with(settings: Settings, gpus: Vec<Gpu>) -> Node {
+        let mut core = Core::new(settings.clone());
+        core.set_hardware("550.54.15", gpus.clone()).expect("few ids");
+        Node {
+            core,
+            settings,
+            gpus: gpus.clone(),
+            records: BTreeMap::new(),
+            specs: BTreeMap::new(),
+            handouts: Vec::new(),
+            populated: BTreeSet::new(),
+            // The driver's spec exists, as if an agent had made it.
+            node_files: NodeFiles {
+                specs: vec![spec_of(&gpus)],
+                ..NodeFiles::default()
+            },
+            memory_in_use: None,
+            pods: BTreeMap::new(),
+            synced: true,
+            events: Vec::new(),
+        }
+    }
+
+    pub(crate) fn set_health(&mut self, index: usize, health: Health, reason: Option<&str>) {
+        self.gpus[index].health = health;
+        self.gpus[index].reason = reason.map(str::to_owned);
+        self.core.set_hardware("550.54.15", self.gpus.clone()).expect("few ids");
+    }
+
+    /// Create this pod on the API server, and let the agent see it.
+    pub(crate) fn see(&mut self, pod: Pod) {
+        self.pods.insert(pod.uid.clone(), pod.clone());
+        let actions = self.core.apply_pod(pod);
+        self.perform(&actions);
+    }
+
+    pub(crate) fn change(&mut self, uid: &str, change: impl FnOnce(&mut Pod)) {
+        let mut pod = self.pods[uid].clone();
+        change(&mut pod);
+        self.see(pod);
+    }
+
+    /// Delete the pod's object, regardless of its containers.
+    pub(crate) fn object_gone(&mut self, uid: &str) {
+        self.pods.remove(uid);
+        self.core.delete_pod(uid);
+    }
+
+    pub(crate) fn facts(&self) -> Facts {
+        Facts {
+            handouts: Some(self.handouts.clone()),
+            populated: self.populated.clone(),
+            synced: self.synced,
+            fresh: false,
+            node: self.node_files.clone(),
+            specs: self.specs.clone(),
+            memory_in_use: self.memory_in_use.clone(),
+        }
+    }
+
+    /// The driver's list of processes: pod, GPU, MiB.
+    pub(crate) fn processes(&mut self, of: &[(&str, usize, u64)]) {
+        let mut in_use: BTreeMap<String, BTreeMap<String, MiB>> = BTreeMap::new();
+        for (uid, index, mib) in of {
+            let gpu = in_use.entry(self.gpus[*index].uuid.clone()).or_default();
+            gpu.insert((*uid).to_owned(), MiB(*mib));
+        }
+        self.memory_in_use = Some(in_use);
+    }
+
+    pub(crate) fn perform(&mut self, actions: &[Action]) {
+        for action in actions {
+            match action {
+                Action::WriteRecord(record) => {
+                    self.records.insert(Key::of(record), record.clone());
+                }
+                Action::RemoveRecord(key) => {
+                    self.records.remove(key);
+                }
+                Action::WriteSpec { name, text } => {
+                    self.specs.insert(name.clone(), text.clone());
+                }
+                Action::RemoveSpec { name, owner } => {
+                    if self.specs.get(name).is_some_and(|text| owner_of_spec(text) == *owner) {
+                        self.specs.remove(name);
+                    }
+                }
+                Action::Event { uid, reason, text, .. } => self.events.push((uid.clone(), reason, text.clone())),
+            }
+            self.core.commit(action);
+        }
+    }
+
+    /// All ids that are free in the kubelet's view.
+    pub(crate) fn free_ids(&self) -> Vec<String> {
+        let taken: BTreeSet<&String> = self.handouts.iter().flat_map(|handout| &handout.ids).collect();
+        let devices = self.core.devices().memory;
+        devices
+            .iter()
+            .filter(|device| device.healthy)
+            .map(|device| device.id.to_string())
+            .filter(|id| !taken.contains(id))
+            .collect()
+    }
+
+    /// Admit a pod as the kubelet's device manager does: containers in order, with the ids of init containers reused
+    /// (`pkg/kubelet/cm/devicemanager/manager.go`).
+    pub(crate) fn admit(&mut self, uid: &str) -> Result<(), String> {
+        let pod = self.pods[uid].clone();
+        let mut reuse: Vec<String> = Vec::new();
+        for container in pod.request.memory_containers() {
+            let want = usize::try_from(container.units).expect("small");
+            let must: Vec<String> = reuse.iter().take(want).cloned().collect();
+            let ids = if must.len() == want {
+                must
+            } else {
+                let free = self.free_ids();
+                let available: Vec<String> = free.into_iter().chain(reuse.clone()).collect();
+                let ids = self.core.preferred(&available, &must, want);
+                if ids.len() < want {
+                    return Err("requested number of devices unavailable".to_owned());
+                }
+                assert!(must.iter().all(|id| ids.contains(id)), "must_include is included");
+                assert!(ids.iter().all(|id| available.contains(id)), "only available ids");
+                ids
+            };
+            self.allocate_as(uid, &container.name, &ids)?;
+            match container.kind {
+                ContainerKind::Init => reuse.extend(ids.into_iter().filter(|id| !reuse.contains(id)).collect::<Vec<_>>()),
+                ContainerKind::Sidecar | ContainerKind::App => reuse.retain(|id| !ids.contains(id)),
+            }
+        }
+        Ok(())
+    }
+
+    /// Call Allocate for exactly these ids, and add the checkpoint's entry.
+    pub(crate) fn allocate_as(&mut self, uid: &str, container: &str, ids: &[String]) -> Result<(), String> {
+        let names = self.core.allocate(Resource::Memory, ids)?;
+        self.handouts.push(Handout {
+            key: key(uid, container),
+            resource: names::GPU_MEM.to_owned(),
+            ids: ids.iter().cloned().collect(),
+            grant: names.first().and_then(|name| cdi::grant_name(name)).map(str::to_owned),
+        });
+        self.core.set_handouts(self.handouts.clone());
+        Ok(())
+    }
+
+    pub(crate) fn ids_of(&self, uid: &str, container: &str) -> Vec<String> {
+        let handout = self.handouts.iter().find(|handout| handout.key == key(uid, container));
+        handout.expect("handed out").ids.iter().cloned().collect()
+    }
+
+    /// Call PreStartContainer while the pod's sandbox is running.
+    pub(crate) fn pre_start(&mut self, uid: &str, container: &str) -> PreStart {
+        self.populated.insert(uid.to_owned());
+        let ids = self.ids_of(uid, container);
+        self.pre_start_ids(&ids)
+    }
+
+    pub(crate) fn pre_start_ids(&mut self, ids: &[String]) -> PreStart {
+        let mut answer = self.core.pre_start(ids, &self.facts());
+        if matches!(answer, PreStart::Wait(..)) {
+            // Like the agent: list the pods, then call again.
+            if self.synced {
+                let listing = self.core.begin_list();
+                let actions = self.core.listed(listing, self.pods.values().cloned().collect());
+                self.perform(&actions.expect("no watch began again"));
+                let fresh = Facts {
+                    fresh: true,
+                    ..self.facts()
+                };
+                answer = self.core.pre_start(ids, &fresh);
+            }
+        }
+        match &answer {
+            PreStart::Granted { actions, .. } | PreStart::Refused { actions, .. } => self.perform(actions),
+            PreStart::Wait(..) => {}
+        }
+        answer
+    }
+
+    /// Start a container: call PreStart, then let the container runtime resolve the CDI name that the kubelet recorded.
+    pub(crate) fn start(&mut self, uid: &str, container: &str) -> Result<Running, (Reason, String)> {
+        match self.pre_start(uid, container) {
+            PreStart::Granted { .. } => {
+                if let Some(pod) = self.pods.get(uid)
+                    && !pod.ended()
+                {
+                    self.change(uid, |pod| {
+                        pod.phase = Phase::Running;
+                        pod.container_running = true;
+                    });
+                }
+                Ok(self.resolve(uid, container).expect("the spec is there after PreStart"))
+            }
+            PreStart::Wait(reason, text) | PreStart::Refused { reason, text, .. } => Err((reason, text)),
+        }
+    }
+
+    /// What the container runtime finds under the name that the kubelet recorded.
+    pub(crate) fn resolve(&self, uid: &str, container: &str) -> Option<Running> {
+        let handout = self.handouts.iter().find(|handout| handout.key == key(uid, container))?;
+        let spec = cdi::Spec::parse(self.specs.get(handout.grant.as_ref()?)?).expect("own text");
+        let edits = &spec.devices[0].container_edits;
+        Some(Running {
+            env: edits.env.clone(),
+            devices: edits.device_nodes.iter().map(|node| node.path.clone()).collect(),
+        })
+    }
+
+    /// Remove a pod from the kubelet's own records.
+    pub(crate) fn kubelet_forgets(&mut self, uid: &str) {
+        self.handouts.retain(|handout| handout.key.uid != uid);
+        self.core.set_handouts(self.handouts.clone());
+    }
+
+    pub(crate) fn processes_end(&mut self, uid: &str) {
+        self.populated.remove(uid);
+        if self.pods.contains_key(uid) {
+            self.change(uid, |pod| pod.container_running = false);
+        }
+    }
+
+    pub(crate) fn reconcile(&mut self) -> Reconciled {
+        let facts = self.facts();
+        if let Some(handouts) = facts.handouts.clone() {
+            self.core.set_handouts(handouts);
+        }
+        let found = self.core.reconcile(&facts);
+        self.perform(&found.actions);
+        found
+    }
+
+    /// Replace the GPU with this index by another one.
+    pub(crate) fn replace_card(&mut self, index: usize, uuid: &str) {
+        uuid.clone_into(&mut self.gpus[index].uuid);
+        self.core.set_hardware("550.54.15", self.gpus.clone()).expect("few ids");
+    }
+
+    /// Restart the agent with another `--memory-unit`.
+    pub(crate) fn change_unit(&mut self, unit: divvy_model::MemoryUnit) {
+        self.settings.unit = unit;
+        self.restart_agent();
+    }
+
+    /// Start a new agent process. Its knowledge comes from disk, from the checkpoint, and from the API server.
+    pub(crate) fn restart_agent(&mut self) {
+        let mut core = Core::new(self.settings.clone());
+        core.load_records(self.records.values().cloned().collect());
+        core.set_hardware("550.54.15", self.gpus.clone()).expect("few ids");
+        core.set_handouts(self.handouts.clone());
+        self.core = core;
+        let actions = self.core.reset_pods(self.pods.values().cloned().collect());
+        self.perform(&actions);
+    }
+
+    /// Memory of containers with a grant and processes, per GPU, each pod once. Computed from the test's own records.
+    pub(crate) fn used(&self, totals: &BTreeMap<String, (String, u64)>) -> BTreeMap<String, u64> {
+        let mut used: BTreeMap<String, u64> = BTreeMap::new();
+        for uid in &self.populated {
+            if let Some((gpu, mib)) = totals.get(uid) {
+                *used.entry(gpu.clone()).or_default() += mib;
+            }
+        }
+        used
+    }
+}

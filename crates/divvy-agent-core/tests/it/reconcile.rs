@@ -1,0 +1,294 @@
+use std::collections::BTreeSet;
+
+use divvy_agent_core::{Action, Class, Facts, Settings};
+use divvy_model::{MiB, Phase};
+
+use crate::node::{Node, gpu, key, settings, simple};
+
+fn running(gpus: &[u64], pods: &[(&str, u32, u64)]) -> Node {
+    let mut node = Node::new(gpus);
+    for (uid, gpu, units) in pods {
+        node.see(simple(uid, *gpu, *units));
+        node.admit(uid).expect("admitted");
+        node.start(uid, "main").expect("started");
+    }
+    node
+}
+
+#[test]
+fn at_rest_there_is_nothing_to_do() {
+    let mut node = running(&[4096, 4096], &[("a", 0, 3), ("b", 1, 3)]);
+    assert_eq!(node.reconcile(), divvy_agent_core::Reconciled::default());
+}
+
+/// Invariants 3 and 4.
+#[test]
+fn a_grant_ends_only_when_the_pod_is_over_and_its_processes_are_gone() {
+    type End = fn(&mut Node);
+    let over: [(&str, End); 2] = [
+        ("object gone", |node| node.object_gone("a")),
+        ("succeeded", |node| {
+            node.change("a", |pod| {
+                pod.phase = Phase::Succeeded;
+                pod.container_running = false;
+            });
+        }),
+    ];
+    for (name, over) in over {
+        let mut node = running(&[4096], &[("a", 0, 3)]);
+        over(&mut node);
+        assert_eq!(
+            node.reconcile().held.get("GPU-0"),
+            Some(&MiB(3072)),
+            "{name}: processes are left"
+        );
+        assert_eq!(node.records.len(), 1, "{name}");
+        node.populated.remove("a");
+        let found = node.reconcile();
+        assert_eq!(found.classes.get(&Class::GrantEnded), Some(&1), "{name}");
+        assert!(node.records.is_empty() && node.specs.is_empty(), "{name}");
+        // The other order: no processes are left, but the object still exists.
+        let mut node = running(&[4096], &[("a", 0, 3)]);
+        node.processes_end("a");
+        node.reconcile();
+        assert_eq!(node.records.len(), 1, "{name}: a container may restart");
+        over(&mut node);
+        node.reconcile();
+        assert!(node.records.is_empty() && node.specs.is_empty(), "{name}");
+    }
+}
+
+#[test]
+fn nothing_is_taken_for_gone_before_the_list_of_pods_was_complete() {
+    let mut node = running(&[4096], &[("a", 0, 3)]);
+    node.processes_end("a");
+    let (records, pods) = (node.records.clone(), std::mem::take(&mut node.pods));
+    node.synced = false;
+    node.restart_agent();
+    node.reconcile();
+    assert_eq!(node.records, records);
+    assert_eq!(node.specs.len(), 1);
+    node.pods = pods;
+    node.synced = true;
+    node.restart_agent();
+    node.reconcile();
+    assert_eq!(node.records, records);
+}
+
+/// K12: the directory of specs is a tmpfs.
+#[test]
+fn after_a_reboot_specs_are_rebuilt_from_the_records() {
+    let mut node = running(&[4096, 4096], &[("a", 1, 3)]);
+    let before = node.specs.clone();
+    node.specs.clear();
+    node.populated.clear();
+    // Another boot may change the numbers; only the UUIDs stay.
+    let mut gpus = vec![gpu(0, 4096), gpu(1, 4096)];
+    gpus[0].minor = 1;
+    gpus[1].minor = 0;
+    let mut rebooted = Node::with(
+        Settings {
+            boot_id: "boot-2".to_owned(),
+            ..settings()
+        },
+        gpus,
+    );
+    rebooted.records = node.records;
+    rebooted.handouts = node.handouts;
+    rebooted.pods = node.pods;
+    rebooted.restart_agent();
+    let found = rebooted.reconcile();
+    assert_eq!(found.classes.get(&Class::SpecRebuilt), Some(&1));
+    assert_eq!(
+        rebooted.specs.keys().collect::<BTreeSet<_>>(),
+        before.keys().collect::<BTreeSet<_>>()
+    );
+    // There is no Allocate: the kubelet replays its answer, and PreStart renews the grant for this boot.
+    let running = rebooted.start("a", "main").expect("started");
+    assert!(running.devices.contains(&"/dev/nvidia0".to_owned()), "{running:?}");
+    assert_eq!(rebooted.records[&key("a", "main")].boot_id, "boot-2");
+}
+
+#[test]
+fn a_lost_state_directory_comes_back_from_the_specs() {
+    let mut node = running(&[4096, 4096], &[("a", 0, 3), ("ghost", 1, 2), ("over", 1, 1)]);
+    let before = node.records.clone();
+    node.object_gone("ghost");
+    node.object_gone("over");
+    node.processes_end("over");
+    node.records.clear();
+    node.restart_agent();
+    let found = node.reconcile();
+    assert_eq!(found.classes.get(&Class::RecordRebuilt), Some(&2));
+    assert_eq!(found.classes.get(&Class::SpecOrphan), Some(&1));
+    assert_eq!(node.records[&key("a", "main")], before[&key("a", "main")]);
+    assert_eq!(
+        node.records[&key("ghost", "main")],
+        before[&key("ghost", "main")],
+        "its annotation is gone, its spec is not"
+    );
+    assert_eq!(node.core.inventory().gpus[1].held, MiB(2048));
+    assert_eq!(node.specs.len(), 2);
+}
+
+#[test]
+fn with_the_specs_lost_too_running_pods_come_back_from_checkpoint_and_allocation() {
+    let mut node = running(&[4096], &[("a", 0, 3)]);
+    let (records, specs) = (std::mem::take(&mut node.records), std::mem::take(&mut node.specs));
+    // This pod is admitted but not started, so there is no grant to rebuild.
+    node.see(simple("b", 0, 1));
+    node.admit("b").expect("admitted");
+    node.restart_agent();
+    node.reconcile();
+    assert_eq!((node.records.clone(), node.specs.clone()), (records, specs));
+}
+
+#[test]
+fn specs_of_nobody_go_and_specs_that_were_changed_come_back() {
+    let mut node = running(&[4096], &[("a", 0, 3)]);
+    let before = node.specs.clone();
+    let name = before.keys().next().expect("one").clone();
+    node.specs.insert("00".repeat(16), "garbage".to_owned());
+    node.specs.insert(name, "{}".to_owned());
+    let found = node.reconcile();
+    assert_eq!(found.classes.get(&Class::SpecOrphan), Some(&1));
+    assert_eq!(found.classes.get(&Class::SpecRebuilt), Some(&1));
+    assert_eq!(node.specs, before);
+}
+
+/// K11.
+#[test]
+fn a_restarted_agent_knows_what_the_old_one_knew() {
+    let mut node = running(&[4096, 4096], &[("a", 0, 3), ("b", 1, 2), ("c", 1, 1)]);
+    node.object_gone("b");
+    node.reconcile();
+    let inventory = node.core.inventory();
+    let records: Vec<_> = node.core.records().cloned().collect();
+    let devices = node.core.devices();
+    node.restart_agent();
+    node.reconcile();
+    assert_eq!(node.core.inventory(), inventory);
+    assert_eq!(node.core.records().cloned().collect::<Vec<_>>(), records);
+    assert_eq!(node.core.devices(), devices);
+}
+
+/// K14, K15.
+#[test]
+fn what_ended_while_nobody_looked_is_not_counted() {
+    let mut node = running(&[4096], &[("a", 0, 2), ("b", 0, 2)]);
+    node.pods.get_mut("a").expect("there").phase = Phase::Succeeded;
+    node.pods.get_mut("a").expect("there").container_running = false;
+    node.pods.remove("b");
+    node.populated.clear();
+    node.restart_agent();
+    node.see(simple("c", 0, 4));
+    node.kubelet_forgets("a");
+    node.kubelet_forgets("b");
+    node.admit("c").expect("admitted");
+    node.start("c", "main").expect("all of it is free, before any reconciliation");
+    node.reconcile();
+    assert_eq!(node.records.keys().collect::<Vec<_>>(), [&key("c", "main")]);
+}
+
+#[test]
+fn a_lost_checkpoint_is_said_once_for_each_pod() {
+    let mut node = running(&[4096], &[("a", 0, 2), ("b", 0, 2)]);
+    node.handouts.clear();
+    for _ in 0..3 {
+        assert_eq!(node.reconcile().classes.get(&Class::CheckpointLost), Some(&2));
+    }
+    assert_eq!(node.events.len(), 2, "{:?}", node.events);
+    // A checkpoint that cannot be read is different: nothing is known, so no event is posted and nothing is lost.
+    let facts = Facts {
+        handouts: None,
+        ..node.facts()
+    };
+    let found = node.core.reconcile(&facts);
+    assert_eq!(found.actions, Vec::<Action>::new());
+}
+
+#[test]
+fn a_gpu_that_became_too_small_is_reported_and_takes_no_more() {
+    let mut node = running(&[4096], &[("a", 0, 2), ("b", 0, 2)]);
+    let mut smaller = Node::with(
+        Settings {
+            reserve: MiB(1024),
+            ..settings()
+        },
+        vec![gpu(0, 4096)],
+    );
+    smaller.records = std::mem::take(&mut node.records);
+    smaller.specs = std::mem::take(&mut node.specs);
+    smaller.handouts = std::mem::take(&mut node.handouts);
+    smaller.pods = std::mem::take(&mut node.pods);
+    smaller.populated = std::mem::take(&mut node.populated);
+    smaller.restart_agent();
+    let found = smaller.reconcile();
+    assert_eq!(found.classes.get(&Class::Overcommitted), Some(&2));
+    let text = &smaller
+        .events
+        .iter()
+        .find(|(_, reason, _)| *reason == "Overcommitted")
+        .expect("said")
+        .2;
+    assert!(text.contains("4096 MiB") && text.contains("3072 MiB"), "{text}");
+}
+
+#[test]
+fn a_pod_that_is_known_by_its_record_only_restarts_while_the_api_server_is_away() {
+    let mut node = running(&[4096], &[("a", 0, 3)]);
+    node.pods.clear();
+    node.synced = false;
+    node.restart_agent();
+    let before = node.records.clone();
+    node.start("a", "main").expect("from its record");
+    assert_eq!(node.records, before);
+}
+
+/// The driver's processes are compared with the grants. Each difference is reported once per pod and class, and no pod loses anything.
+#[test]
+fn a_process_where_none_was_granted_or_beyond_the_grant_is_said_once() {
+    type Case<'a> = (&'a str, &'a [(&'a str, usize, u64)], &'a [(Class, u64)]);
+    let cases: [Case<'_>; 8] = [
+        ("no processes", &[], &[]),
+        ("within the grant", &[("a", 0, 3072)], &[]),
+        ("the driver does not say how much", &[("a", 0, 0)], &[]),
+        ("more than granted", &[("a", 0, 3073)], &[(Class::MemoryExceeded, 1)]),
+        ("the wrong GPU", &[("a", 1, 1)], &[(Class::NotGranted, 1)]),
+        ("a pod without a request", &[("other", 1, 10)], &[(Class::NotGranted, 1)]),
+        ("an unknown pod", &[("unknown", 1, 10)], &[(Class::NotGranted, 1)]),
+        (
+            "both at once",
+            &[("a", 0, 4000), ("a", 1, 1)],
+            &[(Class::NotGranted, 1), (Class::MemoryExceeded, 1)],
+        ),
+    ];
+    for (name, processes, expected) in cases {
+        let mut node = running(&[4096, 4096], &[("a", 0, 3)]);
+        node.see(divvy_model::Pod {
+            held: divvy_model::Held::Nothing,
+            request: divvy_model::PodRequest::default(),
+            ..simple("other", 0, 1)
+        });
+        node.processes(processes);
+        let before = (node.records.clone(), node.specs.clone());
+        for _ in 0..2 {
+            let found = node.reconcile();
+            assert_eq!(found.classes.into_iter().collect::<Vec<_>>(), expected, "{name}");
+        }
+        assert_eq!((node.records.clone(), node.specs.clone()), before, "{name}");
+        let said: Vec<&str> = node.events.iter().map(|(_, reason, _)| *reason).collect();
+        let known = expected.iter().filter(|_| processes[0].0 != "unknown");
+        assert_eq!(said.len(), known.count(), "{name}: {said:?}");
+    }
+}
+
+#[test]
+fn a_process_of_a_grant_that_has_just_ended_is_no_stray() {
+    let mut node = running(&[4096], &[("a", 0, 3)]);
+    node.processes(&[("a", 0, 3072)]);
+    node.object_gone("a");
+    node.processes_end("a");
+    let found = node.reconcile();
+    assert_eq!(found.classes.keys().copied().collect::<Vec<_>>(), [Class::GrantEnded]);
+}

@@ -1,0 +1,201 @@
+//! The flags of `divvy agent`, and the file that sets the same.
+
+use std::fmt::Display;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+use std::time::Duration;
+
+use divvy_model::{MemoryUnit, MiB};
+use divvy_program::values::duration;
+use serde::{Deserialize, Deserializer};
+
+use crate::Error;
+use crate::config::{DeviceListStrategy, DriverSpecMode, Probe};
+
+/// Run on a GPU node: find its GPUs, advertise their memory, and give each container its GPU
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  divvy agent --node-name gpu-1 --kubeconfig /etc/kubernetes/kubelet.conf
+  divvy agent --node-name gpu-1 --memory-unit 256MiB --reserve-memory 512MiB
+  NODE_NAME=gpu-1 divvy agent --probe unix:/run/divvy/probe.sock --metrics 0.0.0.0:9400
+
+Resources advertised to the kubelet:
+  aliyun.com/gpu-mem  units of GPU memory (--memory-unit)
+  aliyun.com/gpu-count
+      the node's number of GPUs, for information; requesting it has no effect
+
+The agent keeps running when the kubelet, the API server, or the driver fails. /readyz (with --metrics) names the part that the agent waits for, and the log says why.")]
+pub struct Args {
+    #[command(flatten)]
+    pub settings: Settings,
+    /// Read settings from this TOML file; flags and environment variables take precedence
+    #[arg(long, env = "DIVVY_CONFIG", value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// End when standard input is closed, so that the agent does not outlive the program that started it.
+    #[arg(long, hide = true)]
+    pub exit_with_stdin: bool,
+}
+
+/// What the flags and the file of `--config` can set. The file is TOML; its keys are the flags' names without the leading dashes.
+#[derive(Debug, Clone, Default, PartialEq, Eq, clap::Args, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub struct Settings {
+    /// The name of this node in the cluster
+    #[arg(long, env = "NODE_NAME", value_name = "NAME")]
+    pub node_name: Option<String>,
+    /// The kubeconfig file, or several separated by colons [default: $KUBECONFIG, else ~/.kube/config, else the pod's service account]
+    #[arg(long, value_name = "FILE")]
+    pub kubeconfig: Option<PathBuf>,
+    /// The kubeconfig context to use
+    #[arg(long, value_name = "NAME")]
+    pub context: Option<String>,
+    /// The kubelet's directory, which contains device-plugins/ [default: /var/lib/kubelet]
+    #[arg(long, env = "DIVVY_KUBELET_DIR", value_name = "DIR")]
+    pub kubelet_dir: Option<PathBuf>,
+    /// Directory in which the container runtime looks for CDI specs [default: /var/run/cdi]
+    #[arg(long, env = "DIVVY_CDI_DIR", value_name = "DIR")]
+    pub cdi_dir: Option<PathBuf>,
+    /// Directory for the records of grants; must survive a reboot [default: KUBELET_DIR/plugins/divvy.dev]
+    #[arg(long, env = "DIVVY_STATE_DIR", value_name = "DIR")]
+    pub state_dir: Option<PathBuf>,
+    /// Root directory of the node's /sys, /proc, and /dev [default: /]
+    #[arg(long, env = "DIVVY_SYS_ROOT", value_name = "DIR")]
+    pub sys_root: Option<PathBuf>,
+    /// The divvy-probe to start, or unix:SOCKET of a running one [default: divvy-probe in this program's directory]
+    #[arg(long, env = "DIVVY_PROBE", value_name = "PATH|unix:SOCKET")]
+    #[serde(default, deserialize_with = "parsed")]
+    pub probe: Option<Probe>,
+    /// The driver's libnvidia-ml.so.1, for a probe that the agent starts [default: found by searching]
+    #[arg(long, env = "DIVVY_NVML_LIBRARY", value_name = "PATH")]
+    pub nvml_library: Option<PathBuf>,
+    /// Root directory of the driver's installation, such as / or /run/nvidia/driver (a driver container) [default: /]
+    #[arg(long, env = "DIVVY_DRIVER_ROOT", value_name = "DIR")]
+    pub driver_root: Option<String>,
+    /// What to do if no CDI spec of the loaded driver exists [default: auto]
+    #[arg(long, env = "DIVVY_DRIVER_SPEC", value_name = "MODE")]
+    pub driver_spec: Option<DriverSpecMode>,
+    /// Size of one unit of aliyun.com/gpu-mem: GiB, MiB, or a size such as 256MiB; must match the extender's [default: GiB]
+    #[arg(long, env = "DIVVY_MEMORY_UNIT", value_name = "UNIT")]
+    #[serde(default, deserialize_with = "parsed")]
+    pub memory_unit: Option<MemoryUnit>,
+    /// Memory of each GPU to keep back, such as 512MiB or 2GiB, for example for a desktop on the same GPU [default: 0]
+    #[arg(long, env = "DIVVY_RESERVE_MEMORY", value_name = "AMOUNT")]
+    #[serde(default, deserialize_with = "parsed")]
+    pub reserve_memory: Option<MiB>,
+    /// How to put the GPU into the container [default: auto]
+    #[arg(long, env = "DIVVY_DEVICE_LIST_STRATEGY", value_name = "STRATEGY")]
+    pub device_list_strategy: Option<DeviceListStrategy>,
+    /// Serve /metrics, /healthz, and /readyz on this address [default: not served]
+    #[arg(long, env = "DIVVY_METRICS", value_name = "ADDR:PORT")]
+    pub metrics: Option<SocketAddr>,
+    /// How long a failed GPU must run without a new error before it is advertised again, such as 30s or 5m [default: 30s]
+    #[arg(long, env = "DIVVY_HEALTH_RECOVERY", value_name = "TIME", value_parser = duration)]
+    #[serde(default, deserialize_with = "seconds")]
+    pub health_recovery: Option<Duration>,
+    /// How often to query the driver for the state of the GPUs; the driver's error events arrive immediately [default: 5s]
+    #[arg(long, env = "DIVVY_PROBE_INTERVAL", value_name = "TIME", value_parser = duration)]
+    #[serde(default, deserialize_with = "seconds")]
+    pub probe_interval: Option<Duration>,
+}
+
+impl Settings {
+    /// Read a file.
+    ///
+    /// # Errors
+    /// It does not exist, cannot be read, or is not understood; with its path.
+    pub fn read(path: &Path) -> Result<Settings, Error> {
+        let origin = format!("--config {}", path.display());
+        match std::fs::read_to_string(path) {
+            Ok(text) => Settings::parse(&origin, &text),
+            Err(error) => Err(Error::Config {
+                origin,
+                text: format!("cannot be read: {error}"),
+            }),
+        }
+    }
+
+    /// Parse a file's text. `origin` names the file in errors.
+    ///
+    /// # Errors
+    /// The line of what is not understood.
+    pub fn parse(origin: &str, text: &str) -> Result<Settings, Error> {
+        toml::from_str(text).map_err(|error| Error::Config {
+            origin: origin.to_owned(),
+            text: error.to_string(),
+        })
+    }
+}
+
+/// Deserialize text as the flag parses it.
+fn parsed<'de, D, T>(deserializer: D) -> Result<Option<T>, D::Error>
+where
+    D: Deserializer<'de>,
+    T: FromStr<Err: Display>,
+{
+    let text = String::deserialize(deserializer)?;
+    text.parse().map(Some).map_err(serde::de::Error::custom)
+}
+
+fn seconds<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Duration>, D::Error> {
+    duration(&String::deserialize(deserializer)?)
+        .map(Some)
+        .map_err(serde::de::Error::custom)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Config;
+
+    #[test]
+    fn a_file_says_what_the_flags_say() {
+        let text = "node-name = \"n1\"\nmemory-unit = \"256MiB\"\nreserve-memory = \"512MiB\"\nprobe = \"unix:/run/p.sock\"\n\
+                    metrics = \"127.0.0.1:9400\"\nhealth-recovery = \"2m\"\ndriver-root = \"/run/nvidia/driver\"\ndriver-spec = \"off\"\n";
+        let file = Settings::parse("f", text).expect("readable");
+        let config = Config::merged(Settings::default(), file.clone());
+        assert_eq!(config.node_name, "n1");
+        assert_eq!(config.memory_unit.mib(), 256);
+        assert_eq!(config.reserve_memory, MiB(512));
+        assert_eq!(config.probe, Some(Probe::Socket("/run/p.sock".into())));
+        assert_eq!(config.health_recovery, Duration::from_secs(120));
+        assert_eq!(
+            (config.driver_root.as_str(), config.driver_spec),
+            ("/run/nvidia/driver", DriverSpecMode::Off)
+        );
+        assert_eq!(config.state_dir(), Path::new("/var/lib/kubelet/plugins/divvy.dev"));
+        let flags = Settings {
+            memory_unit: Some(MemoryUnit::GIB),
+            ..Settings::default()
+        };
+        let config = Config::merged(flags, file);
+        assert_eq!(
+            (config.memory_unit, config.node_name.as_str()),
+            (MemoryUnit::GIB, "n1"),
+            "flags win"
+        );
+    }
+
+    #[test]
+    fn an_unknown_key_and_a_wrong_value_are_refused_with_their_place() {
+        for (text, expected) in [
+            ("nodename = \"n\"", "unknown field `nodename`"),
+            ("memory-unit = \"GB\"", "memory unit: \"GB\" is not a unit"),
+            ("reserve-memory = \"-1\"", "amount of memory: \"-1\" is not one"),
+            ("device-list-strategy = \"x\"", "expected one of `auto`, `cdi`, `envvar`"),
+            ("driver-spec = \"on\"", "expected `auto` or `off`"),
+            ("health-recovery = \"1h\"", "write 30s or 5m"),
+            ("probe = \"unix:\"", "unix:SOCKET"),
+            ("metrics = \"here\"", "metrics"),
+            ("= 1", "line 1"),
+        ] {
+            let error = Settings::parse("--config f.toml", text).expect_err(text).to_string();
+            assert!(error.starts_with("--config f.toml: ") && error.contains(expected), "{error}");
+        }
+        let error = Settings::read(Path::new("/nonexistent.toml"))
+            .expect_err("no file")
+            .to_string();
+        assert!(error.contains("/nonexistent.toml") && error.contains("os error 2"), "{error}");
+    }
+}

@@ -1,0 +1,24 @@
+//! `divvy agent` as a separate program, for a node's image. Most of an idle agent's memory is its program's pages, and the whole of `divvy` has more of them.
+
+use std::process::ExitCode;
+
+use clap::Parser as _;
+
+/// Run on a GPU node: find its GPUs, advertise their memory, and give each container its GPU (`divvy agent` as a separate program)
+#[derive(Debug, clap::Parser)]
+#[command(name = "divvy-agent", version)]
+struct Cli {
+    /// The arguments of `divvy agent`.
+    #[command(flatten)]
+    agent: divvy_agent::Args,
+    /// Level of the log on standard error: error, warn, info, debug, or trace; or a level per module, such as divvy_agent=debug
+    #[arg(long, env = "DIVVY_LOG", value_name = "FILTER")]
+    log: Option<String>,
+}
+
+fn main() -> ExitCode {
+    let Cli { agent, log } = Cli::parse();
+    divvy_program::run(log.as_deref(), async {
+        divvy_agent::main(agent).await.map(|()| 0).map_err(Into::into)
+    })
+}

@@ -1,0 +1,179 @@
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use divvy_model::{Health, MemoryUnit, MiB, Node};
+
+use super::finding::{Card, Moment};
+use divvy_placement::NodeState;
+
+/// What a pod has of a GPU.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Booking {
+    pub(super) memory: MiB,
+    pub(super) running: bool,
+}
+
+/// What each pod has of a GPU, by pod UID. It is a sorted vector, because a large cluster has tens of thousands of GPUs with one
+/// or two pods each.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Bookings(Vec<(Arc<str>, Booking)>);
+
+impl Bookings {
+    pub(super) fn insert(&mut self, uid: &Arc<str>, booking: Booking) {
+        match self.position(uid) {
+            Ok(position) => self.0[position].1 = booking,
+            Err(position) => {
+                self.0.reserve_exact(1);
+                self.0.insert(position, (uid.clone(), booking));
+            }
+        }
+    }
+
+    pub(super) fn remove(&mut self, uid: &str) {
+        if let Ok(position) = self.position(uid) {
+            self.0.remove(position);
+        }
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = (&Arc<str>, &Booking)> {
+        self.0.iter().map(|(uid, booking)| (uid, booking))
+    }
+
+    fn values(&self) -> impl Iterator<Item = &Booking> {
+        self.0.iter().map(|(_, booking)| booking)
+    }
+
+    fn position(&self, uid: &str) -> Result<usize, usize> {
+        self.0.binary_search_by(|(known, _)| (**known).cmp(uid))
+    }
+}
+
+/// A GPU that a node lists or has listed, and what is on it.
+#[derive(Debug, Clone)]
+pub(super) struct Gpu {
+    pub(super) card: Card,
+    pub(super) minor: Option<u32>,
+    pub(super) units: u64,
+    /// The memory from which units are counted.
+    pub(super) shared: MiB,
+    pub(super) capacity: MiB,
+    pub(super) held: MiB,
+    pub(super) levels: Levels,
+    /// When the node first reported the GPU as failed, and the reason.
+    pub(super) failed: Option<(Moment, String)>,
+    pub(super) booked: Bookings,
+    /// Departed pods by UID: what each had, and when it departed.
+    pub(super) departed: BTreeMap<String, (MiB, Moment)>,
+    /// By container id: the pod's UID, and the memory that the container has by its own report.
+    pub(super) used: BTreeMap<String, (String, MiB)>,
+    /// The index of the finding about this GPU that is not over yet.
+    pub(super) over: Option<usize>,
+    pub(super) over_used: Option<usize>,
+}
+
+impl Gpu {
+    pub(super) fn sum(&self) -> MiB {
+        self.booked
+            .values()
+            .fold(MiB::ZERO, |sum, booking| sum.saturating_add(booking.memory))
+    }
+
+    pub(super) fn running(&self) -> MiB {
+        let running = self.booked.values().filter(|booking| booking.running);
+        running.fold(MiB::ZERO, |sum, booking| sum.saturating_add(booking.memory))
+    }
+
+    pub(super) fn sum_departed(&self) -> MiB {
+        self.departed
+            .values()
+            .fold(MiB::ZERO, |sum, (memory, _)| sum.saturating_add(*memory))
+    }
+
+    /// Drop the pods that departed too long ago.
+    pub(super) fn age(&mut self, now: Moment, departed_ms: i64) {
+        self.departed.retain(|_, (_, since)| match (since.at_ms, now.at_ms) {
+            (Some(since), Some(now)) => now.saturating_sub(since) < departed_ms,
+            _ => true,
+        });
+    }
+
+    pub(super) fn sum_used(&self) -> MiB {
+        self.used
+            .values()
+            .fold(MiB::ZERO, |sum, (_, memory)| sum.saturating_add(*memory))
+    }
+}
+
+/// A GPU as a node object lists it.
+#[derive(Debug)]
+pub(super) struct Listed {
+    pub(super) index: u32,
+    pub(super) uuid: Option<String>,
+    pub(super) minor: Option<u32>,
+    pub(super) units: u64,
+    pub(super) shared: MiB,
+    pub(super) capacity: MiB,
+    pub(super) held: MiB,
+    pub(super) health: Health,
+    pub(super) reason: Option<String>,
+}
+
+/// Return the GPUs that a node object lists, and the units in which its pods may request memory, its own unit first. An inventory
+/// is used even while it does not add up to the node's capacity, because a GPU has what it has. Without an inventory, the node is
+/// read as gpushare reads it.
+pub(super) fn listed(node: &Node, unit: MemoryUnit) -> (Vec<MemoryUnit>, Vec<Listed>) {
+    if let Some(Ok(inventory)) = &node.inventory {
+        let gpus = inventory.gpus.iter().map(|gpu| Listed {
+            index: gpu.index,
+            uuid: Some(gpu.uuid.clone()),
+            minor: Some(gpu.minor),
+            units: gpu.units,
+            shared: gpu.total.saturating_sub(gpu.reserve),
+            capacity: inventory.capacity(gpu),
+            held: gpu.held,
+            health: gpu.health,
+            reason: gpu.reason.clone(),
+        });
+        return (inventory.units().collect(), gpus.collect());
+    }
+    let state = NodeState::read(node, unit);
+    let gpus = state.gpus.into_iter().map(|gpu| Listed {
+        index: gpu.index,
+        uuid: gpu.uuid,
+        minor: None,
+        units: gpu.units,
+        shared: gpu.capacity,
+        capacity: gpu.capacity,
+        held: gpu.held,
+        health: gpu.health,
+        reason: gpu.reason,
+    });
+    (vec![unit], gpus.collect())
+}
+
+/// For each amount, since when at least that much has been held without a break. Amounts are ascending, and larger amounts are
+/// held for a shorter time. Many short holds, one after the other, do not make a long one.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Levels(Vec<(MiB, Moment)>);
+
+impl Levels {
+    /// Record that `held` is held now. Return the amounts that are no longer held, each with the moment since which it had been.
+    pub(super) fn set(&mut self, held: MiB, at: Moment) -> Vec<(MiB, Moment)> {
+        let mut ended = Vec::new();
+        let mut since = at;
+        while let Some((level, from)) = self.0.last().copied().filter(|(level, _)| *level > held) {
+            self.0.pop();
+            ended.push((level, from));
+            since = from;
+        }
+        if held > self.0.last().map_or(MiB::ZERO, |(level, _)| *level) {
+            self.0.push((held, since));
+        }
+        ended
+    }
+
+    /// Return what is held now: each amount with the moment since which at least that much has been held.
+    pub(super) fn now(&self) -> &[(MiB, Moment)] {
+        &self.0
+    }
+}

@@ -1,0 +1,4 @@
+//! Histories, and what the audit finds in them.
+
+mod audit;
+mod units;

@@ -1,4 +1,0 @@
-//! The generated cluster and its API server, seen through the readers of `divvy-cluster`.
-
-mod api;
-mod cluster;

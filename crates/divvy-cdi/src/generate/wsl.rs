@@ -1,0 +1,86 @@
+//! Generates the spec of NVIDIA GPUs under WSL 2. There is one device node, `/dev/dxg`, for all GPUs, and Windows provides the driver's files in
+//! `/usr/lib/wsl`.
+
+use super::files::{FILE, mount};
+use super::{Draft, Error, Generated, Item, Nodes, Options, Tree, open_root};
+use crate::Edits;
+use divvy_host::Root;
+
+const NODE: &str = "/dev/dxg";
+const LIBRARIES: &str = "/usr/lib/wsl/lib";
+const STORE: &str = "/usr/lib/wsl/drivers";
+/// The directories that loaders search.
+const USUAL: [&str; 2] = ["/usr/lib/x86_64-linux-gnu", "/usr/lib64"];
+
+/// Report whether this machine is WSL 2 with a GPU.
+pub fn is_there(tree: &dyn Tree) -> bool {
+    Root::open(tree, "/")
+        .is_some_and(|root| root.resolve(NODE).is_some() && root.file(&format!("{LIBRARIES}/libdxcore.so")).is_some())
+}
+
+/// Generate the spec. It has only the device `all`, because under WSL a container cannot be limited to one GPU. `driver` is the version that NVML
+/// reports.
+///
+/// # Errors
+/// There is no `/dev/dxg`, or Windows provides no NVIDIA driver.
+pub fn generate(tree: &dyn Tree, driver: Option<&str>, options: &Options) -> Result<Generated, Error> {
+    let root = open_root(tree, &options.driver_root, "--driver-root", "where the driver is installed")?;
+    let nodes = Nodes::find(tree, options, NODE)?;
+    let mut draft = Draft {
+        driver: driver.map(str::to_owned),
+        ..Draft::default()
+    };
+    let mut device = Edits::default();
+    if !nodes.add_with_group(&mut device, NODE) {
+        return Err(Error::NoDriver(format!(
+            "there is no {}: this is not WSL 2, or Windows shares no GPU",
+            nodes.root.host(NODE)
+        )));
+    }
+    let stores: Vec<String> = root
+        .names(STORE)
+        .iter()
+        .map(|name| format!("{STORE}/{name}"))
+        .filter(|folder| root.file(&format!("{folder}/libcuda.so.1.1")).is_some())
+        .collect();
+    if stores.is_empty() {
+        return Err(Error::NoDriver(format!(
+            "no directory in {} has libcuda.so.1.1: install NVIDIA's driver in Windows (not in WSL), then run wsl --shutdown",
+            root.host(STORE)
+        )));
+    }
+    let mounts = &mut draft.common.mounts;
+    let mut add = |file: &str, path: String| mounts.push(mount(root.host(file), path, &FILE));
+    for folder in &stores {
+        for name in root.names(folder) {
+            let wanted = name.contains(".so") || name.ends_with(".bin") || name.ends_with(".dll") || name == "nvidia-smi";
+            let path = format!("{folder}/{name}");
+            if wanted && let Some(file) = root.file(&path) {
+                add(&file, path);
+            }
+        }
+    }
+    for name in root.names(LIBRARIES) {
+        let path = format!("{LIBRARIES}/{name}");
+        let Some(file) = root.file(&path) else { continue };
+        // Direct3D's libraries are left out: they are not NVIDIA's, and they are useless without Mesa's.
+        let own = ["libcuda.so", "libnvidia-", "libdxcore.so", "libnvcuvid.so", "libnvoptix"];
+        if own.iter().any(|own| name.starts_with(own)) {
+            for folder in USUAL {
+                add(&file, format!("{folder}/{name}"));
+            }
+            add(&file, path);
+        }
+        if name == "nvidia-smi" {
+            add(&file, "/usr/bin/nvidia-smi".to_owned());
+        }
+    }
+    draft.common.env.push("NVIDIA_VISIBLE_DEVICES=void".to_owned());
+    draft.items.push(Item {
+        index: "all".to_owned(),
+        uuid: None,
+        edits: device,
+        in_all: false,
+    });
+    draft.finish(options)
+}

@@ -1,0 +1,166 @@
+//! Checks whether a spec was made for the driver that is loaded.
+//!
+//! A spec names the driver's libraries, and their file names contain the driver's version. A driver upgrade removes these files. Then containers fail
+//! to start, or they run with libraries that the kernel module rejects (`Driver/library version mismatch`).
+
+use std::collections::BTreeSet;
+
+use divvy_host::{Root, Tree};
+
+use super::generate::proc;
+use super::{Mount, Spec};
+
+/// The annotation of a spec with the version of the driver whose files the spec names.
+pub const DRIVER_VERSION: &str = "divvy.dev/driver-version";
+
+/// Prefixes of files that every NVIDIA driver has. The rest of the file name is the driver's version.
+const VERSIONED: [&str; 2] = ["libcuda.so.", "libnvidia-ml.so."];
+
+/// Return the version of the driver that a spec was made for: from the annotation [`DRIVER_VERSION`], or for specs of other tools, from the names
+/// of the mounted files.
+pub fn driver_version(spec: &Spec) -> Option<&str> {
+    if let Some(version) = spec.annotations.get(DRIVER_VERSION) {
+        return Some(version);
+    }
+    spec.all_edits()
+        .flat_map(|(_, edits)| &edits.mounts)
+        .find_map(|mount| version_of_file(mount.host_path.rsplit('/').next()?))
+}
+
+/// The differences between a spec and a machine.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Stale {
+    /// The version of the driver that the spec was made for, and the version of the loaded driver, if they differ.
+    pub driver: Option<(String, String)>,
+    /// The files and device nodes that do not exist, each once. A container that gets one of them does not start.
+    pub missing: Vec<String>,
+}
+
+impl Stale {
+    /// Compare a spec with a machine. If no driver is loaded, only the paths are compared.
+    pub fn check(spec: &Spec, tree: &dyn Tree) -> Stale {
+        let Some(root) = Root::open(tree, "/") else {
+            return Stale::default();
+        };
+        let loaded = match spec.vendor_and_class() {
+            Some(("amd.com", _)) => root.text("/sys/module/amdgpu/version"),
+            _ => proc::loaded_driver(tree),
+        };
+        let driver = driver_version(spec).map(str::to_owned).zip(loaded);
+        let missing = host_paths(spec).into_iter().filter(|path| root.resolve(path).is_none());
+        Stale {
+            driver: driver.filter(|(made_for, loaded)| made_for != loaded),
+            missing: missing.cloned().collect(),
+        }
+    }
+
+    /// Report whether the spec should be generated again.
+    pub fn is_stale(&self) -> bool {
+        *self != Stale::default()
+    }
+
+    /// Describe the differences, one sentence each, for messages.
+    pub fn sentences(&self) -> Vec<String> {
+        let driver = self
+            .driver
+            .as_ref()
+            .map(|(made_for, loaded)| format!("it was made for driver {made_for}, and {loaded} is loaded"));
+        let missing = match self.missing.as_slice() {
+            [] => None,
+            [one] => Some(format!("{one} does not exist, so containers do not start")),
+            [first, rest @ ..] => Some(format!(
+                "{first} and {} more do not exist, so containers do not start",
+                rest.len()
+            )),
+        };
+        driver.into_iter().chain(missing).collect()
+    }
+}
+
+/// Return the paths of files and device nodes on the machine that a spec names, each once.
+pub fn host_paths(spec: &Spec) -> BTreeSet<&String> {
+    let paths = spec.all_edits().flat_map(|(_, edits)| {
+        let nodes = edits
+            .device_nodes
+            .iter()
+            .map(|node| node.host_path.as_ref().unwrap_or(&node.path));
+        nodes.chain(
+            edits
+                .mounts
+                .iter()
+                .filter(|mount| is_bind(mount))
+                .map(|mount| &mount.host_path),
+        )
+    });
+    paths.collect()
+}
+
+/// Report whether a mount's source is a path on the machine.
+fn is_bind(mount: &Mount) -> bool {
+    let bind = mount.options.iter().any(|option| option == "bind" || option == "rbind");
+    bind || mount
+        .kind
+        .as_deref()
+        .is_none_or(|kind| kind.is_empty() || kind == "none" || kind == "bind")
+}
+
+fn version_of_file(name: &str) -> Option<&str> {
+    let version = VERSIONED.iter().find_map(|file| name.strip_prefix(file))?;
+    is_version(version).then_some(version)
+}
+
+/// Return the version in the text of `/sys/module/nvidia/version` or `/proc/driver/nvidia/version`. The first line of the latter is
+/// `NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue Mar …` or
+/// `NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  550.54.15  Release Build …`.
+pub fn loaded_version(text: &str) -> Option<&str> {
+    text.lines().next()?.split_whitespace().find(|word| is_version(word))
+}
+
+/// Report whether a text is a driver version, such as `550.54.15` or `550.144`, and not another number in a file name.
+pub fn is_version(text: &str) -> bool {
+    let parts: Vec<&str> = text.split('.').collect();
+    let digits = |part: &&str| (1..=6).contains(&part.len()) && part.bytes().all(|c| c.is_ascii_digit());
+    (2..=4).contains(&parts.len()) && parts.iter().all(digits)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_loaded_version_is_read_from_each_form_of_the_kernels_files() {
+        for (text, version) in [
+            ("550.54.15\n", Some("550.54.15")),
+            (
+                "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.129.03  Thu Oct 19 18:56:32 UTC 2023\nGCC version:  gcc version 11.4.0\n",
+                Some("535.129.03"),
+            ),
+            (
+                "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.86.10  Release Build  (root@x)  Thu\n",
+                Some("570.86.10"),
+            ),
+            ("NVRM version: NVIDIA UNIX aarch64 Kernel Module  470.82  Fri", Some("470.82")),
+            ("", None),
+            ("GCC version 1", None),
+        ] {
+            assert_eq!(loaded_version(text), version, "{text}");
+        }
+    }
+
+    #[test]
+    fn a_spec_of_another_tool_tells_its_driver_by_the_files_that_it_mounts() {
+        let mut spec = Spec::default();
+        let mount = |path: &str| Mount {
+            host_path: path.to_owned(),
+            ..Mount::default()
+        };
+        spec.container_edits.mounts = vec![mount("/usr/lib64/libcuda.so.1"), mount("/usr/lib64/libfoo.so.1.2.3")];
+        assert_eq!(driver_version(&spec), None);
+        spec.container_edits
+            .mounts
+            .push(mount("/usr/lib64/libnvidia-ml.so.535.129.03"));
+        assert_eq!(driver_version(&spec), Some("535.129.03"));
+        spec.annotations.insert(DRIVER_VERSION.to_owned(), "550.54.15".to_owned());
+        assert_eq!(driver_version(&spec), Some("550.54.15"));
+    }
+}

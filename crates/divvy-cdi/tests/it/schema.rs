@@ -1,0 +1,137 @@
+//! Checks specs against the standard's JSON schema, and the schema's own test documents against Divvy's validation.
+//!
+//! The schema is not part of this repository. `DIVVY_CDI_SCHEMA` names the directory `schema` of the Go module
+//! `tags.cncf.io/container-device-interface` 0.8.1 (`go mod download tags.cncf.io/container-device-interface@v0.8.1`). This is the last release that
+//! has it: from 1.0 on the schema is a separate module, which no module proxy has.
+
+use std::path::{Path, PathBuf};
+
+use divvy_cdi::generate::{Naming, Options, amd, intel, nvidia, proc, wsl};
+use divvy_cdi::{Format, GrantSpec, Severity, Spec, grant_spec};
+use serde_json::Value;
+
+use divvy_testkit::machine::kinds;
+
+fn folder() -> Option<PathBuf> {
+    divvy_skip::folder("DIVVY_CDI_SCHEMA", "the standard's schema.json")
+}
+
+fn json(path: &Path) -> Value {
+    let text = std::fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+    serde_json::from_str(&text).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+/// Merge both schema files into one document without external references.
+fn schema(folder: &Path) -> jsonschema::Validator {
+    let mut schema = json(&folder.join("schema.json"));
+    schema["definitions"] = json(&folder.join("defs.json"))["definitions"].take();
+    let one = schema.to_string().replace("defs.json#/definitions/", "#/definitions/");
+    let schema: Value = serde_json::from_str(&one).expect("as it was");
+    jsonschema::draft7::new(&schema).expect("a schema")
+}
+
+fn documents(folder: &Path, kind: &str) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(folder.join("testdata").join(kind)).expect("documents");
+    let mut paths: Vec<PathBuf> = entries.map(|entry| entry.expect("an entry").path()).collect();
+    paths.sort();
+    assert!(!paths.is_empty());
+    paths
+}
+
+#[test]
+fn what_is_generated_holds_the_standards_schema() {
+    let Some(folder) = folder() else { return };
+    let schema = schema(&folder);
+    let check = |what: &str, spec: &Spec| {
+        let value: Value = serde_json::from_str(&spec.print(Format::Json)).expect("JSON");
+        let errors: Vec<String> = schema
+            .iter_errors(&value)
+            .map(|error| format!("{}: {error}", error.instance_path()))
+            .collect();
+        assert!(errors.is_empty(), "{what}: {errors:#?}");
+        assert_eq!(spec.problems(), [], "{what}");
+    };
+    for naming in [
+        &[Naming::Index][..],
+        &[Naming::Uuid],
+        &[Naming::TypeIndex],
+        &[Naming::Index, Naming::Uuid],
+    ] {
+        for hook in [None, Some("/usr/bin/divvy-hook".to_owned())] {
+            let options = |driver_root: &str| Options {
+                naming: naming.to_vec(),
+                hook: hook.clone(),
+                driver_root: driver_root.to_owned(),
+                ..Options::new("nvidia.com")
+            };
+            for (what, machine, root) in [
+                ("debian", kinds::debian(), "/"),
+                ("driver container", kinds::operator(), "/run/nvidia/driver"),
+                ("red hat", kinds::red_hat(), "/"),
+                ("mig", kinds::mig(), "/"),
+            ] {
+                let made = nvidia::generate(&machine, &proc::gpus(&machine), None, &options(root)).expect(what);
+                check(what, &made.spec);
+            }
+            check("wsl", &wsl::generate(&kinds::wsl(), None, &options("/")).expect("wsl").spec);
+        }
+        let options = |vendor| Options {
+            naming: naming.to_vec(),
+            ..Options::new(vendor)
+        };
+        check("amd", &amd::generate(&kinds::mi300(), &options("amd.com")).expect("amd").spec);
+        check(
+            "intel",
+            &intel::generate(&kinds::intel(), &options("intel.com")).expect("intel").spec,
+        );
+    }
+    let base = nvidia::generate(
+        &kinds::debian(),
+        &proc::gpus(&kinds::debian()),
+        None,
+        &Options::new("nvidia.com"),
+    )
+    .expect("a spec");
+    let gpu = base
+        .spec
+        .devices
+        .iter()
+        .find(|device| device.name.starts_with("GPU-"))
+        .expect("by UUID");
+    let text = grant_spec(&GrantSpec {
+        name: "0123456789abcdef0123456789abcdef",
+        owner: "{}",
+        env: &[("A", "1".to_owned())],
+        device_nodes: &["/dev/nvidia0".to_owned()],
+        gpus: &[&gpu.name],
+        base: std::slice::from_ref(&base.spec),
+    });
+    check("grant", &Spec::parse(&text).expect("own text"));
+}
+
+#[test]
+fn the_standards_good_documents_are_taken_and_its_bad_ones_refused() {
+    let Some(folder) = folder() else { return };
+    let schema = schema(&folder);
+    let errors = |path: &Path| {
+        let text = std::fs::read_to_string(path).expect("a document");
+        let valid = serde_json::from_str(&text).is_ok_and(|value: Value| schema.is_valid(&value));
+        let ours = match Spec::parse(&text) {
+            Err(error) => vec![error.to_string()],
+            Ok(spec) => {
+                let problems = spec.problems().into_iter();
+                let errors = problems.filter(|problem| problem.severity == Severity::Error);
+                errors.map(|problem| problem.to_string()).collect()
+            }
+        };
+        (valid, ours)
+    };
+    for path in documents(&folder, "good") {
+        let (valid, ours) = errors(&path);
+        assert!(valid && ours.is_empty(), "{}: {ours:?}", path.display());
+    }
+    for path in documents(&folder, "bad") {
+        let (valid, ours) = errors(&path);
+        assert!(!valid && !ours.is_empty(), "{}", path.display());
+    }
+}

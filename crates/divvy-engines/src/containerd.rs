@@ -1,0 +1,221 @@
+//! containerd's `config.toml`, format versions 1 to 4, and the files that it imports (`cmd/containerd/server/config` in containerd). Statements
+//! about releases of containerd were verified with 1.6.20 and 2.3.7.
+
+mod edit;
+
+use std::collections::VecDeque;
+
+use super::text::{Values, text};
+use super::{Configuration, Error, Files, glob};
+
+pub(super) use edit::{CDI_ANNOTATIONS, Where, configure, without};
+
+/// The main file that containerd reads by default.
+pub const CONFIG: &str = "/etc/containerd/config.toml";
+const ENGINE: &str = "containerd";
+/// The largest number of imported files. More than this means that an import pattern is wrong.
+const MOST_FILES: usize = 1000;
+
+/// How containerd merges its main file and the files that it imports.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Merge {
+    /// Before containerd 2.1: if several files have a plugin's section, only the section of the last file counts.
+    Sections,
+    /// From containerd 2.1 on: files are merged key by key.
+    Keys,
+}
+
+impl Merge {
+    /// Return how a release of containerd merges files. `version` is the output of `containerd --version`; the result is `None` if it has no
+    /// version number.
+    pub fn of(version: &str) -> Option<Merge> {
+        let (major, minor) = release(version)?;
+        Some(if (major, minor) >= (2, 1) {
+            Merge::Keys
+        } else {
+            Merge::Sections
+        })
+    }
+}
+
+/// Return the major and minor version from the output of `containerd --version`, such as
+/// `containerd github.com/containerd/containerd/v2 v2.3.7 …`.
+pub fn release(version: &str) -> Option<(u32, u32)> {
+    version.split_whitespace().find_map(|word| {
+        let mut numbers = word.trim_start_matches('v').split('.');
+        let major = numbers.next()?.parse().ok()?;
+        let minor = numbers.next()?.parse().ok()?;
+        Some((major, minor))
+    })
+}
+
+/// Return the key below `plugins` that has the CRI plugin's runtimes, for a format version.
+pub fn section(version: i64) -> &'static str {
+    match version {
+        ..=1 => "cri",
+        2 => "io.containerd.grpc.v1.cri",
+        3.. => "io.containerd.cri.v1.runtime",
+    }
+}
+
+/// A configuration file, with its format version and the key of its CRI section.
+pub(super) struct File {
+    pub(super) path: String,
+    pub(super) text: String,
+    /// `None` for a file without any key.
+    pub(super) version: Option<i64>,
+    pub(super) imports: Vec<String>,
+    /// The key below `plugins` that containerd reads in a file of this version.
+    pub(super) section: &'static str,
+}
+
+impl File {
+    pub(super) fn values(&self) -> Result<Values<'_>, Error> {
+        Values::parse(ENGINE, &self.path, &self.text)
+    }
+
+    fn parse(path: String, text: String, merge: Merge) -> Result<File, Error> {
+        let values = Values::parse(ENGINE, &path, &text)?;
+        let written = values.number(&["version"])?;
+        let plugins = values.table(&["plugins"])?;
+        let has = |version: i64| plugins.is_some_and(|plugins| plugins.contains_key(section(version)));
+        let version = match written {
+            Some(version) => Some(version),
+            None if values.table.is_empty() => None,
+            // From a file without a version, containerd 2 reads the sections of any version, and containerd 1.x reads those of version 1.
+            None if merge == Merge::Keys && has(3) => Some(3),
+            None if merge == Merge::Keys && has(2) => Some(2),
+            None => Some(1),
+        };
+        let imports = values.texts(&["imports"])?.unwrap_or_default();
+        let section = section(version.unwrap_or(2));
+        Ok(File {
+            path,
+            text,
+            version,
+            imports,
+            section,
+        })
+    }
+}
+
+/// Return the files that containerd reads, in containerd's order: breadth-first along the imports, each file once.
+pub(super) fn load(files: &dyn Files, main: &str, merge: Merge) -> Result<Vec<File>, Error> {
+    let mut waiting = VecDeque::from([main.to_owned()]);
+    let mut loaded: Vec<File> = Vec::new();
+    while let Some(path) = waiting.pop_front() {
+        if loaded.iter().any(|file| file.path == path) {
+            continue;
+        }
+        if loaded.len() == MOST_FILES {
+            return Err(Error::TooMany {
+                path: main.to_owned(),
+                most: MOST_FILES,
+            });
+        }
+        let Some(text) = text(files, &path)? else {
+            continue;
+        };
+        let file = File::parse(path, text, merge)?;
+        for pattern in &file.imports {
+            waiting.extend(glob::expand(files, &absolute(&file.path, pattern)));
+        }
+        loaded.push(file);
+    }
+    Ok(loaded)
+}
+
+/// Resolve an import, which is relative to the directory of the importing file.
+pub(super) fn absolute(file: &str, import: &str) -> String {
+    if import.starts_with('/') {
+        return import.to_owned();
+    }
+    let mut parts: Vec<&str> = Vec::new();
+    let whole = format!("{}/{import}", glob::folder(file));
+    for part in whole.split('/') {
+        match part {
+            "" | "." => {}
+            ".." => {
+                parts.pop();
+            }
+            part => parts.push(part),
+        }
+    }
+    format!("/{}", parts.join("/"))
+}
+
+/// Read containerd's files, starting at `main`, and merge them as the given kind of containerd does.
+///
+/// # Errors
+/// A file cannot be read, is not valid TOML, or has a value of the wrong type at one of the keys in [`Configuration`].
+pub fn read(files: &dyn Files, main: &str, merge: Merge) -> Result<Configuration, Error> {
+    let loaded = load(files, main, merge)?;
+    let mut all = Configuration {
+        version: loaded.first().and_then(|file| file.version),
+        ..Configuration::default()
+    };
+    for file in &loaded {
+        let values = file.values()?;
+        let section = &["plugins", file.section][..];
+        if merge == Merge::Sections && values.table(section)?.is_some() {
+            all.runtimes.clear();
+            all.default_runtime = None;
+            all.default_runtime_file = None;
+            all.cdi = None;
+            all.cdi_spec_dirs.clear();
+        }
+        add(&mut all, &values, section)?;
+        all.imports.extend(file.imports.iter().cloned());
+        for plugin in values.texts(&["disabled_plugins"])?.unwrap_or_default() {
+            if !all.disabled_plugins.contains(&plugin) {
+                all.disabled_plugins.push(plugin);
+            }
+        }
+        all.files.push(file.path.clone());
+    }
+    Ok(all)
+}
+
+fn add(all: &mut Configuration, values: &Values<'_>, section: &[&str]) -> Result<(), Error> {
+    let at = |rest: &[&'static str]| -> Vec<String> { section.iter().chain(rest).map(|key| (*key).to_owned()).collect() };
+    fn keys(path: &[String]) -> Vec<&str> {
+        path.iter().map(String::as_str).collect()
+    }
+    if let Some(cdi) = values.flag(&keys(&at(&["enable_cdi"])))? {
+        all.cdi = Some(cdi);
+    }
+    if let Some(folders) = values.texts(&keys(&at(&["cdi_spec_dirs"])))? {
+        all.cdi_spec_dirs = folders;
+    }
+    if let Some(name) = values.text(&keys(&at(&["containerd", "default_runtime_name"])))? {
+        all.default_runtime = (!name.is_empty()).then(|| name.to_owned());
+        all.default_runtime_file = Some(values.path.to_owned());
+    }
+    let of_runtimes = at(&["containerd", "runtimes"]);
+    let names: Vec<String> = values
+        .table(&keys(&of_runtimes))?
+        .into_iter()
+        .flat_map(|table| table.keys().cloned())
+        .collect();
+    for name in names {
+        let mut path = keys(&of_runtimes);
+        path.push(&name);
+        values.table(&path)?;
+        let runtime = all.runtimes.entry(name.clone()).or_default();
+        let with = |rest: &[&'static str]| [&path[..], rest].concat();
+        // The shim `io.containerd.runtime.v1.linux` reads `Runtime`; newer shims read `BinaryName`.
+        for key in ["Runtime", "BinaryName"] {
+            if let Some(program) = values.text(&with(&["options", key]))?.filter(|program| !program.is_empty()) {
+                runtime.path = Some(program.to_owned());
+            }
+        }
+        if let Some(kind) = values.text(&with(&["runtime_type"]))? {
+            runtime.runtime_type = Some(kind.to_owned());
+        }
+        if let Some(systemd) = values.flag(&with(&["options", "SystemdCgroup"]))? {
+            runtime.systemd_cgroup = Some(systemd);
+        }
+        runtime.file = values.path.to_owned();
+    }
+    Ok(())
+}

@@ -1,0 +1,229 @@
+//! CRI-O's `crio.conf` and its drop-ins (`crio.conf(5)`). Later files override earlier ones. A runtime's table is not merged: the last file that
+//! has it provides the whole table.
+
+use std::collections::BTreeMap;
+
+use toml_edit::DocumentMut;
+
+use super::plan::{After, Wish, Write};
+use super::text::{Values, text, toml};
+use super::{Configuration, Error, Files, Runtime, glob, toml_text};
+
+/// The main file, which CRI-O reads first.
+pub const CONFIG: &str = "/etc/crio/crio.conf";
+const ENGINE: &str = "CRI-O";
+
+/// Return the directory of drop-ins for a main file.
+pub fn drop_ins(main: &str) -> String {
+    format!("{main}.d")
+}
+
+/// Report whether CRI-O reads a drop-in by default, that is, without `--config-dir`.
+pub(super) fn is_read(main: &str, drop_in: &str) -> bool {
+    glob::folder(drop_in) == drop_ins(main)
+}
+
+/// Return the files that CRI-O reads, in CRI-O's order: path and text.
+pub(super) fn load(files: &dyn Files, main: &str) -> Result<Vec<(String, String)>, Error> {
+    let folder = drop_ins(main);
+    let names = files.names(&folder).into_iter().map(|name| format!("{folder}/{name}"));
+    let mut loaded = Vec::new();
+    for path in std::iter::once(main.to_owned()).chain(names) {
+        if let Some(text) = text(files, &path)? {
+            loaded.push((path, text));
+        }
+    }
+    Ok(loaded)
+}
+
+/// Read and merge CRI-O's files.
+///
+/// # Errors
+/// A file cannot be read, is not valid TOML, or has a value of the wrong type at one of the keys in [`Configuration`].
+pub fn read(files: &dyn Files, main: &str) -> Result<Configuration, Error> {
+    let mut all = Configuration::default();
+    for (path, text) in load(files, main)? {
+        let values = Values::parse(ENGINE, &path, &text)?;
+        let at = |key: &'static str| ["crio", "runtime", key];
+        if let Some(name) = values.text(&at("default_runtime"))? {
+            all.default_runtime = (!name.is_empty()).then(|| name.to_owned());
+            all.default_runtime_file = Some(path.clone());
+        }
+        if let Some(manager) = values.text(&at("cgroup_manager"))? {
+            all.cgroup_driver = Some(manager.to_owned());
+        }
+        if let Some(folders) = values.texts(&at("cdi_spec_dirs"))? {
+            all.cdi_spec_dirs = folders;
+        }
+        let names: Vec<&String> = values
+            .table(&at("runtimes"))?
+            .into_iter()
+            .flat_map(toml::Table::keys)
+            .collect();
+        for name in names {
+            let with = |key: &'static str| ["crio", "runtime", "runtimes", name, key];
+            values.table(&with("")[..4])?;
+            let runtime = Runtime {
+                path: values.text(&with("runtime_path"))?.map(str::to_owned),
+                runtime_type: values.text(&with("runtime_type"))?.map(str::to_owned),
+                file: path.clone(),
+                ..Runtime::default()
+            };
+            all.runtimes.insert(name.clone(), runtime);
+        }
+        all.files.push(path.clone());
+    }
+    Ok(all)
+}
+
+/// Compute the new text of the drop-in or the main file. The new runtime copies all other settings from an existing runtime, see [`source`].
+pub(super) fn configure(
+    files: &dyn Files,
+    main: &str,
+    drop_in: Option<&str>,
+    wish: &Wish,
+    ours: &dyn Fn(&str, &str) -> bool,
+    notes: &mut Vec<String>,
+) -> Result<Vec<Write>, Error> {
+    let path = drop_in.unwrap_or(main);
+    let now = text(files, path)?;
+    let fresh = drop_in.is_some() && now.as_deref().is_none_or(|now| wish.anew || ours(path, now));
+    // The configuration without the drop-in, if the drop-in is divvy's own.
+    let without = After {
+        files,
+        edits: if fresh { vec![(path.to_owned(), None)] } else { Vec::new() },
+    };
+    let said = wish
+        .said
+        .as_ref()
+        .map(|said| toml("the configuration that CRI-O printed", said).map(|_| BTreeMap::from([(main.to_owned(), said.clone())])))
+        .transpose()?;
+    let without: &dyn Files = said.as_ref().map_or(&without, |said| said);
+    let there = read(without, main)?;
+    let before = if wish.anew { there.clone() } else { read(files, main)? };
+    if let Some(drop_in) = drop_in.filter(|drop_in| !is_read(main, drop_in)) {
+        notes.push(format!(
+            "CRI-O reads {}/, so it ignores {drop_in} unless it is started with --config-dir {}",
+            drop_ins(main),
+            glob::folder(drop_in)
+        ));
+    }
+    let tables = runtimes(without, main)?;
+    let mut runtime = source(&there.default_runtime, &wish.name)
+        .into_iter()
+        .find_map(|name| tables.get(name).and_then(toml::Value::as_table).cloned())
+        .unwrap_or_default();
+    if runtime.contains_key("runtime_root")
+        && before
+            .runtimes
+            .get(&wish.name)
+            .is_none_or(|runtime| runtime.path.as_deref() != Some(&wish.path))
+    {
+        notes.push(format!(
+            "the runtime {} uses the same state directory (runtime_root) as the runtime that it was copied from; configure {} to call that runtime",
+            wish.name, wish.path
+        ));
+    }
+    // A dumped configuration does not say whether a person or an earlier run of divvy wrote this table, so it is used only from files.
+    if let Some(theirs) = tables.get(&wish.name).and_then(toml::Value::as_table)
+        && wish.said.is_none()
+    {
+        runtime.extend(theirs.clone());
+    }
+    runtime.insert("runtime_path".to_owned(), wish.path.as_str().into());
+    // The copied runtime may have another type, such as `vm`. The new runtime is always a command-line program like runc.
+    runtime.insert("runtime_type".to_owned(), "oci".into());
+    if wish.cdi.is_some() {
+        notes.push("CRI-O always injects CDI devices into containers; there is nothing to enable or disable".to_owned());
+    }
+    let driver = before.cgroup_driver.as_deref().unwrap_or("systemd");
+    if let Some(systemd) = wish.systemd_cgroup
+        && systemd != (driver == "systemd")
+    {
+        let wanted = if systemd { "systemd" } else { "cgroupfs" };
+        notes.push(format!(
+            "CRI-O's cgroup manager is {driver}, but the kubelet's cgroup driver is {wanted}: pods will not start. Set cgroup_manager = \"{wanted}\" in \
+             [crio.runtime], or set the kubelet's cgroupDriver to {driver}"
+        ));
+    }
+    let mut document = match fresh {
+        true => DocumentMut::new(),
+        false => toml_text::document(path, now.as_deref().unwrap_or_default())?,
+    };
+    let keep = before.default_runtime.as_deref() == Some(&wish.name) && fresh && wish.set_default.is_none() && !wish.anew;
+    let broken = || Error::Unreadable {
+        path: path.to_owned(),
+        why: "crio.runtime.runtimes is not a table".to_owned(),
+    };
+    let section = toml_text::reach(document.as_item_mut(), &["crio", "runtime"]).ok_or_else(broken)?;
+    if wish.set_default == Some(true) || keep {
+        toml_text::put(section, "default_runtime", wish.name.as_str());
+    } else if wish.set_default == Some(false)
+        && section.get("default_runtime").and_then(toml_edit::Item::as_str) == Some(&wish.name)
+    {
+        section.remove("default_runtime");
+    }
+    let runtimes = toml_text::reach(document.as_item_mut(), &["crio", "runtime", "runtimes"]).ok_or_else(broken)?;
+    match runtimes.get(&wish.name).is_some() {
+        true => {
+            let table =
+                toml_text::reach(document.as_item_mut(), &["crio", "runtime", "runtimes", &wish.name]).ok_or_else(broken)?;
+            toml_text::put(table, "runtime_path", wish.path.as_str());
+            let kind = table
+                .get("runtime_type")
+                .and_then(toml_edit::Item::as_str)
+                .unwrap_or_default();
+            if wish.anew || !kind.is_empty() {
+                toml_text::put(table, "runtime_type", "oci");
+            }
+        }
+        false => toml_text::put_table(runtimes, &wish.name, &runtime),
+    }
+    toml_text::hide_empty(document.as_item_mut());
+    Ok(vec![Write {
+        path: path.to_owned(),
+        text: format!("{}{document}", if fresh { HEADER } else { "" }),
+        like: drop_in.map(|_| main.to_owned()),
+    }])
+}
+
+const HEADER: &str = "# Written by `divvy configure crio`; `divvy configure crio --undo` removes it.\n";
+
+/// Return the names of the runtimes to copy settings from; the first that exists is used. The default runtime comes first, unless it is the new
+/// runtime or one of NVIDIA's, then runc and crun.
+pub(super) fn source<'n>(default: &'n Option<String>, name: &str) -> Vec<&'n str> {
+    let default = default
+        .as_deref()
+        .filter(|default| *default != name && !default.starts_with("nvidia"));
+    default
+        .into_iter()
+        .chain(["runc", "crun"])
+        .filter(|from| *from != name)
+        .collect()
+}
+
+/// Return the tables of all runtimes, each from the last file that has it.
+fn runtimes(files: &dyn Files, main: &str) -> Result<toml::Table, Error> {
+    let mut all = toml::Table::new();
+    for (path, text) in load(files, main)? {
+        let values = Values::parse(ENGINE, &path, &text)?;
+        if let Some(table) = values.table(&["crio", "runtime", "runtimes"])? {
+            all.extend(table.clone());
+        }
+    }
+    Ok(all)
+}
+
+/// Return a file's text without the runtime `name`, and without a default that names it.
+pub(super) fn without(path: &str, text: &str, name: &str) -> Result<String, Error> {
+    let mut document = toml_text::document(path, text)?;
+    if let Some(section) = toml_text::find(document.as_item_mut(), &["crio", "runtime"])
+        && section.get("default_runtime").and_then(toml_edit::Item::as_str) == Some(name)
+    {
+        section.remove("default_runtime");
+    }
+    if let Some(runtimes) = toml_text::find(document.as_item_mut(), &["crio", "runtime", "runtimes"]) {
+        runtimes.remove(name);
+    }
+    Ok(document.to_string())
+}

@@ -1,0 +1,258 @@
+//! Reads the configuration of container engines, and computes the edits that register one more OCI runtime: Docker's `daemon.json`,
+//! containerd's `config.toml` with its imports, CRI-O's drop-ins. This module only turns text into text.
+//!
+//! - [`docker`], [`containerd`], [`crio`]: one `read` for each engine, which merges its files exactly as the engine does
+//! - [`Configuration`]: the merged configuration, in one form for all three engines
+//! - [`configure`]: turns a [`Wish`] into a [`Plan`]: the files that change, and a [`Record`] of their original text
+//! - [`undo`]: computes the edits that restore the original text
+//! - [`Engine`]: where each distribution keeps its engine's files
+//! - [`Files`]: the source of the texts: a map, or a machine's files below a [`Root`]
+
+#![forbid(unsafe_code)]
+
+pub mod containerd;
+pub mod crio;
+pub mod docker;
+mod glob;
+mod json;
+mod places;
+mod plan;
+mod revert;
+mod template;
+mod text;
+mod toml_text;
+
+pub use places::{Engine, Wanted, runtime_class};
+pub use plan::{Edit, Plan, Record, Recorded, Target, Wish, configure, undo};
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde::Serialize;
+
+use divvy_host::{Kind, Root};
+
+/// The largest configuration file that is read, in bytes. Engine configuration is written by hand, so anything larger is a mistake.
+pub const LARGEST: usize = 4 * 1024 * 1024;
+
+/// The text files of a machine. Paths are absolute.
+pub trait Files {
+    /// Return the text of a file, or `None` if the file does not exist.
+    ///
+    /// # Errors
+    /// Returns the reason why an existing path has no readable text: missing permission, not UTF-8, or a directory.
+    fn text(&self, path: &str) -> Result<Option<String>, String>;
+    /// Return the names in a directory, sorted; empty if the directory does not exist.
+    fn names(&self, folder: &str) -> Vec<String>;
+}
+
+impl Files for BTreeMap<String, String> {
+    fn text(&self, path: &str) -> Result<Option<String>, String> {
+        Ok(self.get(path).cloned())
+    }
+
+    fn names(&self, folder: &str) -> Vec<String> {
+        let folder = format!("{}/", folder.trim_end_matches('/'));
+        let names: BTreeSet<&str> = self
+            .keys()
+            .filter_map(|path| path.strip_prefix(&folder)?.split('/').next())
+            .collect();
+        names.into_iter().map(str::to_owned).collect()
+    }
+}
+
+impl Files for Root<'_> {
+    fn text(&self, path: &str) -> Result<Option<String>, String> {
+        let Some((_, entry)) = self.resolve(path) else {
+            return Ok(None);
+        };
+        match entry.kind {
+            Kind::File => {}
+            Kind::Folder | Kind::Link(_) => return Err("it is a directory".to_owned()),
+            Kind::Special => return Err("it is a device, a socket or a pipe".to_owned()),
+        }
+        let bytes = self.read(path, LARGEST + 1).ok_or("it could not be opened")?;
+        if bytes.len() > LARGEST {
+            return Err(format!("it is larger than {LARGEST} bytes"));
+        }
+        String::from_utf8(bytes)
+            .map(Some)
+            .map_err(|_| "it is not UTF-8 text".to_owned())
+    }
+
+    fn names(&self, folder: &str) -> Vec<String> {
+        Root::names(self, folder)
+    }
+}
+
+/// The merged configuration of an engine. A setting that the files leave to the engine's default is `None` or empty.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Configuration {
+    /// The files that were read, in the engine's order. Later ones win.
+    pub files: Vec<String>,
+    /// The format version of containerd's first file: 1 if the file states no version, `None` if the file is missing or empty.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub version: Option<i64>,
+    /// The name of the runtime for containers that request none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub default_runtime: Option<String>,
+    /// The file that sets `default_runtime`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub default_runtime_file: Option<String>,
+    /// The runtimes by name; containerd and CRI-O call this name the handler.
+    pub runtimes: BTreeMap<String, Runtime>,
+    /// Whether the engine injects CDI devices: containerd's `enable_cdi`, Docker's `features.cdi`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cdi: Option<bool>,
+    /// The directories that the engine searches for CDI specs.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub cdi_spec_dirs: Vec<String>,
+    /// containerd's `imports` from all files, as they are written.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub imports: Vec<String>,
+    /// containerd's `disabled_plugins` from all files, each name once.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub disabled_plugins: Vec<String>,
+    /// The engine's cgroup driver: `systemd` or `cgroupfs` (Docker's `exec-opts`, CRI-O's `cgroup_manager`). containerd instead has one setting
+    /// for each runtime, see [`Runtime::systemd_cgroup`].
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cgroup_driver: Option<String>,
+}
+
+/// An OCI runtime that is registered with an engine.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Runtime {
+    /// The runtime's program: `BinaryName` in containerd, `runtime_path` in CRI-O, `path` in Docker.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub path: Option<String>,
+    /// The value of `runtime_type`, such as `io.containerd.runc.v2`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub runtime_type: Option<String>,
+    /// containerd's `SystemdCgroup`: whether the runtime uses systemd as its cgroup driver.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub systemd_cgroup: Option<bool>,
+    /// Docker's `runtimeArgs`. If there are none, the value of `args`, which Docker ignores but NVIDIA's tool writes.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub args: Vec<String>,
+    /// The last file that mentions this runtime.
+    pub file: String,
+}
+
+/// Why an engine's files cannot be read or edited. No file has been changed.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Error {
+    /// A file exists but cannot be used.
+    #[error("{path} cannot be read: {why}")]
+    Unreadable {
+        /// The path of the file.
+        path: String,
+        /// The reason, as the end of the message.
+        why: String,
+    },
+    /// A file has a syntax error.
+    #[error(
+        "{path} is not valid {format}: line {line}, column {column}: {what}; the engine also rejects this file. Correct this line, then run the command again; nothing was changed"
+    )]
+    Syntax {
+        /// The path of the file.
+        path: String,
+        /// `JSON` or `TOML`.
+        format: &'static str,
+        /// The line of the error, counted from 1.
+        line: usize,
+        /// The column of the error, counted from 1.
+        column: usize,
+        /// The parser's message.
+        what: String,
+    },
+    /// A JSON file has too many values to edit in a reasonable time.
+    #[error(
+        "{path} has {parts} lines and values, and divvy edits files with at most {most}: remove empty lines and unused entries, then run the command again; nothing was changed"
+    )]
+    TooLong {
+        /// The path of the file.
+        path: String,
+        /// The number of lines and values in the file.
+        parts: usize,
+        /// The largest number that is edited.
+        most: usize,
+    },
+    /// A value has a type that the engine does not accept.
+    #[error(
+        "{path}, line {line}, column {column}: `{key}` is {found}, but {engine} expects {wanted}; correct this value, then run the command again; nothing was changed"
+    )]
+    WrongType {
+        /// The path of the file.
+        path: String,
+        /// The line of the value, counted from 1.
+        line: usize,
+        /// The column of the value, counted from 1.
+        column: usize,
+        /// The key, with dots between its parts.
+        key: String,
+        /// The value or type in the file.
+        found: String,
+        /// The type that the engine expects.
+        wanted: &'static str,
+        /// The engine's name.
+        engine: &'static str,
+    },
+    /// The engine reads another file later, and that file overrides the edit.
+    #[error(
+        "{what} cannot be set in {path}: the engine reads {winner} later, and that file wins. Remove the setting from {winner}, or write to that \
+         file with --drop-in {winner}; nothing was changed"
+    )]
+    Overruled {
+        /// The file that would be edited.
+        path: String,
+        /// The setting that would have no effect.
+        what: String,
+        /// The file that overrides the setting.
+        winner: String,
+    },
+    /// The file that keeps the original texts for [`undo`] is damaged.
+    #[error(
+        "{path} is not the record that divvy wrote, so the original configuration is unknown: {why}; remove the record to continue without it, \
+         and --undo removes only the runtime; nothing was changed"
+    )]
+    Record {
+        /// The path of the record's file.
+        path: String,
+        /// The reason, as the end of the message.
+        why: String,
+    },
+    /// A template of k3s or rke2 already has a handwritten table for the runtime.
+    #[error(
+        "{path} already has a table for the runtime {name}, written by hand, and a second one would keep containerd from starting. Remove it, or choose another name with --runtime-name; nothing was changed"
+    )]
+    InTemplate {
+        /// The path of the template.
+        path: String,
+        /// The runtime's name.
+        name: String,
+    },
+    /// k3s or rke2 found the runtime in its `PATH` and registered it.
+    #[error(
+        "{path}: the distribution has already registered the runtime {name} ({program}), and a second table of that name would keep containerd \
+         from starting. Use that runtime, or choose another name, such as --runtime-name divvy; nothing was changed"
+    )]
+    FoundByItself {
+        /// The file that the distribution generated.
+        path: String,
+        /// The runtime's name.
+        name: String,
+        /// The runtime's program.
+        program: String,
+    },
+    /// containerd's files import more files than is plausible.
+    #[error(
+        "{path} imports more than {most} files; is one of its patterns too broad? `containerd config dump` lists them under `imports`"
+    )]
+    TooMany {
+        /// The first file, whose imports were followed.
+        path: String,
+        /// The largest number of files that is read.
+        most: usize,
+    },
+}

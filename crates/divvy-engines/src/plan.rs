@@ -1,0 +1,410 @@
+//! Computes the edits that register a runtime with an engine, and the edits that remove it again.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use super::revert::{self, Kept};
+use super::text::text;
+use super::{Configuration, Error, Files, containerd, crio, docker, template};
+use divvy_host::plain_line;
+
+/// The settings that an engine should have.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Wish {
+    /// The runtime's name: the handler of a RuntimeClass, and the argument of `docker run --runtime`.
+    pub name: String,
+    /// The path of the runtime's program.
+    pub path: String,
+    /// Whether the runtime is the default for containers that request none; `None` leaves the default unchanged.
+    pub set_default: Option<bool>,
+    /// Whether the engine injects CDI devices into containers; `None` leaves this unchanged.
+    pub cdi: Option<bool>,
+    /// Whether the kubelet's cgroup driver is systemd; `None` if it is unknown.
+    pub systemd_cgroup: Option<bool>,
+    /// Whether to rewrite an existing drop-in from the other files and discard its content, as NVIDIA's tool does.
+    pub anew: bool,
+    /// The configuration that the engine itself prints, as TOML (`containerd config dump`, `crio status config`). If it is given, it replaces
+    /// the engine's files as the source that the runtime's settings are copied from.
+    pub said: Option<String>,
+}
+
+/// The engine and its configuration files.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Target {
+    /// Docker, which has one file.
+    Docker {
+        /// The path of `daemon.json`.
+        config: String,
+    },
+    /// containerd, with a main file and an optional drop-in.
+    Containerd {
+        /// The main file, which containerd reads first.
+        config: String,
+        /// The drop-in that receives the runtime; `None` writes the runtime into `config`.
+        drop_in: Option<String>,
+        /// How this version of containerd merges files; `None` if the version is unknown.
+        merge: Option<containerd::Merge>,
+        /// The format version for a new file.
+        version: i64,
+    },
+    /// CRI-O, with a main file and an optional drop-in.
+    Crio {
+        /// The main file, which CRI-O reads first.
+        config: String,
+        /// The drop-in that receives the runtime; `None` writes the runtime into `config`.
+        drop_in: Option<String>,
+    },
+    /// The template from which k3s or rke2 generates containerd's configuration at each start.
+    Template {
+        /// The path of the template.
+        config: String,
+        /// The file that was generated from the template at the last start.
+        generated: String,
+        /// The format version of containerd's configuration.
+        version: i64,
+    },
+}
+
+impl Target {
+    /// Return the path of the engine's main file.
+    pub fn config(&self) -> &str {
+        match self {
+            Target::Docker { config }
+            | Target::Containerd { config, .. }
+            | Target::Crio { config, .. }
+            | Target::Template { config, .. } => config,
+        }
+    }
+
+    /// Return the path of the file that keeps the [`Record`].
+    pub fn record(&self) -> String {
+        format!("{}.divvy-undo", self.config())
+    }
+
+    /// Return the path of the file that receives the runtime: the drop-in if there is one, otherwise the main file.
+    pub fn written(&self) -> &str {
+        match self {
+            Target::Containerd {
+                drop_in: Some(drop_in), ..
+            }
+            | Target::Crio {
+                drop_in: Some(drop_in), ..
+            } => drop_in,
+            _ => self.config(),
+        }
+    }
+
+    fn merge(&self) -> containerd::Merge {
+        match self {
+            Target::Containerd { merge: Some(merge), .. } => *merge,
+            // A file that is correct for older versions is correct for all versions.
+            _ => containerd::Merge::Sections,
+        }
+    }
+
+    /// Read and merge the engine's files.
+    ///
+    /// # Errors
+    /// The errors of [`docker::read`], [`containerd::read`], and [`crio::read`].
+    pub fn read(&self, files: &dyn Files) -> Result<Configuration, Error> {
+        match self {
+            Target::Docker { config } => docker::read(files, config),
+            Target::Containerd { config, .. } => containerd::read(files, config, self.merge()),
+            Target::Crio { config, .. } => crio::read(files, config),
+            Target::Template { generated, .. } => containerd::read(files, generated, containerd::Merge::Keys),
+        }
+    }
+
+    pub(super) fn is_json(&self) -> bool {
+        matches!(self, Target::Docker { .. })
+    }
+}
+
+/// The change of one file.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Edit {
+    /// The file's path.
+    pub path: String,
+    /// The current text; `None` if the file does not exist.
+    pub before: Option<String>,
+    /// The new text; `None` if the file is removed.
+    pub after: Option<String>,
+    /// The file whose owner and permissions a new file inherits, because secrets may have been copied from it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub like: Option<String>,
+}
+
+/// The edits that [`configure`] or [`undo`] computed.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Plan {
+    /// The changes, in the order in which they must be written: an imported file comes before the file that imports it. Empty if nothing
+    /// has to change.
+    pub edits: Vec<Edit>,
+    /// Advice and warnings for the user.
+    pub notes: Vec<String>,
+    /// The record to keep for [`undo`]; `None` if no file contains anything from divvy.
+    pub record: Option<Record>,
+}
+
+/// The original text of each file that divvy wrote.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Record {
+    /// The files that divvy wrote, by path.
+    pub files: BTreeMap<String, Recorded>,
+}
+
+impl Record {
+    /// Parse the text of the record file at `path`.
+    ///
+    /// # Errors
+    /// [`Error::Record`] if divvy did not write this text.
+    pub fn parse(path: &str, text: &str) -> Result<Record, Error> {
+        let wrong = |why: String| Error::Record {
+            path: path.to_owned(),
+            why: plain_line(why.chars()),
+        };
+        let record: Record = serde_json::from_str(text).map_err(|error| wrong(error.to_string()))?;
+        let is_whole =
+            |path: &str| path.starts_with('/') && !path.split('/').any(|part| part == "..") && !path.contains(char::is_control);
+        match record.files.keys().find(|file| !is_whole(file)) {
+            Some(file) => Err(wrong(format!("{file:?} is not the path of a file that divvy wrote"))),
+            None => Ok(record),
+        }
+    }
+}
+
+/// The record of one file.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Recorded {
+    /// The text before divvy wrote the file; `None` if the file did not exist.
+    pub original: Option<String>,
+    /// The text that divvy wrote.
+    pub written: String,
+}
+
+/// The files as they will be after `edits`, so that a plan can be checked before it is written.
+pub(super) struct After<'f> {
+    pub(super) files: &'f dyn Files,
+    pub(super) edits: Vec<(String, Option<String>)>,
+}
+
+impl Files for After<'_> {
+    fn text(&self, path: &str) -> Result<Option<String>, String> {
+        match self.edits.iter().rev().find(|(edited, _)| edited == path) {
+            Some((_, text)) => Ok(text.clone()),
+            None => self.files.text(path),
+        }
+    }
+
+    fn names(&self, folder: &str) -> Vec<String> {
+        let mut names = self.files.names(folder);
+        for (path, text) in &self.edits {
+            let below = path
+                .strip_prefix(folder.trim_end_matches('/'))
+                .and_then(|rest| rest.strip_prefix('/'));
+            let Some(below) = below else { continue };
+            match (below.split_once('/'), text) {
+                // A directory that is created with its first file, unless it already exists.
+                (Some((name, _)), Some(_)) if !names.iter().any(|known| known == name) => names.push(name.to_owned()),
+                (Some(_), _) => {}
+                (None, text) => {
+                    names.retain(|known| known != below);
+                    if text.is_some() {
+                        names.push(below.to_owned());
+                    }
+                }
+            }
+        }
+        names.sort_unstable();
+        names
+    }
+}
+
+/// The new text of one file, which may equal its current text.
+pub(super) struct Write {
+    pub(super) path: String,
+    pub(super) text: String,
+    pub(super) like: Option<String>,
+}
+
+/// Compute the edits that give an engine the settings of a [`Wish`]. For an engine that already has them, the plan has no edits.
+///
+/// The plan is verified: the edited files are read as the engine would read them, and the result must have the requested settings.
+///
+/// # Errors
+/// The errors of [`Target::read`], and [`Error::Overruled`] if a file that the engine reads later overrides a requested setting.
+pub fn configure(files: &dyn Files, target: &Target, wish: &Wish, record: Option<&Record>) -> Result<Plan, Error> {
+    let mut notes = Vec::new();
+    // Keep the edits that a person made since the last run: a later undo removes only what divvy wrote.
+    let mut originals = record.cloned().unwrap_or_default();
+    for (path, recorded) in &mut originals.files {
+        let now = text(files, path)?;
+        if now.as_deref() != Some(&recorded.written) {
+            recorded.original = revert::file(target, path, recorded, now)?.0;
+        }
+    }
+    let ours =
+        |path: &str, now: &str| record.is_some_and(|record| record.files.get(path).is_some_and(|file| file.written == now));
+    let writes = match target {
+        Target::Docker { config } => docker::configure(files, config, wish)?,
+        Target::Containerd {
+            config,
+            drop_in,
+            merge,
+            version,
+        } => containerd::configure(
+            files,
+            &containerd::Where {
+                config,
+                drop_in: drop_in.as_deref(),
+                merge: *merge,
+                version: *version,
+            },
+            wish,
+            &ours,
+            &mut notes,
+        )?,
+        Target::Crio { config, drop_in } => crio::configure(files, config, drop_in.as_deref(), wish, &ours, &mut notes)?,
+        Target::Template {
+            config,
+            generated,
+            version,
+        } => template::configure(files, config, generated, *version, wish, &mut notes)?,
+    };
+    let mut plan = Plan {
+        notes,
+        ..Plan::default()
+    };
+    for write in writes {
+        let before = text(files, &write.path)?;
+        if before.as_deref() == Some(&write.text) {
+            continue;
+        }
+        let original = match originals.files.get(&write.path) {
+            Some(recorded) => recorded.original.clone(),
+            None => before.clone(),
+        };
+        originals.files.insert(
+            write.path.clone(),
+            Recorded {
+                original,
+                written: write.text.clone(),
+            },
+        );
+        plan.edits.push(Edit {
+            path: write.path,
+            before,
+            after: Some(write.text),
+            like: write.like,
+        });
+    }
+    check(files, target, wish, &plan)?;
+    plan.record = (!originals.files.is_empty()).then_some(originals);
+    Ok(plan)
+}
+
+/// Check that the engine gets the requested settings when it reads the edited files.
+fn check(files: &dyn Files, target: &Target, wish: &Wish, plan: &Plan) -> Result<(), Error> {
+    match target {
+        Target::Template { .. } => return Ok(()),
+        // CRI-O does not read this drop-in by default, so its files cannot show the result. A note tells the user which option makes CRI-O read it.
+        Target::Crio {
+            config,
+            drop_in: Some(drop_in),
+        } if !crio::is_read(config, drop_in) => return Ok(()),
+        _ => {}
+    }
+    let after = After {
+        files,
+        edits: plan
+            .edits
+            .iter()
+            .map(|edit| (edit.path.clone(), edit.after.clone()))
+            .collect(),
+    };
+    let read = target.read(&after)?;
+    let has = |what: &str, winner: Option<&String>| Error::Overruled {
+        path: target.written().to_owned(),
+        what: what.to_owned(),
+        winner: winner.or(read.files.last()).unwrap_or(&target.config().to_owned()).clone(),
+    };
+    let runtime = read.runtimes.get(&wish.name).ok_or_else(|| has("the runtime", None))?;
+    if runtime.path.as_deref() != Some(&wish.path) {
+        return Err(has("the runtime's program", Some(&runtime.file)));
+    }
+    if wish.set_default == Some(true) && read.default_runtime.as_deref() != Some(&wish.name) {
+        return Err(has("the default runtime", read.default_runtime_file.as_ref()));
+    }
+    if wish.cdi.is_some() && !matches!(target, Target::Crio { .. }) && read.cdi != wish.cdi {
+        return Err(has("CDI", None));
+    }
+    Ok(())
+}
+
+/// Compute the edits that remove the runtime.
+///
+/// With a record, each file gets its original text back, byte for byte. If a file was edited since divvy wrote it, only divvy's entries are
+/// removed from it. Without a record, only the runtime `name` and a default that names it are removed.
+///
+/// # Errors
+/// The errors of [`Target::read`].
+pub fn undo(files: &dyn Files, target: &Target, name: &str, record: Option<&Record>) -> Result<Plan, Error> {
+    let mut plan = Plan::default();
+    let Some(record) = record else {
+        for path in target.read(files)?.files {
+            let before = text(files, &path)?.unwrap_or_default();
+            let after = match target {
+                Target::Docker { .. } => docker::without(&path, &before, name)?,
+                Target::Containerd { .. } => containerd::without(&path, &before, name, target.merge())?,
+                Target::Crio { .. } => crio::without(&path, &before, name)?,
+                // k3s generates these files at each start, so an edit would be lost. In the template, divvy's part is between two marks.
+                Target::Template { .. } => continue,
+            };
+            if after != before {
+                plan.edits.push(Edit {
+                    path,
+                    before: Some(before),
+                    after: Some(after),
+                    like: None,
+                });
+            }
+        }
+        plan.notes.push(match plan.edits.is_empty() {
+            true => format!("divvy did not write anything here, and there is no runtime {name} to remove"),
+            false => format!(
+                "there is no record of the original configuration (divvy did not write the current one), so only the runtime {name} and a default \
+                 that names it are removed"
+            ),
+        });
+        return Ok(plan);
+    };
+    // Edit the importing file first, so that an import never names a missing file.
+    let (main, others): (Vec<_>, Vec<_>) = record.files.iter().partition(|(path, _)| *path == target.config());
+    for (path, recorded) in main.into_iter().chain(others) {
+        let before = text(files, path)?;
+        let (after, kept) = match before.as_deref() == Some(&recorded.written) {
+            true => (recorded.original.clone(), Kept::default()),
+            false => revert::file(target, path, recorded, before.clone())?,
+        };
+        if before.as_deref() != Some(&recorded.written) {
+            plan.notes.push(match (&before, kept.0.is_empty()) {
+                (None, _) => format!("{path} was already removed, and divvy does not restore it"),
+                (_, true) => format!("{path} was edited since divvy wrote it; only divvy's entries are removed, and the edits stay"),
+                (_, false) => format!(
+                    "{path} was edited since divvy wrote it; divvy's entries are removed, except for those that were changed by hand: {}",
+                    kept.0.join(", ")
+                ),
+            });
+        }
+        if after != before {
+            plan.edits.push(Edit {
+                path: path.clone(),
+                before,
+                after,
+                like: None,
+            });
+        }
+    }
+    Ok(plan)
+}

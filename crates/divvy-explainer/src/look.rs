@@ -1,0 +1,143 @@
+//! One look at the cluster for `divvy why`: by the user who asks, or by the explainer for users who may not list nodes and pods.
+
+use divvy_model::kept;
+use divvy_model::{MemoryUnit, Pod, limits, names};
+use divvy_placement::Ledger;
+use divvy_why::{Snapshot, Tenant, Tenants, Wants};
+
+use divvy_kube::list::LeftOut;
+use divvy_kube::objects::{NodeObject, PodObject};
+use divvy_kube::{Error, convert, list};
+
+use crate::{around, sites};
+
+/// What a look is told of, one after the other.
+#[derive(Debug)]
+pub enum Arrival {
+    /// A node.
+    Node,
+    /// A pod; with what it wants, if it waits for GPUs. They come in the order of namespaces and names.
+    Pod(Option<Box<Wants>>),
+}
+
+/// The cluster, without what could not be read.
+#[derive(Debug)]
+pub struct Look {
+    /// The cluster.
+    pub snapshot: Snapshot,
+    /// Nodes that could not be read.
+    pub no_nodes: LeftOut,
+    /// Pods that could not be read.
+    pub no_pods: LeftOut,
+}
+
+/// What is kept of a pod in a list.
+struct Listed {
+    pod: Pod,
+    /// And whether it is whole.
+    tenant: Option<(Tenant, bool)>,
+    waiting: Option<Box<Wants>>,
+}
+
+/// Reads all nodes and pods, about 50,000 pods in two seconds. `unit`: for clusters whose agents publish none.
+///
+/// # Errors
+/// When the nodes or the pods cannot be listed. What else cannot be read is left out of the snapshot, and the answers say so where it matters.
+pub async fn look(client: &kube::Client, unit: MemoryUnit, arrived: impl Fn(Arrival) + Sync) -> Result<Look, Error> {
+    look_at(client, unit, listed, arrived).await
+}
+
+/// As [`look`], and nothing is made of the pods that wait.
+///
+/// # Errors
+/// As [`look`].
+pub async fn look_without_waiting(client: &kube::Client, unit: MemoryUnit) -> Result<Look, Error> {
+    look_at(client, unit, |object| listed_as(object, None), |_| {}).await
+}
+
+async fn look_at(
+    client: &kube::Client,
+    unit: MemoryUnit,
+    listed: fn(PodObject) -> Result<Listed, String>,
+    arrived: impl Fn(Arrival) + Sync,
+) -> Result<Look, Error> {
+    let (mut sites, mut nodes, mut pods, mut tenants) = (Vec::new(), Vec::new(), Vec::new(), Tenants::default());
+    let mut simplified = 0;
+    let node = |object: NodeObject| (convert::node(&object), sites::site(&object));
+    let all_nodes = list::each_node(client, node, |(node, site)| {
+        arrived(Arrival::Node);
+        nodes.push(node);
+        sites.push(site);
+    });
+    let all_pods = list::each_whole_pod(client, listed, |pod: Listed| {
+        arrived(Arrival::Pod(pod.waiting));
+        pods.push(pod.pod);
+        simplified += u64::from(pod.tenant.as_ref().is_some_and(|(_, whole)| !whole));
+        tenants.extend(pod.tenant.map(|(tenant, _)| tenant));
+    });
+    let (no_nodes, no_pods) = tokio::try_join!(all_nodes, all_pods)?;
+    // The cluster's unit is what the agents publish.
+    let published = nodes.iter().find_map(|node| match &node.inventory {
+        Some(Ok(inventory)) => Some(inventory.unit),
+        _ => None,
+    });
+    let mut ledger = Ledger::new(published.unwrap_or(unit));
+    ledger.replace_nodes(&nodes);
+    drop(nodes);
+    ledger.replace_pods(pods);
+    match list::unhealthy_gpus(client).await {
+        Ok(named) => ledger.replace_unhealthy(named.into_iter().map(|named| (named.node, named.gpus))),
+        // Who may read pods may often not read kube-system; few clusters have these ConfigMaps.
+        Err(error) => tracing::debug!("{error}"),
+    }
+    let mut snapshot = Snapshot::new(ledger, sites, tenants);
+    snapshot.simplified = simplified;
+    snapshot.namespaces = seen(around::namespaces(client).await);
+    snapshot.agent_selector = seen(around::agent_selector(client).await).flatten();
+    Ok(Look {
+        snapshot,
+        no_nodes,
+        no_pods,
+    })
+}
+
+/// What could be read; the answer says what it lacks where that matters.
+fn seen<T>(read: Result<T, Error>) -> Option<T> {
+    read.inspect_err(|error| tracing::debug!("{error}")).ok()
+}
+
+fn listed(object: PodObject) -> Result<Listed, String> {
+    let waits = object.spec.node_name.as_deref().is_none_or(str::is_empty);
+    let wants = if waits {
+        Some(sites::wants(&object).map_err(|error| error.to_string())?)
+    } else {
+        None
+    };
+    listed_as(object, wants)
+}
+
+fn listed_as(object: PodObject, wants: Option<Wants>) -> Result<Listed, String> {
+    Ok(Listed {
+        waiting: wants.filter(|wants| !wants.pod.ended() && wants_gpus(wants)).map(Box::new),
+        pod: kept(convert::pod(&object).map_err(|error| error.to_string())?),
+        tenant: sites::tenant(object).map(bounded),
+    })
+}
+
+/// Users write a pod's labels and rules: if they are too large, the pod is kept without them. The flag says whether it is whole.
+fn bounded(mut tenant: Tenant) -> (Tenant, bool) {
+    let whole = tenant.rules_bytes() <= limits::POD_RULES_BYTES;
+    if !whole {
+        (tenant.labels, tenant.avoids, tenant.ports) = Default::default();
+    }
+    (tenant, whole)
+}
+
+/// GPU memory, or whole GPUs, which another device plugin serves: who waits for them asks `divvy why`, too.
+pub fn wants_gpus(wants: &Wants) -> bool {
+    let whole = wants
+        .requests
+        .iter()
+        .any(|(resource, amount)| resource == names::WHOLE_GPU && *amount > 0);
+    wants.pod.request.wants_memory() || whole
+}

@@ -1,0 +1,189 @@
+//! How `divvy why` reaches Divvy's explainer (crate `divvy-explainer`), for a user who may not list nodes and pods.
+//!
+//! The explainer's Service is reached through the API server's service proxy, which every client that has a kubeconfig can use. That proxy passes no
+//! `Authorization` header on, and does not check the certificate of what it connects to (kube-apiserver `pkg/registry/core/service/proxy.go`,
+//! apimachinery `pkg/util/proxy/upgradeaware.go`). So it only carries bytes here: after an upgrade of the connection to [`PROTOCOL`] client and
+//! explainer speak TLS with each other, and nobody else sees the user's token.
+
+use http::{HeaderValue, Request, StatusCode, header};
+use hyper_util::rt::TokioIo;
+use k8s_openapi::api::core::v1::ConfigMap;
+use kube::Api;
+use kube::client::Body;
+
+use divvy_kube::Error;
+
+/// Where every user finds the explainer: a ConfigMap of this namespace, which is what `kube-public` is for.
+pub const CONFIG_MAP_NAMESPACE: &str = "kube-public";
+/// Its name.
+pub const CONFIG_MAP: &str = "divvy";
+/// Its key with [`Address`].
+pub const SERVICE: &str = "service";
+/// Its key with the explainer's certificate, in PEM, which is its own authority.
+pub const CERTIFICATE: &str = "tls.crt";
+/// The name in that certificate.
+pub const SERVER_NAME: &str = "divvy-explainer";
+/// What a connection is upgraded to: TLS, with HTTP/1.1 in it.
+pub const PROTOCOL: &str = "divvy-why";
+/// The path of that upgrade; inside it, and below it, NAMESPACE/POD.
+pub const PATH: &str = "/why";
+/// The query of a question about all nodes.
+pub const ALL_NODES: &str = "allNodes=true";
+
+/// The explainer's Service.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Address {
+    /// The Service's namespace.
+    pub namespace: String,
+    /// The Service's name.
+    pub service: String,
+    /// The name, or the number, of its port.
+    pub port: String,
+}
+
+impl Address {
+    /// From `NAMESPACE/SERVICE:PORT`. Its parts become parts of a path: nothing but what Kubernetes takes as a name is read.
+    pub fn parse(text: &str) -> Option<Address> {
+        let (namespace, rest) = text.trim().split_once('/')?;
+        let (service, port) = rest.split_once(':')?;
+        let is_label = |text: &str| {
+            let legal = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
+            (1..=63).contains(&text.len()) && text.bytes().all(legal)
+        };
+        [namespace, service, port].iter().all(|part| is_label(part)).then(|| Address {
+            namespace: namespace.to_owned(),
+            service: service.to_owned(),
+            port: port.to_owned(),
+        })
+    }
+
+    fn proxy(&self) -> String {
+        let Address {
+            namespace,
+            service,
+            port,
+        } = self;
+        format!("/api/v1/namespaces/{namespace}/services/{service}:{port}/proxy{PATH}")
+    }
+}
+
+/// Where the explainer is, and by what it is known.
+#[derive(Debug, Clone)]
+pub struct Desk {
+    /// Its Service.
+    pub address: Address,
+    /// Its certificate, PEM.
+    pub certificate: String,
+}
+
+/// Looks for the explainer. `None`: there is none here that the user may ask.
+///
+/// # Errors
+/// When the ConfigMap cannot be read, or is not of Divvy's form.
+pub async fn desk(client: &kube::Client) -> Result<Option<Desk>, Error> {
+    let what = format!("the ConfigMap {CONFIG_MAP_NAMESPACE}/{CONFIG_MAP}");
+    let api: Api<ConfigMap> = Api::namespaced(client.clone(), CONFIG_MAP_NAMESPACE);
+    let found = api
+        .get_opt(CONFIG_MAP)
+        .await
+        .map_err(|source| Error::api(format!("{what} could not be read"), source));
+    let found = match found {
+        // The chart gives the right to read it, and the ConfigMap, together.
+        Err(error) if error.is_forbidden() => None,
+        found => found?,
+    };
+    let Some(mut data) = found.map(|map| map.data.unwrap_or_default()) else {
+        return Ok(None);
+    };
+    let service = data.remove(SERVICE).unwrap_or_default();
+    let address = Address::parse(&service).ok_or_else(|| Error::Desk {
+        text: format!("{what} names no Service (data.{SERVICE} is {service:?}, not NAMESPACE/SERVICE:PORT)"),
+    })?;
+    let certificate = data.remove(CERTIFICATE).ok_or_else(|| Error::Desk {
+        text: format!("{what} has no {CERTIFICATE}, which the explainer writes when it starts, and once a minute; its log says why it did not"),
+    })?;
+    Ok(Some(Desk { address, certificate }))
+}
+
+/// A connection to the explainer through the API server, for TLS.
+///
+/// # Errors
+/// When the API server refuses it, or the explainer does.
+pub async fn tunnel(client: &kube::Client, address: &Address) -> Result<TokioIo<hyper::upgrade::Upgraded>, Error> {
+    const MOST: usize = 64 << 10;
+    let failed = |text: String| Error::Desk {
+        text: format!("there is no connection through the API server: {text}"),
+    };
+    let request = Request::get(address.proxy())
+        .header(header::CONNECTION, HeaderValue::from_static("Upgrade"))
+        .header(header::UPGRADE, HeaderValue::from_static(PROTOCOL))
+        .body(Body::empty())
+        .map_err(|error| failed(error.to_string()))?;
+    let response = client
+        .send(request)
+        .await
+        .map_err(|source| Error::api("there is no connection through the API server", source))?;
+    if response.status() == StatusCode::SWITCHING_PROTOCOLS {
+        let upgraded = hyper::upgrade::on(response)
+            .await
+            .map_err(|error| failed(error.to_string()))?;
+        return Ok(TokioIo::new(upgraded));
+    }
+    let status = response.status();
+    let body = http_body_util::BodyExt::collect(http_body_util::Limited::new(response.into_body(), MOST));
+    let text = match body.await {
+        Ok(body) => said(&body.to_bytes()),
+        Err(error) => error.to_string(),
+    };
+    let hint = match status {
+        StatusCode::FORBIDDEN => "; the chart gives all users that right (explainer.enabled=true)",
+        _ => "",
+    };
+    Err(failed(format!("{text} ({status}){hint}")))
+}
+
+/// The words in an answer that is an error: a Status of the API server, or the explainer's `{"error": …}`.
+pub fn said(body: &[u8]) -> String {
+    let parsed: Option<serde_json::Value> = serde_json::from_slice(body).ok();
+    let words = parsed
+        .as_ref()
+        .and_then(|body| body["error"].as_str().or(body["message"].as_str()));
+    match words {
+        Some(words) => words.to_owned(),
+        None => String::from_utf8_lossy(body).trim().chars().take(200).collect(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_is_made_of_names() {
+        let address = Address::parse("divvy/divvy-explainer:why").expect("an address");
+        assert_eq!(
+            address.proxy(),
+            "/api/v1/namespaces/divvy/services/divvy-explainer:why/proxy/why"
+        );
+        for odd in [
+            "", "a/b", "a:b", "a/../b:c", "a/b:c/d", "a/b:c?d", "A/b:c", "a/b/c:d", "a/:c", "a/b:%2f",
+        ] {
+            assert_eq!(Address::parse(odd), None, "{odd}");
+        }
+    }
+
+    #[test]
+    fn an_answer_that_is_no_answer_is_quoted_in_short() {
+        for (body, words) in [
+            (r#"{"error": "busy"}"#, "busy"),
+            (
+                r#"{"kind": "Status", "message": "services \"x\" is forbidden"}"#,
+                "services \"x\" is forbidden",
+            ),
+            ("no endpoints", "no endpoints"),
+        ] {
+            assert_eq!(said(body.as_bytes()), words);
+        }
+        assert_eq!(said(&[b'x'; 5_000]).len(), 200);
+    }
+}

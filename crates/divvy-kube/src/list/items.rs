@@ -1,0 +1,438 @@
+//! The items of a Kubernetes list, read from its JSON while the text arrives. No I/O.
+//!
+//! A list of 50,000 pods has 200 MB, and an API server that answers from its watch cache may send it as one response, whatever
+//! `limit` says. At most one item (and the chunk that it came with) is held here.
+
+use serde::Deserialize;
+use serde::de::{DeserializeOwned, IgnoredAny};
+
+/// The largest item, or member of the list, that is read. An API server takes requests of 3 MiB (`MaxRequestBodyBytes` in
+/// k8s.io/apiserver/pkg/server/config.go), so no object comes near this.
+pub(crate) const LARGEST: usize = 16 << 20;
+
+/// An item that is not there in whole is tried again when at least this much has arrived.
+const STRIDE: usize = 64 << 10;
+
+/// What a list says of itself.
+#[derive(Debug, Default, Clone, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct ListMeta {
+    pub(crate) resource_version: Option<String>,
+    /// Where the next page begins; empty or absent on the last one.
+    #[serde(rename = "continue")]
+    pub(crate) next: Option<String>,
+}
+
+/// Why a text is no list.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum Wrong {
+    /// Not JSON.
+    #[error("the answer is not JSON: {text} (byte {at})")]
+    Json { text: String, at: u64 },
+    /// It ended before the list did.
+    #[error("the answer ended after {at} bytes, in the middle of the list")]
+    Cut { at: u64 },
+    /// It is JSON and something else.
+    #[error("the answer is not a list: {0}")]
+    NoList(String),
+    /// One item is larger than [`LARGEST`].
+    #[error("item {number} of the list is larger than {} MiB, which no object of an API server is", LARGEST >> 20)]
+    TooLarge { number: u64 },
+}
+
+/// An item that is JSON, but not the object that it should be.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Unreadable {
+    /// `namespace/name`, or `name`; `item 17` for an object without a name.
+    pub(crate) name: String,
+    /// What is wrong with it.
+    pub(crate) why: String,
+}
+
+/// What arrives of a list.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Part<'a> {
+    Next(&'a [u8]),
+    End,
+}
+
+/// Where the items of a list go, in their order.
+pub(crate) trait Sink {
+    /// Takes the item at the beginning of a text, and returns its length. More text may follow, unless this is the `last`.
+    fn item(&mut self, text: &[u8], last: bool, number: u64) -> Found<()>;
+}
+
+/// Reads each item as soon as it is there.
+pub(crate) struct Read<'a, T>(pub(crate) &'a mut (dyn FnMut(Result<T, Unreadable>) + Send));
+
+impl<T: DeserializeOwned> Sink for Read<'_, T> {
+    fn item(&mut self, text: &[u8], last: bool, number: u64) -> Found<()> {
+        match object(text, last, number) {
+            Found::Value(item, length) => {
+                (self.0)(item);
+                Found::Value((), length)
+            }
+            Found::Incomplete => Found::Incomplete,
+            Found::Wrong(error) => Found::Wrong(error),
+        }
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Member {
+    Metadata,
+    Items,
+    Kind,
+    Other,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum State {
+    /// Before the list's `{`.
+    Start,
+    /// Before a member's name; `first`: or the end of the object.
+    Name { first: bool },
+    /// Before the colon.
+    Colon(Member),
+    /// Before a member's value.
+    Value(Member),
+    /// After a member's value.
+    AfterValue,
+    /// Before an item; `first`: or the end of the items.
+    Item { first: bool },
+    /// After an item.
+    AfterItem,
+    /// After the list.
+    End,
+}
+
+/// Reads one list.
+#[derive(Debug)]
+pub(crate) struct Items {
+    buffer: Vec<u8>,
+    /// How much of the buffer is done with.
+    at: usize,
+    /// Bytes that were done with and are not in the buffer any more.
+    before: u64,
+    /// Nothing can be read before the buffer is this long.
+    wait_for: usize,
+    state: State,
+    number: u64,
+    metadata: Option<ListMeta>,
+    kind: Option<Option<String>>,
+    has_items: bool,
+}
+
+/// A step of the reader.
+enum Step {
+    Done,
+    /// What comes next is not there in whole.
+    Incomplete,
+}
+
+/// A value at the beginning of a text.
+pub(crate) enum Found<T> {
+    Value(T, usize),
+    /// More text is needed to tell.
+    Incomplete,
+    Wrong(serde_json::Error),
+}
+
+impl Items {
+    pub(crate) fn new() -> Items {
+        Items {
+            buffer: Vec::new(),
+            at: 0,
+            before: 0,
+            wait_for: 0,
+            state: State::Start,
+            number: 0,
+            metadata: None,
+            kind: None,
+            has_items: false,
+        }
+    }
+
+    /// Takes in the next part of the text and hands over the items that are complete.
+    pub(crate) fn read(&mut self, chunk: &[u8], take: &mut dyn Sink) -> Result<(), Wrong> {
+        self.buffer.extend_from_slice(chunk);
+        if self.buffer.len() < self.wait_for {
+            return Ok(());
+        }
+        self.advance(take, false)?;
+        let left = self.buffer.len() - self.at;
+        if left > LARGEST {
+            return Err(Wrong::TooLarge { number: self.number + 1 });
+        }
+        self.before += self.at as u64;
+        self.buffer.drain(..self.at);
+        self.at = 0;
+        // Doubled, so that a large item costs no more than its size; most items are smaller than the stride.
+        self.wait_for = left.saturating_mul(2).max(left + STRIDE).min(LARGEST + 1);
+        Ok(())
+    }
+
+    /// Takes in a part of the text, or its end. What the list says of itself is known at its end.
+    pub(crate) fn take_in(&mut self, part: Part<'_>, take: &mut dyn Sink) -> Result<ListMeta, Wrong> {
+        match part {
+            Part::Next(chunk) => self.read(chunk, take).map(|()| ListMeta::default()),
+            Part::End => std::mem::replace(self, Items::new()).end(take),
+        }
+    }
+
+    /// The text has ended. What the list says of itself, if it is complete.
+    pub(crate) fn end(mut self, take: &mut dyn Sink) -> Result<ListMeta, Wrong> {
+        self.advance(take, true)?;
+        if self.state != State::End {
+            let at = self.before + self.buffer.len() as u64;
+            return Err(match self.state {
+                State::Start if at == self.before + self.at as u64 => Wrong::NoList("it is empty".to_owned()),
+                _ => Wrong::Cut { at },
+            });
+        }
+        if !self.has_items {
+            let found = match &self.kind {
+                Some(Some(kind)) => format!("it is an object of kind {kind:?} without items"),
+                _ => "it is an object without items".to_owned(),
+            };
+            return Err(Wrong::NoList(found));
+        }
+        Ok(self.metadata.unwrap_or_default())
+    }
+
+    fn advance(&mut self, take: &mut dyn Sink, last: bool) -> Result<(), Wrong> {
+        loop {
+            let blank = self.buffer[self.at..]
+                .iter()
+                .position(|byte| !matches!(byte, b' ' | b'\t' | b'\n' | b'\r'));
+            let Some(blank) = blank else {
+                self.at = self.buffer.len();
+                return Ok(());
+            };
+            self.at += blank;
+            match self.step(take, last)? {
+                Step::Done => {}
+                Step::Incomplete => return Ok(()),
+            }
+        }
+    }
+
+    /// One step; there is a byte, and it is not blank.
+    fn step(&mut self, take: &mut dyn Sink, last: bool) -> Result<Step, Wrong> {
+        let byte = self.buffer[self.at];
+        self.state = match (self.state, byte) {
+            (State::Start, b'{') => self.skip(State::Name { first: true }),
+            (State::Start, _) => return self.not_a_list(last),
+            (State::Name { first: true }, b'}') => self.skip(State::End),
+            (State::Name { .. }, b'"') => match self.value::<String>(last)? {
+                None => return Ok(Step::Incomplete),
+                Some(name) => State::Colon(match name.as_str() {
+                    "metadata" => Member::Metadata,
+                    "items" => Member::Items,
+                    "kind" => Member::Kind,
+                    _ => Member::Other,
+                }),
+            },
+            (State::Name { .. }, _) => return Err(self.wrong("the name of a member was expected")),
+            (State::Colon(member), b':') => self.skip(State::Value(member)),
+            (State::Colon(_), _) => return Err(self.wrong("a colon was expected")),
+            (State::Value(Member::Items), _) if self.has_items => return Err(twice("items")),
+            (State::Value(Member::Items), b'[') => {
+                self.has_items = true;
+                self.skip(State::Item { first: true })
+            }
+            (State::Value(Member::Items), _) => match self.value::<Option<Vec<IgnoredAny>>>(last)? {
+                None => return Ok(Step::Incomplete),
+                // Go writes a nil slice as null.
+                Some(_) => {
+                    self.has_items = true;
+                    State::AfterValue
+                }
+            },
+            (State::Value(Member::Metadata), _) => match self.value::<Option<ListMeta>>(last)? {
+                None => return Ok(Step::Incomplete),
+                Some(_) if self.metadata.is_some() => return Err(twice("metadata")),
+                Some(metadata) => {
+                    self.metadata = Some(metadata.unwrap_or_default());
+                    State::AfterValue
+                }
+            },
+            (State::Value(Member::Kind), _) => match self.value::<Option<String>>(last)? {
+                None => return Ok(Step::Incomplete),
+                Some(_) if self.kind.is_some() => return Err(twice("kind")),
+                Some(kind) => {
+                    self.kind = Some(kind);
+                    State::AfterValue
+                }
+            },
+            (State::Value(Member::Other), _) => match self.value::<IgnoredAny>(last)? {
+                None => return Ok(Step::Incomplete),
+                Some(IgnoredAny) => State::AfterValue,
+            },
+            (State::AfterValue, b',') => self.skip(State::Name { first: false }),
+            (State::AfterValue, b'}') => self.skip(State::End),
+            (State::AfterValue, _) => return Err(self.wrong("a comma or the end of the object was expected")),
+            (State::Item { first: true }, b']') => self.skip(State::AfterValue),
+            (State::Item { .. }, _) => match self.item(take, last)? {
+                Step::Incomplete => return Ok(Step::Incomplete),
+                Step::Done => State::AfterItem,
+            },
+            (State::AfterItem, b',') => self.skip(State::Item { first: false }),
+            (State::AfterItem, b']') => self.skip(State::AfterValue),
+            (State::AfterItem, _) => return Err(self.wrong("a comma or the end of the items was expected")),
+            (State::End, _) => return Err(self.wrong("there is more text after the list")),
+        };
+        Ok(Step::Done)
+    }
+
+    fn skip(&mut self, next: State) -> State {
+        self.at += 1;
+        next
+    }
+
+    fn not_a_list(&mut self, last: bool) -> Result<Step, Wrong> {
+        match self.value::<IgnoredAny>(last)? {
+            None => Ok(Step::Incomplete),
+            Some(IgnoredAny) => Err(Wrong::NoList("an object was expected".to_owned())),
+        }
+    }
+
+    fn item(&mut self, take: &mut dyn Sink, last: bool) -> Result<Step, Wrong> {
+        let number = self.number + 1;
+        let length = match take.item(&self.buffer[self.at..], last, number) {
+            Found::Incomplete => return Ok(Step::Incomplete),
+            Found::Value((), length) => length,
+            Found::Wrong(error) => return Err(self.json(&error)),
+        };
+        if length > LARGEST {
+            return Err(Wrong::TooLarge { number });
+        }
+        self.number = number;
+        self.at += length;
+        Ok(Step::Done)
+    }
+
+    /// The value that begins here; none if it is not there in whole.
+    fn value<T: DeserializeOwned>(&mut self, last: bool) -> Result<Option<T>, Wrong> {
+        match first::<T>(&self.buffer[self.at..], last) {
+            Found::Value(value, length) => {
+                self.at += length;
+                Ok(Some(value))
+            }
+            Found::Incomplete => Ok(None),
+            Found::Wrong(error) => Err(self.json(&error)),
+        }
+    }
+
+    fn wrong(&self, text: &str) -> Wrong {
+        Wrong::Json {
+            text: text.to_owned(),
+            at: self.before + self.at as u64,
+        }
+    }
+
+    fn json(&self, error: &serde_json::Error) -> Wrong {
+        self.wrong(&short(&without_place(error)))
+    }
+}
+
+fn twice(member: &str) -> Wrong {
+    Wrong::NoList(format!("it has two members {member:?}"))
+}
+
+/// Reads the object at the beginning of a text. More text may follow, unless this is the `last`.
+fn object<T: DeserializeOwned>(text: &[u8], last: bool, number: u64) -> Found<Result<T, Unreadable>> {
+    match first::<T>(text, last) {
+        Found::Incomplete => Found::Incomplete,
+        Found::Value(item, length) => Found::Value(Ok(item), length),
+        // It may be another object than T, no JSON at all, or a type error in the part that has arrived.
+        Found::Wrong(error) => match first::<IgnoredAny>(text, last) {
+            Found::Incomplete => Found::Incomplete,
+            Found::Value(IgnoredAny, length) => {
+                let why = without_place(&error);
+                Found::Value(Err(unreadable(&text[..length], number, &why)), length)
+            }
+            Found::Wrong(error) => Found::Wrong(error),
+        },
+    }
+}
+
+fn unreadable(text: &[u8], number: u64, why: &str) -> Unreadable {
+    Unreadable {
+        name: name(text).unwrap_or_else(|| format!("item {number}")),
+        why: short(why),
+    }
+}
+
+/// Reads the value at the beginning of a text that goes on after it, or is the last of it.
+fn first<T: DeserializeOwned>(text: &[u8], last: bool) -> Found<T> {
+    let mut values = serde_json::Deserializer::from_slice(text).into_iter::<T>();
+    match values.next() {
+        None => Found::Incomplete,
+        Some(Ok(value)) => match values.byte_offset() {
+            // A number may go on in the next chunk.
+            length if length == text.len() && !last => Found::Incomplete,
+            length => Found::Value(value, length),
+        },
+        Some(Err(error)) if error.is_eof() => Found::Incomplete,
+        // serde_json calls `-`, `1.` and `1e` at the end of a text wrong numbers, not ends.
+        Some(Err(_))
+            if !last
+                && text
+                    .last()
+                    .is_some_and(|byte| matches!(byte, b'0'..=b'9' | b'+' | b'-' | b'.' | b'e' | b'E')) =>
+        {
+            Found::Incomplete
+        }
+        Some(Err(error)) => Found::Wrong(error),
+    }
+}
+
+/// What of an object's metadata is of use when the rest is not: each part that is what it should be.
+#[derive(Debug, Default, Deserialize)]
+struct Named {
+    #[serde(default)]
+    metadata: Names,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Names {
+    namespace: serde_json::Value,
+    name: serde_json::Value,
+}
+
+/// `namespace/name` of an object, or `name`, if it has one.
+pub(crate) fn name(object: &[u8]) -> Option<String> {
+    let Named { metadata } = serde_json::from_slice(object).ok()?;
+    let name = metadata.name.as_str().filter(|name| !name.is_empty())?;
+    Some(short(
+        &match metadata.namespace.as_str().filter(|namespace| !namespace.is_empty()) {
+            Some(namespace) => format!("{namespace}/{name}"),
+            None => name.to_owned(),
+        },
+    ))
+}
+
+/// An error without the line and column, which count from the beginning of the item.
+pub(crate) fn without_place(error: &serde_json::Error) -> String {
+    let text = error.to_string();
+    match text.rfind(" at line ") {
+        Some(end) if error.line() > 0 => text[..end].to_owned(),
+        _ => text,
+    }
+}
+
+/// Text from outside as a message may carry it: 400 characters at most, on one line.
+pub fn short(text: &str) -> String {
+    const MOST: usize = 400;
+    let plain = |c: char| if c.is_control() { char::REPLACEMENT_CHARACTER } else { c };
+    let mut short: String = text.chars().take(MOST).map(plain).collect();
+    if text.chars().nth(MOST).is_some() {
+        short.push('…');
+    }
+    short
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,526 @@
+//! A list, then the changes to it, for ever: what kube-rs' `watcher` does, but a list is read as it arrives, an object that cannot
+//! be read stops nothing, and a line of a watch has a limit.
+
+use std::collections::{BTreeSet, VecDeque};
+use std::error::Error as StdError;
+use std::io;
+use std::time::Duration;
+
+use futures::Stream;
+use futures::io::{AsyncBufRead, AsyncBufReadExt as _};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use kube::api::{ListParams, WatchParams};
+use kube::core::{Request, Status};
+use serde::Deserialize;
+use serde::de::{DeserializeOwned, IgnoredAny};
+
+use super::Seen;
+use crate::in_words;
+use crate::list::items::{LARGEST, Read, Unreadable, name, short, without_place};
+use crate::list::pages::{Failure, Pages, Progress};
+use crate::list::{full_name, usable};
+use crate::slim::{Kind, Meta, Unread};
+
+/// client-go's page size (tools/pager/pager.go), which kube-rs uses as well.
+const PAGE: u32 = 500;
+/// A server ends a watch after 290 s (kube-rs' default); if it does not, the connection is dead.
+const IDLE: Duration = Duration::from_secs(295);
+/// So many unreadable objects are remembered, each by its name.
+const REMEMBERED: usize = 100;
+
+/// Why a list or a watch has to be tried again.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum Trouble {
+    #[error("listing failed: {0}")]
+    List(#[from] Failure),
+    /// The watch could not be started, or its connection broke.
+    #[error("{}", in_words(.0))]
+    Watch(#[from] kube::Error),
+    #[error("the watch could not be read any further: {0}")]
+    Cut(io::Error),
+    /// The server ended the watch with an error.
+    #[error("{} ({} {})", .0.message, .0.code, .0.reason)]
+    Said(Box<Status>),
+    #[error("an event of the watch cannot be read: {0}")]
+    Event(String),
+    #[error("no metadata.resourceVersion in the answer (can this resource be watched?)")]
+    NoResourceVersion,
+}
+
+/// What is followed, and what is known of it.
+struct Follow<T> {
+    client: kube::Client,
+    path: String,
+    fields: Option<String>,
+    state: State<T>,
+    /// An error occurred, and neither a list nor a watch has succeeded since.
+    broken: bool,
+    unreadable: Remembered,
+}
+
+#[expect(clippy::large_enum_variant, reason = "there is one of these per watch")]
+enum State<T> {
+    Begin,
+    Listing {
+        pages: Pages,
+        ready: VecDeque<Result<T, Unreadable>>,
+        complete: Option<Option<String>>,
+    },
+    /// The watch is to be taken up at this resourceVersion.
+    Listed(String),
+    Watching {
+        version: String,
+        lines: Lines,
+    },
+}
+
+/// What a step gave.
+type Stepped<T> = Option<Result<Seen<T>, Trouble>>;
+
+/// The objects at a path such as `/api/v1/pods`, or those that a field selector names. After an error the stream goes on; its user waits a
+/// little before that (`StreamBackoff`).
+pub(super) fn follow<T: Kind>(
+    client: kube::Client,
+    path: &str,
+    fields: Option<&str>,
+) -> impl Stream<Item = Result<Seen<T>, Trouble>> + Send + 'static + use<T> {
+    let follow = Follow {
+        client,
+        path: path.to_owned(),
+        fields: fields.map(str::to_owned),
+        state: State::Begin,
+        broken: false,
+        unreadable: Remembered::new(T::NAME),
+    };
+    futures::stream::unfold(follow, async |mut follow| {
+        loop {
+            if let Some(seen) = follow.step().await {
+                follow.broken |= seen.is_err();
+                return Some((seen, follow));
+            }
+        }
+    })
+}
+
+impl<T: Kind> Follow<T> {
+    async fn step(&mut self) -> Stepped<T> {
+        if matches!(self.state, State::Watching { .. }) && std::mem::take(&mut self.broken) {
+            return Some(Ok(Seen::Resumed));
+        }
+        match std::mem::replace(&mut self.state, State::Begin) {
+            State::Begin => {
+                // Without resourceVersion the list is a quorum read: an old one could show memory as free that is taken.
+                let params = ListParams {
+                    field_selector: self.fields.clone(),
+                    limit: Some(PAGE),
+                    ..ListParams::default()
+                };
+                self.unreadable.list_begins();
+                self.state = State::Listing {
+                    pages: Pages::new(self.client.clone(), &self.path, params),
+                    ready: VecDeque::new(),
+                    complete: None,
+                };
+                Some(Ok(Seen::ListBegins))
+            }
+            State::Listing {
+                mut pages,
+                mut ready,
+                mut complete,
+            } => {
+                if let Some(item) = ready.pop_front() {
+                    self.state = State::Listing { pages, ready, complete };
+                    return self.listed(item).map(Ok);
+                }
+                if let Some(version) = complete {
+                    self.unreadable.list_ends();
+                    let Some(version) = version else {
+                        return Some(Err(Trouble::NoResourceVersion));
+                    };
+                    self.state = State::Listed(version);
+                    self.broken = false;
+                    return Some(Ok(Seen::ListEnds));
+                }
+                match pages.read(&mut Read(&mut |item| ready.push_back(item))).await {
+                    Ok(Progress::More) => {}
+                    Ok(Progress::Complete(version)) => complete = Some(version),
+                    Err(failure) => return Some(Err(failure.into())),
+                }
+                self.state = State::Listing { pages, ready, complete };
+                None
+            }
+            State::Listed(version) => {
+                let params = WatchParams {
+                    field_selector: self.fields.clone(),
+                    ..WatchParams::default()
+                };
+                let opened = match Request::new(&self.path).watch(&params, &version) {
+                    Ok(request) => self.client.request_stream(request).await,
+                    Err(error) => Err(kube::Error::BuildRequest(error)),
+                };
+                match opened {
+                    Ok(body) => {
+                        let lines = Lines::new(Box::new(Box::pin(body)));
+                        self.state = State::Watching { version, lines };
+                        None
+                    }
+                    Err(error) => {
+                        // Otherwise it would be asked for the same version for ever.
+                        if !matches!(&error, kube::Error::Api(status) if status.code == 410) {
+                            self.state = State::Listed(version);
+                        }
+                        Some(Err(error.into()))
+                    }
+                }
+            }
+            State::Watching { version, mut lines } => match tokio::time::timeout(IDLE, lines.next()).await {
+                Ok(Ok(Line::Whole(line))) => {
+                    let line = line.to_vec();
+                    self.state = State::Watching { version, lines };
+                    self.event(&line)
+                }
+                Ok(Ok(Line::TooLong)) => {
+                    self.state = State::Watching { version, lines };
+                    Some(Err(Trouble::Event(format!("it is larger than {} MiB", LARGEST >> 20))))
+                }
+                Ok(Err(error)) if !ended_early(&error) => {
+                    self.state = State::Listed(version);
+                    Some(Err(Trouble::Cut(error)))
+                }
+                Ok(Ok(Line::End)) | Ok(Err(_)) | Err(_) => {
+                    self.state = State::Listed(version);
+                    None
+                }
+            },
+        }
+    }
+
+    /// An item of a list.
+    fn listed(&mut self, item: Result<T, Unreadable>) -> Option<Seen<T>> {
+        match usable(item) {
+            Ok(object) => {
+                self.unreadable.is_readable(object.meta());
+                Some(Seen::There(object))
+            }
+            Err(Unreadable { name, why }) => {
+                self.unreadable.add(name, &why);
+                None
+            }
+        }
+    }
+
+    /// An event of a watch. The state is `Watching`.
+    fn event(&mut self, line: &[u8]) -> Stepped<T> {
+        let head: Head = match serde_json::from_slice(line) {
+            Ok(head) => head,
+            // The last line of a connection that broke.
+            Err(error) if error.is_eof() => return None,
+            Err(error) => return Some(Err(Trouble::Event(short(&error.to_string())))),
+        };
+        let gone = match head.event.as_deref() {
+            Some("ADDED" | "MODIFIED") => false,
+            Some("DELETED") => true,
+            Some("BOOKMARK") => return self.go_on_from(version_of(line)).map(Err),
+            Some("ERROR") => {
+                let status = serde_json::from_slice(line).map(|Object { object }: Object<Status>| object);
+                let status = status.unwrap_or_else(|error| Status::failure(&short(&error.to_string()), "Unreadable"));
+                if status.code == 410 {
+                    self.state = State::Begin;
+                }
+                return Some(Err(Trouble::Said(status.boxed())));
+            }
+            _ => {
+                let trouble = match serde_json::from_slice::<Status>(line) {
+                    Ok(status) if head.is_status() => Trouble::Said(status.boxed()),
+                    _ => Trouble::Event("it is neither an event nor a Status".to_owned()),
+                };
+                return Some(Err(trouble));
+            }
+        };
+        let object: Result<T, String> = read(line).and_then(|object: T| match object.trouble() {
+            None => Ok(object),
+            Some(why) => Err(why),
+        });
+        let object = match object {
+            Ok(object) => {
+                self.unreadable.is_readable(object.meta());
+                object
+            }
+            Err(why) => {
+                let meta = read::<WithMeta>(line)
+                    .map(|object| ObjectMeta::from(object.metadata))
+                    .unwrap_or_default();
+                if !gone || meta.name.is_none() {
+                    let name = object_name(line).unwrap_or_else(|| "without a name".to_owned());
+                    self.unreadable.add(name, &why);
+                    // What is known of it stays as it is until a list says otherwise.
+                    if let Some(version) = version_of(line) {
+                        self.go_on_from(Some(version));
+                    }
+                    return None;
+                }
+                // That it is gone has to be known, whatever it was.
+                self.unreadable.is_readable(&meta);
+                T::bare(meta)
+            }
+        };
+        if let Some(trouble) = self.go_on_from(object.meta().resource_version.clone()) {
+            return Some(Err(trouble));
+        }
+        Some(Ok(if gone { Seen::Gone(object) } else { Seen::There(object) }))
+    }
+
+    /// From here a watch goes on that has to be started again.
+    fn go_on_from(&mut self, newer: Option<String>) -> Option<Trouble> {
+        match newer.filter(|version| !version.is_empty()) {
+            None => {
+                self.state = State::Begin;
+                Some(Trouble::NoResourceVersion)
+            }
+            Some(newer) => {
+                if let State::Watching { version, .. } = &mut self.state {
+                    *version = newer;
+                }
+                None
+            }
+        }
+    }
+}
+
+#[derive(Deserialize)]
+struct Head {
+    #[serde(rename = "type")]
+    event: Option<String>,
+    kind: Option<String>,
+    object: Option<IgnoredAny>,
+}
+
+impl Head {
+    /// An API server that refuses in the middle of a watch sends its Status without an event around it.
+    fn is_status(&self) -> bool {
+        self.object.is_none() && self.kind.as_deref() == Some("Status")
+    }
+}
+
+#[derive(Deserialize)]
+struct Object<T> {
+    object: T,
+}
+
+#[derive(Deserialize)]
+struct WithMeta {
+    metadata: Meta<Unread>,
+}
+
+#[derive(Deserialize)]
+struct WithVersion {
+    metadata: Version,
+}
+
+#[derive(Deserialize)]
+struct Version {
+    #[serde(rename = "resourceVersion")]
+    version: Option<String>,
+}
+
+fn read<T: DeserializeOwned>(line: &[u8]) -> Result<T, String> {
+    match serde_json::from_slice(line) {
+        Ok(Object { object }) => Ok(object),
+        Err(error) => Err(short(&without_place(&error))),
+    }
+}
+
+fn version_of(line: &[u8]) -> Option<String> {
+    read::<WithVersion>(line).ok().and_then(|object| object.metadata.version)
+}
+
+fn object_name(line: &[u8]) -> Option<String> {
+    let object: serde_json::Value = read(line).ok()?;
+    name(object.to_string().as_bytes())
+}
+
+/// Unreadable objects that were told of, so that each is told of once.
+struct Remembered {
+    kind: &'static str,
+    names: BTreeSet<String>,
+    /// Those of the list that is being read.
+    listed: Option<BTreeSet<String>>,
+    /// More than are remembered.
+    more: bool,
+}
+
+impl Remembered {
+    fn new(kind: &'static str) -> Remembered {
+        Remembered {
+            kind,
+            names: BTreeSet::new(),
+            listed: None,
+            more: false,
+        }
+    }
+
+    fn list_begins(&mut self) {
+        self.listed = Some(BTreeSet::new());
+    }
+
+    /// What is not in the list is not there any more, or can be read.
+    fn list_ends(&mut self) {
+        if let Some(listed) = self.listed.take() {
+            self.more &= listed.len() >= REMEMBERED;
+            self.names = listed;
+        }
+    }
+
+    fn add(&mut self, name: String, why: &str) {
+        let kind = self.kind;
+        if let Some(listed) = &mut self.listed
+            && listed.len() < REMEMBERED
+        {
+            listed.insert(name.clone());
+        }
+        if self.names.contains(&name) {
+            return;
+        }
+        if self.names.len() < REMEMBERED {
+            tracing::warn!("{kind} {name} cannot be read and is left out: {why}");
+            self.names.insert(name);
+        } else if !self.more {
+            self.more = true;
+            tracing::warn!("more than {REMEMBERED} objects cannot be read and are left out ({kind} {name} among them: {why})");
+        }
+    }
+
+    fn is_readable(&mut self, meta: &ObjectMeta) {
+        if self.names.is_empty() {
+            return;
+        }
+        self.names.remove(&full_name(meta));
+    }
+}
+
+/// The lines of a response.
+struct Lines {
+    body: Box<dyn AsyncBufRead + Send + Unpin>,
+    buffer: Vec<u8>,
+    /// The buffer is a line that was handed out.
+    handed: bool,
+    too_long: bool,
+}
+
+enum Line<'a> {
+    Whole(&'a [u8]),
+    TooLong,
+    End,
+}
+
+impl Lines {
+    fn new(body: Box<dyn AsyncBufRead + Send + Unpin>) -> Lines {
+        Lines {
+            body,
+            buffer: Vec::new(),
+            handed: false,
+            too_long: false,
+        }
+    }
+
+    /// The next line that is not empty. What was read so far is kept when the caller stops waiting.
+    async fn next(&mut self) -> io::Result<Line<'_>> {
+        if std::mem::take(&mut self.handed) {
+            self.buffer.clear();
+            // One large object must not cost its size for the rest of the connection.
+            self.buffer.shrink_to(64 << 10);
+        }
+        loop {
+            let chunk = self.body.fill_buf().await?;
+            if chunk.is_empty() {
+                return Ok(if self.buffer.is_empty() {
+                    Line::End
+                } else {
+                    self.handed = true;
+                    Line::Whole(&self.buffer)
+                });
+            }
+            let end = chunk.iter().position(|byte| *byte == b'\n');
+            let part = &chunk[..end.unwrap_or(chunk.len())];
+            self.too_long |= self.buffer.len() + part.len() > LARGEST;
+            if self.too_long {
+                self.buffer = Vec::new();
+            } else {
+                self.buffer.extend_from_slice(part);
+            }
+            let used = part.len() + usize::from(end.is_some());
+            self.body.consume_unpin(used);
+            if end.is_none() {
+                continue;
+            }
+            if std::mem::take(&mut self.too_long) {
+                return Ok(Line::TooLong);
+            }
+            if !self.buffer.trim_ascii().is_empty() {
+                self.handed = true;
+                return Ok(Line::Whole(&self.buffer));
+            }
+            self.buffer.clear();
+        }
+    }
+}
+
+/// Whether a connection ended in the middle of a response, as it does when an API server or a load balancer gives a watch up: it is taken
+/// up where it was, and that is nothing to tell of. The same errors as in `Client::request_events` of kube-client.
+fn ended_early(error: &io::Error) -> bool {
+    let mut cause: Option<&(dyn StdError + 'static)> = Some(error);
+    for _ in 0..16 {
+        let Some(error) = cause else { return false };
+        let io = error.downcast_ref::<io::Error>();
+        if io.is_some_and(|error| error.kind() == io::ErrorKind::UnexpectedEof)
+            || error.to_string().contains("unexpected EOF during chunk")
+        {
+            return true;
+        }
+        cause = match io.and_then(io::Error::get_ref) {
+            Some(inner) => Some(inner),
+            None => error.source(),
+        };
+    }
+    false
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn readable(remembered: &mut Remembered, namespace: Option<&str>, name: &str) {
+        remembered.is_readable(&ObjectMeta {
+            name: Some(name.to_owned()),
+            namespace: namespace.map(str::to_owned),
+            ..ObjectMeta::default()
+        });
+    }
+
+    #[test]
+    fn of_unreadable_objects_a_bounded_number_is_remembered_until_they_are_readable_or_gone() {
+        let mut remembered = Remembered::new("node");
+        remembered.list_begins();
+        for number in 0..3 * REMEMBERED {
+            remembered.add(format!("n{number}"), "it is bad");
+        }
+        remembered.list_ends();
+        assert_eq!((remembered.names.len(), remembered.more), (REMEMBERED, true));
+        readable(&mut remembered, None, "n7");
+        assert_eq!(remembered.names.len(), REMEMBERED - 1);
+        remembered.add("n7".to_owned(), "it is bad again");
+        assert!(remembered.names.contains("n7"));
+        remembered.add("ns/p".to_owned(), "one more than is remembered");
+        assert!(!remembered.names.contains("ns/p"));
+        // Of the next list all but one can be read.
+        remembered.list_begins();
+        remembered.add("n1".to_owned(), "it is still bad");
+        remembered.list_ends();
+        assert_eq!((remembered.names.len(), remembered.more), (1, false));
+        assert!(remembered.names.contains("n1"));
+        remembered.add("ns/p".to_owned(), "it is bad");
+        readable(&mut remembered, Some("ns"), "p");
+        readable(&mut remembered, Some(""), "n1");
+        assert!(remembered.names.is_empty());
+    }
+}

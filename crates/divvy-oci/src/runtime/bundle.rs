@@ -1,0 +1,469 @@
+//! An OCI `config.json` that is edited in place (runtime-spec 1.3): what is not touched stays as it was, to the byte, whatever its fields are.
+//!
+//! The order of edits is CDI's (specification 1.1.0, `pkg/cdi/container-edits.go`): a variable is replaced where it stands or appended; a device
+//! node of the same path is replaced, with a rule for the device cgroup; mounts to the same place are replaced, and all mounts are put parents
+//! first; hooks and groups are appended.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use serde::de::{DeserializeOwned, MapAccess, Visitor};
+use serde::ser::SerializeMap as _;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use serde_json::value::RawValue;
+use serde_json::{Value, json};
+use thiserror::Error as ThisError;
+
+use super::request::Container;
+use divvy_cdi::{DeviceNode, Edits};
+
+/// What can be wrong with a `config.json`, or with what is put into it.
+#[derive(Debug, ThisError)]
+pub enum Error {
+    /// Not JSON, or not of the runtime specification's shape.
+    #[error("config.json: {at}: {source}")]
+    Shape {
+        /// Which part.
+        at: String,
+        /// What was found.
+        source: serde_json::Error,
+    },
+    /// A device node that is not there, or no device.
+    #[error("device node {path}: {text}")]
+    Device {
+        /// On the machine.
+        path: String,
+        /// What was found.
+        text: String,
+    },
+}
+
+/// A device of the machine, as `lstat` tells it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Device {
+    /// `c` or `b`, or `p` for a pipe.
+    pub kind: char,
+    /// Major number.
+    pub major: u32,
+    /// Minor number.
+    pub minor: u32,
+    /// Permission bits.
+    pub mode: u32,
+}
+
+/// A JSON object whose members stay as they were written.
+#[derive(Debug, Clone, Default)]
+struct Object(Vec<(String, Box<RawValue>)>);
+
+impl<'de> Deserialize<'de> for Object {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Object, D::Error> {
+        struct Members;
+        impl<'de> Visitor<'de> for Members {
+            type Value = Object;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Object, A::Error> {
+                let mut members = Vec::new();
+                while let Some(member) = map.next_entry()? {
+                    members.push(member);
+                }
+                Ok(Object(members))
+            }
+        }
+        deserializer.deserialize_map(Members)
+    }
+}
+
+impl Serialize for Object {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut map = serializer.serialize_map(Some(self.0.len()))?;
+        for (key, value) in &self.0 {
+            map.serialize_entry(key, value)?;
+        }
+        map.end()
+    }
+}
+
+impl Object {
+    /// A member. Of several of one name the last counts, as for Go's decoder, which engines and runc use.
+    fn read<T: DeserializeOwned + Default>(&self, key: &str, at: &str) -> Result<T, Error> {
+        let Some((_, raw)) = self.0.iter().rev().find(|(name, _)| name == key) else {
+            return Ok(T::default());
+        };
+        let read: Option<T> = serde_json::from_str(raw.get()).map_err(|source| Error::Shape {
+            at: format!("{at}{key}"),
+            source,
+        })?;
+        Ok(read.unwrap_or_default())
+    }
+
+    fn set<T: Serialize>(&mut self, key: &str, value: &T) -> Result<(), Error> {
+        let shape = |source| Error::Shape {
+            at: key.to_owned(),
+            source,
+        };
+        let raw = serde_json::value::to_raw_value(value).map_err(shape)?;
+        let last = self.0.iter().rposition(|(name, _)| name == key);
+        match last {
+            Some(last) => {
+                self.0[last].1 = raw;
+                let mut at = 0;
+                self.0.retain(|(name, _)| {
+                    at += 1;
+                    name != key || at - 1 == last
+                });
+            }
+            None => self.0.push((key.to_owned(), raw)),
+        }
+        Ok(())
+    }
+}
+
+/// NVIDIA's prestart hook, and what it was called once: programs of either name are looked for by engines.
+pub const LEGACY_HOOKS: [&str; 2] = ["nvidia-container-runtime-hook", "nvidia-container-toolkit"];
+
+/// A container's `config.json`.
+#[derive(Debug, Clone)]
+pub struct Bundle {
+    all: Object,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(default)]
+struct Process {
+    env: Vec<String>,
+    capabilities: Option<Capabilities>,
+    user: User,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(default)]
+struct Capabilities {
+    bounding: Option<Vec<String>>,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(default)]
+struct User {
+    uid: u32,
+    gid: u32,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(default)]
+struct Place {
+    source: String,
+    destination: String,
+}
+
+impl Bundle {
+    /// Reads it.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] if it is not an object.
+    pub fn parse(text: &str) -> Result<Bundle, Error> {
+        let all = serde_json::from_str(text).map_err(|source| Error::Shape {
+            at: "the file".to_owned(),
+            source,
+        })?;
+        Ok(Bundle { all })
+    }
+
+    /// As text: members that were not edited as they were written.
+    pub fn text(&self) -> String {
+        serde_json::to_string(&self.all).expect("an object of raw values can be written")
+    }
+
+    /// The container's root, absolute or from the bundle's folder.
+    ///
+    /// # Errors
+    /// [`Error::Shape`], where there is none, too.
+    pub fn root(&self) -> Result<String, Error> {
+        let root: Object = self.all.read("root", "")?;
+        let path: String = root.read("path", "root.")?;
+        match path.is_empty() {
+            true => Err(Error::Shape {
+                at: "root.path".to_owned(),
+                source: serde::de::Error::custom("it is not there"),
+            }),
+            false => Ok(path),
+        }
+    }
+
+    /// What decides about its devices.
+    ///
+    /// # Errors
+    /// [`Error::Shape`].
+    pub fn container(&self) -> Result<Container, Error> {
+        let process: Process = self.all.read("process", "")?;
+        let mounts: Vec<Place> = self.all.read("mounts", "")?;
+        let bounding = process
+            .capabilities
+            .and_then(|capabilities| capabilities.bounding)
+            .unwrap_or_default();
+        let annotations: BTreeMap<String, String> = self.all.read("annotations", "")?;
+        // What CRI-O and podman find in a folder of hooks they put into containers that nobody asked a GPU for; Docker has no such folder.
+        let of_docker = !annotations
+            .keys()
+            .any(|key| key.starts_with("io.kubernetes.") || key == "io.container.manager");
+        Ok(Container {
+            env: process.env,
+            mounts: mounts.into_iter().map(|mount| (mount.source, mount.destination)).collect(),
+            by_engine: of_docker && self.prestart()?.iter().any(|hook| is_legacy(hook)),
+            annotations,
+            privileged: bounding.iter().any(|capability| capability == "CAP_SYS_ADMIN"),
+        })
+    }
+
+    fn prestart(&self) -> Result<Vec<Box<RawValue>>, Error> {
+        let hooks: Object = self.all.read("hooks", "")?;
+        hooks.read("prestart", "hooks.")
+    }
+
+    /// Drops the prestart hooks of NVIDIA's legacy runtime, which would inject a second time. Whether there were any.
+    ///
+    /// # Errors
+    /// [`Error::Shape`].
+    pub fn remove_legacy_hooks(&mut self) -> Result<bool, Error> {
+        let prestart = self.prestart()?;
+        let left: Vec<&Box<RawValue>> = prestart.iter().filter(|hook| !is_legacy(hook)).collect();
+        if left.len() == prestart.len() {
+            return Ok(false);
+        }
+        let mut hooks: Object = self.all.read("hooks", "")?;
+        hooks.set("prestart", &left)?;
+        self.all.set("hooks", &hooks)?;
+        Ok(true)
+    }
+
+    /// Applies the edits of the devices that the container gets. `look` tells what is at a path of the machine.
+    ///
+    /// # Errors
+    /// What does not fit; the bundle is to be dropped then.
+    pub fn apply(&mut self, edits: &Edits, look: impl Fn(&str) -> Result<Device, String>) -> Result<(), Error> {
+        let process: Process = self.all.read("process", "")?;
+        self.environment(&edits.env)?;
+        self.groups(edits)?;
+        self.devices(&edits.device_nodes, &process.user, look)?;
+        self.mounts(edits)?;
+        self.hooks(edits)?;
+        self.rest(edits)
+    }
+
+    fn environment(&mut self, edits: &[String]) -> Result<(), Error> {
+        if edits.is_empty() {
+            return Ok(());
+        }
+        let mut process: Object = self.all.read("process", "")?;
+        let mut env: Vec<String> = process.read("env", "process.")?;
+        for edit in edits {
+            let key = edit.split_once('=').map_or(edit.as_str(), |(key, _)| key);
+            let same = |entry: &String| entry.split_once('=').is_some_and(|(name, _)| name == key);
+            match env.iter().position(same) {
+                Some(first) => {
+                    env[first].clone_from(edit);
+                    let mut at = 0;
+                    env.retain(|entry| {
+                        at += 1;
+                        at - 1 <= first || !same(entry)
+                    });
+                }
+                None => env.push(edit.clone()),
+            }
+        }
+        process.set("env", &env)?;
+        self.all.set("process", &process)
+    }
+
+    fn groups(&mut self, edits: &Edits) -> Result<(), Error> {
+        let added: Vec<u32> = edits.additional_gids.iter().copied().filter(|gid| *gid != 0).collect();
+        if added.is_empty() {
+            return Ok(());
+        }
+        let mut process: Object = self.all.read("process", "")?;
+        let mut user: Object = process.read("user", "process.")?;
+        let mut groups: Vec<u32> = user.read("additionalGids", "process.user.")?;
+        for gid in added {
+            if !groups.contains(&gid) {
+                groups.push(gid);
+            }
+        }
+        user.set("additionalGids", &groups)?;
+        process.set("user", &user)?;
+        self.all.set("process", &process)
+    }
+
+    fn devices(&mut self, nodes: &[DeviceNode], user: &User, look: impl Fn(&str) -> Result<Device, String>) -> Result<(), Error> {
+        if nodes.is_empty() {
+            return Ok(());
+        }
+        let mut linux: Object = self.all.read("linux", "")?;
+        let mut resources: Object = linux.read("resources", "linux.")?;
+        let mut devices = with_paths(linux.read("devices", "linux.")?, "path");
+        let mut rules: Vec<Box<RawValue>> = resources.read("devices", "linux.resources.")?;
+        for node in nodes {
+            let (device, rule) = in_container(node, user, &look)?;
+            devices.retain(|(path, _)| path.as_deref() != Some(node.path.as_str()));
+            devices.push((Some(node.path.clone()), raw(&device)?));
+            rules.extend(rule.map(|rule| raw(&rule)).transpose()?);
+        }
+        linux.set("devices", &without_paths(devices))?;
+        resources.set("devices", &rules)?;
+        linux.set("resources", &resources)?;
+        self.all.set("linux", &linux)
+    }
+
+    fn mounts(&mut self, edits: &Edits) -> Result<(), Error> {
+        if edits.mounts.is_empty() {
+            return Ok(());
+        }
+        let mut mounts = with_paths(self.all.read("mounts", "")?, "destination");
+        for mount in &edits.mounts {
+            mounts.retain(|(path, _)| path.as_deref() != Some(mount.container_path.as_str()));
+            let mut new = json!({"destination": mount.container_path, "source": mount.host_path});
+            if let Some(kind) = mount.kind.as_ref().filter(|kind| !kind.is_empty()) {
+                new["type"] = json!(kind);
+            }
+            if !mount.options.is_empty() {
+                new["options"] = json!(mount.options);
+            }
+            mounts.push((Some(mount.container_path.clone()), raw(&new)?));
+        }
+        mounts.sort_by_cached_key(|(path, _)| path.as_deref().map_or(0, parts));
+        self.all.set("mounts", &without_paths(mounts))
+    }
+
+    fn hooks(&mut self, edits: &Edits) -> Result<(), Error> {
+        if edits.hooks.is_empty() {
+            return Ok(());
+        }
+        let mut hooks: Object = self.all.read("hooks", "")?;
+        for hook in &edits.hooks {
+            let mut stage: Vec<Box<RawValue>> = hooks.read(&hook.hook_name, "hooks.")?;
+            let mut new = json!({"path": hook.path});
+            if !hook.args.is_empty() {
+                new["args"] = json!(hook.args);
+            }
+            if !hook.env.is_empty() {
+                new["env"] = json!(hook.env);
+            }
+            if let Some(timeout) = hook.timeout {
+                new["timeout"] = json!(timeout);
+            }
+            stage.push(raw(&new)?);
+            hooks.set(&hook.hook_name, &stage)?;
+        }
+        self.all.set("hooks", &hooks)
+    }
+
+    fn rest(&mut self, edits: &Edits) -> Result<(), Error> {
+        if edits.intel_rdt.is_none() && edits.net_devices.is_empty() {
+            return Ok(());
+        }
+        let mut linux: Object = self.all.read("linux", "")?;
+        if let Some(rdt) = &edits.intel_rdt {
+            linux.set("intelRdt", rdt)?;
+        }
+        if !edits.net_devices.is_empty() {
+            let mut devices: Object = linux.read("netDevices", "linux.")?;
+            for net in &edits.net_devices {
+                devices.set(&net.host_interface_name, &json!({"name": net.name}))?;
+            }
+            linux.set("netDevices", &devices)?;
+        }
+        self.all.set("linux", &linux)
+    }
+}
+
+fn raw<T: Serialize>(value: &T) -> Result<Box<RawValue>, Error> {
+    serde_json::value::to_raw_value(value).map_err(|source| Error::Shape {
+        at: "what is added".to_owned(),
+        source,
+    })
+}
+
+/// Each with the path that it is for, which is read once: a driver has a hundred mounts.
+fn with_paths(all: Vec<Box<RawValue>>, key: &str) -> Vec<(Option<String>, Box<RawValue>)> {
+    all.into_iter().map(|raw| (path_of(&raw, key), raw)).collect()
+}
+
+fn without_paths(all: Vec<(Option<String>, Box<RawValue>)>) -> Vec<Box<RawValue>> {
+    all.into_iter().map(|(_, raw)| raw).collect()
+}
+
+fn path_of(raw: &RawValue, key: &str) -> Option<String> {
+    let members: BTreeMap<String, Value> = serde_json::from_str(raw.get()).ok()?;
+    members.get(key)?.as_str().map(str::to_owned)
+}
+
+fn is_legacy(hook: &RawValue) -> bool {
+    let path = path_of(hook, "path").unwrap_or_default();
+    let name = path.rsplit('/').next().unwrap_or_default();
+    LEGACY_HOOKS.contains(&name)
+}
+
+/// Components of a path.
+fn parts(path: &str) -> usize {
+    path.split('/').filter(|part| !part.is_empty() && *part != ".").count()
+}
+
+/// The device as the container has it, and what its cgroup is to allow.
+fn in_container(
+    node: &DeviceNode,
+    user: &User,
+    look: &impl Fn(&str) -> Result<Device, String>,
+) -> Result<(Value, Option<Value>), Error> {
+    let mut kind = node.kind.clone().filter(|kind| !kind.is_empty());
+    let (mut major, mut minor, mut mode) = (node.major, node.minor, node.file_mode);
+    let given = kind.is_some() && (major.is_some_and(|major| major != 0) || kind.as_deref() == Some("p"));
+    if !given {
+        let host = node
+            .host_path
+            .as_deref()
+            .filter(|path| !path.is_empty())
+            .unwrap_or(&node.path);
+        let wrong = |text: String| Error::Device {
+            path: host.to_owned(),
+            text,
+        };
+        let found = look(host).map_err(wrong)?;
+        if let Some(kind) = kind
+            .as_deref()
+            .filter(|kind| *kind != "u" || found.kind != 'c')
+            .filter(|kind| *kind != found.kind.to_string())
+        {
+            return Err(wrong(format!("the CDI spec says type {kind:?}, and it is {:?}", found.kind)));
+        }
+        kind.get_or_insert_with(|| found.kind.to_string());
+        (major, minor) = (Some(i64::from(found.major)), Some(i64::from(found.minor)));
+        mode = mode.or(Some(found.mode));
+    }
+    let kind = kind.unwrap_or_default();
+    let mut device = json!({"path": node.path, "type": kind, "major": major.unwrap_or(0), "minor": minor.unwrap_or(0)});
+    if let Some(mode) = mode {
+        device["fileMode"] = json!(mode);
+    }
+    for (key, given, own) in [("uid", node.uid, user.uid), ("gid", node.gid, user.gid)] {
+        let id = given.or((own > 0).then_some(own));
+        if let Some(id) = id {
+            device[key] = json!(id);
+        }
+    }
+    let access = match node.permissions.as_deref() {
+        None | Some("") => "rwm",
+        Some("none") => "",
+        Some(permissions) => permissions,
+    };
+    let has_rule = matches!(kind.as_str(), "c" | "b" | "u");
+    let rule = json!({
+        "allow": true,
+        "type": if kind == "u" { "c" } else { &kind },
+        "major": major.unwrap_or(0),
+        "minor": minor.unwrap_or(0),
+        "access": access,
+    });
+    Ok((device, has_rule.then_some(rule)))
+}

@@ -1,0 +1,50 @@
+//! What a container asks for beside GPUs (research/container-toolkit.md section 1.7, "Other variables").
+
+use super::legacy;
+use super::request::{Container, imex_by_mount};
+use super::settings::Settings;
+use divvy_cdi::generate::{Channels, Extras};
+
+/// Reads it from the container's variables and mounts; and what of it is not taken, in sentences.
+///
+/// Variables count as they do for GPUs: not in an unprivileged container where the settings say so.
+///
+/// # Errors
+/// [`legacy::Error::Imex`]
+pub fn extras(container: &Container, settings: &Settings) -> Result<(Extras, Vec<String>), legacy::Error> {
+    let enabled = |name: &&str| container.variable(name) == Some("enabled");
+    let mut asked: Vec<&str> = ["NVIDIA_GDS", "NVIDIA_MOFED", "NVIDIA_GDRCOPY", "NVIDIA_NVSWITCH"]
+        .into_iter()
+        .filter(enabled)
+        .collect();
+    let channels_by_variable = imex_by_mount(container, settings).is_empty() && container.variable(legacy::IMEX).is_some();
+    if channels_by_variable && !settings.ignore_imex {
+        asked.push(legacy::IMEX);
+    }
+    let mut ignored = Vec::new();
+    let count = container.privileged || settings.accept_environment == Some(true);
+    if !count && !asked.is_empty() {
+        ignored.push(format!(
+            "Ignoring devices requested by environment variable(s) in unprivileged container: [{}]",
+            asked.join(" ")
+        ));
+    }
+    let has = |name| count && asked.contains(&name);
+    let channels = match channels_by_variable && !count {
+        true => None,
+        false => legacy::imex(container, settings)?,
+    };
+    let imex = match channels {
+        Some(names) if names.split(',').any(|name| name == "all") => Channels::All,
+        Some(names) => Channels::Some(names.split(',').filter_map(|name| name.parse().ok()).collect()),
+        None => Channels::default(),
+    };
+    let extras = Extras {
+        storage: has("NVIDIA_GDS"),
+        rdma: has("NVIDIA_MOFED"),
+        gdrcopy: has("NVIDIA_GDRCOPY"),
+        nvswitch: has("NVIDIA_NVSWITCH"),
+        imex,
+    };
+    Ok((extras, ignored))
+}

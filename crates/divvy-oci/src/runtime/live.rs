@@ -1,0 +1,150 @@
+//! A CDI spec of this moment's GPUs, which is written nowhere: mode `jit-cdi`.
+
+use divvy_model::MigDevice;
+use serde::Deserialize;
+use thiserror::Error as ThisError;
+
+use super::require::Facts;
+use divvy_cdi::generate::{self, Extras, Generated, Options, nvidia, proc, wsl};
+use divvy_cdi::{Found, Registry};
+use divvy_host::Tree;
+use divvy_host::plain_line;
+
+/// The kind of its devices, as NVIDIA's runtime calls them: no file of a machine has it, so nothing stale is taken by mistake.
+pub const KIND: &str = "runtime.nvidia.com/gpu";
+const VENDOR: &str = "runtime.nvidia.com";
+/// What stands in place of a file's path.
+const PLACE: &str = "the GPUs of this moment";
+
+/// Why there is no spec.
+#[derive(Debug, ThisError)]
+pub enum Error {
+    /// What was read is no snapshot.
+    #[error("divvy-probe gave what is no list of GPUs: {0}; is it of the same version as divvy-runtime?")]
+    Snapshot(String),
+    /// The driver's files and nodes make none.
+    #[error(transparent)]
+    Generate(#[from] generate::Error),
+}
+
+/// What `divvy-probe --once` prints, as far as a spec needs it.
+#[derive(Debug, Deserialize)]
+struct Snapshot {
+    v: u32,
+    driver: String,
+    #[serde(default)]
+    cuda: String,
+    gpus: Vec<Gpu>,
+    #[serde(default)]
+    unreadable: Vec<Unreadable>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Gpu {
+    uuid: String,
+    index: u32,
+    minor: u32,
+    #[serde(default)]
+    pci: String,
+    #[serde(default)]
+    cc: String,
+    #[serde(default)]
+    brand: Option<String>,
+    /// Whether it is on now, and after a reset.
+    #[serde(default)]
+    mig: Option<(bool, bool)>,
+    #[serde(default)]
+    mig_devices: Vec<MigDevice>,
+    #[serde(default)]
+    lost: bool,
+}
+
+#[derive(Debug, Deserialize)]
+struct Unreadable {
+    index: u32,
+    error: String,
+}
+
+/// What the machine has at this moment.
+#[derive(Debug)]
+pub struct Live {
+    /// The devices.
+    pub registry: Registry,
+    /// Of the driver and the GPUs.
+    pub facts: Facts,
+    /// What somebody should know about them, in sentences.
+    pub notes: Vec<String>,
+}
+
+/// The devices, and what is known of them. `driver_root` is `/`, or where a driver container's root is mounted; `extras` is what
+/// each device has beside a GPU.
+///
+/// # Errors
+/// See [`Error`].
+pub fn registry(tree: &dyn Tree, probe: &str, driver_root: &str, extras: Extras) -> Result<Live, Error> {
+    let refuse = |text: String| Err(Error::Snapshot(text));
+    let snapshot: Snapshot = match serde_json::from_str(probe) {
+        Ok(snapshot) => snapshot,
+        Err(error) => return refuse(error.to_string()),
+    };
+    if snapshot.v != 1 {
+        return refuse(format!("its version is {}, and 1 is understood", snapshot.v));
+    }
+    let options = Options {
+        driver_root: driver_root.to_owned(),
+        extras,
+        ..Options::new(VENDOR)
+    };
+    let mut left_out: Vec<String> = snapshot
+        .unreadable
+        .iter()
+        .map(|gpu| format!("GPU {} is left out: the driver says {:?}", gpu.index, gpu.error))
+        .collect();
+    let (lost, there): (Vec<Gpu>, Vec<Gpu>) = snapshot.gpus.into_iter().partition(|gpu| gpu.lost);
+    left_out.extend(
+        lost.iter()
+            .map(|gpu| format!("GPU {} ({}) is left out: it is lost", gpu.index, plain_line(gpu.uuid.chars()))),
+    );
+    let facts = facts(&snapshot.driver, &snapshot.cuda, &there);
+    let gpus: Vec<nvidia::Gpu> = there
+        .into_iter()
+        .map(|gpu| nvidia::Gpu {
+            index: gpu.index,
+            mig: proc::mig_of(tree, gpu.minor, MigDevice::of(gpu.mig, &gpu.mig_devices)),
+            uuid: Some(gpu.uuid),
+            minor: gpu.minor,
+            pci: gpu.pci,
+        })
+        .collect();
+    let Generated { spec, notes } = match wsl::is_there(tree) {
+        true => wsl::generate(tree, Some(&snapshot.driver), &options)?,
+        false => nvidia::generate(tree, &gpus, Some(&snapshot.driver), &options)?,
+    };
+    left_out.extend(notes);
+    let found = Found {
+        path: PLACE.to_owned(),
+        priority: 0,
+        spec: Ok(spec),
+    };
+    Ok(Live {
+        registry: Registry::new(vec![found]),
+        facts,
+        notes: left_out,
+    })
+}
+
+fn facts(driver: &str, cuda: &str, gpus: &[Gpu]) -> Facts {
+    let mut facts = Facts::of_driver(driver);
+    if !cuda.is_empty() {
+        facts.cuda = Some(cuda.to_owned());
+    }
+    // Of GPUs that are not alike, the one that the container gets may be either.
+    let alike = |what: fn(&Gpu) -> Option<&str>| {
+        let first = what(gpus.first()?)?;
+        gpus.iter().all(|gpu| what(gpu) == Some(first)).then(|| first.to_owned())
+    };
+    facts.arch = alike(|gpu| Some(gpu.cc.as_str()).filter(|cc| !cc.is_empty()));
+    facts.brand = alike(|gpu| gpu.brand.as_deref());
+    facts
+}

@@ -1,0 +1,375 @@
+//! Which devices a container asks for.
+//!
+//! By annotation, by mount or by environment: the first that asks for anything is taken alone. As NVIDIA's Container Toolkit reads them, with
+//! its verified defects put right: `0,0` is `0`, a mount counts by whole path components, `none` needs no device of that name.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::settings::{Mode, Settings};
+use divvy_cdi::QualifiedName;
+
+/// The variable that everybody knows.
+pub const VISIBLE_DEVICES: &str = "NVIDIA_VISIBLE_DEVICES";
+/// Below which devices are asked for by mounts of `/dev/null`.
+pub const MOUNTS: &str = "/var/run/nvidia-container-devices";
+
+/// What is looked at of a container.
+#[derive(Debug, Clone, Default)]
+pub struct Container {
+    /// `process.env`.
+    pub env: Vec<String>,
+    /// Source and destination of each mount.
+    pub mounts: Vec<(String, String)>,
+    /// Annotations of the OCI configuration.
+    pub annotations: BTreeMap<String, String>,
+    /// `CAP_SYS_ADMIN` in the bounding set.
+    pub privileged: bool,
+    /// The engine was asked for the GPUs, as Docker is by `--gpus`, and wrote [`VISIBLE_DEVICES`] itself behind what the image says: there is a hook of
+    /// NVIDIA's, and no image can bring one.
+    pub by_engine: bool,
+}
+
+impl Container {
+    /// The value of a variable: the last entry counts, one without `=` is none.
+    pub fn variable(&self, name: &str) -> Option<&str> {
+        let mut pairs = self.env.iter().rev().filter_map(|entry| entry.split_once('='));
+        pairs.find(|(key, _)| *key == name).map(|(_, value)| value)
+    }
+}
+
+/// What is asked for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Wanted {
+    /// No device and no driver: it is left alone.
+    Nothing,
+    /// The driver's files, no device.
+    DriverOnly,
+    /// Every device.
+    All,
+    /// These: indices, UUIDs, CDI names; as they were written, each once, in order.
+    Devices(Vec<String>),
+}
+
+/// A container's request.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Request {
+    /// What it asks for.
+    pub wanted: Wanted,
+    /// What was not taken, in sentences for a log.
+    pub ignored: Vec<String>,
+}
+
+impl Request {
+    /// Reads it.
+    pub fn of(container: &Container, settings: &Settings) -> Request {
+        let mut ignored = Vec::new();
+        let annotated = by_annotation(container, &settings.annotation_prefixes);
+        if !annotated.is_empty() {
+            return Request {
+                wanted: wanted(annotated),
+                ignored,
+            };
+        }
+        if settings.accept_mounts {
+            let mounted = by_mount(container, settings.mode, &mut ignored);
+            if !mounted.is_empty() {
+                return Request {
+                    wanted: wanted(mounted),
+                    ignored,
+                };
+            }
+        }
+        let accepted = container.privileged || settings.accept_environment == Some(true);
+        // What the engine was asked for, and no variable that an image may set besides.
+        let by_engine = !accepted
+            && container.by_engine
+            && settings.accept_environment.is_none()
+            && container.variable(VISIBLE_DEVICES).is_some();
+        let swarm = if by_engine { &[][..] } else { &settings.swarm_resources[..] };
+        let (names, listed) = by_environment(container, swarm);
+        let asked = wanted(listed);
+        if asked != Wanted::Nothing && !accepted && !by_engine {
+            ignored.push(format!(
+                "Ignoring devices requested by environment variable(s) in unprivileged container: [{}]",
+                names.join(" ")
+            ));
+            return Request {
+                wanted: Wanted::Nothing,
+                ignored,
+            };
+        }
+        Request { wanted: asked, ignored }
+    }
+}
+
+/// What a list of names means. The first of `all` and `none` decides; `void` anywhere asks for nothing.
+fn wanted(names: Vec<String>) -> Wanted {
+    let mut seen = BTreeSet::new();
+    let names: Vec<String> = names.into_iter().filter(|name| seen.insert(name.clone())).collect();
+    if names.is_empty() || seen.contains("void") {
+        return Wanted::Nothing;
+    }
+    match names
+        .iter()
+        .find(|name| *name == "all" || *name == "none")
+        .map(String::as_str)
+    {
+        Some("all") => Wanted::All,
+        Some(_) => Wanted::DriverOnly,
+        None => Wanted::Devices(names),
+    }
+}
+
+fn by_annotation(container: &Container, prefixes: &[String]) -> Vec<String> {
+    let ours = |key: &String| prefixes.iter().any(|prefix| key.starts_with(prefix.as_str()));
+    let values = container.annotations.iter().filter(|(key, _)| ours(key));
+    values.flat_map(|(_, value)| items(value)).collect()
+}
+
+fn by_mount(container: &Container, mode: Mode, ignored: &mut Vec<String>) -> Vec<String> {
+    let mut devices = Vec::new();
+    for device in mounted(container) {
+        match device.split_once('/') {
+            None if device != "cdi" && device != "imex" => devices.push(device),
+            Some(("cdi", name)) => match cdi_name(name) {
+                Some(name) => devices.push(name),
+                None => ignored.push(format!(
+                    "Ignoring mount \"{MOUNTS}/{device}\": {name:?} is no name of a CDI device"
+                )),
+            },
+            Some(("imex", _)) if matches!(mode, Mode::Auto | Mode::JitCdi | Mode::Legacy) => {}
+            Some(("imex", channel)) => ignored.push(format!(
+                "Ignoring mount \"{MOUNTS}/{device}\": the IMEX channel {channel:?} can be had in modes \"auto\", \"jit-cdi\" and \"legacy\" only"
+            )),
+            _ => ignored.push(format!("Ignoring mount \"{MOUNTS}/{device}\": it names no GPU")),
+        }
+    }
+    devices
+}
+
+/// The IMEX channels that are asked for by mounts, if mounts count.
+pub(super) fn imex_by_mount(container: &Container, settings: &Settings) -> Vec<String> {
+    let mounted = if settings.accept_mounts {
+        mounted(container)
+    } else {
+        Vec::new()
+    };
+    let channels = mounted.iter().filter_map(|device| device.strip_prefix("imex/"));
+    channels.map(str::to_owned).collect()
+}
+
+/// What is below the folder of devices, each once.
+fn mounted(container: &Container) -> Vec<String> {
+    let mut seen = BTreeSet::new();
+    let all = container.mounts.iter().filter(|(source, _)| clean(source) == "/dev/null");
+    all.filter_map(|(_, destination)| {
+        let device = clean(destination).strip_prefix(MOUNTS)?.strip_prefix('/')?.to_owned();
+        seen.insert(device.clone()).then_some(device)
+    })
+    .collect()
+}
+
+/// `vendor/class/device` or `vendor/class=device`.
+fn cdi_name(path: &str) -> Option<String> {
+    let name = match path.contains('=') {
+        true => path.to_owned(),
+        false => {
+            let (kind, device) = path.rsplit_once('/')?;
+            format!("{kind}={device}")
+        }
+    };
+    name.parse::<QualifiedName>().is_ok().then_some(name)
+}
+
+/// The variables that were read, and what they list.
+fn by_environment<'a>(container: &Container, swarm: &'a [String]) -> (Vec<&'a str>, Vec<String>) {
+    let swarm: Vec<&str> = swarm
+        .iter()
+        .map(String::as_str)
+        .filter(|name| container.variable(name).is_some())
+        .collect();
+    let names = if swarm.is_empty() { vec![VISIBLE_DEVICES] } else { swarm };
+    let values = names.iter().filter_map(|name| container.variable(name));
+    let mut listed: Vec<String> = values.flat_map(items).collect();
+    if names == [VISIBLE_DEVICES] && container.variable(VISIBLE_DEVICES).is_none() && is_legacy_image(container) {
+        listed.push("all".to_owned());
+    }
+    (names, listed)
+}
+
+/// Whether its image is from before the variable was there: such images mean all GPUs.
+pub(super) fn is_legacy_image(container: &Container) -> bool {
+    let has = |name| container.variable(name).is_some_and(|value| !value.is_empty());
+    has("CUDA_VERSION") && !has("NVIDIA_REQUIRE_CUDA")
+}
+
+fn items(list: &str) -> impl Iterator<Item = String> {
+    let parts = list.split(',').map(str::trim).filter(|part| !part.is_empty());
+    parts.map(str::to_owned)
+}
+
+/// A path without `.`, `..` and doubled slashes, as Go's `filepath.Clean` makes it.
+fn clean(path: &str) -> String {
+    let mut parts: Vec<&str> = Vec::new();
+    for part in path.split('/') {
+        match part {
+            "" | "." => {}
+            ".." => {
+                parts.pop();
+            }
+            part => parts.push(part),
+        }
+    }
+    let joined = parts.join("/");
+    if path.starts_with('/') { format!("/{joined}") } else { joined }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn env(entries: &[&str]) -> Container {
+        Container {
+            env: entries.iter().map(|entry| (*entry).to_owned()).collect(),
+            privileged: true,
+            ..Container::default()
+        }
+    }
+
+    fn devices(names: &[&str]) -> Wanted {
+        Wanted::Devices(names.iter().map(|name| (*name).to_owned()).collect())
+    }
+
+    #[test]
+    fn case_21_a_the_variable_means_what_it_means_everywhere() {
+        let uuid = "GPU-0a1b2c3d-0000-1111-2222-333344445555";
+        for (entries, expected) in [
+            (vec![], Wanted::Nothing),
+            (vec!["CUDA_VERSION=9.0.116"], Wanted::All),
+            (vec!["CUDA_VERSION=9.0.116", "NVIDIA_REQUIRE_CUDA=cuda>=9.0"], Wanted::Nothing),
+            (vec!["CUDA_VERSION=", "NVIDIA_REQUIRE_CUDA="], Wanted::Nothing),
+            (vec!["CUDA_VERSION=9.0.116", "NVIDIA_VISIBLE_DEVICES="], Wanted::Nothing),
+            (vec!["NVIDIA_VISIBLE_DEVICES="], Wanted::Nothing),
+            (vec!["NVIDIA_VISIBLE_DEVICES=,"], Wanted::Nothing),
+            (vec!["NVIDIA_VISIBLE_DEVICES= "], Wanted::Nothing),
+            (vec!["NVIDIA_VISIBLE_DEVICES=void"], Wanted::Nothing),
+            (vec!["NVIDIA_VISIBLE_DEVICES=0,void"], Wanted::Nothing),
+            (vec!["NVIDIA_VISIBLE_DEVICES=none"], Wanted::DriverOnly),
+            (vec!["NVIDIA_VISIBLE_DEVICES=none,all"], Wanted::DriverOnly),
+            (vec!["NVIDIA_VISIBLE_DEVICES=all"], Wanted::All),
+            (vec!["NVIDIA_VISIBLE_DEVICES=0,all"], Wanted::All),
+            (vec!["NVIDIA_VISIBLE_DEVICES=all,none"], Wanted::All),
+            (vec!["NVIDIA_VISIBLE_DEVICES=0"], devices(&["0"])),
+            (vec!["NVIDIA_VISIBLE_DEVICES=0,1"], devices(&["0", "1"])),
+            (vec!["NVIDIA_VISIBLE_DEVICES= 0 ,"], devices(&["0"])),
+            (vec!["NVIDIA_VISIBLE_DEVICES=0,0"], devices(&["0"])),
+            (vec!["NVIDIA_VISIBLE_DEVICES=0:1"], devices(&["0:1"])),
+            (
+                vec!["NVIDIA_VISIBLE_DEVICES=nvidia.com/gpu=0"],
+                devices(&["nvidia.com/gpu=0"]),
+            ),
+            (vec!["NVIDIA_VISIBLE_DEVICES=ALL"], devices(&["ALL"])),
+            (vec!["NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_VISIBLE_DEVICES=1"], devices(&["1"])),
+            (vec!["NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_VISIBLE_DEVICES"], devices(&["0"])),
+            (vec![&format!("NVIDIA_VISIBLE_DEVICES={uuid}")], devices(&[uuid])),
+        ] {
+            let request = Request::of(&env(&entries), &Settings::default());
+            assert_eq!(request.wanted, expected, "{entries:?}");
+            assert!(request.ignored.is_empty(), "{entries:?}: {:?}", request.ignored);
+        }
+    }
+
+    #[test]
+    fn case_22_a_annotations_go_before_mounts_and_mounts_before_the_environment() {
+        let mut container = env(&["NVIDIA_VISIBLE_DEVICES=all"]);
+        container.annotations = [("cdi.k8s.io/a".to_owned(), "nvidia.com/gpu=1".to_owned())].into();
+        container.mounts = vec![("/dev/null".to_owned(), format!("{MOUNTS}/0"))];
+        let mut settings = Settings {
+            accept_mounts: true,
+            ..Settings::default()
+        };
+        assert_eq!(Request::of(&container, &settings).wanted, devices(&["nvidia.com/gpu=1"]));
+        container.annotations.clear();
+        assert_eq!(Request::of(&container, &settings).wanted, devices(&["0"]));
+        settings.accept_mounts = false;
+        assert_eq!(Request::of(&container, &settings).wanted, Wanted::All);
+        container.privileged = false;
+        let request = Request::of(&container, &settings);
+        assert_eq!(request.wanted, Wanted::Nothing);
+        let said = "Ignoring devices requested by environment variable(s) in unprivileged container: [NVIDIA_VISIBLE_DEVICES]";
+        assert_eq!(request.ignored, [said]);
+        settings.accept_environment = Some(true);
+        assert_eq!(Request::of(&container, &settings).wanted, Wanted::All);
+    }
+
+    #[test]
+    fn case_22_b_and_23_a_a_mount_asks_for_a_device_by_whole_path_components() {
+        let settings = Settings {
+            accept_mounts: true,
+            ..Settings::default()
+        };
+        for (source, below, expected) in [
+            ("/dev/null", "/0", Some("0")),
+            ("/dev/./null", "//1/", Some("1")),
+            ("/dev/null", "/cdi/nvidia.com/gpu/1", Some("nvidia.com/gpu=1")),
+            ("/dev/null", "/cdi/nvidia.com/gpu=1", Some("nvidia.com/gpu=1")),
+            ("/dev/null", "/cdi/foo", None),
+            ("/dev/null", "/imex/3", None),
+            ("/dev/null", "X/0", None),
+            ("/dev/null", "/../0", None),
+            ("/dev/null", "", None),
+            ("/dev/zero", "/0", None),
+        ] {
+            let container = Container {
+                mounts: vec![(source.to_owned(), format!("{MOUNTS}{below}"))],
+                ..Container::default()
+            };
+            let expected = expected.map_or(Wanted::Nothing, |name| devices(&[name]));
+            assert_eq!(Request::of(&container, &settings).wanted, expected, "{source} {below}");
+        }
+    }
+
+    #[test]
+    fn what_the_engine_was_asked_for_counts_in_a_container_that_is_not_privileged() {
+        let asked = |entries: &[&str], settings: &Settings| {
+            let container = Container {
+                privileged: false,
+                by_engine: true,
+                ..env(entries)
+            };
+            Request::of(&container, settings).wanted
+        };
+        let by_default = Settings::default();
+        // Docker writes its own behind the image's.
+        let both = ["NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_VISIBLE_DEVICES=0"];
+        assert_eq!(asked(&both, &by_default), devices(&["0"]));
+        assert_eq!(asked(&["NVIDIA_VISIBLE_DEVICES=void"], &by_default), Wanted::Nothing);
+        assert_eq!(
+            asked(&["CUDA_VERSION=9.0"], &by_default),
+            Wanted::Nothing,
+            "an image says that"
+        );
+        let refused = Settings {
+            accept_environment: Some(false),
+            ..Settings::default()
+        };
+        assert_eq!(asked(&both, &refused), Wanted::Nothing, "who writes so means it");
+        let swarm = Settings {
+            swarm_resources: vec!["OF_IMAGE".to_owned()],
+            ..Settings::default()
+        };
+        assert_eq!(asked(&["OF_IMAGE=all", "NVIDIA_VISIBLE_DEVICES=0"], &swarm), devices(&["0"]));
+    }
+
+    #[test]
+    fn swarm_resources_take_the_place_of_the_variable_where_one_is_set() {
+        let settings = Settings {
+            swarm_resources: vec!["DOCKER_RESOURCE_GPU".to_owned()],
+            ..Settings::default()
+        };
+        let both = env(&["NVIDIA_VISIBLE_DEVICES=all", "DOCKER_RESOURCE_GPU=3"]);
+        assert_eq!(Request::of(&both, &settings).wanted, devices(&["3"]));
+        let one = env(&["NVIDIA_VISIBLE_DEVICES=all"]);
+        assert_eq!(Request::of(&one, &settings).wanted, Wanted::All);
+    }
+}

@@ -1,0 +1,436 @@
+//! NVIDIA's `config.toml`, read unchanged: the settings that matter here, and a word about those that are refused.
+//!
+//! What is absent has the toolkit's own default, but for one: a container that is not privileged gets no GPU by its environment alone
+//! (`accept-nvidia-visible-devices-envvar-when-unprivileged`), unless the file says so. An image that carries `NVIDIA_VISIBLE_DEVICES=all` would
+//! else have every GPU of a node. [`edit::assumed`](super::edit::assumed) writes the defaults out.
+
+use serde::Deserialize;
+use thiserror::Error as ThisError;
+
+/// Where it is looked for: the first two by `$NVIDIA_CTK_CONFIG_FILE_PATH` and `$XDG_CONFIG_HOME`.
+pub const PATH: &str = "/etc/nvidia-container-runtime/config.toml";
+
+/// What is wrong with a `config.toml`.
+#[derive(Debug, ThisError)]
+pub enum Error {
+    /// Not TOML, or a value of another type.
+    #[error("{0}")]
+    Unreadable(#[from] toml::de::Error),
+    /// `mode`.
+    #[error(
+        "nvidia-container-runtime.mode is {0:?}; the modes are auto, cdi, jit-cdi, legacy, divvy (and csv, which is not supported)"
+    )]
+    Mode(String),
+    /// `supported-driver-capabilities`.
+    #[error(
+        "supported-driver-capabilities has {0:?}; there are {list}, and all", list = CAPABILITIES.join(",")
+    )]
+    Capability(String),
+    /// `cuda-compat-mode`.
+    #[error("nvidia-container-runtime.modes.legacy.cuda-compat-mode is {0:?}; there are {list}", list = COMPAT_MODES.join(", "))]
+    CompatMode(String),
+    /// `ldconfig` without `@`: it would be the image's program (CVE-2024-0136, CVE-2024-0137).
+    #[error(
+        "nvidia-container-cli.ldconfig is {0:?}, a program of the image, which would run with the host's rights; write \"@/sbin/ldconfig\", where @ \
+         means the host's"
+    )]
+    Ldconfig(String),
+    /// `mode = "csv"`.
+    #[error(
+        "nvidia-container-runtime.mode is \"csv\", which is for Jetson boards and not supported here; set it to \"cdi\" and describe the \
+         devices in a CDI spec"
+    )]
+    Csv,
+}
+
+/// Where the description of a container's devices comes from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Mode {
+    /// CDI specs if every device is asked for by its CDI name, else as [`Mode::JitCdi`].
+    #[default]
+    Auto,
+    /// CDI specs in the spec folders.
+    Cdi,
+    /// A spec of this moment's devices, which is written nowhere.
+    JitCdi,
+    /// `nvidia-container-cli`.
+    Legacy,
+    /// The allocation of the container's pod, whatever else is asked for.
+    Divvy,
+}
+
+impl Mode {
+    /// As the file names it.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Mode::Auto => "auto",
+            Mode::Cdi => "cdi",
+            Mode::JitCdi => "jit-cdi",
+            Mode::Legacy => "legacy",
+            Mode::Divvy => "divvy",
+        }
+    }
+}
+
+/// What goes into a log file of our own: this, and what weighs more.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
+pub enum Level {
+    /// Why a container was not created.
+    Error,
+    /// What somebody should know about one that was.
+    Warning,
+    /// What was done.
+    #[default]
+    Info,
+}
+
+impl Level {
+    /// As logs name it.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Level::Error => "error",
+            Level::Warning => "warning",
+            Level::Info => "info",
+        }
+    }
+
+    /// Of the names that NVIDIA's runtime knows; a name that is none is the default, as there.
+    fn named(name: &str) -> Level {
+        match name.to_ascii_lowercase().as_str() {
+            "panic" | "fatal" | "error" => Level::Error,
+            "warn" | "warning" => Level::Warning,
+            _ => Level::Info,
+        }
+    }
+}
+
+/// The settings.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Settings {
+    /// `nvidia-container-runtime.mode`.
+    pub mode: Mode,
+    /// `nvidia-container-runtime.runtimes`: programs, the first that is there is called.
+    pub runtimes: Vec<String>,
+    /// `nvidia-container-runtime.debug`: a log file of our own.
+    pub debug: Option<String>,
+    /// `nvidia-container-runtime.log-level`: what goes into that file.
+    pub log_level: Level,
+    /// `...modes.cdi.spec-dirs`, the later the stronger.
+    pub spec_dirs: Vec<String>,
+    /// `...modes.cdi.default-kind`: of devices that are asked for by index or UUID.
+    pub default_kind: String,
+    /// `...modes.cdi.annotation-prefixes`.
+    pub annotation_prefixes: Vec<String>,
+    /// `accept-nvidia-visible-devices-as-volume-mounts`.
+    pub accept_mounts: bool,
+    /// `accept-nvidia-visible-devices-envvar-when-unprivileged`; where it is not written, what an engine was asked for counts
+    /// ([`Container::by_engine`](super::request::Container::by_engine)), and what an image says does not.
+    pub accept_environment: Option<bool>,
+    /// `swarm-resource`: variables that are read in place of `NVIDIA_VISIBLE_DEVICES`.
+    pub swarm_resources: Vec<String>,
+    /// `disable-require`: what images require of the driver is not handed on.
+    pub disable_require: bool,
+    /// `supported-driver-capabilities`, sorted.
+    pub capabilities: Vec<String>,
+    /// `nvidia-container-cli`.
+    pub cli: Cli,
+    /// `features.disable-imex-channel-creation`.
+    pub no_imex_creation: bool,
+    /// `features.ignore-imex-channel-requests`.
+    pub ignore_imex: bool,
+    /// `features.no-additional-gids-for-device-nodes`.
+    pub no_additional_groups: bool,
+    /// `...modes.legacy.cuda-compat-mode`.
+    pub cuda_compat_mode: String,
+    /// `features.disable-cuda-compat-lib-hook`.
+    pub no_compat_hook: bool,
+    /// `nvidia-container-runtime-hook.skip-mode-detection`: that program works in every mode.
+    pub skip_mode_detection: bool,
+    /// `...modes.jit-cdi.probe`: the program that asks the driver; else the `divvy-probe` beside this runtime. A key of Divvy's own.
+    pub probe: Option<String>,
+    /// `...modes.jit-cdi.nvml-library`: the driver's `libnvidia-ml.so.1`; else it is searched for below the driver's root. A key of Divvy's own.
+    pub nvml_library: Option<String>,
+}
+
+/// What matters of `[nvidia-container-cli]`.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case", default)]
+pub struct Cli {
+    /// A log file of the program's own.
+    pub debug: Option<String>,
+    /// `NAME=value`, which is all the environment that it gets but for a `PATH`.
+    pub environment: Vec<String>,
+    /// The driver root's `ld.so.cache`.
+    pub ldcache: Option<String>,
+    /// The machine's `ldconfig`, behind an `@`.
+    pub ldconfig: Option<String>,
+    /// Whether kernel modules are loaded; if it is not said, they are.
+    pub load_kmods: Option<bool>,
+    /// Whether device cgroups are left alone.
+    pub no_cgroups: bool,
+    /// Whether the container's root is changed into instead of pivoted to.
+    pub no_pivot: bool,
+    /// The program; else it is looked for in `PATH`.
+    pub path: Option<String>,
+    /// The driver's root; for `jit-cdi`, too.
+    pub root: Option<String>,
+    /// As whom the program runs, `user:group`.
+    pub user: Option<String>,
+}
+
+impl Cli {
+    /// Whether kernel modules are loaded.
+    pub fn loads_kmods(&self) -> bool {
+        self.load_kmods.unwrap_or(true)
+    }
+}
+
+/// What `nvidia-container-cli.ldconfig` is where it is not set: where Debian's ldconfig is a script, the program behind it.
+pub fn ldconfig(exists: impl Fn(&str) -> bool) -> &'static str {
+    match exists("/sbin/ldconfig.real") {
+        true => "@/sbin/ldconfig.real",
+        false => "@/sbin/ldconfig",
+    }
+}
+
+/// Names of `NVIDIA_DRIVER_CAPABILITIES`, sorted.
+const CAPABILITIES: [&str; 7] = ["compat32", "compute", "display", "graphics", "ngx", "utility", "video"];
+const COMPAT_MODES: [&str; 4] = ["ldconfig", "mount", "disabled", "hook"];
+
+#[derive(Deserialize, Default)]
+#[serde(rename_all = "kebab-case", default)]
+struct File {
+    accept_nvidia_visible_devices_as_volume_mounts: Option<bool>,
+    accept_nvidia_visible_devices_envvar_when_unprivileged: Option<bool>,
+    swarm_resource: Option<String>,
+    disable_require: bool,
+    supported_driver_capabilities: Option<String>,
+    features: Features,
+    nvidia_container_cli: Cli,
+    nvidia_container_runtime: Runtime,
+    nvidia_container_runtime_hook: OfHook,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(rename_all = "kebab-case", default)]
+struct OfHook {
+    skip_mode_detection: bool,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(rename_all = "kebab-case", default)]
+struct Features {
+    allow_ldconfig_from_container: bool,
+    disable_cuda_compat_lib_hook: bool,
+    disable_imex_channel_creation: bool,
+    ignore_imex_channel_requests: bool,
+    no_additional_gids_for_device_nodes: bool,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(rename_all = "kebab-case", default)]
+struct Runtime {
+    debug: Option<String>,
+    log_level: Option<String>,
+    mode: Option<String>,
+    runtimes: Option<Vec<String>>,
+    modes: Modes,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(rename_all = "kebab-case", default)]
+struct Modes {
+    cdi: Cdi,
+    jit_cdi: JitCdi,
+    legacy: Legacy,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(rename_all = "kebab-case", default)]
+struct JitCdi {
+    probe: Option<String>,
+    nvml_library: Option<String>,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(rename_all = "kebab-case", default)]
+struct Legacy {
+    cuda_compat_mode: Option<String>,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(rename_all = "kebab-case", default)]
+struct Cdi {
+    annotation_prefixes: Option<Vec<String>>,
+    default_kind: Option<String>,
+    spec_dirs: Option<Vec<String>>,
+}
+
+impl Default for Settings {
+    fn default() -> Settings {
+        Settings::parse("").expect("an empty file is a file")
+    }
+}
+
+impl Settings {
+    /// Reads a file; keys that are not known are for NVIDIA's own programs.
+    ///
+    /// # Errors
+    /// What cannot be read, or asks for what is not supported.
+    pub fn parse(text: &str) -> Result<Settings, Error> {
+        let file: File = toml::from_str(text)?;
+        let runtime = file.nvidia_container_runtime;
+        let (cdi, jit) = (runtime.modes.cdi, runtime.modes.jit_cdi);
+        let list = |given: Option<Vec<String>>, default: &[&str]| {
+            given.unwrap_or_else(|| default.iter().map(|part| (*part).to_owned()).collect())
+        };
+        let mode = match runtime.mode.as_deref() {
+            None | Some("" | "auto") => Mode::Auto,
+            Some("cdi") => Mode::Cdi,
+            Some("jit-cdi") => Mode::JitCdi,
+            Some("legacy") => Mode::Legacy,
+            Some("divvy") => Mode::Divvy,
+            Some("csv") => return Err(Error::Csv),
+            Some(other) => return Err(Error::Mode(other.to_owned())),
+        };
+        let compat = runtime.modes.legacy.cuda_compat_mode.unwrap_or_else(|| "ldconfig".to_owned());
+        if !COMPAT_MODES.contains(&compat.as_str()) {
+            return Err(Error::CompatMode(compat));
+        }
+        let ldconfig = file.nvidia_container_cli.ldconfig.as_deref().unwrap_or("@");
+        if !ldconfig.starts_with('@') && !ldconfig.is_empty() && !file.features.allow_ldconfig_from_container {
+            return Err(Error::Ldconfig(ldconfig.to_owned()));
+        }
+        let swarm = file.swarm_resource.unwrap_or_default();
+        let swarm = swarm.split(',').map(str::trim).filter(|name| !name.is_empty());
+        Ok(Settings {
+            mode,
+            runtimes: list(runtime.runtimes, &["runc", "crun"]),
+            debug: runtime.debug.filter(|path| !path.is_empty()),
+            log_level: Level::named(runtime.log_level.as_deref().unwrap_or_default()),
+            spec_dirs: list(cdi.spec_dirs, &["/etc/cdi", "/var/run/cdi"]),
+            default_kind: cdi.default_kind.unwrap_or_else(|| divvy_cdi::NVIDIA_KIND.to_owned()),
+            annotation_prefixes: list(cdi.annotation_prefixes, &["cdi.k8s.io/"]),
+            accept_mounts: file.accept_nvidia_visible_devices_as_volume_mounts.unwrap_or(false),
+            accept_environment: file.accept_nvidia_visible_devices_envvar_when_unprivileged,
+            swarm_resources: swarm.map(str::to_owned).collect(),
+            disable_require: file.disable_require,
+            capabilities: capabilities(file.supported_driver_capabilities.as_deref())?,
+            cli: file.nvidia_container_cli,
+            no_imex_creation: file.features.disable_imex_channel_creation,
+            ignore_imex: file.features.ignore_imex_channel_requests,
+            no_additional_groups: file.features.no_additional_gids_for_device_nodes,
+            cuda_compat_mode: compat,
+            no_compat_hook: file.features.disable_cuda_compat_lib_hook,
+            skip_mode_detection: file.nvidia_container_runtime_hook.skip_mode_detection,
+            probe: jit.probe,
+            nvml_library: jit.nvml_library,
+        })
+    }
+}
+
+fn capabilities(list: Option<&str>) -> Result<Vec<String>, Error> {
+    let all = || CAPABILITIES.map(str::to_owned).to_vec();
+    let Some(list) = list else { return Ok(all()) };
+    let mut named = Vec::new();
+    for name in list.split(',').map(str::trim).filter(|name| !name.is_empty()) {
+        match CAPABILITIES.contains(&name) {
+            _ if name == "all" => return Ok(all()),
+            true => named.push(name.to_owned()),
+            false => return Err(Error::Capability(name.to_owned())),
+        }
+    }
+    named.sort_unstable();
+    named.dedup();
+    Ok(named)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::edit::assumed;
+    use super::*;
+
+    #[test]
+    fn the_file_that_says_what_is_assumed_is_read_as_no_file() {
+        let found = Settings::parse(&assumed(ldconfig(|_| false))).expect("read");
+        // That file writes down what is else found out on the machine.
+        let expected = Settings {
+            cli: Cli {
+                ldconfig: Some("@/sbin/ldconfig".to_owned()),
+                load_kmods: Some(true),
+                ..Cli::default()
+            },
+            ..Settings::default()
+        };
+        assert_eq!(found, expected);
+    }
+
+    #[test]
+    fn what_is_set_is_taken() {
+        let text = "accept-nvidia-visible-devices-as-volume-mounts = true\ndisable-require = true\n\
+                    supported-driver-capabilities = \"video, compute,video\"\naccept-nvidia-visible-devices-envvar-when-unprivileged = true\nswarm-resource = \"A, B\"\n\
+                    [nvidia-container-runtime]\nmode = \"divvy\"\nruntimes = [\"/opt/crun\"]\ndebug = \"/var/log/x\"\nlog-level = \"warn\"\n\
+                    [nvidia-container-runtime.modes.cdi]\nannotation-prefixes = []\ndefault-kind = \"a.com/b\"\nspec-dirs = [\"/c\"]\n\
+                    [nvidia-container-runtime.modes.jit-cdi]\nprobe = \"/p\"\nnvml-library = \"/l\"\n\
+                    [nvidia-container-runtime.modes.legacy]\ncuda-compat-mode = \"disabled\"\n\
+                    [features]\ndisable-imex-channel-creation = true\nignore-imex-channel-requests = true\nno-additional-gids-for-device-nodes = true\n\
+                    disable-cuda-compat-lib-hook = true\n\
+                    [nvidia-container-cli]\nroot = \"/run/nvidia/driver\"\nload-kmods = false\nno-cgroups = true\n\
+                    [nvidia-container-runtime-hook]\nskip-mode-detection = true\n";
+        let found = Settings::parse(text).expect("read");
+        let expected = Settings {
+            mode: Mode::Divvy,
+            runtimes: vec!["/opt/crun".to_owned()],
+            debug: Some("/var/log/x".to_owned()),
+            log_level: Level::Warning,
+            spec_dirs: vec!["/c".to_owned()],
+            default_kind: "a.com/b".to_owned(),
+            annotation_prefixes: vec![],
+            accept_mounts: true,
+            accept_environment: Some(true),
+            swarm_resources: vec!["A".to_owned(), "B".to_owned()],
+            disable_require: true,
+            capabilities: vec!["compute".to_owned(), "video".to_owned()],
+            cli: Cli {
+                root: Some("/run/nvidia/driver".to_owned()),
+                load_kmods: Some(false),
+                no_cgroups: true,
+                ..Cli::default()
+            },
+            no_imex_creation: true,
+            ignore_imex: true,
+            no_additional_groups: true,
+            cuda_compat_mode: "disabled".to_owned(),
+            no_compat_hook: true,
+            skip_mode_detection: true,
+            probe: Some("/p".to_owned()),
+            nvml_library: Some("/l".to_owned()),
+        };
+        assert_eq!(found, expected);
+    }
+
+    #[test]
+    fn what_cannot_be_done_is_refused_in_words() {
+        for (text, part) in [
+            ("[nvidia-container-runtime]\nmode = \"csv\"", "Jetson"),
+            (
+                "[nvidia-container-runtime]\nmode = \"cid\"",
+                "\"cid\"; the modes are auto, cdi",
+            ),
+            ("[nvidia-container-runtime]\nruntimes = \"runc\"", "invalid type"),
+            ("supported-driver-capabilities = \"foo\"", "has \"foo\"; there are compat32"),
+            (
+                "[nvidia-container-cli]\nldconfig = \"/sbin/ldconfig\"",
+                "a program of the image",
+            ),
+            (
+                "[nvidia-container-runtime.modes.legacy]\ncuda-compat-mode = \"x\"",
+                "\"x\"; there are ldconfig",
+            ),
+            ("mode = [", "line 1"),
+        ] {
+            let error = Settings::parse(text).expect_err(text).to_string();
+            assert!(error.contains(part), "{error}");
+        }
+    }
+}

@@ -1,0 +1,318 @@
+use divvy_cdi::{Found, Registry, Spec};
+use divvy_model::names::CDI_KIND;
+use divvy_oci::runtime::live;
+use divvy_oci::runtime::plan::{Asked, Decides, Plan, allocation, edits};
+use divvy_oci::runtime::request::Container;
+use divvy_oci::runtime::settings::{Mode, Settings};
+use serde_json::{Value, json};
+
+fn file(path: &str, priority: usize, spec: &Value) -> Found {
+    Found {
+        path: path.to_owned(),
+        priority,
+        spec: Spec::parse(&spec.to_string()).map_err(|error| error.to_string()),
+    }
+}
+
+/// A spec whose devices set one variable each, so that a test can see which device an edit comes from.
+fn spec(kind: &str, devices: &[&str]) -> Value {
+    let devices: Vec<Value> = devices
+        .iter()
+        .map(|name| json!({"name": name, "containerEdits": {"env": [format!("GOT={name}")]}}))
+        .collect();
+    json!({"cdiVersion": "0.5.0", "kind": kind, "devices": devices, "containerEdits": {"env": ["DRIVER=1"]}})
+}
+
+fn machine() -> Registry {
+    Registry::new(vec![
+        file("/etc/cdi/nvidia.json", 0, &spec("nvidia.com/gpu", &["0", "1", "all"])),
+        file("/etc/cdi/other.json", 0, &spec("example.com/nic", &["x"])),
+    ])
+}
+
+fn container(env: &[&str], annotations: &[(&str, &str)]) -> Container {
+    Container {
+        env: env.iter().map(|entry| (*entry).to_owned()).collect(),
+        annotations: annotations
+            .iter()
+            .map(|(key, value)| ((*key).to_owned(), (*value).to_owned()))
+            .collect(),
+        privileged: true,
+        ..Container::default()
+    }
+}
+
+fn settings(mode: Mode) -> Settings {
+    Settings {
+        mode,
+        ..Settings::default()
+    }
+}
+
+/// The spec of the GPUs that the driver reports now.
+fn now() -> Registry {
+    let mut spec = spec(live::KIND, &["0", "GPU-a", "1", "all"]);
+    spec["containerEdits"]["env"] = json!(["DRIVER=now"]);
+    Registry::new(vec![file("the GPUs of this moment", 0, &spec)])
+}
+
+/// Return the variables that a container gets, or the error.
+fn gets(container: &Container, mode: Mode, written: &Registry) -> Result<Vec<String>, String> {
+    gets_by(container, &settings(mode), written)
+}
+
+fn gets_by(container: &Container, settings: &Settings, written: &Registry) -> Result<Vec<String>, String> {
+    let asked = Asked::of(container, settings).map_err(|error| error.to_string())?;
+    let (plan, registry) = match asked.decides {
+        Decides::Nobody => return Ok(Vec::new()),
+        Decides::Specs(plan) => (plan, written),
+        Decides::Live(plan) => (plan, &now()),
+        Decides::Legacy(wanted) => return Ok(vec![format!("CLI={wanted:?}")]),
+        Decides::Allocation { uid, container } => (
+            allocation(&uid, &container, written).map_err(|error| error.to_string())?,
+            written,
+        ),
+    };
+    edits(&plan, registry)
+        .map(|edits| edits.env)
+        .map_err(|error| error.to_string())
+}
+
+#[test]
+fn a_container_gets_the_devices_of_the_specs_by_the_names_that_people_write() {
+    let annotated = [("cdi.k8s.io/vendor_x", "nvidia.com/gpu=1")];
+    let both = [("cdi.k8s.io/vendor_x", "nvidia.com/gpu=1,0")];
+    let (auto, cdi, jit) = (Mode::Auto, Mode::Cdi, Mode::JitCdi);
+    for (asked, annotations, mode, expected) in [
+        ("0", &[][..], cdi, &["DRIVER=1", "GOT=0"][..]),
+        ("0,1", &[], cdi, &["DRIVER=1", "GOT=0", "GOT=1"]),
+        ("all", &[], cdi, &["DRIVER=1", "GOT=all"]),
+        ("none", &[], cdi, &["DRIVER=1"]),
+        ("void", &[], cdi, &[]),
+        ("", &[], jit, &[]),
+        // A value that is not a CDI name is resolved with a spec that is generated from the driver now.
+        ("0", &[], auto, &["DRIVER=now", "GOT=0"]),
+        ("GPU-a,1", &[], auto, &["DRIVER=now", "GOT=GPU-a", "GOT=1"]),
+        ("all", &[], auto, &["DRIVER=now", "GOT=all"]),
+        ("none", &[], auto, &["DRIVER=now"]),
+        ("void", &[], auto, &[]),
+        ("0", &[], jit, &["DRIVER=now", "GOT=0"]),
+        // CDI names are resolved with spec files.
+        ("nvidia.com/gpu=0", &[], auto, &["DRIVER=1", "GOT=0"]),
+        ("example.com/nic=x", &[], jit, &["DRIVER=1", "GOT=x"]),
+        (
+            "example.com/nic=x,nvidia.com/gpu=0",
+            &[],
+            auto,
+            &["DRIVER=1", "GOT=x", "DRIVER=1", "GOT=0"],
+        ),
+        // In mode jit-cdi, spec files do not describe NVIDIA's GPUs.
+        ("nvidia.com/gpu=0", &[], jit, &["DRIVER=now", "GOT=0"]),
+        ("runtime.nvidia.com/gpu=1,0", &[], auto, &["DRIVER=now", "GOT=1", "GOT=0"]),
+        ("0", &annotated, auto, &["DRIVER=1", "GOT=1"]),
+        ("0", &annotated, jit, &["DRIVER=now", "GOT=1"]),
+        // The annotation has a value that is not a CDI name, so mode auto ignores the annotation.
+        ("0", &both, auto, &["DRIVER=now", "GOT=0"]),
+        ("0", &both, cdi, &["DRIVER=1", "GOT=1", "GOT=0"]),
+        ("0", &annotated, Mode::Legacy, &["CLI=Devices([\"0\"])"]),
+    ] {
+        let env = &*format!("NVIDIA_VISIBLE_DEVICES={asked}");
+        assert_eq!(
+            gets(&container(&[env], annotations), mode, &machine()),
+            Ok(expected.iter().map(|it| (*it).to_owned()).collect()),
+            "{env} {annotations:?} {mode:?}"
+        );
+    }
+}
+
+#[test]
+fn what_cannot_be_had_is_refused_with_what_there_is() {
+    let with_none = Registry::new(vec![file("/etc/cdi/n.json", 0, &spec("nvidia.com/gpu", &["none"]))]);
+    assert_eq!(
+        gets(&container(&["NVIDIA_VISIBLE_DEVICES=none"], &[]), Mode::Cdi, &with_none),
+        Ok(vec!["DRIVER=1".to_owned(), "GOT=none".to_owned()]),
+        "a device with that name is used if it exists"
+    );
+    let twice = Registry::new(vec![
+        file("/etc/cdi/a.json", 0, &spec("nvidia.com/gpu", &["0"])),
+        file("/etc/cdi/b.json", 0, &spec("nvidia.com/gpu", &["0"])),
+    ]);
+    for (env, mode, registry, parts) in [
+        (
+            "7",
+            Mode::Cdi,
+            machine(),
+            &[
+                "unresolvable CDI devices nvidia.com/gpu=7;",
+                "have example.com/nic=x, nvidia.com/gpu=0",
+            ][..],
+        ),
+        (
+            "7,nvidia.com/gpu=8",
+            Mode::Cdi,
+            machine(),
+            &["nvidia.com/gpu=7, nvidia.com/gpu=8"],
+        ),
+        (
+            "0",
+            Mode::Cdi,
+            Registry::default(),
+            &["gpu=0; no CDI spec on this machine", "divvy cdi generate"],
+        ),
+        ("none", Mode::Cdi, Registry::default(), &["gpu=none", "divvy cdi generate"]),
+        (
+            "0",
+            Mode::Cdi,
+            twice,
+            &["described by both /etc/cdi/a.json and /etc/cdi/b.json"],
+        ),
+        ("../../etc", Mode::Auto, machine(), &["\"../../etc\"; an index (0)"]),
+        (
+            "7",
+            Mode::Auto,
+            machine(),
+            &[
+                "unresolvable CDI devices runtime.nvidia.com/gpu=7; this machine's GPUs are runtime.nvidia.com/gpu=0, ",
+                "=all",
+            ],
+        ),
+        (
+            "0,nvidia.com/gpu=1",
+            Mode::Auto,
+            machine(),
+            &[
+                "vendor 'runtime.nvidia.com' is not supported when requesting other CDI devices: the container asks for 0,nvidia.com/gpu=1",
+            ],
+        ),
+    ] {
+        let found = gets(&container(&[&format!("NVIDIA_VISIBLE_DEVICES={env}")], &[]), mode, &registry).expect_err(env);
+        assert!(parts.iter().all(|part| found.contains(part)), "{found}");
+    }
+    assert_eq!(
+        gets(&container(&["A=1"], &[]), Mode::Legacy, &machine()),
+        Ok(vec![]),
+        "a container that requests nothing starts"
+    );
+}
+
+/// A spec that is generated from NVIDIA's driver does not have devices of another vendor.
+#[test]
+fn a_default_kind_of_another_vendor_is_in_files_only() {
+    let settings = Settings {
+        default_kind: "example.com/nic".to_owned(),
+        ..settings(Mode::Auto)
+    };
+    let found = gets_by(&container(&["NVIDIA_VISIBLE_DEVICES=x"], &[]), &settings, &machine());
+    assert_eq!(found, Ok(vec!["DRIVER=1".to_owned(), "GOT=x".to_owned()]));
+}
+
+fn grant(name: &str, uid: &str, container: &str) -> Value {
+    let record = json!({
+        "v": 1, "namespace": "default", "name": "p", "uid": uid, "container": container, "cdi": name, "unitMiB": 1024,
+        "gpus": [], "containerGpus": [], "bootId": "b",
+    });
+    let edits = json!({"env": [format!("GRANT={container}")]});
+    let device = json!({"name": name, "annotations": {"divvy.dev/grant-record": record.to_string()}, "containerEdits": edits});
+    json!({"cdiVersion": "0.6.0", "kind": CDI_KIND, "devices": [device]})
+}
+
+/// On a node whose container engine does not support CDI, a container starts only with its allocation, whatever its image requests.
+#[test]
+fn in_mode_divvy_the_allocation_decides_whatever_the_environment_says() {
+    let (one, two) = ("0123456789abcdef0123456789abcdef", "1123456789abcdef0123456789abcdef");
+    let mut files = vec![
+        file("/etc/cdi/nvidia.json", 0, &spec("nvidia.com/gpu", &["0", "all"])),
+        file("/var/run/cdi/one.json", 1, &grant(one, "uid-1", "main")),
+        file("/var/run/cdi/two.json", 1, &grant(two, "uid-1", "side")),
+    ];
+    let registry = Registry::new(files.clone());
+    let in_pod = |uid: &str, name: &str| {
+        container(
+            &["NVIDIA_VISIBLE_DEVICES=all"],
+            &[
+                ("io.kubernetes.cri.sandbox-uid", uid),
+                ("io.kubernetes.cri.container-name", name),
+                ("cdi.k8s.io/x", "nvidia.com/gpu=0"),
+            ],
+        )
+    };
+    for (container, expected) in [
+        (in_pod("uid-1", "main"), &["GRANT=main"][..]),
+        (in_pod("uid-1", "side"), &["GRANT=side"]),
+        (in_pod("uid-1", "init"), &[]),
+        (in_pod("uid-2", "main"), &[]),
+        (container(&["NVIDIA_VISIBLE_DEVICES=all"], &[]), &[]),
+        (
+            container(
+                &[],
+                &[("io.kubernetes.pod.uid", "uid-1"), ("io.kubernetes.container.name", "main")],
+            ),
+            &["GRANT=main"],
+        ),
+    ] {
+        assert_eq!(
+            gets(&container, Mode::Divvy, &registry),
+            Ok(expected.iter().map(|it| (*it).to_owned()).collect()),
+            "{container:?}"
+        );
+    }
+    let asked = Asked::of(&in_pod("uid-1", "main"), &settings(Mode::Divvy)).expect("read");
+    assert!(
+        asked
+            .ignored
+            .iter()
+            .any(|text| text.contains("it gets what its pod was allocated")),
+        "{:?}",
+        asked.ignored
+    );
+    assert_eq!(
+        asked.decides,
+        Decides::Allocation {
+            uid: "uid-1".to_owned(),
+            container: "main".to_owned()
+        }
+    );
+    assert_eq!(
+        allocation("uid-1", "main", &registry).expect("a plan"),
+        Plan::Inject {
+            devices: vec![format!("{CDI_KIND}={one}")],
+            driver_of: None
+        }
+    );
+    files.push(file(
+        "/var/run/cdi/three.json",
+        1,
+        &grant("2123456789abcdef0123456789abcdef", "uid-1", "main"),
+    ));
+    let error = gets(&in_pod("uid-1", "main"), Mode::Divvy, &Registry::new(files)).expect_err("two grants");
+    assert!(
+        error.contains("2 grants are described for container main of pod uid-1"),
+        "{error}"
+    );
+}
+
+/// NVIDIA's runtime resolves this kind with the driver in each of its modes. No spec file has the kind.
+#[test]
+fn what_goes_by_the_drivers_own_kind_is_of_this_moment_in_mode_cdi_too() {
+    let live = container(&["NVIDIA_VISIBLE_DEVICES=runtime.nvidia.com/gpu=0"], &[]);
+    assert_eq!(
+        gets(&live, Mode::Cdi, &machine()),
+        Ok(vec!["DRIVER=now".to_owned(), "GOT=0".to_owned()])
+    );
+    let both = container(&["NVIDIA_VISIBLE_DEVICES=runtime.nvidia.com/gpu=0,nvidia.com/gpu=0"], &[]);
+    let error = gets(&both, Mode::Cdi, &machine()).expect_err("two kinds");
+    assert!(
+        error.contains("is not supported when requesting other CDI devices"),
+        "{error}"
+    );
+    let settings = Settings {
+        mode: Mode::Cdi,
+        default_kind: live::KIND.to_owned(),
+        ..Settings::default()
+    };
+    let index = container(&["NVIDIA_VISIBLE_DEVICES=1"], &[]);
+    assert_eq!(
+        gets_by(&index, &settings, &machine()),
+        Ok(vec!["DRIVER=now".to_owned(), "GOT=1".to_owned()])
+    );
+}

@@ -1,0 +1,149 @@
+//! Security rules that isolate containers, derived from the CVEs of NVIDIA's toolkit (`docs/compatibility/hostile-images.md`). This file tests the
+//! rules that concern pure functions; `divvy-runtime` and `divvy-hook` test the others.
+
+use divvy_cdi::generate::{Options, nvidia, proc};
+use divvy_cdi::{Edits, Spec};
+use divvy_oci::runtime::plan::{Asked, Decides};
+use divvy_oci::runtime::request::Container;
+use divvy_oci::runtime::settings::{Mode, Settings};
+
+use divvy_testkit::machine::kinds;
+
+fn specs(hook: Option<&str>) -> Vec<Spec> {
+    [kinds::debian(), kinds::red_hat(), kinds::mig()]
+        .iter()
+        .map(|machine| {
+            let options = Options {
+                hook: hook.map(str::to_owned),
+                ..Options::new("nvidia.com")
+            };
+            nvidia::generate(machine, &proc::gpus(machine), None, &options)
+                .expect("a spec")
+                .spec
+        })
+        .collect()
+}
+
+fn edits(spec: &Spec) -> Vec<&Edits> {
+    spec.all_edits().map(|(_, edits)| edits).collect()
+}
+
+#[test]
+fn rule_2_a_spec_has_no_hook_or_the_one_of_ours_with_everything_said() {
+    for spec in specs(None) {
+        assert!(edits(&spec).iter().all(|edits| edits.hooks.is_empty()));
+    }
+    for spec in specs(Some("/usr/local/bin/divvy-hook")) {
+        assert!(spec.is_valid());
+        let hooks: Vec<_> = edits(&spec).iter().flat_map(|edits| &edits.hooks).collect();
+        let [hook] = hooks[..] else { panic!("{hooks:?}") };
+        assert_eq!(
+            (hook.hook_name.as_str(), hook.path.as_str()),
+            ("createContainer", "/usr/local/bin/divvy-hook")
+        );
+        assert!(!hook.env.is_empty() && hook.timeout.is_some(), "{hook:?}");
+        assert_eq!(hook.args[..2], ["divvy-hook", "update-ldcache"]);
+        assert!(hook.args.contains(&"--folder=/usr/lib64".to_owned()), "{hook:?}");
+        let folders: Vec<&str> = hook.args[2..]
+            .iter()
+            .filter_map(|arg| arg.strip_prefix("--folder="))
+            .collect();
+        assert_eq!(folders.len(), hook.args.len() - 2);
+        assert!(
+            folders
+                .iter()
+                .all(|folder| !folder.contains("vdpau") && !folder.contains("gbm")),
+            "{folders:?}"
+        );
+        for mount in edits(&spec).iter().flat_map(|edits| &edits.mounts) {
+            let (folder, name) = mount.container_path.rsplit_once('/').expect("a path");
+            if name.starts_with("libcuda.so") {
+                assert!(folders.contains(&folder), "{folder} is not searched");
+            }
+        }
+    }
+}
+
+#[test]
+fn rule_6_a_name_that_could_be_a_path_or_a_flag_is_refused_before_anything_is_looked_at() {
+    let long = "a".repeat(5000);
+    for name in [
+        "../../etc/passwd",
+        "a/../b",
+        "0;id",
+        "0 1",
+        "a=b=c",
+        "\u{202e}",
+        "$(id)",
+        "nvidia.com/gpu=../x",
+        "-x",
+        &long,
+    ] {
+        let container = Container {
+            env: vec![format!("NVIDIA_VISIBLE_DEVICES={name}")],
+            privileged: true,
+            ..Container::default()
+        };
+        for mode in [Mode::Auto, Mode::Cdi, Mode::JitCdi] {
+            let settings = Settings {
+                mode,
+                ..Settings::default()
+            };
+            match Asked::of(&container, &settings) {
+                // A long name is valid; its device does not exist.
+                Ok(_) if name == long => {}
+                Ok(asked) => panic!("{name} in {mode:?}: {asked:?}"),
+                Err(error) => assert!(error.to_string().len() < 400, "{error}"),
+            }
+        }
+    }
+}
+
+#[test]
+fn rule_7_the_environment_of_an_image_gives_it_nothing() {
+    let mut container = Container {
+        env: vec![
+            "NVIDIA_VISIBLE_DEVICES=all".to_owned(),
+            "NVIDIA_DRIVER_CAPABILITIES=all".to_owned(),
+        ],
+        ..Container::default()
+    };
+    for mode in [Mode::Auto, Mode::Cdi, Mode::JitCdi, Mode::Legacy, Mode::Divvy] {
+        let settings = Settings {
+            mode,
+            ..Settings::default()
+        };
+        let asked = Asked::of(&container, &settings).expect("read");
+        assert_eq!(asked.decides, Decides::Nobody, "{mode:?}");
+        assert!(!asked.ignored.is_empty(), "the ignored request is reported");
+    }
+    // The pod's allocation decides, regardless of the image's variables.
+    for (key, value) in [
+        ("io.kubernetes.cri.sandbox-uid", "u"),
+        ("io.kubernetes.cri.container-name", "c"),
+    ] {
+        container.annotations.insert(key.to_owned(), value.to_owned());
+    }
+    container.privileged = true;
+    let settings = Settings {
+        mode: Mode::Divvy,
+        ..Settings::default()
+    };
+    let asked = Asked::of(&container, &settings).expect("read");
+    assert!(matches!(asked.decides, Decides::Allocation { .. }), "{asked:?}");
+}
+
+#[test]
+fn rule_8_every_mount_is_private_and_read_only_but_sockets() {
+    let mut sockets = 0;
+    for spec in specs(None) {
+        for mount in edits(&spec).iter().flat_map(|edits| &edits.mounts) {
+            let has = |option: &str| mount.options.iter().any(|given| given == option);
+            assert!(has("rprivate") && has("nosuid") && has("nodev"), "{mount:?}");
+            let is_socket = mount.container_path.ends_with("/socket") || mount.container_path == "/tmp/nvidia-mps";
+            assert_eq!(has("ro"), !is_socket, "{mount:?}");
+            sockets += usize::from(is_socket);
+        }
+    }
+    assert!(sockets > 0, "there are some");
+}

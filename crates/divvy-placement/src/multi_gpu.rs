@@ -1,0 +1,49 @@
+//! Choosing several GPUs of one node for a pod.
+
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
+
+use crate::products::Taste;
+use crate::{Candidate, NodeView};
+
+/// Choose as many of the GPUs at these positions as the pod requests, in ascending order; `None` if too few of them have room.
+///
+/// What the pod prefers comes first. Next, all GPUs should have the same product and size, if there are enough. Among those, the
+/// set that works best together is chosen ([`crate::Topology::choose`]).
+pub(crate) fn best(view: &NodeView<'_>, taste: &Taste<'_>, among: impl IntoIterator<Item = usize>) -> Option<Vec<usize>> {
+    let (state, ask) = (view.state()?, taste.ask());
+    let with_liking = among
+        .into_iter()
+        .filter_map(|position| Some((view.liking(position, taste)?, position)));
+    let mut liked: Vec<(u64, usize)> = with_liking.collect();
+    liked.sort_unstable_by_key(|(liking, position)| (Reverse(*liking), *position));
+    // GPUs that the pod prefers over the last one that it needs are taken in any case, regardless of their connections.
+    let (least, _) = *liked.get(ask.gpus.checked_sub(1)?)?;
+    liked.retain(|(liking, _)| *liking >= least);
+    let candidates: Vec<Candidate> = liked
+        .into_iter()
+        .map(|(liking, position)| Candidate {
+            position,
+            free: view.free_for(position, ask),
+            must: liking > least,
+        })
+        .collect();
+    let mut alike: BTreeMap<_, Vec<Candidate>> = BTreeMap::new();
+    for candidate in &candidates {
+        let gpu = &state.gpus[candidate.position];
+        alike.entry((gpu.model.as_str(), gpu.total)).or_default().push(*candidate);
+    }
+    let musts = candidates.iter().filter(|candidate| candidate.must).count();
+    let enough = |of: &&Vec<Candidate>| of.iter().filter(|candidate| candidate.must).count() == musts;
+    let sets = alike
+        .values()
+        .filter(enough)
+        .filter_map(|of| state.topology.choose(of, ask.gpus));
+    let best = sets.min_by_key(|set| {
+        let free = set
+            .iter()
+            .fold(0_u64, |sum, position| sum.saturating_add(view.free_for(*position, ask).0));
+        (Reverse(state.topology.worth(set)), free, set.clone())
+    });
+    best.or_else(|| state.topology.choose(&candidates, ask.gpus))
+}

@@ -1,0 +1,85 @@
+//! Waste: GPU capacity of a node that cannot be used right now. It counts, in addition to stranding, once pods end and capacity
+//! is used again and again.
+//!
+//! It consists of FGD's fragments ([`Fragments`]) and of unplaced capacity. For one class of pods, the unplaced capacity is the
+//! free GPU capacity minus what the pods of this class would take if as many as fit were placed; the classes are weighted by
+//! their frequency.
+
+use super::super::fragments::Fragments;
+use super::super::rule::Place;
+use super::super::state::State;
+use super::super::{Demand, Mix, Shape};
+use super::pressure::{MICRO, places};
+
+/// The waste on nodes with one kind of GPU.
+#[derive(Debug, Clone)]
+pub(crate) struct Waste {
+    fragments: Fragments,
+    /// The classes of pods that may use this GPU: the class, the amount that it takes of one GPU, and its weight.
+    classes: Vec<(Demand, u32, i64)>,
+    /// The sum of the weights of classes with GPUs that may not use this one.
+    pods_elsewhere: i64,
+}
+
+impl Waste {
+    pub(crate) fn new(classes: &[(Demand, u64)], shape: &Shape) -> Waste {
+        let mix: Mix = classes.iter().copied().collect();
+        let weigh = |weight: u64| i64::try_from(weight).unwrap_or(i64::MAX);
+        let with_gpu = || classes.iter().filter(|(class, _)| class.gpus > 0);
+        let here = |(class, weight): &(Demand, u64)| Some((*class, class.amount(shape)?, weigh(*weight)));
+        let elsewhere = with_gpu().filter(|(class, _)| class.amount(shape).is_none());
+        Waste {
+            fragments: Fragments::of(&mix, shape),
+            classes: with_gpu().filter_map(here).collect(),
+            pods_elsewhere: elsewhere.map(|(_, weight)| weigh(*weight)).sum(),
+        }
+    }
+
+    /// Return FGD's fragments of a state, in the unit that [`Waste::growth`] expects.
+    pub(crate) fn fragments(&self, state: &State) -> i64 {
+        self.fragments.amount(state)
+    }
+
+    /// Return by how much the placement makes the fragments grow, in millionths of a thousandth of a GPU: a first guess at its
+    /// cost. `before` is [`Waste::fragments`] of the node's current state.
+    pub(crate) fn growth(&self, place: &Place<'_>, before: i64) -> i64 {
+        let after = place.state.after(place.demand, place.amount, None);
+        let growth = self.fragments.amount(&after) - before;
+        micro(i128::from(growth), self.fragments.pods(), place.shape)
+    }
+
+    /// Return the waste of a state, in millionths of a thousandth of a GPU: the fragments plus a tenth of the unplaced capacity.
+    pub(crate) fn amount(&self, state: &State, shape: &Shape) -> i64 {
+        let both = i128::from(self.fragments.amount(state)) + i128::from(self.unplaced(state, shape)) / 10;
+        micro(both, self.fragments.pods(), shape)
+    }
+
+    /// Return the unplaced capacity of a state: a mean over the classes with GPUs, weighted by frequency and divided by all pods,
+    /// in millionths of a thousandth of a GPU.
+    pub(crate) fn unplaced_micro(&self, state: &State, shape: &Shape) -> i64 {
+        micro(i128::from(self.unplaced(state, shape)), self.fragments.pods(), shape)
+    }
+
+    fn unplaced(&self, state: &State, shape: &Shape) -> i64 {
+        let total = i64::try_from(state.total()).unwrap_or(i64::MAX);
+        let most = state.left.iter().copied().max().unwrap_or(0);
+        let mut unplaced = total * self.pods_elsewhere;
+        for (class, amount, weight) in &self.classes {
+            // A shortcut: on most nodes, no GPU has enough left for most classes.
+            let places = if *amount > most {
+                0
+            } else {
+                places(class, *amount, state, shape)
+            };
+            let placed = i64::from(places) * i64::from(*amount) * i64::from(class.gpus);
+            unplaced += weight * (total - placed);
+        }
+        unplaced
+    }
+}
+
+/// Divide an amount by the number of pods over which it was summed, and convert it to millionths of a thousandth of a GPU.
+pub(crate) fn micro(amount: i128, pods: i64, shape: &Shape) -> i64 {
+    let micro = amount * i128::from(MICRO) * 1000 / (i128::from(pods.max(1)) * i128::from(shape.gpu_size.max(1)));
+    i64::try_from(micro).unwrap_or(i64::MAX)
+}

@@ -1,0 +1,191 @@
+//! The placement policies: they choose a node for a pod, and GPUs of that node. They work on a numeric description of the nodes.
+//!
+//! The extender and the simulator run these same functions; [`from_ledger`] describes the extender's nodes in these terms. All
+//! decisions use integers only, so they are the same on every machine.
+//!
+//! - [`Shape`], [`Free`]: what a node has when it is empty, and what is free on it now
+//! - [`Demand`]: what a pod requests; [`Mix`]: how often each kind of request occurs
+//! - [`Policy`]: the policies by name
+//! - [`Placer`]: nodes under a policy; it decides, and caches the costs that it computed
+//! - [`Fleet`]: a ledger's nodes in a placer, kept up to date
+
+#![forbid(unsafe_code)]
+
+mod baselines;
+mod demand;
+mod divvy;
+mod fgd;
+mod fleet;
+mod fragmentation;
+mod fragments;
+mod mapping;
+mod mix;
+mod mixer;
+mod placer;
+mod rf;
+mod rule;
+mod slots;
+mod spread;
+mod state;
+
+use std::fmt;
+use std::str::FromStr;
+
+pub use demand::{Demand, Model, ModelSet, Models, Share};
+pub use divvy_placement::hash::rank;
+pub use fleet::{Fleet, Offer, Ranking};
+pub use fragmentation::Fragmentation;
+pub use mapping::{GpuGroup, demand_of, from_ledger};
+pub use mix::Mix;
+pub use placer::{Cost, Decision, NodeId, Placer};
+use rule::Rule;
+use state::State;
+pub use state::{Free, GpuSet, MOST_GPUS, Shape};
+
+/// One summand of the cost of a placement, for people.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Term {
+    /// The summand's name: `stranding`, `scarcity`, or `slot pressure`.
+    pub name: &'static str,
+    /// The cost in thousandths of a GPU; a negative number is a gain.
+    pub milli: i64,
+}
+
+/// How much a [`Placer`] caches. It computes again what it has dropped.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Limits {
+    /// The number of cached costs, one per class of pods and node state; about 60 bytes each.
+    pub costs: usize,
+    /// The number of node states for which the stranded amount is cached; about 200 bytes each.
+    pub states: usize,
+    /// The number of classes of pods that are learned. Only the most frequent ones are kept.
+    pub classes: usize,
+    /// The number of kinds of nodes, by GPU product, GPU size, and rough CPU size, that a [`Fleet`] ranks. Each kind needs tables
+    /// whose size grows with the number of classes.
+    pub kinds: usize,
+    /// Whether a caller waits for each answer. A decision then evaluates only a few unknown states, even while a cluster fills
+    /// up.
+    pub hurry: bool,
+}
+
+impl Default for Limits {
+    /// Return the limits for a program that does nothing else: at most about 300 MiB.
+    fn default() -> Limits {
+        Limits {
+            costs: 1 << 20,
+            states: 1 << 20,
+            classes: 4096,
+            kinds: Models::MOST,
+            hurry: false,
+        }
+    }
+}
+
+impl Limits {
+    /// The limits for a server that must stay small with 5,000 nodes: at most about 40 MiB.
+    pub const SMALL: Limits = Limits {
+        costs: 1 << 18,
+        states: 1 << 16,
+        classes: 128,
+        kinds: 32,
+        hurry: true,
+    };
+}
+
+/// A placement policy.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Policy {
+    /// Any node that fits and any GPU that fits, by a hash of the pod's number and the node's rank.
+    Random,
+    /// The node with the least CPU and GPU memory left; within the node, the GPU with the least memory left, as in gpushare.
+    BestFit,
+    /// The smallest dot product of the request and what is left (Tetris, SIGCOMM 2014).
+    DotProduct,
+    /// First GPUs in use, then free GPUs of nodes in use, then free nodes (MLaaS, NSDI 2022).
+    GpuPacking,
+    /// The emptiest GPU; on a tie, the node with the most GPU memory left. For users whose pods should share a GPU as little as
+    /// possible.
+    Spread,
+    /// Pods of one size next to pods of the same size (Gandiva, OSDI 2018).
+    GpuClustering,
+    /// Fragmentation Gradient Descent (USENIX ATC 2023), exact to the last rounding.
+    Fgd,
+    /// FGD's fragments, plus the places that are lost for each class of pods, plus a price for scarce products (the module `rf`).
+    Rf,
+    /// Divvy's own policy, the default: expected stranding, scarcity, and slot pressure, learned from the pods that arrived (the
+    /// module `divvy`).
+    #[default]
+    Divvy,
+}
+
+impl Policy {
+    /// All policies, in the order in which documents and error messages list them.
+    pub const ALL: [Policy; 9] = [
+        Policy::Random,
+        Policy::BestFit,
+        Policy::Spread,
+        Policy::DotProduct,
+        Policy::GpuPacking,
+        Policy::GpuClustering,
+        Policy::Fgd,
+        Policy::Rf,
+        Policy::Divvy,
+    ];
+
+    /// Return the name that users write, for example `best-fit`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Policy::Random => "random",
+            Policy::BestFit => "best-fit",
+            Policy::Spread => "spread",
+            Policy::DotProduct => "dot-prod",
+            Policy::GpuPacking => "gpu-packing",
+            Policy::GpuClustering => "gpu-clustering",
+            Policy::Fgd => "fgd",
+            Policy::Rf => "rf",
+            Policy::Divvy => "divvy",
+        }
+    }
+
+    fn rule(self, limits: Limits) -> Box<dyn Rule> {
+        match self {
+            // The policy `random` does not use its rule.
+            Policy::Random | Policy::BestFit => Box::new(baselines::BestFit),
+            Policy::Spread => Box::new(spread::Spread),
+            Policy::DotProduct => Box::new(baselines::DotProduct),
+            Policy::GpuPacking => Box::new(baselines::GpuPacking),
+            Policy::GpuClustering => Box::new(baselines::GpuClustering),
+            Policy::Fgd => Box::new(fgd::Fgd::new()),
+            Policy::Rf => Box::new(rf::Rf::default()),
+            Policy::Divvy => Box::new(divvy::Divvy::new(limits)),
+        }
+    }
+}
+
+impl fmt::Display for Policy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// The error for a name that no policy has.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct UnknownPolicy(String);
+
+impl fmt::Display for UnknownPolicy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let names = Policy::ALL.map(Policy::name).join(", ");
+        write!(f, "there is no policy {:?}; the policies are {names}", self.0)
+    }
+}
+
+impl std::error::Error for UnknownPolicy {}
+
+impl FromStr for Policy {
+    type Err = UnknownPolicy;
+
+    fn from_str(name: &str) -> Result<Policy, UnknownPolicy> {
+        let found = Policy::ALL.into_iter().find(|policy| policy.name() == name);
+        found.ok_or_else(|| UnknownPolicy(name.to_owned()))
+    }
+}

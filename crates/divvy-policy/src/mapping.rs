@@ -1,0 +1,103 @@
+//! Describes the extender's nodes in the policies' terms.
+
+use divvy_model::{Health, MiB, Pod};
+
+use super::{Demand, Free, MOST_GPUS, ModelSet, Models, Shape, Share};
+use divvy_placement::{Ask, NodeView, Source};
+
+/// A group of identical GPUs of one node, which a [`crate::policy::Placer`] treats as a node of its own. All groups of a node share
+/// its CPU and main memory: each group is described with everything that is free on the node.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct GpuGroup {
+    /// What the GPUs and the node have when nothing runs there.
+    pub shape: Shape,
+    /// What is free now.
+    pub free: Free,
+    /// For each position in this group, the GPU's position in [`crate::NodeState::gpus`].
+    pub positions: Vec<usize>,
+}
+
+/// Describe a node of the ledger: its healthy GPUs, grouped by product and size, with at most [`MOST_GPUS`] in a group. Amounts
+/// are in MiB, exactly as the ledger counts, so what fits here fits there. The result is empty for a node that is not offered.
+///
+/// The ledger still decides whether a pod fits, because it knows more: the pod's own reservations, and the GPUs that its rules
+/// name.
+pub fn from_ledger(view: &NodeView<'_>, models: &mut Models) -> Vec<GpuGroup> {
+    let Some(state) = view.state().filter(|state| !matches!(state.source, Source::Unusable(_))) else {
+        return Vec::new();
+    };
+    let (cpu_used, memory_used, _) = view.requested();
+    let mut groups: Vec<GpuGroup> = Vec::new();
+    for (position, gpu) in state.gpus.iter().enumerate().filter(|(_, gpu)| gpu.health == Health::Ok) {
+        let Some(model) = models.number(&gpu.model) else {
+            continue;
+        };
+        let size = mib(gpu.capacity);
+        let like = |group: &&mut GpuGroup| {
+            (group.shape.model, group.shape.gpu_size) == (model, size) && group.positions.len() < MOST_GPUS
+        };
+        if groups.iter_mut().find(like).is_none() {
+            let shape = Shape {
+                model,
+                gpus: 0,
+                gpu_size: size,
+                cpu_milli: clamp(state.cpu_milli),
+                memory_mib: mib(MiB::from_bytes(state.memory_bytes)),
+            };
+            let free = Free {
+                cpu_milli: clamp(state.cpu_milli.saturating_sub(cpu_used)),
+                memory_mib: mib(MiB::from_bytes(state.memory_bytes.saturating_sub(memory_used))),
+                ..shape.empty()
+            };
+            let positions = Vec::new();
+            groups.push(GpuGroup { shape, free, positions });
+        }
+        if let Some(group) = groups.iter_mut().find(like) {
+            group.free.gpus[group.positions.len()] = mib(view.free(position)).min(size);
+            group.positions.push(position);
+            group.shape.gpus += 1;
+        }
+    }
+    for pod in view.pods() {
+        count_kind(&mut groups, view, pod);
+    }
+    groups
+}
+
+/// Add a pod to the counts by kind.
+fn count_kind(groups: &mut [GpuGroup], view: &NodeView<'_>, pod: &Pod) {
+    let parts = view.parts(pod);
+    for group in groups {
+        let here = parts
+            .iter()
+            .filter(|part| part.position.is_some_and(|position| group.positions.contains(&position)));
+        let (count, most) = here.fold((0_usize, 0), |(count, most), part| (count + 1, most.max(mib(part.memory))));
+        let kind = match count {
+            0 => continue,
+            1 if most < group.shape.gpu_size => 0,
+            several => several.min(MOST_GPUS),
+        };
+        group.free.kinds[kind] = group.free.kinds[kind].saturating_add(1);
+    }
+}
+
+/// Describe a pod's request in these terms; `None` if its memory is more than can be counted.
+pub fn demand_of(pod: &Pod, ask: &Ask) -> Option<Demand> {
+    let memory = u32::try_from(ask.memory?.0).ok()?;
+    Some(Demand {
+        cpu_milli: clamp(pod.cpu_milli),
+        // Rounded up, because free memory is rounded down.
+        memory_mib: clamp(pod.memory_bytes.div_ceil(1 << 20)),
+        gpus: if memory > 0 { u8::try_from(ask.gpus).ok()? } else { 0 },
+        share: Share::Memory(memory),
+        models: ModelSet::ANY,
+    })
+}
+
+fn mib(memory: MiB) -> u32 {
+    clamp(memory.0)
+}
+
+fn clamp(value: u64) -> u32 {
+    u32::try_from(value).unwrap_or(u32::MAX)
+}

@@ -1,0 +1,110 @@
+//! Robust fragmentation (`rf`): FGD's fragments, plus a tenth of the unplaced capacity, plus a price for scarce products (the
+//! module `divvy`, whose parts it shares). A policy to compare with: where pods end, it was the best of what was published or
+//! tried before `divvy`.
+
+use super::divvy::{MICRO, Waste, micro, scarcity};
+use super::fragments::Fragments;
+use super::rule::{Kept, Place, Rule};
+use super::state::State;
+use super::{Demand, Mix, Shape};
+
+/// The step in which costs are compared: 20 thousandths of a GPU.
+const STEP: i64 = 20 * MICRO;
+
+#[derive(Debug, Default)]
+pub(crate) struct Rf {
+    /// The typical classes, by which fragments are measured.
+    typical: Mix,
+    classes: Vec<(Demand, u64)>,
+    /// By shape number: the shape and the number of nodes that have it; the waste; the price.
+    shapes: Vec<(Shape, u64)>,
+    waste: Vec<(Fragments, Waste)>,
+    scarcity: Vec<i64>,
+    /// Whether the prices must be computed again.
+    reprice: bool,
+    epoch: u32,
+}
+
+impl Rf {
+    fn change(&mut self) {
+        self.reprice = true;
+        self.epoch += 1;
+    }
+
+    fn price(&mut self, place: &Place<'_>) -> i64 {
+        if std::mem::take(&mut self.reprice) {
+            self.scarcity = scarcity(&self.classes, &self.shapes);
+        }
+        let price = self.scarcity.get(place.number()).copied().unwrap_or(0);
+        price / 2 * i64::try_from(place.demand.milli(place.shape)).unwrap_or(i64::MAX)
+    }
+
+    fn waste(&self, place: &Place<'_>, state: &State) -> i64 {
+        let (fragments, waste) = &self.waste[place.number()];
+        let fragments = micro(i128::from(fragments.amount(state)), fragments.pods(), place.shape);
+        fragments + waste.unplaced_micro(state, place.shape) / 10
+    }
+
+    fn waste_on(&self, shape: &Shape) -> (Fragments, Waste) {
+        (Fragments::of(&self.typical, shape), Waste::new(&self.classes, shape))
+    }
+
+    fn waste_after(&self, place: &Place<'_>, level: Option<u32>) -> i64 {
+        let after = place.state.after(place.demand, place.amount, level);
+        self.waste(place, &after)
+    }
+
+    /// Return the least waste over the GPUs, and the level of that GPU; on a tie the fullest GPU, which comes last.
+    fn least(&self, place: &Place<'_>) -> Option<(i64, u32)> {
+        let levels = place.state.levels(place.amount);
+        let wastes = levels.map(|level| (self.waste_after(place, Some(level)), level));
+        wastes.min_by_key(|(waste, level)| (*waste, *level))
+    }
+}
+
+impl Rule for Rf {
+    fn set_mix(&mut self, mix: &Mix, _shapes: &[Shape]) {
+        self.classes = mix.classes().map(|(class, count)| (*class, count)).collect();
+        self.typical = mix.typical();
+        self.waste = self.shapes.iter().map(|(shape, _)| self.waste_on(shape)).collect();
+        self.change();
+    }
+
+    fn add_shape(&mut self, shape: &Shape) {
+        self.shapes.push((*shape, 0));
+        self.waste.push(self.waste_on(shape));
+    }
+
+    fn set_shapes(&mut self, shapes: &[(Shape, u64)]) {
+        self.shapes = shapes.to_vec();
+        self.waste = self.shapes.iter().map(|(shape, _)| self.waste_on(shape)).collect();
+        self.change();
+    }
+
+    fn joined(&mut self, shape: usize) {
+        self.shapes[shape].1 += 1;
+        self.change();
+    }
+
+    fn left(&mut self, shape: usize) {
+        self.shapes[shape].1 = self.shapes[shape].1.saturating_sub(1);
+        self.change();
+    }
+
+    fn epoch(&self) -> u32 {
+        self.epoch
+    }
+
+    fn cost(&mut self, place: &Place<'_>, _kept: &mut Kept) -> i64 {
+        let after = match place.takes_part() {
+            true => self.least(place).map_or(0, |(waste, _)| waste),
+            false => self.waste_after(place, None),
+        };
+        let before = self.waste(place, place.state);
+        (after - before + self.price(place)).div_euclid(STEP)
+    }
+
+    fn level(&mut self, place: &Place<'_>) -> Option<u32> {
+        self.least(place).map(|(_, level)| level)
+    }
+}

@@ -1,0 +1,36 @@
+//! The policy `spread`: the emptiest GPU first, for users who want a GPU to themselves rather than a cluster that holds more
+//! pods.
+
+use super::rule::{Kept, Place, Rule};
+
+/// Prefers the GPU with the most left; on a tie, the node of which the largest part is left.
+#[derive(Debug)]
+pub(crate) struct Spread;
+
+/// The number that stands for a whole, in which parts are compared.
+const WHOLE: u64 = 10_000;
+
+fn part(left: u64, of: u64) -> i64 {
+    i64::try_from(left.saturating_mul(WHOLE).checked_div(of).unwrap_or(0)).unwrap_or(i64::MAX)
+}
+
+impl Rule for Spread {
+    fn cost(&mut self, place: &Place<'_>, _kept: &mut Kept) -> i64 {
+        let shape = place.shape;
+        let size = u64::from(shape.gpu_size);
+        if place.demand.gpus == 0 {
+            return -part(u64::from(place.state.cpu_milli), u64::from(shape.cpu_milli));
+        }
+        let node = part(place.state.total(), size * u64::from(shape.gpus));
+        // A pod that asks for several GPUs gets whole ones.
+        let gpu = match place.takes_part() {
+            true => part(u64::from(place.state.left.iter().copied().max().unwrap_or(0)), size),
+            false => 0,
+        };
+        -(gpu * i64::try_from(WHOLE + 1).unwrap_or(1) + node)
+    }
+
+    fn level(&mut self, place: &Place<'_>) -> Option<u32> {
+        place.state.levels(place.amount).max()
+    }
+}

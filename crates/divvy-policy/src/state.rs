@@ -1,0 +1,238 @@
+use super::{Demand, Model};
+
+/// The maximum number of GPUs of a node in the policies. A node with more is described as several nodes.
+pub const MOST_GPUS: usize = 16;
+
+/// What a node has when it is empty. All its GPUs are alike: a node with different GPUs is described as several nodes
+/// ([`crate::policy::from_ledger`]).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Shape {
+    /// The product of the GPUs.
+    pub model: Model,
+    /// The number of GPUs, at most [`MOST_GPUS`].
+    pub gpus: u8,
+    /// The size of one GPU, in the unit of the source: 1000 in traces, MiB of memory in the ledger.
+    pub gpu_size: u32,
+    /// CPU in thousandths of a core.
+    pub cpu_milli: u32,
+    /// Main memory in MiB.
+    pub memory_mib: u32,
+}
+
+impl Shape {
+    /// Return the free amounts of an empty node.
+    pub fn empty(&self) -> Free {
+        let mut gpus = [0; MOST_GPUS];
+        gpus.iter_mut()
+            .take(usize::from(self.gpus))
+            .for_each(|left| *left = self.gpu_size);
+        Free {
+            cpu_milli: self.cpu_milli,
+            memory_mib: self.memory_mib,
+            gpus,
+            kinds: [0; MOST_GPUS + 1],
+        }
+    }
+}
+
+/// A set of GPUs of one node: bit i stands for the GPU at position i.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct GpuSet(pub u16);
+
+impl GpuSet {
+    /// Return the positions in ascending order.
+    pub fn positions(self) -> impl Iterator<Item = usize> {
+        (0..MOST_GPUS).filter(move |position| self.has(*position))
+    }
+
+    pub(crate) fn has(self, position: usize) -> bool {
+        self.0 >> position & 1 == 1
+    }
+
+    fn add(&mut self, position: usize) {
+        self.0 |= 1 << position;
+    }
+}
+
+/// What is free on a node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Free {
+    /// CPU in thousandths of a core.
+    pub cpu_milli: u32,
+    /// Main memory in MiB.
+    pub memory_mib: u32,
+    /// By position: what is free on each GPU, in the unit of [`Shape::gpu_size`]; 0 after the last GPU.
+    pub gpus: [u32; MOST_GPUS],
+    /// The number of pods on the node by kind: index 0 counts pods with a part of a GPU, index n pods with n GPUs. Only GPU
+    /// clustering uses it.
+    pub kinds: [u16; MOST_GPUS + 1],
+}
+
+impl Free {
+    /// Report whether the pod fits, including main memory.
+    pub fn fits(&self, shape: &Shape, demand: &Demand) -> bool {
+        self.memory_mib >= demand.memory_mib
+            && demand
+                .amount(shape)
+                .is_some_and(|amount| fits(self.cpu_milli, &self.gpus, demand, amount))
+    }
+
+    /// Return the GPUs with the least left that is enough; on a tie the first. With `level`, only GPUs on which exactly this
+    /// amount is free. `None` if there are fewer than the pod requests.
+    pub fn gpus_for(&self, demand: &Demand, amount: u32, level: Option<u32>) -> Option<GpuSet> {
+        let mut chosen = GpuSet::default();
+        for _ in 0..demand.gpus {
+            let fitting = self.gpus.iter().enumerate().filter(|(position, left)| {
+                **left >= amount && level.is_none_or(|level| **left == level) && !chosen.has(*position)
+            });
+            let (position, _) = fitting.min_by_key(|(_, left)| **left)?;
+            chosen.add(position);
+        }
+        Some(chosen)
+    }
+
+    /// Place a pod on these GPUs. If it does not fit, take nothing and return false.
+    pub fn take(&mut self, shape: &Shape, demand: &Demand, gpus: GpuSet) -> bool {
+        let Some(amount) = demand.amount(shape) else {
+            return false;
+        };
+        let as_many = gpus.0.count_ones() == u32::from(demand.gpus);
+        let room = gpus.positions().all(|position| self.gpus[position] >= amount);
+        if !as_many || !room || self.cpu_milli < demand.cpu_milli || self.memory_mib < demand.memory_mib {
+            return false;
+        }
+        self.cpu_milli -= demand.cpu_milli;
+        self.memory_mib -= demand.memory_mib;
+        gpus.positions().for_each(|position| self.gpus[position] -= amount);
+        if let Some(kind) = demand.kind(shape, amount) {
+            self.kinds[kind] = self.kinds[kind].saturating_add(1);
+        }
+        true
+    }
+
+    /// Remove a pod that was placed here. No more becomes free than the node has.
+    pub fn give_back(&mut self, shape: &Shape, demand: &Demand, gpus: GpuSet) {
+        let Some(amount) = demand.amount(shape) else {
+            return;
+        };
+        self.cpu_milli = self.cpu_milli.saturating_add(demand.cpu_milli).min(shape.cpu_milli);
+        self.memory_mib = self.memory_mib.saturating_add(demand.memory_mib).min(shape.memory_mib);
+        for position in gpus.positions().filter(|position| *position < usize::from(shape.gpus)) {
+            self.gpus[position] = self.gpus[position].saturating_add(amount).min(shape.gpu_size);
+        }
+        if let Some(kind) = demand.kind(shape, amount) {
+            self.kinds[kind] = self.kinds[kind].saturating_sub(1);
+        }
+    }
+
+    /// Return the state that the policies work with. `shape` is the shape's number.
+    pub(crate) fn state(&self, shape: u32, view: View) -> State {
+        let mut left = self.gpus;
+        let mut kinds = 0;
+        if !view.positions {
+            left.sort_unstable_by(|a, b| b.cmp(a));
+        }
+        if view.kinds {
+            let there = self.kinds.iter().enumerate().filter(|(_, count)| **count > 0);
+            kinds = there.fold(0, |set, (kind, _)| set | 1 << kind);
+        }
+        State {
+            shape,
+            kinds,
+            cpu_milli: self.cpu_milli,
+            left,
+        }
+    }
+}
+
+/// What a policy must see of a node in addition to the free amounts of its GPUs.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct View {
+    /// Which GPU has how much left. If false, the GPUs are sorted by what is left, the fullest last.
+    pub(crate) positions: bool,
+    /// Which kinds of pods are on the node.
+    pub(crate) kinds: bool,
+}
+
+/// A node as a policy sees it. Nodes in equal states have equal costs. Main memory is not part of a state: no policy uses it, and
+/// fewer nodes would share a state.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct State {
+    /// The number of the node's [`Shape`].
+    pub(crate) shape: u32,
+    pub(crate) kinds: u32,
+    pub(crate) cpu_milli: u32,
+    pub(crate) left: [u32; MOST_GPUS],
+}
+
+impl State {
+    pub(crate) fn fits(&self, demand: &Demand, amount: u32) -> bool {
+        fits(self.cpu_milli, &self.left, demand, amount)
+    }
+
+    /// Return the sum of what is left over all GPUs.
+    pub(crate) fn total(&self) -> u64 {
+        self.left.iter().map(|left| u64::from(*left)).sum()
+    }
+
+    /// Return the number of GPUs of which nothing is taken.
+    pub(crate) fn whole(&self, shape: &Shape) -> u32 {
+        let gpus = &self.left[..usize::from(shape.gpus).min(MOST_GPUS)];
+        let whole = gpus.iter().filter(|left| **left == shape.gpu_size).count();
+        u32::try_from(whole).unwrap_or(u32::MAX)
+    }
+
+    /// Return the state after a placement: on GPUs with exactly `level` left, or without `level` on those with the least left
+    /// that is enough. The pod must fit.
+    pub(crate) fn after(&self, demand: &Demand, amount: u32, level: Option<u32>) -> State {
+        let mut after = *self;
+        after.cpu_milli = self.cpu_milli.saturating_sub(demand.cpu_milli);
+        let fitting = |left: u32| left >= amount && level.is_none_or(|level| left == level);
+        if demand.gpus == 1 {
+            let fitting = self.left.iter().enumerate().filter(|(_, left)| fitting(**left));
+            if let Some((position, left)) = fitting.min_by_key(|(_, left)| **left) {
+                after.left[position] = left.saturating_sub(amount);
+            }
+            return after;
+        }
+        // Take all GPUs at once: those with the least left, and on a tie the first.
+        let mut gpus = [(u32::MAX, MOST_GPUS); MOST_GPUS];
+        let mut count = 0;
+        for (position, left) in self.left.iter().enumerate().filter(|(_, left)| fitting(**left)) {
+            gpus[count] = (*left, position);
+            count += 1;
+        }
+        gpus[..count].sort_unstable();
+        for (left, position) in &gpus[..count.min(usize::from(demand.gpus))] {
+            after.left[*position] = left.saturating_sub(amount);
+        }
+        after
+    }
+
+    /// Return the state with the GPUs sorted by what is left, the fullest last.
+    pub(crate) fn sorted(mut self) -> State {
+        // Insertion sort: the GPUs are nearly sorted already.
+        for end in 1..MOST_GPUS {
+            let mut at = end;
+            while at > 0 && self.left[at - 1] < self.left[at] {
+                self.left.swap(at - 1, at);
+                at -= 1;
+            }
+        }
+        self
+    }
+
+    /// Return the distinct amounts left on GPUs that have enough, in order of position.
+    pub(crate) fn levels(&self, amount: u32) -> impl Iterator<Item = u32> {
+        self.left
+            .iter()
+            .enumerate()
+            .filter(move |(position, left)| **left >= amount && **left > 0 && !self.left[..*position].contains(*left))
+            .map(|(_, left)| *left)
+    }
+}
+
+fn fits(cpu_milli: u32, gpus: &[u32; MOST_GPUS], demand: &Demand, amount: u32) -> bool {
+    cpu_milli >= demand.cpu_milli
+        && (demand.gpus == 0 || gpus.iter().filter(|left| **left >= amount).count() >= usize::from(demand.gpus))
+}

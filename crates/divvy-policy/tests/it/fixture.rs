@@ -1,0 +1,25 @@
+//! What several tests need.
+
+use divvy_placement::{Ask, Ledger};
+pub(crate) use divvy_testkit::nodes::*;
+
+/// Fixture F of research/gpushare.md section 8: n1 32/2 with a (10 on GPU 0) and b (4 on GPU 1), n2 16/1 full with c,
+/// n3 without GPUs, n4 64/4 empty.
+pub(crate) fn fixture() -> Ledger {
+    let mut ledger = Ledger::new(GIB);
+    for (name, units, gpus) in [("n1", 32, 2), ("n2", 16, 1), ("n3", 0, 0), ("n4", 64, 4)] {
+        ledger.apply_node(&gpushare_node(name, units, gpus));
+    }
+    for pod in [
+        gpushare_pod("a", "n1", 0, 10),
+        gpushare_pod("b", "n1", 1, 4),
+        gpushare_pod("c", "n2", 0, 16),
+    ] {
+        ledger.apply_pod(pod);
+    }
+    ledger
+}
+
+pub(crate) fn ask(units: u64) -> Ask {
+    Ask::new(units, GIB)
+}

@@ -1,0 +1,202 @@
+//! Pods with rules, which accept only some GPUs.
+
+use std::sync::Arc;
+
+use divvy_model::{GpuRules, Health, Node, Pod};
+use divvy_placement::{Ask, Ledger, Refusal};
+use divvy_policy::{Fleet, Limits, Policy};
+
+use super::fixture::{GIB, divvy_node, edit_gpu, gpushare_node, pending};
+
+fn asking(units: u64, annotations: &[(&str, &str)]) -> Pod {
+    let mut pod = pending("p", units);
+    let annotations = annotations
+        .iter()
+        .map(|(key, value)| (format!("divvy.dev/{key}"), (*value).to_owned()));
+    pod.request.rules = GpuRules::from_annotations(&annotations.collect()).transpose().map(Arc::new);
+    pod
+}
+
+fn product(node: &mut Node, index: usize, model: &str, cc: &str, sms: u32) {
+    edit_gpu(node, index, |gpu| {
+        gpu.model = model.to_owned();
+        gpu.cc = cc.to_owned();
+        gpu.sms = sms;
+    });
+}
+
+/// Four nodes: one with a T4, an A100, and an H100; one with two T4; one with an A100 of 80 GiB; one that gpushare's device
+/// plugin serves.
+fn ledger() -> Ledger {
+    let mut mixed = divvy_node("mixed", &[15, 40, 80]);
+    product(&mut mixed, 0, "Tesla T4", "7.5", 40);
+    product(&mut mixed, 1, "NVIDIA A100-SXM4-40GB", "8.0", 108);
+    product(&mut mixed, 2, "NVIDIA H100 80GB HBM3", "9.0", 132);
+    let mut small = divvy_node("small", &[15, 15]);
+    product(&mut small, 0, "Tesla T4", "7.5", 40);
+    product(&mut small, 1, "Tesla T4", "7.5", 40);
+    let mut large = divvy_node("large", &[80]);
+    product(&mut large, 0, "NVIDIA A100-SXM4-80GB", "8.0", 108);
+    let mut ledger = Ledger::new(GIB);
+    for node in [mixed, small, large, gpushare_node("old", 32, 2)] {
+        ledger.apply_node(&node);
+    }
+    ledger
+}
+
+const NODES: [&str; 4] = ["mixed", "small", "large", "old"];
+
+/// Check the index of the chosen GPU on each node; filter and the choice must agree.
+fn check(ledger: &Ledger, pod: &Pod, expected: [Option<u32>; 4]) {
+    let ask = Ask::of(&pod.request, GIB);
+    for (node, expected) in NODES.iter().zip(expected) {
+        let chosen = ledger.choose(node, &ask);
+        assert_eq!(
+            chosen.as_ref().map(|choice| choice.gpus[0].index).ok(),
+            expected,
+            "{ask} on {node}"
+        );
+        assert_eq!(ledger.fits(node, &ask, "p").is_ok(), expected.is_some(), "{ask} on {node}");
+        let report = ledger.explain(node, &ask);
+        assert_eq!(report.verdict.is_ok(), expected.is_some(), "{report}");
+        for (position, gpu) in report.gpus.iter().enumerate() {
+            let at = ledger.choose_at(node, &[position], &ask);
+            assert_eq!(gpu.fits, at.is_ok(), "{ask} on {node}, GPU {position}");
+        }
+    }
+}
+
+#[test]
+fn only_gpus_are_given_that_the_pod_takes_whatever_is_free_on_others() {
+    let ledger = ledger();
+    check(&ledger, &asking(3, &[]), [Some(0), Some(0), Some(0), Some(0)]);
+    check(&ledger, &asking(3, &[("gpu-model", "A100*")]), [Some(1), None, Some(0), None]);
+    check(&ledger, &asking(3, &[("gpu-model", "!T4")]), [Some(1), None, Some(0), None]);
+    check(&ledger, &asking(50, &[("gpu-model", "A100*")]), [None, None, Some(0), None]);
+    check(
+        &ledger,
+        &asking(3, &[("gpu-memory", ">=80Gi")]),
+        [Some(2), None, Some(0), None],
+    );
+    check(
+        &ledger,
+        &asking(3, &[("gpu-memory", ">=16Gi")]),
+        [Some(1), None, Some(0), Some(0)],
+    );
+    check(
+        &ledger,
+        &asking(3, &[("gpu-uuid", "GPU-mixed-2, GPU-small-1")]),
+        [Some(2), Some(1), None, None],
+    );
+    check(
+        &ledger,
+        &asking(
+            3,
+            &[("gpu-model", "*100*"), ("gpu-memory", ">=80Gi"), ("gpu-uuid", "GPU-mixed-2")],
+        ),
+        [Some(2), None, None, None],
+    );
+    // A pod that requests no memory gets no GPU, and fits everywhere.
+    let none = Ask::of(&asking(0, &[("gpu-model", "A100*")]).request, GIB);
+    assert_eq!(ledger.fits("small", &none, "p"), Ok(()));
+}
+
+#[test]
+fn what_is_preferred_comes_first_within_a_node_and_over_nodes() {
+    let ledger = ledger();
+    let mut fleet = Fleet::new(Policy::Divvy, Limits::SMALL);
+    fleet.follow(&ledger);
+    for (prefer, within, over) in [
+        ("fastest", [Some(2), Some(0), Some(0), Some(0)], &["mixed"][..]),
+        ("most-memory", [Some(2), Some(0), Some(0), Some(0)], &["mixed", "large"]),
+        ("least-memory", [Some(0), Some(0), Some(0), Some(0)], &["mixed", "small"]),
+    ] {
+        let pod = asking(3, &[("gpu-prefer", prefer)]);
+        check(&ledger, &pod, within);
+        let ask = Ask::of(&pod.request, GIB);
+        let best = fleet.rank(&pod, &ask, NODES, &ledger).best.expect("room");
+        assert!(over.contains(&NODES[best]), "{prefer}: {}", NODES[best]);
+    }
+    // If the most preferred GPU has no room, the next one is chosen.
+    let pod = asking(50, &[("gpu-prefer", "least-memory")]);
+    check(&ledger, &pod, [Some(2), None, Some(0), None]);
+}
+
+#[test]
+fn nodes_without_a_gpu_that_the_pod_takes_are_not_ranked() {
+    let ledger = ledger();
+    let mut fleet = Fleet::new(Policy::Divvy, Limits::SMALL);
+    fleet.follow(&ledger);
+    let pod = asking(3, &[("gpu-model", "A100*")]);
+    let ranking = fleet.rank(&pod, &Ask::of(&pod.request, GIB), NODES, &ledger);
+    let ranked: Vec<bool> = ranking.costs.iter().map(Option::is_some).collect();
+    assert_eq!(ranked, [true, false, true, false]);
+}
+
+/// The costs of the other GPUs of a mixed node do not matter.
+#[test]
+fn a_node_costs_what_the_gpus_cost_that_the_pod_takes() {
+    let wants = asking(3, &[("gpu-model", "A100*")]);
+    let ask = Ask::of(&wants.request, GIB);
+    let mut alone = divvy_node("mixed", &[40]);
+    product(&mut alone, 0, "NVIDIA A100-SXM4-40GB", "8.0", 108);
+    let mut only = Ledger::new(GIB);
+    only.apply_node(&alone);
+    for policy in [Policy::BestFit, Policy::Spread] {
+        let cost = |ledger: &Ledger| {
+            let mut fleet = Fleet::new(policy, Limits::SMALL);
+            fleet.follow(ledger);
+            let offered: Vec<(String, usize, i64)> = fleet
+                .offers(&wants, &ask, ledger)
+                .into_iter()
+                .map(|offer| (offer.node, offer.gpus[0], offer.cost))
+                .filter(|(node, ..)| node == "mixed")
+                .collect();
+            let choice = fleet.choose(&wants, &ask, "mixed", ledger).expect("room");
+            (
+                fleet.rank(&wants, &ask, ["mixed"], ledger).costs,
+                offered,
+                choice.gpus[0].index,
+            )
+        };
+        let (costs, offered, index) = cost(&ledger());
+        assert_eq!(costs, cost(&only).0, "{policy}");
+        let amount = costs[0].expect("room").amount;
+        assert_eq!((offered, index), (vec![("mixed".to_owned(), 1, amount)], 1), "{policy}");
+    }
+}
+
+#[test]
+fn a_pod_whose_rules_cannot_be_read_goes_nowhere_and_is_told_why() {
+    let ledger = ledger();
+    let pod = asking(3, &[("gpu-prefer", "best")]);
+    check(&ledger, &pod, [None; 4]);
+    let ask = Ask::of(&pod.request, GIB);
+    let refusal = ledger.fits("small", &ask, "p").expect_err("refused");
+    insta::assert_snapshot!(refusal.filter_text("small"), @r#"the pod's annotations: divvy.dev/gpu-prefer: "best" was found; write fastest, most-memory or least-memory"#);
+}
+
+#[test]
+fn a_refusal_says_what_each_gpu_is() {
+    let mut ledger = ledger();
+    let mut broken = divvy_node("broken", &[15, 40]);
+    product(&mut broken, 0, "Tesla T4", "7.5", 40);
+    product(&mut broken, 1, "NVIDIA A100-SXM4-40GB", "8.0", 108);
+    edit_gpu(&mut broken, 1, |gpu| gpu.health = Health::Failed);
+    ledger.apply_node(&broken);
+    let ask = Ask::of(&asking(3, &[("gpu-model", "A100*"), ("gpu-memory", ">=30Gi")]).request, GIB);
+    assert!(matches!(ledger.fits("small", &ask, "p"), Err(Refusal::NoGpuTaken(_))));
+    assert_eq!(ledger.fits("broken", &ask, "p"), Err(Refusal::NoGpuFits));
+    let said = [
+        ledger.explain("small", &ask).to_string(),
+        ledger.explain("broken", &ask).to_string(),
+        ledger.explain("old", &ask).to_string(),
+        ledger.fits("small", &ask, "p").expect_err("refused").filter_message("small"),
+    ];
+    insta::assert_snapshot!(said.join("\n"), @r"
+    node small has no GPU of a product like A100* and with 30 GiB or more in all that has 3 units (3072 MiB) free: GPU 0 (Tesla T4, 15360 MiB in all) does not match the pod's rules, GPU 1 (Tesla T4, 15360 MiB in all) is not what it wants
+    node broken has no GPU of a product like A100* and with 30 GiB or more in all that has 3 units (3072 MiB) free: GPU 0 (Tesla T4, 15360 MiB in all) does not match the pod's rules, GPU 1 failed
+    node old has no GPU of a product like A100* and with 30 GiB or more in all that has 3 units (3072 MiB) free: GPU 0 (of an unknown product, 16384 MiB in all) does not match the pod's rules, GPU 1 (of an unknown product, 16384 MiB in all) does not match the pod's rules
+    no GPU of a product like A100* and with 30 GiB or more in all
+    ");
+}

@@ -1,0 +1,78 @@
+//! Logging, error printing, and exit status: the code that `divvy` and `divvy-agent` share.
+
+use std::io::IsTerminal as _;
+use std::process::ExitCode;
+
+use tracing_subscriber::filter::Targets;
+use tracing_subscriber::layer::SubscriberExt as _;
+use tracing_subscriber::util::SubscriberInitExt as _;
+
+/// Start the log, run a command, and return its exit status. Print an error and return status 1, or 2 for [`crate::Unclear`].
+pub fn run(filter: Option<&str>, command: impl Future<Output = anyhow::Result<u8>>) -> ExitCode {
+    if let Err(error) = log(filter) {
+        return fail(&error);
+    }
+    // One thread is enough: every command waits far more than it computes, and an agent must use little memory.
+    let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => return fail(&anyhow::Error::new(error).context("the program could not start")),
+    };
+    let outcome = runtime.block_on(command);
+    // Do not wait for blocking calls, which may hang.
+    runtime.shutdown_background();
+    match outcome {
+        Ok(status) => ExitCode::from(status),
+        // A reader that closes the pipe early (`divvy inspect … | head`) is not an error.
+        Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
+        Err(error) => fail(&error),
+    }
+}
+
+/// Plain on a terminal, JSON otherwise: the one is read by people, the other by collectors.
+fn log(filter: Option<&str>) -> anyhow::Result<()> {
+    // kube's own lines say again, without the address, what our errors say.
+    // Levels by module and nothing finer: filters by span and field would cost a regular expression engine.
+    let filter: Targets = filter
+        .unwrap_or("warn,kube_client=off,kube_runtime=off,divvy=info,divvy_agent=info,divvy_agent_core=info,divvy_kube=info,divvy_extender=info,divvy_explainer=info,divvy_kubelet=info,divvy_hardware=info")
+        .parse()
+        .map_err(|error| anyhow::anyhow!("--log: {error}; write a level such as info, or module=level pairs"))?;
+    let lines = tracing_subscriber::fmt::layer().with_writer(std::io::stderr);
+    let log = tracing_subscriber::registry().with(filter);
+    if std::io::stderr().is_terminal() {
+        log.with(lines.with_target(false)).init();
+    } else {
+        let lines = lines
+            .json()
+            .flatten_event(true)
+            .with_current_span(false)
+            .with_span_list(false);
+        log.with(lines).init();
+    }
+    Ok(())
+}
+
+/// Print an error with its causes to standard error, and return the exit status.
+#[expect(clippy::print_stderr, reason = "the one place where an error reaches the user")]
+pub fn fail(error: &anyhow::Error) -> ExitCode {
+    let mut text = format!("error: {error}");
+    for cause in error.chain().skip(1) {
+        let cause = cause.to_string();
+        if !text.contains(&cause) {
+            text.push_str(": ");
+            text.push_str(&cause);
+        }
+    }
+    eprintln!("{}", divvy_host::plain(&text));
+    if error.downcast_ref::<crate::Unclear>().is_some() {
+        return ExitCode::from(2);
+    }
+    ExitCode::FAILURE
+}
+
+fn is_broken_pipe(error: &anyhow::Error) -> bool {
+    error.chain().any(|cause| {
+        cause
+            .downcast_ref::<std::io::Error>()
+            .is_some_and(|error| error.kind() == std::io::ErrorKind::BrokenPipe)
+    })
+}

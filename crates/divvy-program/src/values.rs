@@ -1,0 +1,43 @@
+//! Parsers of values that several programs take: durations, names of Kubernetes objects.
+
+use std::time::Duration;
+
+/// Reads a duration in seconds or minutes: `30s`, `5m`.
+///
+/// # Errors
+/// A sentence with an example.
+pub fn duration(text: &str) -> Result<Duration, String> {
+    let wrong = || format!("{text:?} is not a duration; write 30s or 5m");
+    let (number, factor) = match (text.strip_suffix('s'), text.strip_suffix('m')) {
+        (Some(number), _) => (number, 1),
+        (_, Some(number)) => (number, 60),
+        _ => return Err(wrong()),
+    };
+    if number.is_empty() || !number.bytes().all(|b| b.is_ascii_digit()) {
+        return Err(wrong());
+    }
+    let seconds = number.parse::<u64>().ok().and_then(|number| number.checked_mul(factor));
+    seconds.map(Duration::from_secs).ok_or_else(wrong)
+}
+
+/// Parse `NAMESPACE/NAME`, and refuse a part that the API server would refuse as a name.
+pub fn namespaced(text: &str) -> Result<(String, String), String> {
+    let (namespace, name) = text
+        .split_once('/')
+        .ok_or("write NAMESPACE/NAME, such as divvy-system/divvy-extender-tls")?;
+    Ok((object_name(namespace)?, object_name(name)?))
+}
+
+/// Check that the API server would accept a name (an RFC 1123 subdomain). The name goes into manifests and shell commands, so nothing else
+/// may pass.
+pub fn object_name(text: &str) -> Result<String, String> {
+    let edge = |c: Option<char>| c.is_some_and(|c| c.is_ascii_lowercase() || c.is_ascii_digit());
+    let inside = text
+        .bytes()
+        .all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == b'-' || c == b'.');
+    if text.len() <= 253 && inside && edge(text.chars().next()) && edge(text.chars().last()) {
+        Ok(text.to_owned())
+    } else {
+        Err("a name consists of lower-case letters, digits, - and ., and starts and ends with a letter or digit".to_owned())
+    }
+}

@@ -1,0 +1,189 @@
+//! A cluster as `kubectl get nodes,pods -A -o json` prints it. No I/O.
+
+use serde::{Deserialize, Deserializer};
+
+use divvy_kube::list::LeftOut;
+use divvy_kube::list::short;
+use divvy_kube::objects::{NodeObject, PodObject};
+use divvy_kube::slim::{Kind as _, SlimNode, SlimPod};
+
+/// Nodes and pods as they are.
+#[derive(Debug, Default)]
+pub struct Dump {
+    /// In the order of the text.
+    pub nodes: Vec<NodeObject>,
+    /// In the order of the text.
+    pub pods: Vec<PodObject>,
+    /// Nodes and pods that could not be read.
+    pub left_out: LeftOut,
+}
+
+/// Why a text is no dump.
+#[derive(Debug, thiserror::Error)]
+pub enum Unusable {
+    /// Not JSON, or not to its end.
+    #[error("it is not JSON as kubectl prints it ({0}); make it by: kubectl get nodes,pods -A -o json")]
+    Json(#[from] serde_json::Error),
+    /// Something else than nodes and pods.
+    #[error("{found}; make it by: kubectl get nodes,pods -A -o json")]
+    Other {
+        /// What was found.
+        found: String,
+    },
+}
+
+#[derive(Deserialize)]
+struct Document {
+    kind: Option<String>,
+    items: Option<Vec<Item>>,
+}
+
+/// An item of a list: read at once, since as JSON it takes many times the memory.
+enum Item {
+    Node(Box<NodeObject>),
+    Pod(Box<PodObject>),
+    /// The name of a node or pod that cannot be read, and why.
+    Unreadable(String, String),
+    /// Of another kind.
+    Other(String),
+    /// Of the list's kind.
+    Unsaid(serde_json::Value),
+}
+
+impl<'de> Deserialize<'de> for Item {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Item, D::Error> {
+        let item = serde_json::Value::deserialize(deserializer)?;
+        let kind = item.get("kind").and_then(serde_json::Value::as_str).map(str::to_owned);
+        Ok(match kind {
+            None => Item::Unsaid(item),
+            Some(kind) => Item::of(&kind, item),
+        })
+    }
+}
+
+impl Item {
+    fn of(kind: &str, item: serde_json::Value) -> Item {
+        let text = |key: &str| item["metadata"][key].as_str().unwrap_or_default().to_owned();
+        let name = match (text("namespace"), text("name")) {
+            (namespace, name) if namespace.is_empty() => name,
+            (namespace, name) => format!("{namespace}/{name}"),
+        };
+        let read = match kind {
+            "Node" => SlimNode::deserialize(item)
+                .map_err(|error| error.to_string())
+                .and_then(|node| match node.trouble() {
+                    None => Ok(Item::Node(Box::new(node.into()))),
+                    Some(why) => Err(why),
+                }),
+            "Pod" => match SlimPod::deserialize(item) {
+                Ok(pod) => Ok(Item::Pod(Box::new(pod.into()))),
+                Err(error) => Err(error.to_string()),
+            },
+            other => return Item::Other(other.to_owned()),
+        };
+        read.unwrap_or_else(|why| Item::Unreadable(format!("{kind} {}", short(&name)), short(&why)))
+    }
+}
+
+/// Reads one list or several one after the other, of nodes, of pods, or of both.
+///
+/// # Errors
+///
+/// When the text is not JSON, or speaks of nothing but other things.
+pub fn read(text: &[u8]) -> Result<Dump, Unusable> {
+    let mut dump = Dump::default();
+    let mut others: Vec<String> = Vec::new();
+    for document in serde_json::Deserializer::from_slice(text).into_iter::<Document>() {
+        let document = document?;
+        let own = document.kind.unwrap_or_default();
+        let Some(items) = document.items else {
+            return Err(Unusable::Other {
+                found: format!("an object of kind {own:?} was found where lists are expected"),
+            });
+        };
+        for item in items {
+            let item = match item {
+                Item::Unsaid(item) => Item::of(own.trim_end_matches("List"), item),
+                said => said,
+            };
+            match item {
+                Item::Node(node) => dump.nodes.push(*node),
+                Item::Pod(pod) => dump.pods.push(*pod),
+                Item::Unreadable(name, why) => dump.left_out.add(name, why),
+                Item::Other(kind) if !others.contains(&kind) => others.push(kind),
+                Item::Other(_) | Item::Unsaid(_) => {}
+            }
+        }
+    }
+    let missing = match (dump.nodes.is_empty(), dump.pods.is_empty()) {
+        (false, _) => return Ok(dump),
+        (true, false) => "it has pods and no nodes",
+        (true, true) => "it has neither nodes nor pods",
+    };
+    let besides = if others.is_empty() {
+        String::new()
+    } else {
+        format!(", but {}", others.join(", "))
+    };
+    Err(Unusable::Other {
+        found: format!("{missing}{besides}"),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lists_of_both_kinds_and_of_one_are_read() {
+        let both = r#"{"kind":"List","items":[{"kind":"Node","metadata":{"name":"n"},"spec":{}},{"kind":"Pod","metadata":{"name":"p"},"spec":{}}]}"#;
+        let dump = read(both.as_bytes()).expect("a dump");
+        assert_eq!((dump.nodes.len(), dump.pods.len()), (1, 1));
+        let one = r#"{"kind":"NodeList","items":[{"metadata":{"name":"n"},"spec":{}}]} {"kind":"PodList","items":[]}"#;
+        let dump = read(one.as_bytes()).expect("a dump");
+        assert_eq!((dump.nodes.len(), dump.pods.len()), (1, 0));
+    }
+
+    #[test]
+    fn an_object_that_cannot_be_read_is_named_and_the_rest_is_read() {
+        let text = r#"{"kind":"List","items":[{"kind":"Node","metadata":{"name":"n"},"spec":{}},{"kind":"Node","metadata":{"name":"bad"}},
+            {"kind":"Node","metadata":{"name":"worse"},"spec":{},"status":{"capacity":{"aliyun.com/gpu-mem":"8 GiB"}}},
+            {"kind":"Pod","metadata":{"name":"p","namespace":"ns"},"spec":{"containers":7}}]}"#;
+        let dump = read(text.as_bytes()).expect("a dump");
+        assert_eq!((dump.nodes.len(), dump.pods.len(), dump.left_out.more), (1, 0, 0));
+        let named: Vec<String> = dump
+            .left_out
+            .named
+            .iter()
+            .map(|(name, why)| format!("{name}: {why}"))
+            .collect();
+        insta::assert_snapshot!(named.join("\n"), @r#"
+        Node bad: missing field `spec`
+        Node worse: status.capacity, aliyun.com/gpu-mem: quantity: "8 GiB" has an unknown suffix
+        Pod ns/p: invalid type: integer `7`, expected a sequence
+        "#);
+    }
+
+    #[test]
+    fn what_is_no_dump_is_said() {
+        for (text, expected) in [
+            ("{\"kind\":\"List\",\"items\":[", "it is not JSON as kubectl prints it (EOF"),
+            (
+                "{\"kind\":\"PodList\",\"items\":[{\"metadata\":{}, \"spec\":{}}]}",
+                "it has pods and no nodes; make it by",
+            ),
+            (
+                "{\"kind\":\"List\",\"items\":[{\"kind\":\"Service\"}]}",
+                "it has neither nodes nor pods, but Service",
+            ),
+            (
+                "{\"kind\":\"Pod\"}",
+                "an object of kind \"Pod\" was found where lists are expected",
+            ),
+            ("", "it has neither nodes nor pods"),
+        ] {
+            let error = read(text.as_bytes()).expect_err("unusable").to_string();
+            assert!(error.contains(expected), "{text}: {error}");
+        }
+    }
+}

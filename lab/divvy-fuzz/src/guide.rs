@@ -1,0 +1,227 @@
+//! The targets under libFuzzer: `divvy-fuzz-guided`, one process for each.
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::PULSE;
+use crate::arguments::Ends;
+use crate::found::report;
+use divvy_fuzz::targets::Target;
+
+/// Processor time of a target before it is the next one's turn, where all have the same time to the end.
+const TURN: Duration = Duration::from_secs(5);
+/// Bytes of an input, at most: an object may have 256 KiB of annotations, but what is long is slow.
+const LONGEST: usize = 64 << 10;
+/// Seconds by the clock on the wall after which libFuzzer says that an input does not end. Others may have the processor meanwhile.
+const ENDLESS_S: u64 = 300;
+
+/// A target, and what it did so far.
+struct Course<'a> {
+    target: &'a Target,
+    folder: PathBuf,
+    time: Duration,
+    inputs: u64,
+    /// Edges of the code that were reached.
+    edges: u64,
+    broken: bool,
+}
+
+/// All targets in turn, until each has had its time. The error is about the program or the folder.
+pub(crate) fn fuzz(
+    targets: &[Target],
+    ends: &Ends,
+    seed: u64,
+    program: &Path,
+    corpus: Option<&Path>,
+    complain: &mut impl FnMut(&str),
+) -> Result<(), String> {
+    let began = Instant::now();
+    let temporary = tempfile::tempdir().map_err(|error| format!("no temporary folder: {error}"))?;
+    let folder = corpus.unwrap_or(temporary.path());
+    let mut courses = Vec::new();
+    for target in targets {
+        courses.push(Course::new(target, folder).map_err(|error| format!("{}: {error}", folder.display()))?);
+    }
+    let places = thread::available_parallelism().map_or(1, usize::from);
+    for round in 0.. {
+        let mut waiting: Vec<&mut Course<'_>> = courses.iter_mut().filter(|course| course.wants(ends, began)).collect();
+        if waiting.is_empty() {
+            break;
+        }
+        waiting.reverse();
+        let mut running: Vec<(&mut Course<'_>, Process)> = Vec::new();
+        while !(waiting.is_empty() && running.is_empty()) {
+            while running.len() < places
+                && let Some(course) = waiting.pop()
+            {
+                if course.wants(ends, began) {
+                    let process = Process::start(program, course, seed.wrapping_add(round))?;
+                    running.push((course, process));
+                }
+            }
+            thread::sleep(PULSE);
+            for (course, process) in &mut running {
+                process.end_in_time(course.turn(ends, began));
+            }
+            for (course, mut process) in running.extract_if(.., |(_, process)| process.has_ended()) {
+                if let Err((input, why)) = process.result(course) {
+                    course.broken = true;
+                    complain(&report(course.target.name, seed, &input, &why));
+                }
+            }
+        }
+    }
+    for course in &courses {
+        println!(
+            "{}: {} inputs, {} edges reached, in {:.1} s",
+            course.target.name,
+            course.inputs,
+            course.edges,
+            course.time.as_secs_f64()
+        );
+    }
+    let kept = courses.iter().filter(|course| !course.broken);
+    println!(
+        "{} targets kept their rules under libFuzzer; {} inputs, {} edges, seed {seed}, {} s",
+        kept.count(),
+        courses.iter().map(|course| course.inputs).sum::<u64>(),
+        courses.iter().map(|course| course.edges).sum::<u64>(),
+        began.elapsed().as_secs()
+    );
+    Ok(())
+}
+
+impl<'a> Course<'a> {
+    fn new(target: &'a Target, folder: &Path) -> std::io::Result<Course<'a>> {
+        let folder = folder.join(target.name.replace(|c: char| !c.is_ascii_alphanumeric(), "-"));
+        std::fs::create_dir_all(&folder)?;
+        for (number, seed) in target.seeds().enumerate() {
+            std::fs::write(folder.join(format!("seed-{number}")), seed)?;
+        }
+        Ok(Course {
+            target,
+            folder,
+            time: Duration::ZERO,
+            inputs: 0,
+            edges: 0,
+            broken: false,
+        })
+    }
+
+    fn wants(&self, ends: &Ends, began: Instant) -> bool {
+        !self.broken && !self.turn(ends, began).is_zero()
+    }
+
+    /// How much processor time it gets before the next one's turn.
+    fn turn(&self, ends: &Ends, began: Instant) -> Duration {
+        let most = match (ends.are_reached(began), ends.each) {
+            (true, each) => ends.at_least.min(each.unwrap_or(Duration::MAX)),
+            (false, Some(each)) => each,
+            (false, None) => self.time + TURN,
+        };
+        most.saturating_sub(self.time).min(TURN)
+    }
+}
+
+/// libFuzzer at work on one target.
+struct Process {
+    child: Child,
+    /// Its words.
+    log: tempfile::NamedTempFile,
+    /// Where it writes an input that breaks a rule.
+    found: String,
+    asked_to_end: bool,
+    time: Duration,
+}
+
+impl Process {
+    fn start(program: &Path, course: &Course<'_>, seed: u64) -> Result<Process, String> {
+        let failed = |error: std::io::Error| format!("{} cannot be started: {error}", program.display());
+        let log = tempfile::NamedTempFile::new().map_err(failed)?;
+        let words = |log: &File| log.try_clone().map(Stdio::from).map_err(failed);
+        let found = std::env::temp_dir().join(format!(
+            "divvy-fuzz-{}-{}-",
+            course.target.name.replace(|c: char| !c.is_ascii_alphanumeric(), "-"),
+            std::process::id()
+        ));
+        let found = found.display().to_string();
+        let child = Command::new(program)
+            .env("DIVVY_FUZZ_TARGET", course.target.name)
+            .arg(&course.folder)
+            .arg(format!("-seed={}", seed % u64::from(u32::MAX)))
+            .arg(format!("-max_len={LONGEST}"))
+            // From the start: what grows faster than its input shows with long ones.
+            .arg("-len_control=0")
+            .arg(format!("-timeout={ENDLESS_S}"))
+            .arg(format!("-artifact_prefix={found}"))
+            .arg("-print_final_stats=1")
+            .stdin(Stdio::null())
+            .stdout(words(log.as_file())?)
+            .stderr(words(log.as_file())?)
+            .spawn()
+            .map_err(failed)?;
+        Ok(Process {
+            child,
+            log,
+            found,
+            asked_to_end: false,
+            time: Duration::ZERO,
+        })
+    }
+
+    /// libFuzzer ends between two inputs when it gets SIGUSR1, and prints what it did.
+    fn end_in_time(&mut self, turn: Duration) {
+        self.time = processor_time(self.child.id()).unwrap_or(self.time);
+        if self.time >= turn && !self.asked_to_end {
+            self.asked_to_end = true;
+            let pid = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw);
+            // One that has ended meanwhile needs no signal.
+            let _ = pid.map(|pid| kill_process(pid, Signal::USR1));
+        }
+    }
+
+    fn has_ended(&mut self) -> bool {
+        !matches!(self.child.try_wait(), Ok(None))
+    }
+
+    /// Counts what it did. The error is the input that broke a rule, and the rule.
+    fn result(&mut self, course: &mut Course<'_>) -> Result<(), (PathBuf, String)> {
+        let log = std::fs::read(self.log.path()).unwrap_or_default();
+        let log = String::from_utf8_lossy(&log);
+        let number_after = |line: &str, word: &str| {
+            let rest = line.split_once(word)?.1.trim_start();
+            rest.split(|c: char| !c.is_ascii_digit()).next()?.parse::<u64>().ok()
+        };
+        course.time += self.time;
+        course.inputs += log
+            .lines()
+            .filter_map(|line| number_after(line, "stat::number_of_executed_units:"))
+            .sum::<u64>();
+        let edges = log.lines().filter_map(|line| number_after(line, " cov: ")).max();
+        course.edges = course.edges.max(edges.unwrap_or(0));
+        if self.child.wait().is_ok_and(|status| status.success()) {
+            return Ok(());
+        }
+        let is_found = |line: &str| Some(PathBuf::from(line.split_once("Test unit written to ")?.1));
+        let input = log.lines().find_map(is_found).unwrap_or_else(|| PathBuf::from(&self.found));
+        // The panic's message is behind the line that says where it was.
+        let said = log.lines().skip_while(|line| !line.contains("panicked at")).nth(1);
+        let why = said.or_else(|| log.lines().find(|line| line.contains("ERROR: libFuzzer")));
+        let tail = log.lines().last().unwrap_or("it said nothing");
+        Err((input, why.unwrap_or(tail).to_owned()))
+    }
+}
+
+/// Of all its threads, by /proc/PID/stat: user and system time, in hundredths of a second.
+fn processor_time(pid: u32) -> Option<Duration> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // Behind the program's name, which may have spaces.
+    let mut fields = stat.rsplit_once(')')?.1.split_whitespace().skip(11);
+    let mut ticks = || fields.next()?.parse::<u64>().ok();
+    Some(Duration::from_millis((ticks()? + ticks()?) * 10))
+}

@@ -1,0 +1,204 @@
+//! The fuzz targets: everything that parses input from outside. The programs of this crate run them, and its tests run their seeds.
+
+mod cluster;
+mod commands;
+mod container;
+mod extender;
+mod host;
+mod node;
+mod programs;
+
+use std::collections::BTreeSet;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::Duration;
+
+type Read = Box<dyn Fn(&[u8]) -> bool + Send>;
+
+/// Something that reads what others wrote.
+#[expect(missing_debug_implementations, reason = "a target holds a closure")]
+pub struct Target {
+    pub name: &'static str,
+    /// Reads an input and says whether it was accepted. Panics if a rule does not hold.
+    read: Read,
+    /// Inputs that must be accepted. Fuzzing starts from them.
+    pub accepted: Vec<Vec<u8>>,
+    /// Inputs that must be refused, for code that only a refusal reaches. Fuzzing starts from them, too.
+    pub refused: Vec<Vec<u8>>,
+    limits: Limits,
+}
+
+/// What one input may cost. More than this grows faster than the input.
+#[derive(Debug, Clone, Copy)]
+pub struct Limits {
+    /// Processor time of any input, in a debug build.
+    pub time: Duration,
+    /// Processor time for each byte of the input.
+    pub time_per_byte: Duration,
+    /// Allocated memory that any input may hold at once.
+    pub bytes: u64,
+    /// Allocated memory for each byte of the input.
+    pub bytes_per_byte: u64,
+}
+
+/// Generous: a parser takes microseconds for a seed of a kilobyte. They find what grows with the square of its input, and values that are kept many times.
+const LIMITS: Limits = Limits {
+    time: Duration::from_millis(500),
+    time_per_byte: Duration::from_micros(40),
+    bytes: 16 << 20,
+    bytes_per_byte: 400,
+};
+
+/// The same input takes longer with libFuzzer's counters.
+const SLOWER: u32 = if cfg!(feature = "guided") { 4 } else { 1 };
+
+/// What one input did.
+#[derive(Debug, Clone, Copy)]
+pub struct Cost {
+    pub accepted: bool,
+    pub time: Duration,
+    pub bytes: u64,
+}
+
+/// What reads what: the last column of the table names the targets.
+const TABLE: &str = include_str!("../../../docs/fuzzing.md");
+
+impl Target {
+    fn new(name: &'static str, read: impl Fn(&[u8]) -> bool + Send + 'static, accepted: &[&str]) -> Target {
+        Target {
+            name,
+            read: Box::new(read),
+            accepted: accepted.iter().map(|text| text.as_bytes().to_vec()).collect(),
+            refused: Vec::new(),
+            limits: LIMITS,
+        }
+    }
+
+    fn refusing(self, refused: &[&str]) -> Target {
+        Target {
+            refused: refused.iter().map(|text| text.as_bytes().to_vec()).collect(),
+            ..self
+        }
+    }
+
+    /// Accepted and refused seeds.
+    pub fn seeds(&self) -> impl Iterator<Item = &Vec<u8>> {
+        self.accepted.iter().chain(&self.refused)
+    }
+
+    /// Reads an input within the limits. The error is the rule that it broke.
+    pub fn run(&self, input: &[u8]) -> Result<Cost, String> {
+        let mut cost = self.measure(input)?;
+        // Whatever shares the processor makes a moment slow. What is slow three times is slow.
+        for _ in 0..2 {
+            if self.limits.check(input.len(), cost).is_ok() {
+                break;
+            }
+            let again = self.measure(input)?;
+            cost.time = cost.time.min(again.time);
+        }
+        self.limits.check(input.len(), cost).map(|()| cost)
+    }
+
+    fn measure(&self, input: &[u8]) -> Result<Cost, String> {
+        let before = cpu_time();
+        let mut outcome = Ok(false);
+        let allocated = allocation_counter::measure(|| {
+            outcome = catch_unwind(AssertUnwindSafe(|| (self.read)(input))).map_err(|cause| {
+                let cause = cause
+                    .downcast_ref::<String>()
+                    .map(String::as_str)
+                    .or_else(|| cause.downcast_ref().copied());
+                cause.unwrap_or("a panic").to_owned()
+            });
+        });
+        Ok(Cost {
+            accepted: outcome?,
+            time: cpu_time().saturating_sub(before),
+            bytes: allocated.bytes_max,
+        })
+    }
+
+    /// Whether each seed ends as it declares. The error names the target, the seed and what went wrong.
+    pub fn check_seeds(&self) -> Result<(), String> {
+        let accepted = self.accepted.iter().map(|seed| (seed, true));
+        for (number, (seed, expected)) in accepted.chain(self.refused.iter().map(|seed| (seed, false))).enumerate() {
+            let shown = String::from_utf8_lossy(&seed[..seed.len().min(200)]);
+            match self.run(seed) {
+                Ok(cost) if cost.accepted == expected => {}
+                Ok(_) if expected => {
+                    return Err(format!(
+                        "{}: seed {number} should be accepted and is refused: {shown}",
+                        self.name
+                    ));
+                }
+                Ok(_) => {
+                    return Err(format!(
+                        "{}: seed {number} should be refused and is accepted: {shown}",
+                        self.name
+                    ));
+                }
+                Err(why) => return Err(format!("{}: seed {number} breaks a rule: {why}: {shown}", self.name)),
+            }
+        }
+        match self.accepted.is_empty() {
+            true => Err(format!("{}: it has no seed that is accepted", self.name)),
+            false => Ok(()),
+        }
+    }
+}
+
+impl Limits {
+    fn check(self, length: usize, cost: Cost) -> Result<(), String> {
+        let length_32 = u32::try_from(length).unwrap_or(u32::MAX);
+        let time = SLOWER * self.time.saturating_add(self.time_per_byte.saturating_mul(length_32));
+        if cost.time > time {
+            return Err(format!(
+                "{length} bytes took {} ms of processor time; at most {} ms are allowed",
+                cost.time.as_millis(),
+                time.as_millis()
+            ));
+        }
+        let bytes = self.bytes.saturating_add(self.bytes_per_byte.saturating_mul(length as u64));
+        if cost.bytes > bytes {
+            return Err(format!(
+                "{length} bytes allocated {} KiB at once; at most {} KiB are allowed",
+                cost.bytes >> 10,
+                bytes >> 10
+            ));
+        }
+        Ok(())
+    }
+}
+
+pub fn targets() -> Vec<Target> {
+    let targets = node::targets()
+        .into_iter()
+        .chain(cluster::targets())
+        .chain(extender::targets());
+    let targets = targets.chain(container::targets()).chain(host::targets());
+    targets.chain(programs::targets()).chain(commands::targets()).collect()
+}
+
+/// Whether docs/fuzzing.md names the same targets as this program has.
+pub fn documented(targets: &[Target]) -> Result<(), String> {
+    let table = TABLE.rsplit("## Targets").next().unwrap_or_default();
+    let rows = table.lines().filter(|line| line.starts_with('|')).skip(2);
+    let cells = rows.filter_map(|row| row.trim_end_matches('|').rsplit('|').next());
+    let said: BTreeSet<&str> = cells.flat_map(|cell| cell.split(';')).map(str::trim).collect();
+    let there: BTreeSet<&str> = targets.iter().map(|target| target.name).collect();
+    let differ: Vec<&&str> = said.symmetric_difference(&there).collect();
+    match differ.is_empty() {
+        true => Ok(()),
+        false => Err(format!("docs/fuzzing.md and the targets differ: {differ:?}")),
+    }
+}
+
+/// The processor time of this thread: other threads and processes do not count.
+pub fn cpu_time() -> Duration {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+    Duration::new(time.tv_sec.unsigned_abs(), u32::try_from(time.tv_nsec).unwrap_or(0))
+}
+
+fn text(bytes: &[u8]) -> Option<&str> {
+    std::str::from_utf8(bytes).ok()
+}

@@ -1,0 +1,479 @@
+//! Machines: files of the kernel, of drivers, engines and the kubelet, what programs and the API server answer, and what `divvy doctor` and
+//! `divvy cdi generate` make of them.
+
+use std::collections::BTreeMap;
+use std::sync::OnceLock;
+
+use divvy_cdi::generate::{self, Extras, Generated, Naming, Options, amd, intel, nvidia, proc, wsl};
+use divvy_cdi::stale::Stale;
+use divvy_cdi::{Severity, Spec};
+use divvy_doctor::explain::Log;
+use divvy_doctor::facts::cluster::{Cluster, Page};
+use divvy_doctor::facts::programs::{filter_calls, last_line};
+use divvy_doctor::{Asked, Facts, Report, Status, checks};
+use divvy_engines::{Engine, Wanted};
+use divvy_host::{Entry, Kind, Root, Tree};
+use divvy_model::cgroup;
+use divvy_oci::runtime::live;
+use serde_json::Value;
+
+use divvy_testkit::machine::{Machine, kinds};
+
+use super::{Target, text};
+
+pub(crate) fn targets() -> Vec<Target> {
+    let machines = [
+        kinds::debian(),
+        kinds::operator(),
+        kinds::red_hat(),
+        kinds::mig(),
+        kinds::wsl(),
+        kinds::mi300(),
+        kinds::intel(),
+        busy(),
+    ];
+    vec![
+        Target {
+            accepted: machines.iter().map(written).collect(),
+            refused: vec![written(&kinds::none())],
+            ..Target::new("a machine's files", machine, &[])
+        },
+        Target::new("what programs say to doctor", answers, &[ANSWERS]),
+        Target::new("what the API server says to doctor", objects, &[OBJECTS]),
+        Target::new(
+            "metrics, and a program's last words",
+            last_words,
+            &[
+                "divvy_extender_request_duration_seconds_count{verb=\"bind\"} 3\ndivvy_extender_request_duration_seconds_count{verb=\"filter\"} 41\n# EOF\n",
+                "containerd: level=warning\n\ncontainerd: failed to load TOML: /etc/containerd/config.toml\n \n",
+            ],
+        ),
+        Target::new("a log", log, &[LOG]),
+        Target::new(
+            "mig-minors",
+            minors,
+            &["config 1\nmonitor 2\ngpu0/gi0/access 3\ngpu0/gi0/ci0/access 4\n"],
+        ),
+        Target::new(
+            "a process's cgroups",
+            cgroups,
+            &[
+                "0::/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod0a_1b.slice/cri-containerd-01ab.scope\n",
+                "12:pids:/kubepods/burstable/podaaaa-1/01ab\n0::/\n",
+            ],
+        ),
+        Target::new(
+            "who lives in a cgroup",
+            cgroup_files,
+            &["populated 1\nfrozen 0\n\u{1e}2\n", "frozen 0\npopulated 0\n\u{1e}0\n"],
+        ),
+        Target::new("the GPUs of a container's moment", snapshot, &[SNAPSHOT]),
+    ]
+}
+
+const ANSWERS: &str = r#"{"probe":{"driver":"550.54.15","gpus":[{"uuid":"GPU-0","index":0,"model":"A100","cc":"8.0","lost":false,"error":null,"computeMode":"default","persistence":true,"mig":[true,false]}],"unreadable":[{"index":1,"error":"lost"}]},"containerd":"version = 2\n[plugins.\"io.containerd.grpc.v1.cri\".containerd.runtimes.nvidia]\nruntime_type = \"io.containerd.runc.v2\"\n","kernel":"6,1,2,-;NVRM: Xid (PCI:0000:06:00): 79, pid=1\n","docker":["24.0.7","nvidia","runc"]}"#;
+const OBJECTS: &str = r#"{"nodes":{"items":[{"metadata":{"name":"n","labels":{"gpu":"true"}},"spec":{"taints":[{"key":"nvidia.com/gpu","effect":"NoSchedule"}]},"status":{"capacity":{"aliyun.com/gpu-mem":"16","nvidia.com/gpu":"0"},"allocatable":{"aliyun.com/gpu-mem":"16"},"nodeInfo":{"kubeletVersion":"v1.31.2+k3s1"}}}]},"pods":{"metadata":{"continue":"x"},"items":[{"metadata":{"name":"p","namespace":"d","labels":null,"annotations":{"a":"b"}},"spec":{"nodeName":"n","runtimeClassName":"nvidia","containers":[{"name":"c","image":"nvidia/cuda:12","env":[{"name":"NVIDIA_VISIBLE_DEVICES","value":"all"}],"resources":{"limits":{"aliyun.com/gpu-mem":"3"}},"ports":[{"containerPort":80}]}],"tolerations":[{"key":"a","operator":"Exists"}],"nodeSelector":{"a":"b"}},"status":{"phase":"Failed","reason":"UnexpectedAdmissionError"}}]},"sets":{"items":[{"metadata":{"name":"divvy-agent","labels":{"app.kubernetes.io/name":"divvy"}},"spec":{"template":{"spec":{"nodeSelector":{"gpu":"true"},"containers":[{"image":"x/k8s-device-plugin:1"}]}}},"status":{"desiredNumberScheduled":1}}]},"classes":{"items":[{"metadata":{"name":"nvidia"},"handler":"nvidia"}]}}"#;
+const LOG: &str = "a\nFailed to initialize NVML: Driver/library version mismatch\nFailed to initialize NVML: Driver/library version mismatch\ncould not select device driver \"\" with capabilities: [[gpu]]\n";
+const SNAPSHOT: &str = r#"{"v":1,"driver":"550.54.15","cuda":"12.4","gpus":[{"uuid":"GPU-0","index":0,"minor":0,"pci":"0000:06:00.0","cc":"8.0"},{"uuid":"GPU-1","index":1,"minor":1,"lost":true}],"unreadable":[{"index":2,"error":"x"}]}"#;
+
+/// A machine on which every check has something to read.
+fn busy() -> Machine {
+    let mut machine = kinds::debian();
+    machine
+        .file("/proc/1/comm", "kubelet\n")
+        .file("/proc/1/cmdline", "kubelet\0--config\0/var/lib/kubelet/config.yaml\0--root-dir=/var/lib/kubelet\0")
+        .file("/proc/2/comm", "containerd\n")
+        .file("/proc/2/cmdline", "containerd\0--config=/etc/containerd/config.toml\0")
+        .file("/proc/2/stat", "2 (containerd) S 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 500 1\n")
+        .file("/proc/stat", "cpu 1\nbtime 1700000000\n")
+        .file("/proc/devices", "Character devices:\n195 nvidia\n510 nvidia-uvm\n\nBlock devices:\n8 sd\n")
+        .file("/proc/modules", "overlay 1 0 - Live\nnouveau 1 0 - Live\n")
+        .file("/proc/mounts", "cgroup2 /sys/fs/cgroup cgroup2 rw 0 0\n")
+        .file("/proc/sys/kernel/osrelease", "6.1.0-18-amd64\n")
+        .file("/proc/driver/nvidia/capabilities/gpu0/mig/gi1/ci0/access", "")
+        .file("/proc/driver/nvidia-caps/mig-minors", "gpu0/gi1/access 3\ngpu0/gi1/ci0/access 4\n")
+        .file("/etc/os-release", "ID=debian\nID_LIKE=\"a b\"\nVERSION_ID=\"12\"\n")
+        .file("/var/lib/kubelet/config.yaml", "cgroupDriver: systemd\ncontainerRuntimeEndpoint: unix:///run/containerd/containerd.sock\n")
+        .file("/var/lib/kubelet/device-plugins/kubelet_internal_checkpoint", super::node::CHECKPOINT)
+        .node("/var/lib/kubelet/device-plugins/divvy-gpu-mem-1.sock")
+        .file("/var/lib/dpkg/status", "Package: nvidia-container-toolkit\nStatus: install ok installed\nVersion: 1.17.0-1\n\nPackage: b\n")
+        .file("/etc/containerd/config.toml", super::node::CONTAINERD)
+        .file("/etc/docker/daemon.json", super::node::DAEMON)
+        .file("/etc/crio/crio.conf", super::node::CRIO)
+        .file("/etc/nvidia-container-runtime/config.toml", super::node::TOML)
+        .file("/etc/cdi/nvidia.json", super::node::SPEC)
+        .file("/var/run/cdi/nvidia.yaml", super::node::YAML)
+        .file("/etc/kubernetes/manifests/kube-scheduler.yaml", "spec:\n  containers:\n  - command: [kube-scheduler, --config=/etc/kubernetes/s.yaml]\n    image: k:v1.31.0\n    volumeMounts: [{name: s, mountPath: /etc/kubernetes/s.yaml}]\n  volumes: [{name: s, hostPath: {path: /etc/kubernetes/s.yaml, type: FileOrCreate}}]\n")
+        .file("/etc/kubernetes/s.yaml", "apiVersion: kubescheduler.config.k8s.io/v1\nkind: KubeSchedulerConfiguration\nextenders:\n- urlPrefix: http://127.0.0.1:32766/gpushare-scheduler\n  ignorable: true\n  managedResources: [{name: aliyun.com/gpu-mem}]\n")
+        .file("/sys/devices/pci0000:00/0000:06:00.0/vendor", "0x10de\n")
+        .file("/sys/devices/pci0000:00/0000:06:00.0/class", "0x030200\n");
+    machine
+}
+
+/// Between entries, and between an entry's path and what it holds: no file of text has them.
+const ENTRY: u8 = 0x1e;
+const CONTENT: u8 = 0x1f;
+
+/// A machine as bytes.
+fn written(machine: &Machine) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    let mut folders = vec![String::new()];
+    while let Some(folder) = folders.pop() {
+        for name in machine.names(if folder.is_empty() { "/" } else { &folder }) {
+            let path = format!("{folder}/{name}");
+            let (word, content) = match machine.look(&path).expect("it is there").kind {
+                Kind::Folder => {
+                    folders.push(path);
+                    continue;
+                }
+                Kind::File => ('f', machine.read(&path, usize::MAX).expect("read")),
+                Kind::Link(target) => ('l', target.into_bytes()),
+                Kind::Special => ('s', Vec::new()),
+            };
+            if !bytes.is_empty() {
+                bytes.push(ENTRY);
+            }
+            bytes.extend(format!("{word}{path}").bytes());
+            bytes.push(CONTENT);
+            bytes.extend(content);
+        }
+    }
+    bytes
+}
+
+/// A machine that was written so. It holds whoever looks to what is promised: no path passes through a link, or is anything but whole.
+#[derive(Debug, Default)]
+struct Told {
+    entries: BTreeMap<String, (Kind, Vec<u8>)>,
+}
+
+impl Told {
+    fn read(bytes: &[u8]) -> Option<Told> {
+        let mut told = Told::default();
+        for entry in bytes.split(|byte| *byte == ENTRY) {
+            let at = entry.iter().position(|byte| *byte == CONTENT)?;
+            let path = text(&entry[..at])?;
+            let (kind, content) = match (path.get(..1)?, &entry[at + 1..]) {
+                ("f", content) => (Kind::File, content.to_vec()),
+                ("l", content) => (Kind::Link(text(content)?.to_owned()), Vec::new()),
+                ("s", _) => (Kind::Special, Vec::new()),
+                _ => return None,
+            };
+            told.put(&path[1..], kind, content)?;
+        }
+        Some(told)
+    }
+
+    fn put(&mut self, path: &str, kind: Kind, content: Vec<u8>) -> Option<()> {
+        let path = path.strip_prefix('/')?;
+        let mut folder = String::new();
+        let parts: Vec<&str> = path.split('/').collect();
+        // As the kernel has them: names, and PATH_MAX for a whole path.
+        if path.len() > 4096 {
+            return None;
+        }
+        if parts
+            .iter()
+            .any(|part| part.is_empty() || *part == "." || *part == ".." || part.contains('\0'))
+        {
+            return None;
+        }
+        for part in &parts[..parts.len() - 1] {
+            folder = format!("{folder}/{part}");
+            let there = self.entries.entry(folder.clone()).or_insert((Kind::Folder, Vec::new()));
+            if there.0 != Kind::Folder {
+                return None;
+            }
+        }
+        let last = self.entries.insert(format!("/{path}"), (kind, content));
+        last.is_none_or(|(kind, _)| kind != Kind::Folder).then_some(())
+    }
+
+    fn at(&self, path: &str) -> Option<&(Kind, Vec<u8>)> {
+        let relative = path.trim_start_matches('/');
+        assert!(
+            path.is_empty() || path == "/" || path == format!("/{relative}"),
+            "{path:?} is no whole path"
+        );
+        let mut above = String::new();
+        for part in relative.split('/').filter(|_| !relative.is_empty()) {
+            assert!(!part.is_empty() && part != "." && part != "..", "{path:?} leads elsewhere");
+            let folder = self.entries.get(&above);
+            assert!(
+                !matches!(folder, Some((Kind::Link(_), _))),
+                "{path:?} passes through the link {above:?}"
+            );
+            above = format!("{above}/{part}");
+        }
+        self.entries.get(&format!("/{relative}"))
+    }
+}
+
+impl Tree for Told {
+    fn names(&self, folder: &str) -> Vec<String> {
+        self.at(folder);
+        let prefix = format!("{}/", folder.trim_end_matches('/'));
+        let below = self
+            .entries
+            .range(prefix.clone()..)
+            .map_while(|(path, _)| path.strip_prefix(&prefix));
+        below.filter(|name| !name.contains('/')).map(str::to_owned).collect()
+    }
+
+    fn look(&self, path: &str) -> Option<Entry> {
+        let kind = match self.at(path) {
+            Some((kind, _)) => kind.clone(),
+            None if path.trim_start_matches('/').is_empty() => Kind::Folder,
+            None => return None,
+        };
+        Some(Entry {
+            kind,
+            mode: 0o644,
+            gid: 0,
+        })
+    }
+
+    fn read(&self, path: &str, limit: usize) -> Option<Vec<u8>> {
+        match self.at(path)? {
+            (Kind::File, content) => Some(content[..content.len().min(limit)].to_vec()),
+            _ => None,
+        }
+    }
+
+    fn modified(&self, path: &str) -> Option<i64> {
+        self.at(path)?;
+        Some(1_700_000_000)
+    }
+}
+
+/// Every finding has all that it needs, and nothing of the machine's moves the cursor of who reads it.
+fn judged(facts: &Facts<'_>) {
+    let report = Report::of(facts, checks::ALL);
+    for line in &report.checks {
+        let finding = !matches!(line.status, Status::Pass | Status::Skip);
+        let said = |text: &Option<String>| text.as_ref().is_some_and(|text| !text.is_empty());
+        assert!(
+            !finding || (said(&line.why) && said(&line.fix) && !line.found.is_empty()),
+            "{line:?}"
+        );
+    }
+    let text = report.text(false);
+    assert!(plain(&text), "{text:?}");
+    assert!(report.exit_status() <= 2);
+}
+
+/// Without what a terminal takes for orders.
+fn plain(text: &str) -> bool {
+    text.chars().all(|c| c == '\n' || !c.is_control())
+}
+
+/// What is made of a machine are specs that engines take, and that name what is there.
+fn machine(bytes: &[u8]) -> bool {
+    let Some(told) = Told::read(bytes) else { return false };
+    let Some(facts) = Facts::of(&told) else { return false };
+    judged(&facts);
+    let mut generates = false;
+    let _ = (facts.processes("kubelet"), facts.kubelet(), facts.extenders(), facts.engine());
+    for (naming, driver_root) in [
+        (vec![Naming::Index], "/"),
+        (vec![Naming::Index, Naming::Uuid, Naming::TypeIndex], "/"),
+        (vec![Naming::Index], "/run/nvidia/driver"),
+    ] {
+        let options = Options {
+            naming,
+            driver_root: driver_root.to_owned(),
+            extras: Extras {
+                storage: true,
+                rdma: true,
+                gdrcopy: true,
+                nvswitch: true,
+                imex: generate::Channels::All,
+            },
+            ..Options::new("nvidia.com")
+        };
+        let made = [
+            nvidia::generate(&told, &proc::gpus(&told), None, &options),
+            amd::generate(&told, &options),
+            intel::generate(&told, &options),
+            wsl::generate(&told, Some("550.54.15"), &options),
+        ];
+        for generated in made {
+            match generated {
+                Ok(Generated { spec, .. }) => {
+                    fits(&spec, &told);
+                    generates = true;
+                }
+                Err(error) => assert!(plain(&error.to_string()), "{error:?}"),
+            }
+        }
+    }
+    let root = Root::open(&told, "/").expect("a root");
+    for engine in Engine::ALL {
+        let _ = engine.evidence(&root);
+        if let Err(error) = engine.target(&root, &Wanted::default()).and_then(|target| target.read(&root)) {
+            assert!(error.to_string().contains('/'), "which file is said: {error}");
+        }
+        if let Err(error) = engine.kubelet_driver(&root) {
+            assert!(error.to_string().contains('/'), "which file is said: {error}");
+        }
+    }
+    generates
+}
+
+fn fits(spec: &Spec, tree: &dyn Tree) {
+    let problems = spec.problems();
+    let errors: Vec<_> = problems
+        .iter()
+        .filter(|problem| problem.severity == Severity::Error)
+        .collect();
+    assert!(errors.is_empty(), "{errors:?}");
+    let stale = Stale::check(spec, tree);
+    assert!(stale.missing.is_empty(), "{:?}", stale.missing);
+    let printed = spec.print(divvy_cdi::Format::Yaml);
+    assert_eq!(Spec::parse(&printed).as_ref().ok(), Some(spec), "{printed}");
+}
+
+/// Of what programs say, as one object.
+fn answers(bytes: &[u8]) -> bool {
+    let Ok(said) = serde_json::from_slice::<Value>(bytes) else {
+        return false;
+    };
+    static MACHINE: OnceLock<Told> = OnceLock::new();
+    let machine = MACHINE.get_or_init(|| Told::read(&written(&busy())).expect("a machine"));
+    let mut facts = Facts::of(machine).expect("a machine");
+    let Ok(probed) = serde_json::from_value(said["probe"].clone()) else {
+        return false;
+    };
+    facts.probe = Asked::Answer(probed);
+    facts.arch = Some("x86_64".to_owned());
+    let word = |key: &str| said[key].as_str().unwrap_or_default().to_owned();
+    facts.containerd = Asked::Answer(word("containerd"));
+    facts.kernel_log = Asked::Answer(word("kernel"));
+    let words: Vec<String> = serde_json::from_value(said["docker"].clone()).unwrap_or_default();
+    facts.docker = Asked::Answer(divvy_doctor::facts::programs::Docker {
+        version: words.first().cloned().unwrap_or_default(),
+        default_runtime: words.get(1).cloned().unwrap_or_default(),
+        runtimes: words,
+    });
+    facts.runtime_test = Asked::Answer(divvy_doctor::facts::programs::RuntimeTest {
+        program: word("program"),
+        outcome: Err(word("kernel")),
+    });
+    judged(&facts);
+    true
+}
+
+/// Pages of the API server, as one object.
+fn objects(bytes: &[u8]) -> bool {
+    #[derive(serde::Deserialize)]
+    struct All {
+        nodes: Page<divvy_doctor::facts::cluster::Node>,
+        pods: Page<divvy_doctor::facts::cluster::Pod>,
+        #[serde(default)]
+        sets: Page<divvy_doctor::facts::cluster::DaemonSet>,
+        #[serde(default)]
+        classes: Page<divvy_doctor::facts::cluster::RuntimeClass>,
+    }
+    let Ok(all) = serde_json::from_slice::<All>(bytes) else {
+        return false;
+    };
+    let machine = Told::read(&written(&kinds::none())).expect("a machine");
+    let mut facts = Facts::of(&machine).expect("a machine");
+    facts.node = false;
+    facts.cluster = Asked::Answer(Cluster {
+        nodes: all.nodes.items,
+        pods: all.pods.items,
+        daemon_sets: all.sets.items,
+        runtime_classes: all.classes.items,
+        refused: BTreeMap::new(),
+    });
+    judged(&facts);
+    true
+}
+
+fn log(bytes: &[u8]) -> bool {
+    let mut log = Log::default();
+    for line in bytes.split(|byte| *byte == b'\n') {
+        log.read(&String::from_utf8_lossy(line));
+    }
+    assert!(plain(&log.text()), "{:?}", log.text());
+    let lines = bytes.split(|byte| *byte == b'\n').count();
+    assert!(log.found().iter().all(|found| found.number <= lines && found.count <= lines));
+    !log.found().is_empty()
+}
+
+/// A count, and one line.
+fn last_words(bytes: &[u8]) -> bool {
+    let line = last_line(bytes);
+    assert!(!line.is_empty() && !line.contains('\n'), "{line:?}");
+    text(bytes).is_some_and(|text| {
+        let calls = filter_calls(text);
+        assert!(calls == 0 || text.contains(&calls.to_string()), "{calls}");
+        calls > 0 || text.contains(&line)
+    })
+}
+
+/// Each line says one thing, whatever stands in the others.
+fn minors(bytes: &[u8]) -> bool {
+    let Some(text) = text(bytes) else { return false };
+    let all = proc::mig_minors(text);
+    for (name, minor) in &all {
+        let said = text.lines().any(|line| proc::mig_minors(line).get(name) == Some(minor));
+        assert!(said, "{name} {minor}");
+    }
+    !all.is_empty()
+}
+
+fn cgroups(bytes: &[u8]) -> bool {
+    let Some(text) = text(bytes) else { return false };
+    let uid = cgroup::pod_of_process(text);
+    if let Some(uid) = &uid {
+        assert!(
+            !uid.is_empty() && uid.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-' || b == b'_'),
+            "{uid:?}"
+        );
+    }
+    uid.is_some()
+}
+
+/// `cgroup.events` and `pids.current`. What does not say it says nothing.
+fn cgroup_files(bytes: &[u8]) -> bool {
+    let Some((events, current)) = text(bytes).and_then(|text| text.split_once('\u{1e}')) else {
+        return false;
+    };
+    let (populated, counted) = (cgroup::is_populated(events), cgroup::has_processes(current));
+    assert!(populated.is_none() || events.contains(if populated == Some(true) { '1' } else { '0' }));
+    let number = current.contains(|c: char| c.is_ascii_digit());
+    assert!(
+        counted != Some(true) || number && current.contains(|c: char| ('1'..='9').contains(&c)),
+        "{current:?}"
+    );
+    assert!(
+        counted != Some(false) || number && !current.contains(|c: char| ('1'..='9').contains(&c)),
+        "{current:?}"
+    );
+    populated.is_some() && counted.is_some()
+}
+
+/// What the probe said just now gives specs that engines take.
+fn snapshot(bytes: &[u8]) -> bool {
+    let Some(text) = text(bytes) else { return false };
+    let machine = kinds::debian();
+    match live::registry(&machine, text, "/", Extras::default()) {
+        Ok(live) => {
+            let specs: Vec<&Spec> = live
+                .registry
+                .files()
+                .iter()
+                .filter_map(|file| file.spec.as_ref().ok())
+                .collect();
+            specs.iter().for_each(|spec| fits(spec, &machine));
+            assert!(live.notes.iter().all(|note| plain(note)), "{:?}", live.notes);
+            !specs.is_empty()
+        }
+        Err(error) => {
+            assert!(!error.to_string().is_empty());
+            false
+        }
+    }
+}

@@ -1,0 +1,403 @@
+//! What Divvy's own programs are told: configuration files, Secrets, reviews, recordings, traces, and the kubelet's calls.
+
+use std::collections::BTreeMap;
+
+use divvy::audit::history::{Document, Reader};
+use divvy::audit::read;
+use divvy::audit::text::{self as audit_text, Scope};
+use divvy::manifests::{self, Chart, Release};
+use divvy::scheduler_config::merge::{Address, Wanted, merge};
+use divvy::scheduler_config::{Stanza, Tls};
+use divvy_agent::Settings;
+use divvy_audit::{Audit, Limits};
+use divvy_extender::admission;
+use divvy_extender::election::{Election, Record, Rules, Step};
+use divvy_extender::tls::make::carry_out;
+use divvy_extender::tls::plan::{Data, Lifetimes, next_s, plan};
+use divvy_kubelet::api::{podresources, v1beta1};
+use divvy_kubelet::podresources::PodDevices;
+use divvy_model::legacy::unhealthy_gpus;
+use divvy_model::machine::Machines;
+use divvy_simulator::{Order, Trace};
+use prost::Message;
+use serde_json::Value;
+
+use super::{Target, text};
+
+pub(crate) fn targets() -> Vec<Target> {
+    let chart = Chart::embedded().expect("the chart");
+    vec![
+        Target::new("the agent's configuration", agent, &[AGENT]),
+        Target::new("a description of machines", machines, &[divvy_testbed::scenario::BUILT_IN]),
+        Target::new("a review of a new pod", review, &[REVIEW]).refusing(&[OTHERS_REVIEW, NO_REVIEW]),
+        Target::new(
+            "the Lease",
+            lease,
+            &["a_1@http://10.0.0.1:1 15 5 5 3\n 0 0 0 0\nb 2147483647 -9 -9 2147483647"],
+        )
+        .refusing(&["", "me 15 5 5 3"]),
+        Target {
+            accepted: vec![secret()],
+            ..Target::new("the Secret with certificates", certificates, &[])
+        },
+        Target::new("a recorded history", history, &[HISTORY, POD_LIST]),
+        Target::new(
+            "a replay with what containers report",
+            replayed(),
+            &[&format!("{HISTORY}\u{1e}{REPORTS}")],
+        ),
+        Target::new("a trace and an order", trace, &[TRACE]),
+        Target::new("kube-scheduler's configuration", scheduler, &[SCHEDULER, OLD_SCHEDULER]),
+        Target::new(
+            "the chart's values",
+            move |bytes| values(&chart, bytes),
+            &[
+                "agent.reserveMemory=512MiB,extender.replicas=1\nagent:\n  reserveMemory: 1GiB\n",
+                "agent.extraArgs={--a,--b}\n{}",
+            ],
+        )
+        .refusing(&["a.b={c,d}\n{}"]),
+        Target::new("the GPUs that somebody calls unhealthy", unhealthy, &["0,2", " 1 "]),
+        Target {
+            accepted: vec![allocate(), held()],
+            ..Target::new("the kubelet's messages", messages, &[])
+        },
+    ]
+}
+
+const AGENT: &str = "node-name = \"n1\"\nmemory-unit = \"256MiB\"\nreserve-memory = \"512MiB\"\nprobe = \"unix:/run/p.sock\"\nmetrics = \"127.0.0.1:9400\"\nhealth-recovery = \"2m\"\ndriver-root = \"/run/nvidia/driver\"\ndriver-spec = \"off\"\n";
+const REVIEW: &str = r#"{"apiVersion":"admission.k8s.io/v1","kind":"AdmissionReview","request":{"uid":"u-1","kind":{"group":"","version":"v1","kind":"Pod"},"operation":"CREATE","subResource":"","object":{"spec":{"schedulerName":"default-scheduler","containers":[{"name":"c","resources":{"limits":{"aliyun.com/gpu-mem":"3"}}}]}}}}"#;
+const OTHERS_REVIEW: &str = r#"{"apiVersion":"admission.k8s.io/v1","kind":"AdmissionReview","request":{"uid":"u-1","kind":{"group":"","version":"v1","kind":"Pod"},"operation":"CREATE","subResource":"","object":{"spec":{"schedulerName":"another","containers":[{"name":"c","resources":{"limits":{"aliyun.com/gpu-mem":"3"}}}]}}}}"#;
+const NO_REVIEW: &str = r#"{"apiVersion":"admission.k8s.io/v1","kind":"AdmissionReview","response":{}}"#;
+const HISTORY: &str = r#"{"divvyAudit":1,"divvy":"0.1.0","cluster":"https://10.0.0.1:6443/","started":"2026-01-02T03:04:05Z"}
+{"t":1767323045.123,"type":"LIST","kind":"Pod"}
+{"t":1767323045.150,"type":"ADDED","rv":"71","object":{"kind":"Pod","metadata":{"name":"p","namespace":"d","uid":"u","annotations":{"divvy.dev/allocation":"{\"v\":1,\"gpus\":[{\"uuid\":\"GPU-0\",\"memMiB\":4096}],\"containers\":{\"c\":[{\"uuid\":\"GPU-0\",\"memMiB\":4096}]}}"}},"spec":{"nodeName":"n","containers":[{"name":"c","resources":{"limits":{"aliyun.com/gpu-mem":"4"}}}]},"status":{"phase":"Running"}}}
+{"t":1767323045.160,"type":"LISTED","kind":"Pod"}
+{"t":1767323046,"type":"ADDED","rv":"75","object":{"kind":"Node","metadata":{"name":"n","annotations":{"divvy.dev/inventory":"{\"v\":1,\"agent\":\"0.1.0\",\"driver\":\"550\",\"unitMiB\":1024,\"gpus\":[{\"index\":0,\"uuid\":\"GPU-0\",\"minor\":0,\"model\":\"T4\",\"totalMiB\":15360,\"units\":15,\"health\":\"ok\"}]}"}},"spec":{},"status":{"capacity":{"aliyun.com/gpu-mem":"15"}}}}
+{"t":1767323047.120,"type":"INTERRUPTED","kind":"Pod","why":"the connection was lost"}
+"#;
+const REPORTS: &str = r#"{"at":1767323045.2,"node":"n","pod_uid":"u","container":"c","id":"4f2","running":true,"gpus":[0],"env":{"ALIYUN_COM_GPU_MEM_IDX":"0","NVIDIA_VISIBLE_DEVICES":"void"}}
+{"at":1767323046.5,"node":"n","pod_uid":"u","container":"c","id":"4f2","running":true,"gpus":["GPU-1"]}
+{"at":1767323059.0,"node":"n","pod_uid":"u","container":"c","id":"4f2","running":false}
+"#;
+const POD_LIST: &str = r#"{"kind":"PodList","items":[{"kind":"Pod","metadata":{"name":"p","namespace":"d","uid":"u"},"spec":{"nodeName":"n","containers":[{"name":"c","resources":{"limits":{"aliyun.com/gpu-mem":"4"}}}]},"status":{"phase":"Running"}}]}"#;
+const TRACE: &str = "sn,cpu_milli,memory_mib,gpu,model\nn-1,64000,262144,2,T4\nn-2,96000,524288,8,A100\n\u{1e}name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec,creation_time,deletion_time\np-1,1000,1024,1,500,T4|A100,0,9\np-2,1000,1024,2,1000,,5,7\n\u{1e}1 0\n7 3\n";
+const SCHEDULER: &str = "apiVersion: kubescheduler.config.k8s.io/v1\nkind: KubeSchedulerConfiguration\n# why\nclientConnection:\n  kubeconfig: /etc/kubernetes/scheduler.conf\nprofiles:\n- schedulerName: default-scheduler\n  plugins: {score: {disabled: [{name: NodeResourcesFit}]}}\nextenders:\n- urlPrefix: http://127.0.0.1:32766/gpushare-scheduler\n  filterVerb: filter\n  managedResources: [{name: aliyun.com/gpu-mem}]\n- urlPrefix: https://other\n  httpTimeout: 5s\n  weight: 3\n";
+const OLD_SCHEDULER: &str = "{\"apiVersion\": \"kubescheduler.config.k8s.io/v1beta1\", \"kind\": \"KubeSchedulerConfiguration\", \"percentageOfNodesToScore\": 50, \"leaderElection\": {\"leaderElect\": true}}";
+
+/// An error names the file.
+fn agent(bytes: &[u8]) -> bool {
+    let Some(text) = text(bytes) else { return false };
+    match Settings::parse("--config f.toml", text) {
+        Ok(file) => {
+            let flags = Settings {
+                node_name: Some("n".to_owned()),
+                ..Settings::default()
+            };
+            divvy_agent::Config::merged(flags, file).check().is_ok()
+        }
+        Err(error) => {
+            assert!(error.to_string().starts_with("--config f.toml: "), "{error}");
+            false
+        }
+    }
+}
+
+fn machines(bytes: &[u8]) -> bool {
+    let Some(machines) = text(bytes).and_then(|text| Machines::parse(text).ok()) else {
+        return false;
+    };
+    let mut uuids = std::collections::BTreeSet::new();
+    for node in &machines.nodes {
+        for index in 0..node.gpus.len() {
+            assert!(uuids.insert(node.gpu_uuid(index)), "two GPUs of one UUID");
+            let _ = (node.gpu_minor(index), node.gpu_pci(index));
+        }
+    }
+    true
+}
+
+/// Every pod is allowed, and the answer names the review that it answers. Accepted: the pod is given to the scheduler.
+fn review(bytes: &[u8]) -> bool {
+    match admission::review(bytes, "divvy-scheduler") {
+        Ok(answer) => {
+            let said = serde_json::to_value(&answer).expect("JSON");
+            // What nobody looks at may be anything in quotes.
+            if let Ok(asked) = serde_json::from_slice::<Value>(bytes) {
+                assert_eq!(said["response"]["uid"], asked["request"]["uid"]);
+            }
+            assert_eq!(said["response"]["allowed"], true);
+            assert_eq!(said["response"].get("patch").is_some(), answer.gives());
+            answer.gives()
+        }
+        Err(why) => {
+            assert!(!why.is_empty());
+            false
+        }
+    }
+}
+
+/// What others write there, one after the other, a second apart. Who has just written is believed for its time, and nobody takes a Lease from it.
+fn lease(bytes: &[u8]) -> bool {
+    let Some(text) = text(bytes) else { return false };
+    let rules = Rules::of(std::time::Duration::from_secs(15));
+    let mut election = Election::new("me".to_owned(), rules);
+    let mut before: Option<(Record, u64)> = None;
+    let mut waited = false;
+    for (second, line) in (1_u64..).zip(text.lines().take(100)) {
+        let mut words = line.split(' ');
+        let holder = words.next().unwrap_or_default().to_owned();
+        let mut number = || words.next().and_then(|word| word.parse::<i64>().ok()).unwrap_or_default();
+        let short = |number: i64| i32::try_from(number).unwrap_or(i32::MAX);
+        let record = Record {
+            holder,
+            lease_s: short(number()),
+            acquired_us: number(),
+            renewed_us: number(),
+            transitions: short(number()),
+        };
+        let now = second * 1_000_000_000;
+        let since = match &before {
+            Some((known, since)) if *known == record => *since,
+            _ => now,
+        };
+        let step = election.read(Some((record.clone(), second.to_string())), now, 7);
+        let others = !record.holder.is_empty() && record.holder != "me";
+        assert!(
+            !others || step == Step::Wait || now - since >= rules.lease_ns,
+            "{record:?}: {step:?}"
+        );
+        assert!(others || step != Step::Wait, "{record:?}");
+        waited |= step == Step::Wait;
+        before = Some((record, since));
+    }
+    waited
+}
+
+const NOW_S: i64 = 1_800_000_000;
+
+fn secret() -> Vec<u8> {
+    let none = Data::new();
+    let lifetimes = Lifetimes::default();
+    let all = plan(&none, "divvy", NOW_S, lifetimes).expect("a plan");
+    let made = carry_out(&all, &none, "divvy", NOW_S, lifetimes).expect("made");
+    let text: BTreeMap<_, _> = made.iter().map(|(key, value)| (key, text(value).expect("PEM"))).collect();
+    serde_json::to_vec(&text).expect("JSON")
+}
+
+/// What somebody else put there is refused and not made anew.
+fn certificates(bytes: &[u8]) -> bool {
+    let Ok(said) = serde_json::from_slice::<BTreeMap<String, String>>(bytes) else {
+        return false;
+    };
+    let data: Data = said.into_iter().map(|(key, value)| (key, value.into_bytes())).collect();
+    let _ = next_s(&data, Lifetimes::default());
+    match plan(&data, "divvy", NOW_S, Lifetimes::default()) {
+        Ok(plan) => {
+            let empty = data.values().all(Vec::is_empty);
+            assert!(empty || plan.make.len() < 3 || plan.warning.is_some(), "{plan:?}");
+            plan.make.is_empty() && plan.warning.is_none()
+        }
+        Err(why) => {
+            assert!(!why.is_empty());
+            false
+        }
+    }
+}
+
+/// Whatever was recorded has an end, and findings of it have words.
+fn history(bytes: &[u8]) -> bool {
+    let mut reader = Reader::default();
+    let mut audit = Audit::new(Limits::default());
+    let mut facts = Vec::new();
+    let mut taken = 0;
+    reader.next_file();
+    for document in serde_json::Deserializer::from_slice(bytes).into_iter::<Document>() {
+        let Ok(document) = document else { return false };
+        if reader.read(document, &mut facts).is_err() {
+            return false;
+        }
+        for (at, fact) in facts.drain(..) {
+            match fact {
+                Ok(fact) => {
+                    taken += 1;
+                    audit.take(at, fact);
+                }
+                Err(what) => audit.note(at, what),
+            }
+        }
+    }
+    let outcome = audit.finish(None);
+    for finding in &outcome.findings {
+        let _ = (
+            finding.what.level(),
+            finding.what.matters(),
+            finding.what.card(),
+            finding.what.pods(),
+        );
+        assert!(!finding.what.id().is_empty() && !finding.what.next().is_empty());
+    }
+    taken > 0
+}
+
+/// As `divvy audit` does it, from files to what is printed, in which nothing of others moves a cursor.
+fn replayed() -> impl Fn(&[u8]) -> bool + Send {
+    let folder = tempfile::tempdir().expect("a folder");
+    move |bytes| {
+        let mut parts = bytes.splitn(2, |byte| *byte == 0x1e);
+        let files = ["history", "reports"].map(|name| {
+            let path = folder.path().join(name);
+            std::fs::write(&path, parts.next().unwrap_or_default()).expect("written");
+            path
+        });
+        let mut audit = Audit::new(Limits::default());
+        let whole = read::replay(&files[..1], &files[1..], &mut audit, |_| {}).is_ok();
+        let scope = Scope {
+            live: false,
+            reports: true,
+        };
+        let shown = audit_text::text(&audit.finish(None), scope);
+        assert!(shown.chars().all(|c| c == '\n' || !c.is_control()), "{shown:?}");
+        whole
+    }
+}
+
+/// Nodes, pods and an order of them.
+fn trace(bytes: &[u8]) -> bool {
+    let mut parts = bytes.split(|byte| *byte == 0x1e);
+    let (nodes, pods, order) = (
+        parts.next(),
+        parts.next().unwrap_or_default(),
+        parts.next().unwrap_or_default(),
+    );
+    let Ok(trace) = Trace::read(nodes.unwrap_or_default(), pods) else {
+        return false;
+    };
+    let whole: u64 = trace.nodes.iter().map(|node| u64::from(node.shape.gpus) * 1000).sum();
+    assert_eq!(trace.capacity_milli(), whole);
+    for pod in &trace.pods {
+        let _ = pod.gpu_milli();
+    }
+    match Order::read(order, &trace) {
+        Ok(order) => {
+            assert!(order.arrivals.iter().all(|row| *row < trace.pods.len()) && order.ranks.len() == trace.nodes.len());
+            if order.arrivals.len() < 100 && trace.nodes.len() < 20 {
+                let name = divvy_policy::Policy::default();
+                let _ = divvy_simulator::inflate(&trace, &order, name);
+            }
+            true
+        }
+        Err(error) => {
+            assert!(!error.to_string().is_empty());
+            false
+        }
+    }
+}
+
+/// What is merged is merged again to itself, and has our extender once.
+fn scheduler(bytes: &[u8]) -> bool {
+    let Some(text) = text(bytes) else { return false };
+    let url = "http://127.0.0.1:32766/gpushare-scheduler";
+    let wanted = Wanted {
+        stanza: Stanza::new(url, Tls::default()).expect("an extender"),
+        address: Address::Flag,
+        kubeconfig: None,
+        default_kubeconfig: "/etc/kubernetes/scheduler.conf".to_owned(),
+        profile: None,
+    };
+    let Ok(merged) = merge(text, "FILE", &wanted) else {
+        return false;
+    };
+    let again = merge(&merged.text, "FILE", &wanted).expect("what was merged can be merged");
+    assert_eq!(again.text, merged.text, "{:?}", again.notes);
+    let read: Value = serde_saphyr::from_str(&merged.text).expect("YAML");
+    let ours = read["extenders"].as_array().into_iter().flatten();
+    assert_eq!(
+        ours.filter(|extender| extender["urlPrefix"] == url).count(),
+        1,
+        "{}",
+        merged.text
+    );
+    true
+}
+
+/// The first line is `--set`, the rest `--values`. What is rendered is YAML.
+fn values(chart: &Chart, bytes: &[u8]) -> bool {
+    let Some((set, file)) = text(bytes).and_then(|text| text.split_once('\n')) else {
+        return false;
+    };
+    let Ok(set) = manifests::values::set(set) else { return false };
+    let Ok(file) = manifests::values::parse(file) else {
+        return false;
+    };
+    let release = Release {
+        name: "divvy".to_owned(),
+        namespace: "divvy-system".to_owned(),
+    };
+    let Ok(rendered) = manifests::render(chart, &release, &[file, set]) else {
+        return false;
+    };
+    for document in rendered.objects.split("\n---\n") {
+        let _: Value = serde_saphyr::from_str(document).unwrap_or_else(|error| panic!("{error}: {document}"));
+    }
+    true
+}
+
+fn unhealthy(bytes: &[u8]) -> bool {
+    let Some(text) = text(bytes) else { return false };
+    let found = unhealthy_gpus(text);
+    let written: Vec<String> = found.iter().map(ToString::to_string).collect();
+    assert_eq!(unhealthy_gpus(&written.join(",")), found);
+    !found.is_empty()
+}
+
+fn allocate() -> Vec<u8> {
+    let ids = vec!["GPU-0::m0".to_owned(), "GPU-0::m1".to_owned()];
+    let container_requests = vec![v1beta1::ContainerAllocateRequest { devices_ids: ids }];
+    v1beta1::AllocateRequest { container_requests }.encode_to_vec()
+}
+
+fn held() -> Vec<u8> {
+    let devices = podresources::ContainerDevices {
+        resource_name: "aliyun.com/gpu-mem".to_owned(),
+        device_ids: vec!["GPU-0::m0".to_owned()],
+        ..Default::default()
+    };
+    let container = podresources::ContainerResources {
+        name: "c".to_owned(),
+        devices: vec![devices],
+        ..Default::default()
+    };
+    podresources::GetPodResourcesResponse {
+        pod_resources: Some(podresources::PodResources {
+            name: "p".to_owned(),
+            namespace: "d".to_owned(),
+            containers: vec![container],
+        }),
+    }
+    .encode_to_vec()
+}
+
+/// As tonic reads them. No id is lost, and none is made up.
+fn messages(bytes: &[u8]) -> bool {
+    let mut any = false;
+    if let Ok(answer) = podresources::GetPodResourcesResponse::decode(bytes) {
+        any = true;
+        let pod = answer.pod_resources.unwrap_or_default();
+        let all = pod.containers.iter().flat_map(|container| &container.devices);
+        let said: std::collections::BTreeSet<String> = all.flat_map(|devices| devices.device_ids.clone()).collect();
+        let held = PodDevices::from(pod);
+        let read = held
+            .containers
+            .values()
+            .flat_map(BTreeMap::values)
+            .flatten()
+            .cloned()
+            .collect();
+        assert_eq!(said, read);
+    }
+    any |= v1beta1::AllocateRequest::decode(bytes).is_ok();
+    any |= v1beta1::PreferredAllocationRequest::decode(bytes).is_ok();
+    any |= v1beta1::PreStartContainerRequest::decode(bytes).is_ok();
+    any
+}

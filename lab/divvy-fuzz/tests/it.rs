@@ -1,0 +1,14 @@
+//! The seeds of the fuzz targets: fuzzing starts from them, and what they do not reach is hardly ever found.
+
+use divvy_fuzz::targets::{documented, targets};
+
+#[test]
+fn each_seed_of_each_fuzz_target_ends_as_it_declares() {
+    let broken: Vec<String> = targets().iter().filter_map(|target| target.check_seeds().err()).collect();
+    assert!(broken.is_empty(), "{}", broken.join("\n"));
+}
+
+#[test]
+fn the_documentation_names_the_fuzz_targets_that_there_are() {
+    assert_eq!(documented(&targets()), Ok(()));
+}

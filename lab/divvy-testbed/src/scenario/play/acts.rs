@@ -1,0 +1,240 @@
+//! What a play does to a cluster.
+
+use std::io;
+use std::time::Duration;
+
+use divvy_kube::objects;
+use divvy_model::names;
+use k8s_openapi::api::apps::v1::Deployment;
+use k8s_openapi::api::core::v1::{Node, Pod};
+use kube::Client;
+use kube::api::{Api, DeleteParams, EvictParams, ListParams, Patch, PatchParams, PostParams};
+use serde_json::{Value, json};
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+
+use super::{NAMESPACE, Play, Stop, state, stop_api};
+use crate::builders::{PodBuilder, pod};
+use crate::scenario::{Cluster, Machine};
+
+/// What became of pods that came and went.
+#[derive(Debug, Clone, Copy, Default)]
+pub(in crate::scenario) struct Guests {
+    pub(in crate::scenario) created: u64,
+    /// Were seen running before they were deleted.
+    pub(in crate::scenario) ran: u64,
+}
+
+/// Pods that come and go while something else happens.
+#[derive(Debug)]
+pub(in crate::scenario) struct Load {
+    token: CancellationToken,
+    task: JoinHandle<kube::Result<Guests>>,
+}
+
+impl Load {
+    /// Ends it.
+    pub(in crate::scenario) async fn finish(self) -> Result<Guests, Stop> {
+        self.token.cancel();
+        let made = self.task.await.map_err(io::Error::other)?;
+        made.map_err(|source| stop_api("a pod could not be created or deleted".to_owned(), source))
+    }
+}
+
+impl<C: Cluster> Play<'_, C> {
+    /// Lets a machine's node join and waits until it offers all that the machine has. Gives the node's name.
+    pub(in crate::scenario) async fn ready(&mut self, machine: Machine) -> Result<String, Stop> {
+        let missing = || io::Error::new(io::ErrorKind::NotFound, format!("this cluster has no node like {machine:?}"));
+        let node = self.cluster.node_of(machine).ok_or_else(missing)?;
+        self.cluster.join(&node).await?;
+        self.offers(&node, machine.units()).await?;
+        Ok(node)
+    }
+
+    /// Clears what an interrupted play left, of pods and of cordons.
+    pub async fn begin(&mut self) -> Result<(), Stop> {
+        for node in self.nodes().await? {
+            if node.spec.unschedulable {
+                self.cordon(&node.metadata.name.unwrap_or_default(), false).await?;
+            }
+        }
+        self.clear().await
+    }
+
+    /// Creates a pod without a word.
+    pub(in crate::scenario) async fn create_quietly(&self, pod: &PodBuilder) -> Result<(), Stop> {
+        create(&self.cluster.client(), &pod.build())
+            .await
+            .map_err(|source| stop_api("a pod could not be created".to_owned(), source))
+    }
+
+    /// Deletes a pod without a word, and waits until it is gone.
+    pub(in crate::scenario) async fn delete_quietly(&self, name: &str) -> Result<(), Stop> {
+        let pods = self.pods(NAMESPACE);
+        let deleted = pods.delete(name, &DeleteParams::default()).await;
+        deleted.map_err(|source| stop_api(format!("pod {name} could not be deleted"), source))?;
+        self.eventually(&format!("pod {name} to be gone"), async |_| {
+            let found = pods
+                .get_opt(name)
+                .await
+                .map_err(|source| stop_api(format!("pod {name}"), source))?;
+            Ok(found.map_or(Ok(()), |pod| Err(state(&pod))))
+        })
+        .await
+    }
+
+    /// Creates a Deployment of such pods.
+    pub(in crate::scenario) async fn create_deployment(
+        &mut self,
+        name: &str,
+        replicas: u32,
+        pod: &PodBuilder,
+    ) -> Result<(), Stop> {
+        let labels = json!({"app": name});
+        let deployment = json!({
+            "apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": name, "namespace": NAMESPACE},
+            "spec": {"replicas": replicas, "selector": {"matchLabels": labels},
+                "template": {"metadata": {"labels": labels}, "spec": pod.build()["spec"]}},
+        });
+        let deployment = serde_json::from_value(deployment).map_err(io::Error::from)?;
+        let created = self.deployments().create(&PostParams::default(), &deployment).await;
+        created.map_err(|source| stop_api(format!("deployment {name} could not be created"), source))?;
+        self.step(
+            "created",
+            &format!("deployment {name}"),
+            &format!("{replicas} replicas"),
+            Vec::new(),
+        )
+    }
+
+    pub(in crate::scenario) async fn scale(&mut self, name: &str, replicas: u32) -> Result<(), Stop> {
+        let patch = Patch::Merge(json!({"spec": {"replicas": replicas}}));
+        let patched = self.deployments().patch(name, &PatchParams::default(), &patch).await;
+        patched.map_err(|source| stop_api(format!("deployment {name} could not be scaled"), source))?;
+        self.step(
+            "scaled",
+            &format!("deployment {name}"),
+            &format!("to {replicas} replicas"),
+            Vec::new(),
+        )
+    }
+
+    pub(in crate::scenario) fn deployments(&self) -> Api<Deployment> {
+        Api::namespaced(self.cluster.client(), NAMESPACE)
+    }
+
+    /// `kubectl delete --force --grace-period=0`
+    pub(in crate::scenario) async fn force_delete(&mut self, name: &str) -> Result<(), Stop> {
+        let deleted = self
+            .pods(NAMESPACE)
+            .delete(name, &DeleteParams::default().grace_period(0))
+            .await;
+        deleted.map_err(|source| stop_api(format!("pod {name} could not be deleted"), source))?;
+        self.step("deleted", &format!("{NAMESPACE}/{name}"), "by force", Vec::new())
+    }
+
+    pub(in crate::scenario) async fn cordon(&mut self, node: &str, cordoned: bool) -> Result<(), Stop> {
+        let nodes: Api<Node> = Api::all(self.cluster.client());
+        let patch = Patch::Merge(json!({"spec": {"unschedulable": cordoned}}));
+        let patched = nodes.patch(node, &PatchParams::default(), &patch).await;
+        patched.map_err(|source| stop_api(format!("node {node} could not be cordoned"), source))?;
+        let what = if cordoned { "cordoned" } else { "uncordoned" };
+        self.step(what, node, "", Vec::new())
+    }
+
+    /// Evicts the play's pods on a node, as `kubectl drain` does. How many.
+    pub(in crate::scenario) async fn evict_all(&mut self, node: &str) -> Result<usize, Stop> {
+        let pods: Api<Pod> = Api::namespaced(self.cluster.client(), NAMESPACE);
+        let on_node = ListParams::default().fields(&format!("spec.nodeName={node}"));
+        let found = pods
+            .list(&on_node)
+            .await
+            .map_err(|source| stop_api("list of pods".to_owned(), source))?;
+        for pod in &found.items {
+            let name = pod.metadata.name.clone().unwrap_or_default();
+            let evicted = pods.evict(&name, &EvictParams::default()).await;
+            evicted.map_err(|source| stop_api(format!("pod {name} could not be evicted"), source))?;
+        }
+        self.step("evicted", &format!("{} pods of {node}", found.items.len()), "", Vec::new())?;
+        Ok(found.items.len())
+    }
+
+    /// Pods of this size on a node, one after another, each deleted when it runs or after a while, until [`Load::finish`].
+    pub(in crate::scenario) fn come_and_go(&self, node: &str, units: u64) -> Load {
+        let token = CancellationToken::new();
+        let (own, client, node) = (token.clone(), self.cluster.client(), node.to_owned());
+        let task = tokio::spawn(async move {
+            let pods: Api<Pod> = Api::namespaced(client.clone(), NAMESPACE);
+            let mut guests = Guests::default();
+            while !own.is_cancelled() {
+                let name = format!("guest-{}", guests.created);
+                create(&client, &pod(&name).gpu_mem(units).grace_seconds(1).select(&node).build()).await?;
+                guests.created += 1;
+                // The one that is under way at the end gets its time, too.
+                for _ in 0..200 {
+                    let found = pods.get(&name).await?;
+                    let runs = found.status.and_then(|status| status.phase).as_deref() == Some("Running");
+                    guests.ran += u64::from(runs);
+                    if runs {
+                        break;
+                    }
+                    tokio::time::sleep(Duration::from_millis(50)).await;
+                }
+                pods.delete(&name, &DeleteParams::default()).await?;
+            }
+            Ok(guests)
+        });
+        Load { token, task }
+    }
+
+    /// Deletes every Deployment and pod of the play; waits until they are gone, and nothing is held or kept of them.
+    pub(in crate::scenario) async fn clear(&mut self) -> Result<(), Stop> {
+        let every = ListParams::default();
+        let deployments = self.deployments();
+        let cleared = deployments.delete_collection(&DeleteParams::background(), &every).await;
+        cleared.map_err(|source| stop_api("the deployments could not be deleted".to_owned(), source))?;
+        let pods = self.pods(NAMESPACE);
+        self.eventually("every pod to be gone", async |play| {
+            let left = play.all_pods().await?;
+            for pod in left.iter().filter(|pod| pod.metadata.deletion_timestamp.is_none()) {
+                let name = pod.metadata.name.clone().unwrap_or_default();
+                match pods.delete(&name, &DeleteParams::default()).await {
+                    Err(kube::Error::Api(status)) if status.code == 404 => {}
+                    other => drop(other.map_err(|source| stop_api(format!("pod {name}"), source))?),
+                }
+            }
+            Ok(match left.len() {
+                0 => Ok(()),
+                count => Err(format!("{count} pods are there")),
+            })
+        })
+        .await?;
+        let names = self.nodes().await?.into_iter().filter_map(|node| node.metadata.name);
+        let with_gpus: Vec<String> = names.filter(|name| self.cluster.has_gpus(name)).collect();
+        for node in with_gpus {
+            self.eventually(&format!("nothing to be left on {node}"), async |play| {
+                let kept = play.cluster.grants(&node)?;
+                Ok(match kept.is_empty() {
+                    true => Ok(()),
+                    false => Err(format!("{kept:?}")),
+                })
+            })
+            .await?;
+            self.used(&node, 0).await?;
+        }
+        Ok(())
+    }
+}
+
+async fn create(client: &Client, manifest: &Value) -> kube::Result<()> {
+    let pods: Api<Pod> = Api::namespaced(client.clone(), NAMESPACE);
+    let pod: Pod = serde_json::from_value(manifest.clone()).map_err(kube::Error::SerdeError)?;
+    pods.create(&PostParams::default(), &pod).await.map(drop)
+}
+
+/// Units of shared GPU memory as a node's status offers them.
+pub(super) fn offered(node: &objects::NodeObject) -> String {
+    let status = node.status.clone().unwrap_or_default();
+    let units = status.allocatable.get(names::GPU_MEM);
+    units.map_or_else(|| "none".to_owned(), |units| units.0.clone())
+}

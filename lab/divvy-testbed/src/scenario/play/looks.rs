@@ -1,0 +1,260 @@
+//! What a play looks at, and waits for.
+
+use std::time::Duration;
+
+use divvy_kube::objects::{NodeObject, PodObject};
+use kube::api::{Api, ListParams};
+use tokio::time::Instant;
+
+use super::acts::offered;
+use super::{NAMESPACE, Play, Stop, state, stop_api};
+use crate::scenario::{Cluster, Report};
+use crate::story::Event;
+
+/// How one pod's program followed another's.
+#[derive(Debug, Clone, Copy)]
+pub(in crate::scenario) struct HandedOver {
+    /// Both ran at one moment.
+    pub(in crate::scenario) overlap: bool,
+    /// The new one's pod was bound while the old one ran.
+    pub(in crate::scenario) early: bool,
+    /// From the end of the old one to the start of the new one, as seen from outside.
+    pub(in crate::scenario) gap: Duration,
+}
+
+/// Pod UID, container, and what it reports.
+pub(in crate::scenario) type Seen = (String, String, Report);
+
+impl<C: Cluster> Play<'_, C> {
+    pub(in crate::scenario) async fn uid(&self, name: &str) -> Result<String, Stop> {
+        Ok(self.get(NAMESPACE, name).await?.metadata.uid.unwrap_or_default())
+    }
+
+    pub(in crate::scenario) async fn all_pods(&self) -> Result<Vec<PodObject>, Stop> {
+        let found = self.pods(NAMESPACE).list(&ListParams::default()).await;
+        Ok(found.map_err(|source| stop_api("list of pods".to_owned(), source))?.items)
+    }
+
+    pub(in crate::scenario) async fn nodes(&self) -> Result<Vec<NodeObject>, Stop> {
+        let nodes: Api<NodeObject> = Api::all_with(self.cluster.client(), &divvy_kube::objects::nodes());
+        let found = nodes.list(&ListParams::default()).await;
+        Ok(found.map_err(|source| stop_api("list of nodes".to_owned(), source))?.items)
+    }
+
+    /// A node's address, as tables print it.
+    pub(in crate::scenario) async fn address(&self, node: &str) -> Result<String, Stop> {
+        let nodes = self.nodes().await?;
+        let found = nodes.into_iter().find(|object| object.metadata.name.as_deref() == Some(node));
+        let addresses = found.and_then(|object| object.status).unwrap_or_default().addresses;
+        let internal = addresses.into_iter().find(|address| address.kind == "InternalIP");
+        Ok(internal.map(|address| address.address).unwrap_or_default())
+    }
+
+    /// Waits until a node's status offers this many units, and the inventory is there.
+    pub(in crate::scenario) async fn offers(&self, node: &str, units: u64) -> Result<(), Stop> {
+        let nodes: Api<NodeObject> = Api::all_with(self.cluster.client(), &divvy_kube::objects::nodes());
+        self.eventually(&format!("node {node} to offer {units} units"), async |_| {
+            Ok(match nodes.get(node).await {
+                Ok(found) if offered(&found) == units.to_string() || (units == 0 && offered(&found) == "none") => Ok(()),
+                Ok(found) => Err(format!("{} units", offered(&found))),
+                Err(error) => Err(divvy_kube::in_words(&error)),
+            })
+        })
+        .await
+    }
+
+    /// Waits until `kubectl inspect gpushare` says that so many units of a node are allocated; it is a check.
+    pub(in crate::scenario) async fn used(&mut self, node: &str, units: u64) -> Result<(), Stop> {
+        let line = format!("{units}/");
+        let holds = |output: &str| {
+            let total = output.lines().last().unwrap_or_default();
+            total.starts_with(&line)
+        };
+        let args = ["inspect", "gpushare", node];
+        let output = self.until_said(&args, holds).await?;
+        let total = output.lines().last().unwrap_or_default().trim_end().to_owned();
+        self.check(
+            holds(&output),
+            &format!("kubectl inspect gpushare {node} says {units} allocated: {total}"),
+            || output.clone(),
+        )?;
+        Ok(())
+    }
+
+    /// Waits until `divvy why` says all of this about a pod; shows it. Each part is a check.
+    pub(in crate::scenario) async fn why(&mut self, name: &str, parts: &[&str]) -> Result<(), Stop> {
+        let holds = |output: &str| parts.iter().all(|part| output.contains(part));
+        let output = self.until_said(&["why", name], holds).await?;
+        self.tell(Event::Command {
+            text: format!("kubectl divvy why {name}"),
+            output: output.clone(),
+        })?;
+        for part in parts {
+            self.check(output.contains(part), &format!("`why` says \"{part}\""), || output.clone())?;
+        }
+        Ok(())
+    }
+
+    /// What `divvy` prints with these arguments, once it is as it should be; else the last.
+    async fn until_said(&self, args: &[&str], holds: impl Fn(&str) -> bool) -> Result<String, Stop> {
+        let until = Instant::now() + Duration::from_secs(20);
+        loop {
+            let (output, errors, _) = self.said(args).await?;
+            let said = format!("{output}{errors}");
+            if holds(&said) || Instant::now() > until {
+                return Ok(said);
+            }
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    }
+
+    /// Waits until the scheduler refuses a pod in words that contain `part`, and tells them.
+    pub(in crate::scenario) async fn refused(&mut self, name: &str, part: &str) -> Result<(), Stop> {
+        let message = self
+            .eventually(&format!("pod {name} to be refused with {part:?}"), async |play| {
+                let pod = play.get(NAMESPACE, name).await?;
+                let conditions = pod.status.clone().unwrap_or_default().conditions;
+                let refused = conditions
+                    .into_iter()
+                    .find(|condition| condition.kind == "PodScheduled" && condition.status == "False");
+                let text = refused
+                    .and_then(|condition| condition.message)
+                    .filter(|text| text.contains(part));
+                Ok(text.ok_or_else(|| state(&pod)))
+            })
+            .await?;
+        self.step("pending", &format!("{NAMESPACE}/{name}"), &message, Vec::new())
+    }
+
+    pub(in crate::scenario) async fn phase(&mut self, name: &str, phase: &str) -> Result<(), Stop> {
+        let why = self
+            .eventually(&format!("pod {name} to be {phase}"), async |play| {
+                let pod = play.get(NAMESPACE, name).await?;
+                let is = pod.status.as_ref().and_then(|status| status.phase.as_deref()) == Some(phase);
+                Ok(if is { Ok(state(&pod)) } else { Err(state(&pod)) })
+            })
+            .await?;
+        self.step(&phase.to_lowercase(), &format!("{NAMESPACE}/{name}"), &why, Vec::new())
+    }
+
+    /// Waits for an event about a pod, and tells it.
+    pub(in crate::scenario) async fn event(&mut self, pod: &str, reason: &str, part: &str) -> Result<(), Stop> {
+        let events: Api<k8s_openapi::api::core::v1::Event> = Api::namespaced(self.cluster.client(), NAMESPACE);
+        let about = ListParams::default().fields(&format!("involvedObject.name={pod}"));
+        let text = self
+            .eventually(&format!("event {reason} about {pod} with {part:?}"), async |_| {
+                let told = events
+                    .list(&about)
+                    .await
+                    .map_err(|source| stop_api("list of events".to_owned(), source))?;
+                let mut texts = told
+                    .items
+                    .into_iter()
+                    .filter_map(|event| Some((event.reason?, event.message?)));
+                let found = texts.find(|(is, text)| is == reason && text.contains(part));
+                Ok(found.map(|(_, text)| text).ok_or_else(|| "no such event".to_owned()))
+            })
+            .await?;
+        self.step(
+            "event",
+            &format!("{NAMESPACE}/{pod}"),
+            &format!("{reason}: {text}"),
+            Vec::new(),
+        )
+    }
+
+    /// Waits until a Deployment has so many pods, and so many of them are ready.
+    pub(in crate::scenario) async fn replicas(&mut self, name: &str, all: i32, ready: i32) -> Result<(), Stop> {
+        let deployments = self.deployments();
+        self.eventually(&format!("{ready} of {all} replicas of {name} to be ready"), async |_| {
+            let found = deployments
+                .get(name)
+                .await
+                .map_err(|source| stop_api(format!("deployment {name}"), source))?;
+            let status = found.status.unwrap_or_default();
+            let is = (status.replicas.unwrap_or(0), status.ready_replicas.unwrap_or(0));
+            Ok(if is == (all, ready) {
+                Ok(())
+            } else {
+                Err(format!("{} of {} are", is.1, is.0))
+            })
+        })
+        .await?;
+        self.step(
+            "ready",
+            &format!("deployment {name}"),
+            &format!("{ready} of {all} replicas"),
+            Vec::new(),
+        )
+    }
+
+    /// What every running app container reports.
+    pub(in crate::scenario) async fn reports(&self) -> Result<Vec<Seen>, Stop> {
+        let mut found = Vec::new();
+        for pod in self.all_pods().await? {
+            let uid = pod.metadata.uid.clone().unwrap_or_default();
+            for container in &pod.spec.containers {
+                let report = self.cluster.report(&uid, &container.name).await?;
+                if let Some(report) = report.filter(|report| report.running) {
+                    found.push((uid.clone(), container.name.clone(), report));
+                }
+            }
+        }
+        Ok(found)
+    }
+
+    /// Checks that each of these still runs, in the container that it ran in.
+    pub(in crate::scenario) async fn unmoved(&mut self, before: &[Seen]) -> Result<(), Stop> {
+        for (uid, container, then) in before {
+            let now = self.cluster.report(uid, container).await?;
+            if now.as_ref() != Some(then) {
+                self.check(false, "every container runs on as it was", || {
+                    format!("{then:?}, then {now:?}")
+                })?;
+                return Ok(());
+            }
+        }
+        let text = format!("every container runs on as it was ({})", before.len());
+        self.check(!before.is_empty(), &text, || "there was none".to_owned())
+            .map(drop)
+    }
+
+    /// Watches until the new pod's program runs.
+    pub(in crate::scenario) async fn hand_over(&mut self, old_uid: &str, new: &str) -> Result<HandedOver, Stop> {
+        let new_uid = self.uid(new).await?;
+        let mut ended = None;
+        let mut early = false;
+        self.eventually(&format!("the program of pod {new} to run"), async |play| {
+            // In this order: the new one seen bound or running first, and the old one still running after that, is an overlap.
+            let bound = play.get(NAMESPACE, new).await?.spec.node_name.is_some();
+            let new_runs = play
+                .cluster
+                .report(&new_uid, "main")
+                .await?
+                .is_some_and(|report| report.running);
+            let old_runs = play
+                .cluster
+                .report(old_uid, "main")
+                .await?
+                .is_some_and(|report| report.running);
+            early |= bound && old_runs;
+            if !old_runs && ended.is_none() {
+                ended = Some(Instant::now());
+            }
+            Ok(match new_runs {
+                true => Ok(HandedOver {
+                    overlap: old_runs,
+                    early,
+                    gap: ended.map(|ended| ended.elapsed()).unwrap_or_default(),
+                }),
+                false => Err(format!("the old program {}", if old_runs { "runs" } else { "has ended" })),
+            })
+        })
+        .await
+    }
+
+    /// A figure that the play measured.
+    pub(in crate::scenario) fn measured(&mut self, text: &str) -> Result<(), Stop> {
+        self.step("measured", text, "", Vec::new())
+    }
+}

@@ -1,0 +1,221 @@
+//! Which node, which GPU, and who has to go for a pod that matters more.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use divvy_kube::objects::PodObject;
+use divvy_model::names;
+
+use crate::builders::pod;
+use crate::scenario::{Cluster, Machine, Play, Report, Stop};
+
+const PACKED: usize = 4;
+
+pub(super) async fn packed<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), Stop> {
+    play.scene("Small pods that could go anywhere stay together, and leave the others whole")
+        .await?;
+    for machine in [Machine::Laptop, Machine::Mixed] {
+        play.ready(machine).await?;
+    }
+    let mut on: BTreeSet<(String, String)> = BTreeSet::new();
+    for number in 0..PACKED {
+        let name = format!("packed-{number}");
+        // By CPU kube-scheduler alone would have them in turns: it prefers the node with the most left.
+        let manifest = pod(&name).gpu_mem(3).limit("cpu", "200m");
+        play.create(&manifest, "asks for 3 GiB and 200m CPU, and names no node")
+            .await?;
+        let (object, reports) = play.started("default", &name).await?;
+        on.insert((object.spec.node_name.unwrap_or_default(), index(&reports)));
+    }
+    play.run("kubectl inspect gpushare", &["inspect", "gpushare"]).await?;
+    let args = ["why", "packed-0", "--placement"];
+    let said = play.run("kubectl divvy why packed-0 --placement", &args).await?;
+    let prefers = said.contains("Policy divvy prefers node") && said.contains("SLOT PRESSURE");
+    play.check(
+        prefers,
+        "`why --placement` says which node the policy prefers, and the terms",
+        || said.clone(),
+    )?;
+    // Where other scenes were played before, the extender has learnt from their pods, and may think another place better after one more.
+    if !play.cluster.agents_are_pods() {
+        play.check(on.len() == 1, &format!("all {PACKED} are on one GPU"), || format!("{on:?}"))?;
+    }
+    Ok(())
+}
+
+fn index(reports: &[Report]) -> String {
+    let index = reports.first().and_then(|report| report.env.get(names::ALIYUN_IDX));
+    index.cloned().unwrap_or_default()
+}
+
+/// The node of two A100 and a T4; the laptop has a GeForce of 16 GiB.
+pub(super) async fn wanted<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), Stop> {
+    play.scene("Pods say which GPU they take, by product and by size, and which they prefer")
+        .await?;
+    play.ready(Machine::Laptop).await?;
+    let mixed = play.ready(Machine::Mixed).await?;
+    for (name, key, value, gpus) in [
+        ("product", names::GPU_MODEL, "T4", &["2"][..]),
+        ("no-product", names::GPU_MODEL, "!*GeForce*, !A100*", &["2"]),
+        ("size", names::GPU_MEMORY, ">=40Gi", &["0", "1"]),
+        ("most", names::GPU_PREFER, "most-memory", &["0", "1"]),
+        ("least", names::GPU_PREFER, "least-memory", &["2"]),
+    ] {
+        let manifest = pod(name).gpu_mem(2).annotation(key, value);
+        play.create(&manifest, &format!("asks for 2 GiB, with {key}: {value:?}"))
+            .await?;
+        let (object, reports) = play.started("default", name).await?;
+        let (node, gpu) = (object.spec.node_name.unwrap_or_default(), index(&reports));
+        play.check(
+            node == mixed && gpus.contains(&gpu.as_str()),
+            &format!("{name} is on GPU {} of {mixed}", gpus.join(" or ")),
+            || format!("on GPU {gpu} of {node}"),
+        )?;
+    }
+    play.create(
+        &pod("nowhere").gpu_mem(2).annotation(names::GPU_MODEL, "H100*"),
+        &format!("asks for 2 GiB, with {}: \"H100*\"", names::GPU_MODEL),
+    )
+    .await?;
+    play.refused("nowhere", "2 no GPU of a product like H100*").await?;
+    play.why(
+        "nowhere",
+        &["asks for 2 GiB on a GPU of a product like H100*, and no node has such a GPU"],
+    )
+    .await
+}
+
+/// The mixed node's A100 have NVLinks to each other; its T4 has none.
+pub(super) async fn several<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), Stop> {
+    play.scene("A pod's memory lies on two GPUs: those that are connected best, and it sees both and no other")
+        .await?;
+    let mixed = play.ready(Machine::Mixed).await?;
+    let on_two = |name: &str, units: u64| pod(name).gpu_mem(units).grace_seconds(1).annotation(names::GPUS, "2");
+    let text = |units: u64| format!("asks for {units} GiB, with {}: \"2\"", names::GPUS);
+    play.create(&on_two("pair", 20), &text(20)).await?;
+    sees_both(play, "pair", &mixed, 20).await?;
+    play.used(&mixed, 20).await?;
+    play.create(&on_two("larger", 62), &text(62)).await?;
+    play.refused("larger", "fewer than 2 GPUs with 31744 MiB free").await?;
+    let why = ["asks for 31 GiB on each of 2 GPUs", "0 of 3", "aliyun.com/gpu-mem: 60"];
+    play.why("larger", &why).await?;
+    play.create(
+        &on_two("no-two", 2).annotation(names::GPU_MODEL, "T4"),
+        &format!("{} and {}: T4, of which there is one", text(2), names::GPU_MODEL),
+    )
+    .await?;
+    play.refused("no-two", "fewer than 2 GPUs of a product like T4").await?;
+    play.delete("default", "pair", "as its owner wishes").await?;
+    sees_both(play, "larger", &mixed, 62).await
+}
+
+async fn sees_both<C: Cluster>(play: &mut Play<'_, C>, name: &str, mixed: &str, units: u64) -> Result<(), Stop> {
+    let (object, reports) = play.started("default", name).await?;
+    let node = object.spec.node_name.unwrap_or_default();
+    let Some(report) = reports.first() else { return Ok(()) };
+    let is_gpu = |path: &&String| {
+        path.strip_prefix("/dev/nvidia")
+            .is_some_and(|minor| minor.parse::<u32>().is_ok())
+    };
+    let gpus: Vec<&String> = report.devices.iter().filter(is_gpu).collect();
+    play.check(
+        node == mixed && gpus == ["/dev/nvidia0", "/dev/nvidia1"],
+        &format!("{name}'s container sees both A100 of {mixed} and no other GPU"),
+        || format!("{gpus:?} of {node}"),
+    )?;
+    let env = |key: &str| report.env.get(key).map(String::as_str);
+    let told = [env(names::ALIYUN_IDX), env(names::ALIYUN_CONTAINER), env(names::ALIYUN_DEV)];
+    let units = units.to_string();
+    play.check(
+        told == [Some("0,1"), Some(&units), Some("40")],
+        "it is told both indices and its memory on both",
+        || format!("{told:?}"),
+    )?;
+    Ok(())
+}
+
+/// A class of every cluster, whose pods may evict ordinary ones.
+const URGENT: &str = "system-cluster-critical";
+
+pub(super) async fn preempted<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), Stop> {
+    play.scene("A pod of high priority needs one GPU: exactly those go that make room on one")
+        .await?;
+    let node = play.ready(Machine::Mixed).await?;
+    let mut on: BTreeMap<String, (String, PodObject, Vec<Report>)> = BTreeMap::new();
+    for (name, units) in [("low-0", 20), ("low-1", 20), ("low-2", 20), ("low-3", 20), ("low-4", 5)] {
+        play.create(
+            &pod(name).gpu_mem(units).grace_seconds(1).select(&node),
+            &format!("asks for {units} GiB"),
+        )
+        .await?;
+        let (object, reports) = play.started("default", name).await?;
+        on.insert(name.to_owned(), (index(&reports), object, reports));
+    }
+    play.used(&node, Machine::Mixed.units() - 10).await?;
+    let text = format!("asks for 30 GiB, with priorityClassName: {URGENT}");
+    play.create(&pod("urgent").gpu_mem(30).select(&node).priority_class(URGENT), &text)
+        .await?;
+    // As a ReplicaSet makes it in place of a victim. By sums it fits beside the urgent pod: 10 GiB on the T4, and 10 of what the victims leave.
+    let replacement = pod("replacement").gpu_mem(20).grace_seconds(1).select(&node);
+    play.create(&replacement, "asks for 20 GiB, as its victims did").await?;
+    let (_, reports) = play.started("default", "urgent").await?;
+    play.refused("replacement", "Insufficient GPU Memory in one device").await?;
+    let gpu = index(&reports);
+    let left: BTreeMap<String, PodObject> = play
+        .all_pods()
+        .await?
+        .into_iter()
+        .filter(|pod| pod.metadata.deletion_timestamp.is_none())
+        .map(|pod| (pod.metadata.name.clone().unwrap_or_default(), pod))
+        .collect();
+    for (name, (index, before, reports)) in &on {
+        let uid = before.metadata.uid.clone().unwrap_or_default();
+        let stays = left.get(name).is_some_and(|pod| pod.metadata.uid.as_ref() == Some(&uid));
+        let expected = *index != gpu;
+        let what = if expected { "is left alone" } else { "was evicted" };
+        play.check(
+            stays == expected,
+            &format!("{name} on GPU {index} {what}; urgent is on GPU {gpu}"),
+            || format!("{:?}", left.keys()),
+        )?;
+        if expected {
+            let now = play.cluster.report(&uid, "main").await?;
+            let same = now.as_ref().map(|report| &report.id) == reports.first().map(|report| &report.id);
+            play.check(same, &format!("{name}'s container has run on all the time"), || {
+                format!("{now:?}")
+            })?;
+        }
+    }
+    play.clear().await?;
+    by_sums_there_is_room(play, &node).await
+}
+
+/// kube-scheduler's preemption finds nobody to evict where the sum is enough: `why` says so, and who is in the way.
+async fn by_sums_there_is_room<C: Cluster>(play: &mut Play<'_, C>, node: &str) -> Result<(), Stop> {
+    for name in ["low-0", "low-1"] {
+        let manifest = pod(name).gpu_mem(25).grace_seconds(1).select(node);
+        play.create(&manifest, "asks for 25 GiB").await?;
+        play.started("default", name).await?;
+    }
+    let text = format!("asks for 30 GiB, with priorityClassName: {URGENT}; 45 are free in all");
+    play.create(&pod("urgent").gpu_mem(30).select(node).priority_class(URGENT), &text)
+        .await?;
+    play.refused("urgent", "Insufficient GPU Memory in one device").await?;
+    play.why(
+        "urgent",
+        &[
+            "kube-scheduler evicts no pod",
+            "45 units",
+            "kubectl delete pod -n default low-",
+        ],
+    )
+    .await?;
+    for name in ["low-0", "low-1"] {
+        let deleted = play.get("default", name).await?.metadata.deletion_timestamp.is_some();
+        play.check(!deleted, &format!("{name} is left alone"), || {
+            "it is being deleted".to_owned()
+        })?;
+    }
+    play.delete("default", "low-0", "as `why` says").await?;
+    play.started("default", "urgent").await?;
+    Ok(())
+}

@@ -1,0 +1,52 @@
+//! `divvy-kube`'s events, as an API server keeps them.
+
+use divvy_kube::events::{Events, Note, node_reference};
+use divvy_testbed::api::ApiServer;
+
+use super::server;
+
+async fn publish(events: &Events, texts: impl IntoIterator<Item = String>) {
+    for text in texts {
+        let note = Note {
+            warning: true,
+            reason: "GpuFailed".to_owned(),
+            action: "Reconciling".to_owned(),
+            text,
+        };
+        events.publish(&node_reference("n1"), note).await.expect("published");
+    }
+}
+
+/// Texts, and how often each was told.
+fn told(api: &ApiServer) -> Vec<(String, u64)> {
+    let events = api.list("events", "default").expect("listed");
+    let mut told: Vec<(String, u64)> = events
+        .iter()
+        .map(|event| {
+            let count = event["series"]["count"].as_u64().unwrap_or(1);
+            (event["message"].as_str().unwrap_or_default().to_owned(), count)
+        })
+        .collect();
+    told.sort();
+    told
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_event_with_another_text_is_another_event_and_one_that_is_repeated_is_counted() {
+    let api = server();
+    let events = Events::new(api.client(), "divvy-agent", Some("n1".to_owned()));
+    let texts = ["GPU 0 failed", "GPU 3 failed", "GPU 0 failed", "GPU 0 failed"];
+    publish(&events, texts.map(str::to_owned)).await;
+    let expected = [("GPU 0 failed".to_owned(), 3), ("GPU 3 failed".to_owned(), 1)];
+    assert_eq!(told(&api), expected);
+}
+
+#[tokio::test(start_paused = true)]
+async fn texts_that_are_never_twice_the_same_do_not_fill_the_cluster_with_events() {
+    let api = server();
+    let events = Events::new(api.client(), "divvy-agent", Some("n1".to_owned()));
+    publish(&events, (0..100).map(|i| format!("{i:02} MiB are free"))).await;
+    let told = told(&api);
+    let counts: Vec<u64> = told.iter().map(|(_, count)| *count).collect();
+    assert_eq!(counts, [1, 1, 1, 1, 1, 1, 1, 1, 1, 91]);
+}

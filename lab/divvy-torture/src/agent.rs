@@ -1,0 +1,450 @@
+//! The agent's shell: the real decisions over a disk in memory.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use divvy_agent_core::{
+    Action, Core, Facts, Handout, Key, NodeFiles, NodeKey, PreStart, Reason, Reconciled, Resource, Settings, owner_of_spec,
+};
+use divvy_cdi as cdi;
+use divvy_model::{Gpu, GrantRecord, Health, Held, MemoryUnit, MiB, Pod, names};
+
+use crate::api::{Api, Listing, PodWatch, Seen};
+use crate::story::{Story, ensure};
+
+/// The agent's files, and what the kernel says: what outlives the process.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Disk {
+    pub records: BTreeMap<Key, GrantRecord>,
+    pub specs: BTreeMap<String, String>,
+}
+
+impl Disk {
+    /// As `Store::perform`.
+    fn perform(&mut self, action: &Action) -> Result<(), String> {
+        match action {
+            Action::WriteRecord(record) => {
+                let read = GrantRecord::parse(&record.to_json()).map_err(|error| error.to_string())?;
+                ensure!(read == *record, "a record is not what is read from its file: {record:?}");
+                self.records.insert(Key::of(record), read);
+            }
+            Action::RemoveRecord(key) => drop(self.records.remove(key)),
+            Action::WriteSpec { name, text } => drop(self.specs.insert(name.clone(), text.clone())),
+            Action::RemoveSpec { name, owner } => {
+                if self.specs.get(name).is_some_and(|text| owner_of_spec(text) == *owner) {
+                    self.specs.remove(name);
+                }
+            }
+            Action::Event { .. } => {}
+        }
+        Ok(())
+    }
+}
+
+/// What the node shows to an agent that asks now.
+#[derive(Debug, Clone, Copy)]
+pub struct Sight<'a> {
+    pub gpus: &'a [Gpu],
+    /// The kubelet's checkpoint.
+    pub handouts: &'a [Handout],
+    /// UIDs of pods with processes; `None`: the kubelet makes no cgroups for pods.
+    pub populated: Option<&'a BTreeSet<String>>,
+}
+
+/// One life of an agent process.
+#[derive(Debug, Clone)]
+pub struct Agent {
+    pub core: Core,
+    settings: Settings,
+    pub pods: PodWatch,
+    pub synced: bool,
+    /// The watch has had its first list.
+    followed: bool,
+    /// A list that is on its way: the watch was cut.
+    pub listing: Option<Listing>,
+    /// A list beside the watch arrived, and the watch has not shown since all that there is: what the agent knows of pods is of several moments.
+    muddled: bool,
+    /// Actions until the process is killed.
+    pub dies_after: Option<u8>,
+    /// What there was to see when reconciling was last compared.
+    compared: Option<Compared>,
+}
+
+type Compared = (Disk, Vec<Gpu>, Vec<Handout>, Option<BTreeSet<String>>, BTreeMap<String, Pod>);
+
+/// The process is gone: nothing that it was asked for gets an answer.
+#[derive(Debug)]
+pub enum Stop {
+    Killed,
+    Broken(String),
+}
+
+impl From<String> for Stop {
+    fn from(text: String) -> Stop {
+        Stop::Broken(text)
+    }
+}
+
+/// A list of pods beside the watch, as the core knows it.
+pub type Begun = divvy_agent_core::Listing;
+
+/// What PreStartContainer came to.
+#[derive(Debug)]
+pub enum Start {
+    /// For this container.
+    Granted(Key),
+    /// Not now, and why.
+    Refused(Reason),
+    /// Something is not known: the agent lists the pods.
+    Lists(Begun),
+}
+
+impl Agent {
+    /// A new process: everything that it knows comes from the disk.
+    pub fn new(node: &str, boot: u32, reserve: MiB, disk: &Disk, sight: Sight<'_>) -> Agent {
+        let settings = Settings {
+            unit: MemoryUnit::GIB,
+            reserve,
+            node_key: NodeKey([7; 32]),
+            memory_resource: names::GPU_MEM.to_owned(),
+            count_resource: names::GPU_COUNT.to_owned(),
+            agent_version: "test".to_owned(),
+            boot_id: format!("{node}-{boot}"),
+        };
+        let core = new_core(&settings, disk, sight);
+        Agent {
+            core,
+            settings,
+            pods: PodWatch::new(Some(node)),
+            synced: false,
+            followed: false,
+            listing: None,
+            muddled: false,
+            dies_after: None,
+            compared: None,
+        }
+    }
+
+    /// What a new process would be that has read the disk and the same events.
+    pub fn rebuilt(&self, disk: &Disk, sight: Sight<'_>) -> Core {
+        let mut core = new_core(&self.settings, disk, sight);
+        if self.synced {
+            core.reset_pods(self.pods.view.values().cloned().collect());
+        }
+        core
+    }
+
+    /// Memory of a GPU that is shared now.
+    pub fn capacity(&self, uuid: &str) -> MiB {
+        let units = self
+            .core
+            .gpus()
+            .iter()
+            .find(|gpu| gpu.uuid == uuid)
+            .map_or(0, |gpu| gpu.units);
+        self.settings.unit.memory(units).unwrap()
+    }
+
+    /// The pods of this node as of now.
+    pub fn list(&mut self, api: &Api, disk: &mut Disk) -> Result<(), Stop> {
+        self.listing = Some(self.pods.ask(api));
+        self.list_arrives(disk)
+    }
+
+    /// The watch was cut: the API server takes a list.
+    pub fn ask(&mut self, api: &Api) {
+        self.listing = Some(self.pods.ask(api));
+    }
+
+    /// The watch's list arrives.
+    pub fn list_arrives(&mut self, disk: &mut Disk) -> Result<(), Stop> {
+        let Some(listing) = self.listing.take() else {
+            return Ok(());
+        };
+        let pods = self.pods.arrive(listing);
+        self.synced = true;
+        self.followed = true;
+        self.muddled = false;
+        let actions = self.core.reset_pods(pods);
+        self.perform(&actions, disk)
+    }
+
+    /// Up to `events` events, or the list that comes first.
+    pub fn watch(&mut self, api: &Api, disk: &mut Disk, events: usize) -> Result<(), Stop> {
+        if self.listing.is_some() {
+            self.list_arrives(disk)?;
+        } else if !self.followed {
+            return self.list(api, disk);
+        }
+        for _ in 0..events {
+            match self.pods.next(api) {
+                None => break,
+                Some(Seen::Applied(pod)) => {
+                    let actions = self.core.apply_pod(pod);
+                    self.perform(&actions, disk)?;
+                }
+                Some(Seen::Deleted(uid)) => self.core.delete_pod(&uid),
+            }
+        }
+        self.muddled &= !self.pods.is_current(api);
+        Ok(())
+    }
+
+    pub fn facts(&self, disk: &Disk, sight: Sight<'_>, fresh: bool) -> Facts {
+        Facts {
+            handouts: Some(sight.handouts.to_vec()),
+            populated: sight
+                .populated
+                .cloned()
+                .unwrap_or_else(|| self.core.all_that_may_run(Some(sight.handouts))),
+            synced: self.synced,
+            fresh,
+            node: NodeFiles::default(),
+            specs: disk.specs.clone(),
+            memory_in_use: None,
+        }
+    }
+
+    /// Performs actions in their order; each counts only once it is done.
+    fn perform(&mut self, actions: &[Action], disk: &mut Disk) -> Result<(), Stop> {
+        for action in actions {
+            if let Some(left) = &mut self.dies_after {
+                if *left == 0 {
+                    return Err(Stop::Killed);
+                }
+                *left -= 1;
+            }
+            disk.perform(action)?;
+            self.core.commit(action);
+        }
+        Ok(())
+    }
+
+    /// PreStartContainer. What is not known yet is read again, once. Between the look at the node and the decision come so many
+    /// events.
+    pub fn pre_start(
+        &mut self,
+        ids: &[String],
+        events: usize,
+        api: &Api,
+        disk: &mut Disk,
+        sight: Sight<'_>,
+        story: &mut Story,
+    ) -> Result<Start, Stop> {
+        let facts = self.facts(disk, sight, false);
+        if self.followed && self.listing.is_none() {
+            self.watch(api, disk, events)?;
+        }
+        self.core.set_handouts(sight.handouts.to_vec());
+        let same = self.rebuilt(disk, sight).pre_start(ids, &facts);
+        let answer = self.core.pre_start(ids, &facts);
+        if !self.muddled && !self.is_moved(sight) && outcome(&answer) != outcome(&same) {
+            let text = format!("a restarted agent would answer PreStartContainer with\n{same:?}\nand not with\n{answer:?}");
+            return Err(Stop::Broken(text));
+        }
+        if let PreStart::Wait(reason, text) = &answer {
+            story.tell(|| format!("  not known yet ({}): {text}; the agent lists the pods", reason.label()));
+            return Ok(Start::Lists(self.core.begin_list()));
+        }
+        self.answer(answer, disk, story)
+    }
+
+    /// The list arrives that PreStartContainer waits for; the watch may be before it or after it.
+    #[expect(clippy::too_many_arguments, reason = "the whole world, part by part")]
+    pub fn pre_start_listed(
+        &mut self,
+        ids: &[String],
+        begun: Begun,
+        listing: Listing,
+        api: &Api,
+        disk: &mut Disk,
+        sight: Sight<'_>,
+        story: &mut Story,
+    ) -> Result<Start, Stop> {
+        story.tell(|| {
+            let (at, seen) = (listing.at, self.pods.at());
+            let age = match seen.cmp(&at) {
+                std::cmp::Ordering::Less => "newer than what the watch has shown",
+                std::cmp::Ordering::Equal => "as new as what the watch has shown",
+                std::cmp::Ordering::Greater => "overtaken by the watch",
+            };
+            format!("  the agent's list of pods arrives, {age}")
+        });
+        let Some(actions) = self.core.listed(begun, listing.pods) else {
+            story.tell(|| "  the watch began again meanwhile: the list counts for nothing".to_owned());
+            return Ok(Start::Refused(Reason::UnknownPod));
+        };
+        self.perform(&actions, disk)?;
+        self.muddled = true;
+        self.synced = true;
+        self.core.set_handouts(sight.handouts.to_vec());
+        let answer = self.core.pre_start(ids, &self.facts(disk, sight, true));
+        self.muddled &= !(self.followed && self.pods.is_current(api));
+        self.answer(answer, disk, story)
+    }
+
+    fn answer(&mut self, answer: PreStart, disk: &mut Disk, story: &mut Story) -> Result<Start, Stop> {
+        match answer {
+            PreStart::Granted { actions, key, .. } => {
+                self.perform(&actions, disk)?;
+                Ok(Start::Granted(key))
+            }
+            PreStart::Refused { reason, text, actions } => {
+                story.tell(|| format!("  refused ({}): {text}", reason.label()));
+                self.perform(&actions, disk)?;
+                Ok(Start::Refused(reason))
+            }
+            PreStart::Wait(reason, text) => {
+                story.tell(|| format!("  not known yet ({}): {text}", reason.label()));
+                Ok(Start::Refused(reason))
+            }
+        }
+    }
+
+    /// GetPreferredAllocation.
+    pub fn preferred(&mut self, available: &[String], must: &[String], size: usize) -> Vec<String> {
+        self.core.preferred(available, must, size)
+    }
+
+    /// Allocate: the grant's name.
+    pub fn allocate(&mut self, ids: &[String]) -> Result<String, String> {
+        let names = self.core.allocate(Resource::Memory, ids)?;
+        let [name] = names.as_slice() else {
+            panic!("one container, one CDI device: {names:?}");
+        };
+        Ok(cdi::grant_name(name).unwrap().to_owned())
+    }
+
+    /// One pass. Between the look at the node and the decision come so many events.
+    pub fn reconcile(&mut self, api: &Api, disk: &mut Disk, sight: Sight<'_>, events: usize) -> Result<Reconciled, Stop> {
+        let facts = self.facts(disk, sight, false);
+        if self.followed && self.listing.is_none() {
+            self.watch(api, disk, events)?;
+        }
+        self.core.set_handouts(sight.handouts.to_vec());
+        let found = self.core.reconcile(&facts);
+        self.perform(&found.actions, disk)?;
+        Ok(found)
+    }
+
+    /// What this agent knows is what another would know that started now (invariant 6).
+    pub fn check_rebuilt(&mut self, api: &Api, disk: &Disk, sight: Sight<'_>) -> Result<(), String> {
+        let rebuilt = self.rebuilt(disk, sight);
+        ensure!(
+            rebuilt.records().eq(self.core.records()),
+            "the agent knows other records than are on its disk: {:?} and not {:?}",
+            self.core.records().collect::<Vec<_>>(),
+            rebuilt.records().collect::<Vec<_>>()
+        );
+        if self.muddled || self.is_moved(sight) {
+            return Ok(());
+        }
+        for (uid, pod) in self.pods.view.iter().filter(|_| self.synced) {
+            let known = self.core.pod(uid);
+            ensure!(known.is_some(), "the agent has forgotten {uid}, which its watch has shown");
+            // Of a pod that is bound the agent keeps no rules.
+            let mut pod = pod.clone();
+            pod.request.rules = None;
+            ensure!(
+                known == Some(&pod),
+                "the agent takes {uid} for {known:?}, and its watch has shown {pod:?}"
+            );
+        }
+        for uid in api.bound.keys() {
+            let is_known = self.core.pod(uid).is_some() && !self.pods.view.contains_key(uid);
+            ensure!(!is_known, "the agent still knows {uid}, which its watch has shown to be gone");
+        }
+        let (ours, theirs) = (healthy(&self.core), healthy(&rebuilt));
+        ensure!(
+            ours == theirs,
+            "the agent offers {ours} ids, restarted it would offer {theirs}"
+        );
+        if let Some(expected) = self.expected_healthy() {
+            ensure!(
+                ours == expected,
+                "the agent offers {ours} ids, where pods and health say {expected}"
+            );
+        }
+        let compared = (
+            disk.clone(),
+            sight.gpus.to_vec(),
+            sight.handouts.to_vec(),
+            sight.populated.cloned(),
+            self.pods.view.clone(),
+        );
+        if self.compared.as_ref() == Some(&compared) {
+            return Ok(());
+        }
+        self.compared = Some(compared);
+        let facts = self.facts(disk, sight, false);
+        let (ours, theirs) = (self.core.clone().reconcile(&facts), rebuilt.clone().reconcile(&facts));
+        // The process that did not reconcile yet keeps what it published; a new one measures.
+        ensure!(
+            files(&ours.actions).eq(files(&theirs.actions)) && (ours.held == theirs.held || !self.synced),
+            "the agent would reconcile with\n{ours:?}\nand restarted with\n{theirs:?}"
+        );
+        Ok(())
+    }
+
+    /// A pod with gpushare's annotations is here, and a card was replaced: its index means another GPU than when it started. A running agent goes by the
+    /// index, one that starts by its records.
+    fn is_moved(&self, sight: Sight<'_>) -> bool {
+        let lost = sight.gpus.iter().any(|gpu| gpu.health == Health::Lost);
+        lost && self.pods.view.values().any(|pod| matches!(pod.held, Held::Legacy(_)))
+    }
+
+    /// Ids of good GPUs, and of failed ones as many as pods hold there: what kube-scheduler subtracts.
+    /// Nothing where pods are that no extender placed.
+    fn expected_healthy(&self) -> Option<usize> {
+        let foreign = |pod: &Pod| match &pod.held {
+            Held::Allocation(allocation) => {
+                let sum = allocation
+                    .gpus
+                    .iter()
+                    .fold(MiB::ZERO, |sum, share| sum.saturating_add(share.memory));
+                self.settings.unit.units_in(sum) != pod.request.effective_units().unwrap()
+            }
+            _ => true,
+        };
+        if self.pods.view.values().any(foreign) {
+            return None;
+        }
+        let held = |uuid: &str| {
+            let pods = self.pods.view.values().filter(|pod: &&Pod| !pod.ended());
+            pods.filter_map(|pod| match &pod.held {
+                Held::Allocation(allocation) => allocation.share(uuid).map(|share| self.settings.unit.units_in(share.memory)),
+                _ => None,
+            })
+            .sum::<u64>()
+        };
+        let units = self.core.gpus().iter().map(|gpu| match gpu.health {
+            divvy_model::Health::Ok => gpu.units,
+            _ => gpu.units.min(held(&gpu.uuid)),
+        });
+        Some(usize::try_from(units.sum::<u64>()).unwrap())
+    }
+}
+
+fn new_core(settings: &Settings, disk: &Disk, sight: Sight<'_>) -> Core {
+    let mut core = Core::new(settings.clone());
+    core.load_records(disk.records.values().cloned().collect());
+    core.set_hardware("550.54.15", sight.gpus.to_vec()).unwrap();
+    core.set_handouts(sight.handouts.to_vec());
+    core
+}
+
+fn healthy(core: &Core) -> usize {
+    core.devices().memory.iter().filter(|device| device.healthy).count()
+}
+
+fn files(actions: &[Action]) -> impl Iterator<Item = &Action> {
+    actions.iter().filter(|action| !matches!(action, Action::Event { .. }))
+}
+
+/// What of an answer must not depend on how long the agent lived: not the events, which are said once.
+fn outcome(answer: &PreStart) -> String {
+    match answer {
+        PreStart::Granted { actions, key, .. } => format!("{key:?} {:?}", files(actions).collect::<Vec<_>>()),
+        PreStart::Wait(reason, text) => format!("{reason:?} {text}"),
+        PreStart::Refused { reason, text, .. } => format!("{reason:?} {text}"),
+    }
+}

@@ -1,0 +1,606 @@
+//! The extender's shell: the real core, and API calls that take their time.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use divvy_extender::core::{Action, BindArgs, BindingRequest, Core, Got, Now, OpId, Posted, Ticket, Timing, answer};
+use divvy_extender::election::{Election, Record, Rules, Step};
+use divvy_kube::convert::ReadPod;
+use divvy_kube::watch::Change;
+use divvy_model::{Health, MemoryUnit, MiB, Node, Pod, PodKey};
+
+use crate::api::{Api, Late, Listing, PodWatch, Seen, Verdict, booked, gpus, offered, share};
+use crate::node::GIB;
+use crate::ops::{Fate, LeaseFate, Leftover};
+use crate::proxy::{self, Page, Passed};
+use crate::story::{Story, ensure};
+
+/// After this time an answer to a write of the Lease is not waited for any more (`lease.rs`, `ANSWER`).
+const LEASE_ANSWER_NS: u64 = 3_000_000_000;
+
+/// An API call under way.
+#[derive(Debug, Clone)]
+pub struct Call {
+    what: What,
+    since_ns: u64,
+    /// It is sent after a pause.
+    not_before_ns: u64,
+    /// The server's answer, once it has carried the call out.
+    answer: Option<Reply>,
+}
+
+#[derive(Debug, Clone)]
+enum What {
+    Post(OpId, BindingRequest),
+    Get(OpId, PodKey),
+    Check { uid: String, node: String, pod: PodKey },
+}
+
+#[derive(Debug, Clone)]
+enum Reply {
+    Posted(Posted),
+    Got(Got),
+}
+
+/// A replica's part in the election.
+#[derive(Debug)]
+pub struct Member {
+    election: Election,
+    held_until_ns: u64,
+    /// A write of the Lease that was carried out and whose answer is on its way: what was written, its version, when it was sent.
+    answer: Option<(Record, String, u64)>,
+}
+
+/// One life of an extender process.
+#[derive(Debug)]
+pub struct Extender {
+    pub core: Core,
+    pub pods: PodWatch,
+    /// A list of pods on its way: the watch was cut, or this replica was elected.
+    pub listing: Option<Listing>,
+    nodes_at: usize,
+    pub nodes: BTreeMap<String, Node>,
+    pub calls: Vec<Call>,
+    /// (UID, node) of the reservations before the core was asked.
+    reserved: BTreeSet<(String, String)>,
+    /// Binds that wait for their answer.
+    waiting: BTreeMap<Ticket, BindArgs>,
+    /// `None`: it is the only one.
+    pub member: Option<Member>,
+    /// It does nothing, as a process that was stopped or whose machine sleeps.
+    pub frozen: bool,
+    life: u32,
+    started_ns: u64,
+    /// What the machine's wall clock is ahead.
+    pub wall_s: i64,
+}
+
+impl Extender {
+    /// A new process that has listed the cluster. Of several replicas none leads yet.
+    pub fn new(api: &mut Api, alone: bool) -> Extender {
+        let life = api.new_life();
+        let member = (!alone).then(|| Member {
+            election: Election::new(format!("replica-{life}"), Rules::default()),
+            held_until_ns: 0,
+            answer: None,
+        });
+        let mut extender = Extender {
+            core: Core::new(MemoryUnit::GIB, Timing::default()),
+            pods: PodWatch::new(None),
+            listing: None,
+            nodes_at: 0,
+            nodes: BTreeMap::new(),
+            calls: Vec::new(),
+            reserved: BTreeSet::new(),
+            waiting: BTreeMap::new(),
+            member,
+            frozen: false,
+            life,
+            started_ns: api.now_ns,
+            wall_s: 0,
+        };
+        if alone {
+            api.writer = life;
+        } else {
+            extender.core.stand_by();
+        }
+        let now = extender.now(api);
+        let pods = extender.pods.arrive(extender.pods.ask(api));
+        // Nothing is under way: there is nothing to be done.
+        extender
+            .core
+            .pod_change(Change::Reset(pods.into_iter().map(ReadPod::from).collect()), now);
+        extender.list_nodes(api);
+        extender
+    }
+
+    /// What a new process would be that has read the same events.
+    pub fn rebuilt(&self) -> Core {
+        let mut core = Core::new(MemoryUnit::GIB, Timing::default());
+        core.index_mut().reset_pods(self.pods.view.values().cloned().collect());
+        let nodes: Vec<Node> = self.nodes.values().cloned().collect();
+        core.index_mut().reset_nodes(&nodes);
+        core
+    }
+
+    fn now(&self, api: &Api) -> Now {
+        Now {
+            monotonic_ns: api.now_ns - self.started_ns,
+            unix_ns: u64::try_from(self.unix_us(api)).unwrap_or(0) * 1_000,
+        }
+    }
+
+    fn unix_us(&self, api: &Api) -> i64 {
+        i64::try_from(api.now_ns / 1_000).unwrap() + self.wall_s * 1_000_000
+    }
+
+    /// Whether it may bind, by the clock.
+    pub fn leads(&self, api: &Api) -> bool {
+        self.member.as_ref().is_none_or(|member| api.now_ns < member.held_until_ns)
+    }
+
+    /// Its name, if it takes part in an election.
+    pub fn identity(&self) -> String {
+        format!("replica-{}", self.life)
+    }
+
+    /// Who leads, as far as it knows.
+    pub fn holder(&self) -> Option<&str> {
+        self.member.as_ref()?.election.holder()
+    }
+
+    fn list_nodes(&mut self, api: &Api) {
+        self.nodes_at = api.node_log.len();
+        self.nodes = api.nodes.clone();
+        let now = self.now(api);
+        let nodes: Vec<Node> = self.nodes.values().cloned().collect();
+        self.core.node_change(Change::Reset(nodes), now);
+    }
+
+    /// The watch of pods was cut: the API server takes a list. The watch of nodes is cut, too, and goes on at once.
+    pub fn ask(&mut self, api: &Api) {
+        let now = self.now(api);
+        self.core.pod_change(Change::Interrupted("the watch was cut".to_owned()), now);
+        self.listing = Some(self.pods.ask(api));
+        self.list_nodes(api);
+    }
+
+    /// The list of pods arrives.
+    pub fn list_arrives(&mut self, api: &Api, story: &mut Story) -> Result<(), String> {
+        let Some(listing) = self.listing.take() else {
+            return Ok(());
+        };
+        self.note_reserved();
+        let pods = self.pods.arrive(listing).into_iter().map(ReadPod::from).collect();
+        let actions = self.core.pod_change(Change::Reset(pods), self.now(api));
+        self.perform(api, actions, story)
+    }
+
+    /// Up to this many events of each watch.
+    pub fn watch(&mut self, api: &Api, pods: usize, nodes: usize, story: &mut Story) -> Result<(), String> {
+        self.note_reserved();
+        let now = self.now(api);
+        for _ in 0..pods {
+            // While a list is on its way there is no watch.
+            if self.listing.is_some() {
+                break;
+            }
+            let change = match self.pods.next(api) {
+                None => break,
+                Some(Seen::Applied(pod)) => Change::Apply(ReadPod::from(pod)),
+                Some(Seen::Deleted(uid)) => Change::Delete(ReadPod::from(Pod { uid, ..Pod::default() })),
+            };
+            let actions = self.core.pod_change(change, now);
+            self.perform(api, actions, story)?;
+        }
+        for _ in 0..nodes {
+            let Some(node) = api.node_log.get(self.nodes_at) else { break };
+            self.nodes_at += 1;
+            self.nodes.insert(node.name.clone(), node.clone());
+            let actions = self.core.node_change(Change::Apply(node.clone()), now);
+            self.perform(api, actions, story)?;
+        }
+        Ok(())
+    }
+
+    /// Everything that there is to be seen arrives.
+    pub fn catch_up(&mut self, api: &Api, story: &mut Story) -> Result<(), String> {
+        self.list_arrives(api, story)?;
+        self.watch(api, usize::MAX, usize::MAX, story)
+    }
+
+    /// kube-scheduler asks for a bind.
+    pub fn bind(&mut self, api: &Api, args: BindArgs, story: &mut Story) -> Result<(), String> {
+        self.note_reserved();
+        let (ticket, actions) = self.core.begin_bind(args.clone(), self.now(api));
+        ensure!(
+            self.waiting.insert(ticket, args).is_none(),
+            "the ticket {ticket:?} was given twice"
+        );
+        self.perform(api, actions, story)
+    }
+
+    /// A look at the Lease, and what follows from it, as in `lease.rs`.
+    pub fn look(&mut self, api: &mut Api, fate: LeaseFate, story: &mut Story) -> Result<(), String> {
+        let (now, unix_us, identity) = (api.now_ns, self.unix_us(api), self.identity());
+        let Some(member) = &mut self.member else { return Ok(()) };
+        if let Some((record, version, sent_ns)) = member.answer.take()
+            && now - sent_ns <= LEASE_ANSWER_NS
+        {
+            story.tell(|| format!("  {identity} hears that it has the lease"));
+            member.election.written(record, version, sent_ns);
+            self.is_elected(api, story);
+        } else if fate != LeaseFate::ReadLost {
+            let found = api.lease.clone().map(|(record, version)| (record, version.to_string()));
+            let step = member.election.read(found, now, unix_us);
+            let write = match step {
+                Step::Wait => None,
+                Step::Create(record) => Some((record, None)),
+                Step::Replace { version, record } => Some((record, Some(version))),
+            };
+            if let Some((record, version)) = write {
+                if member.election.would_take_over() {
+                    let actions = self.core.stand_by();
+                    self.perform(api, actions, story)?;
+                }
+                let written = match fate {
+                    LeaseFate::WriteLost => None,
+                    _ => api.write_lease(&record, version.as_deref()),
+                };
+                if let (Some(version), Some(member)) = (written, &mut self.member) {
+                    match fate {
+                        LeaseFate::AnswerLate => member.answer = Some((record, version, now)),
+                        LeaseFate::Answered => {
+                            member.election.written(record, version, now);
+                            self.is_elected(api, story);
+                        }
+                        LeaseFate::ReadLost | LeaseFate::WriteLost | LeaseFate::AnswerLost => {}
+                    }
+                }
+            }
+        }
+        if !self.leads(api) {
+            let actions = self.core.stand_by();
+            self.perform(api, actions, story)?;
+        }
+        Ok(())
+    }
+
+    /// The Lease is its own: if it was not, it lists the pods before it binds. No list that was asked for before counts.
+    fn is_elected(&mut self, api: &mut Api, story: &mut Story) {
+        let Some(member) = &mut self.member else { return };
+        member.held_until_ns = member.election.held_until_ns();
+        if self.core.elected() {
+            story.tell(|| format!("  replica-{} leads, and lists the pods", self.life));
+            self.listing = Some(self.pods.ask(api));
+            self.core.await_list();
+            api.writer = self.life;
+        }
+    }
+
+    /// It ends in good order: it gives the Lease back if nothing of it is in doubt.
+    pub fn retire(&mut self, api: &mut Api) -> bool {
+        let Some(member) = &mut self.member else { return false };
+        if self.core.in_doubt() || !self.calls.is_empty() {
+            return false;
+        }
+        if let Some((version, record)) = member.election.release() {
+            api.write_lease(&record, Some(&version));
+        }
+        member.held_until_ns = 0;
+        true
+    }
+
+    fn note_reserved(&mut self) {
+        let reservations = self.core.index().ledger().reservations();
+        self.reserved = reservations.map(|(uid, node, _)| (uid.to_owned(), node.to_owned())).collect();
+    }
+
+    fn perform(&mut self, api: &Api, actions: Vec<Action>, story: &mut Story) -> Result<(), String> {
+        let mut actions = VecDeque::from(actions);
+        while let Some(action) = actions.pop_front() {
+            let mut pause_ns = 0;
+            let what = match action {
+                Action::Answer { ticket, result } => {
+                    let Some(args) = self.waiting.remove(&ticket) else {
+                        return Err(format!("{ticket:?} was answered twice"));
+                    };
+                    story.tell(|| format!("  the bind of {} to {} is answered: {result:?}", args.pod_uid, args.node));
+                    let bound = api.bound.get(&args.pod_uid).map(|bound| &bound.node);
+                    ensure!(
+                        result.is_err() || bound == Some(&args.node),
+                        "the bind of {} to {} was answered with success, but it is bound to {bound:?}",
+                        args.pod_uid,
+                        args.node
+                    );
+                    continue;
+                }
+                // The last moment at which it can be known.
+                Action::Post { op, binding } if !self.leads(api) => {
+                    story.tell(|| format!("  no Binding of {} is sent: the lease is over", binding.uid));
+                    let text = "the lease is over".to_owned();
+                    let now = self.now(api);
+                    actions.extend(self.core.posted(op, Posted::NotSent(text), now));
+                    continue;
+                }
+                Action::Post { op, binding } => {
+                    story.tell(|| {
+                        let gpus = binding.annotations.get(divvy_model::names::ALLOCATION);
+                        format!("  Binding of {} to {} sent: {gpus:?}", binding.uid, binding.node)
+                    });
+                    self.check_choice(api, &binding)?;
+                    What::Post(op, binding)
+                }
+                Action::Warn { pod, reason, .. } => {
+                    story.tell(|| format!("  {reason} is said of {pod}"));
+                    continue;
+                }
+                Action::Get { op, pod, after_ns } => {
+                    pause_ns = after_ns;
+                    What::Get(op, pod)
+                }
+                Action::Check { uid, node, pod } => What::Check { uid, node, pod },
+            };
+            self.calls.push(Call {
+                what,
+                since_ns: api.now_ns,
+                not_before_ns: api.now_ns + pause_ns,
+                answer: None,
+            });
+        }
+        Ok(())
+    }
+
+    /// A fresh choice lies on a GPU that is good as far as the extender knows; one that is sent again may not.
+    fn check_choice(&self, api: &Api, binding: &BindingRequest) -> Result<(), String> {
+        let reservation = self.core.index().ledger().reservation(&binding.uid, &binding.node);
+        let Some(reservation) = reservation else {
+            return Err(format!("a Binding of {} is sent and nothing is reserved", binding.uid));
+        };
+        ensure!(
+            reservation.held == divvy_model::Held::from_annotations(&binding.annotations),
+            "what is sent for {} is not what is reserved",
+            binding.uid
+        );
+        if self.reserved.contains(&(binding.uid.clone(), binding.node.clone())) {
+            return Ok(());
+        }
+        for gpu in gpus(self.nodes.get(&binding.node)) {
+            ensure!(
+                share(&reservation.held, &gpu.uuid).is_none() || gpu.health == Health::Ok,
+                "{} was placed on GPU {}, which the extender knows to have failed",
+                binding.uid,
+                gpu.uuid
+            );
+        }
+        if api.misled { Ok(()) } else { self.check_kept(binding) }
+    }
+
+    /// Whoever was nominated to the node and is no less important still finds room there, if it did before and the extender has seen all that
+    /// (kube-scheduler's rule for its sums: `RunFilterPluginsWithNominatedPods`).
+    fn check_kept(&self, binding: &BindingRequest) -> Result<(), String> {
+        let Some(pod) = self.pods.view.get(&binding.uid) else {
+            return Ok(());
+        };
+        let ledger = self.core.index().ledger();
+        let nominated = self
+            .pods
+            .view
+            .values()
+            .filter(|other| other.nominated.as_deref() == Some(&*binding.node) && other.uid != pod.uid);
+        let before = nominated.filter(|other| other.node.is_none() && !other.deleting && other.priority >= pod.priority);
+        for other in before {
+            if ledger.reservation(&other.uid, &binding.node).is_some() {
+                continue;
+            }
+            let kept = !self.has_room(other, &binding.node, &pod.uid) || self.has_room(other, &binding.node, "");
+            ensure!(
+                kept,
+                "{} (priority {}) takes the room on {} that was made for {} (priority {})",
+                pod.uid,
+                pod.priority,
+                binding.node,
+                other.uid,
+                other.priority
+            );
+        }
+        Ok(())
+    }
+
+    /// A naive count: whether a pod has room on a node, without another pod, once its victims have ended: pods of lower priority that are being deleted,
+    /// and deleted pods whose containers still run.
+    fn has_room(&self, pod: &Pod, node: &str, without: &str) -> bool {
+        let all = self.nodes.get(node).map(offered).unwrap_or_default();
+        let here = self.pods.view.values().filter(|other| other.node.as_deref() == Some(node));
+        let stay: Vec<&Pod> = here
+            .filter(|other| other.uid != without && !(other.deleting && other.priority < pod.priority))
+            .collect();
+        let ledger = self.core.index().ledger();
+        let reserved: Vec<_> = ledger
+            .reservations()
+            .filter(|(uid, on, _)| *on == node && *uid != without && *uid != pod.uid)
+            .filter(|(uid, ..)| self.pods.view.get(*uid).is_none_or(|other| other.node.is_none()))
+            .flat_map(|(_, _, reservation)| reservation.possible())
+            .collect();
+        let (wanted, spread) = wants(pod);
+        let with_room = all.iter().filter(|gpu| gpu.health == Health::Ok).filter(|gpu| {
+            let bound = stay.iter().map(|other| booked(other, &gpu.uuid, &all));
+            let promised = reserved.iter().filter_map(|held| share(held, &gpu.uuid));
+            let taken = bound.chain(promised).fold(MiB::ZERO, MiB::saturating_add);
+            taken.saturating_add(wanted) <= MiB(gpu.units * GIB)
+        });
+        with_room.count() >= spread
+    }
+
+    pub fn describe(&self, call: usize) -> String {
+        match &self.calls[call].what {
+            What::Post(_, binding) => format!("the Binding of {} to {}", binding.uid, binding.node),
+            What::Get(_, pod) => format!("the GET of {}", pod.name),
+            What::Check { uid, .. } => format!("the look at {uid}"),
+        }
+    }
+
+    /// A call under way goes on.
+    pub fn call(&mut self, api: &mut Api, index: usize, fate: Fate, story: &mut Story) -> Result<(), String> {
+        let life = self.life;
+        let call = &mut self.calls[index];
+        let pause_ns = call.not_before_ns.saturating_sub(api.now_ns);
+        api.tick(pause_ns);
+        match fate {
+            Fate::Taken => {
+                if call.answer.is_none() {
+                    call.answer = Some(carry_out(&call.what, life, api, story)?);
+                }
+                return Ok(());
+            }
+            Fate::Repeated => call.answer = Some(carry_out(&call.what, life, api, story)?),
+            Fate::Answered | Fate::Lost | Fate::Page(_) => {}
+        }
+        let call = self.calls.remove(index);
+        let reply = match (fate, &call.what) {
+            (Fate::Lost, What::Post(_, binding)) => {
+                if call.answer.is_none() {
+                    api.late.push(self.late(binding, call.since_ns));
+                }
+                Reply::Posted(Posted::Unknown("no answer".to_owned()))
+            }
+            (Fate::Lost, _) => Reply::Got(Got::Failed("no answer".to_owned())),
+            (Fate::Page(number), what) => {
+                let pod = match what {
+                    What::Post(_, binding) => key_of(binding),
+                    What::Get(_, pod) | What::Check { pod, .. } => pod.clone(),
+                };
+                // Nobody could recover from a wrong answer about a Binding that was carried out, or to the look that is to find out.
+                let unsent = matches!(what, What::Post(..)) && call.answer.is_none();
+                let page = Some(Page::number(number)).filter(|page| unsent || !page.misleads);
+                let page = page.unwrap_or(Page::number(0));
+                api.misled |= page.misleads;
+                let body = page.body(&pod);
+                story.tell(|| format!("  a proxy answers: {} {body:?}", page.code));
+                match what {
+                    What::Post(_, binding) => {
+                        match page.passed {
+                            Passed::Done if call.answer.is_none() => drop(carry_out(what, life, api, story)?),
+                            Passed::Late if call.answer.is_none() => api.late.push(self.late(binding, call.since_ns)),
+                            _ => {}
+                        }
+                        Reply::Posted(answer::posted(page.code, body.as_bytes(), &pod))
+                    }
+                    What::Get(..) | What::Check { .. } => Reply::Got(answer::got(page.code, body.as_bytes(), &pod)),
+                }
+            }
+            (Fate::Repeated, _) => carry_out(&call.what, life, api, story)?,
+            _ => match call.answer {
+                Some(answer) => answer,
+                None => carry_out(&call.what, life, api, story)?,
+            },
+        };
+        let now = self.now(api);
+        self.note_reserved();
+        let actions = match (call.what, reply) {
+            (What::Post(op, _), Reply::Posted(posted)) => self.core.posted(op, posted, now),
+            (What::Get(op, _), Reply::Got(got)) => self.core.got(op, got, now),
+            (What::Check { uid, node, .. }, Reply::Got(got)) => {
+                self.core.checked(&uid, &node, got, now);
+                Vec::new()
+            }
+            (what, reply) => return Err(format!("{what:?} cannot be answered by {reply:?}")),
+        };
+        self.perform(api, actions, story)
+    }
+
+    fn late(&self, binding: &BindingRequest, since_ns: u64) -> Late {
+        Late {
+            binding: binding.clone(),
+            since_ns,
+            life: self.life,
+        }
+    }
+
+    pub fn sweep(&mut self, api: &Api, story: &mut Story) -> Result<(), String> {
+        self.note_reserved();
+        let actions = self.core.sweep(self.now(api));
+        self.perform(api, actions, story)
+    }
+
+    /// Killed and started: what it knew is gone. What becomes of Bindings under way is said.
+    pub fn restart(&mut self, api: &mut Api, leftover: Leftover, story: &mut Story) -> Result<(), String> {
+        let calls: Vec<Call> = self.calls.drain(..).filter(|call| call.answer.is_none()).collect();
+        for call in calls {
+            if let What::Post(_, binding) = call.what {
+                api.late.push(self.late(&binding, call.since_ns));
+            }
+        }
+        match leftover {
+            Leftover::Late => {}
+            Leftover::Dropped => api.late.retain(|late| late.life != self.life),
+            Leftover::Done => {
+                for late in std::mem::take(&mut api.late) {
+                    let verdict = api.bind(&late.binding, late.life)?;
+                    story.tell(|| format!("  {} to {}: {verdict:?}", late.binding.uid, late.binding.node));
+                }
+            }
+        }
+        let wall_s = self.wall_s;
+        *self = Extender::new(api, self.member.is_none());
+        self.wall_s = wall_s;
+        Ok(())
+    }
+
+    /// Nothing is under way: no call, no bind, no reservation.
+    pub fn check_at_rest(&self) -> Result<(), String> {
+        ensure!(self.calls.is_empty(), "calls are under way at quiet: {:?}", self.calls);
+        ensure!(
+            self.core.under_way() == 0 && self.waiting.is_empty(),
+            "binds never got an answer: {:?}",
+            self.waiting
+        );
+        let left: Vec<_> = self.core.index().ledger().reservations().collect();
+        ensure!(left.is_empty(), "reservations are left at quiet: {left:?}");
+        Ok(())
+    }
+}
+
+/// What a pod wants of each GPU, and of how many.
+pub fn wants(pod: &Pod) -> (MiB, usize) {
+    let rules = pod.request.rules.as_deref().and_then(|rules| rules.as_ref().ok());
+    let spread = u64::from(rules.and_then(|rules| rules.gpus).unwrap_or(1));
+    let each = pod.request.effective_units().unwrap() / spread * GIB;
+    (MiB(each), usize::try_from(spread).unwrap())
+}
+
+fn key_of(binding: &BindingRequest) -> PodKey {
+    PodKey {
+        namespace: binding.namespace.clone(),
+        name: binding.name.clone(),
+    }
+}
+
+/// A Binding that nobody waits for is carried out.
+pub fn late_write(api: &mut Api, index: usize, story: &mut Story) -> Result<(), String> {
+    let late = api.late.remove(index);
+    let verdict = api.bind(&late.binding, late.life)?;
+    story.tell(|| format!("  {} to {}: {verdict:?}", late.binding.uid, late.binding.node));
+    Ok(())
+}
+
+fn carry_out(what: &What, life: u32, api: &mut Api, story: &mut Story) -> Result<Reply, String> {
+    Ok(match what {
+        What::Post(_, binding) => {
+            let verdict: Verdict = api.bind(binding, life)?;
+            story.tell(|| format!("  the API server binds {} to {}: {verdict:?}", binding.uid, binding.node));
+            let pod = key_of(binding);
+            let (code, body) = proxy::status(&verdict, &pod);
+            Reply::Posted(answer::posted(code, body.as_bytes(), &pod))
+        }
+        What::Get(_, pod) | What::Check { pod, .. } => {
+            let got = match api.pods.get(pod) {
+                Some(pod) => Got::Found(Box::new(pod.clone())),
+                None => {
+                    let (code, body) = proxy::status(&Verdict::NotFound, pod);
+                    answer::got(code, body.as_bytes(), pod)
+                }
+            };
+            Reply::Got(got)
+        }
+    })
+}

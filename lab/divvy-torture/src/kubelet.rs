@@ -1,0 +1,269 @@
+//! A kubelet's books: which ids it believes to be free, and which container has which (research/reliability.md section 1).
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use divvy_agent_core::{Handout, Key};
+use divvy_model::{ContainerKind, ContainerRequest, Pod, names};
+
+use crate::agent::Agent;
+use crate::api::PodWatch;
+use crate::chance::Chance;
+
+/// Where a container is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum State {
+    /// To be started.
+    Waiting,
+    Running,
+    /// Ended for good.
+    Done,
+}
+
+/// A pod as its kubelet has it.
+#[derive(Debug, Clone)]
+pub struct Local {
+    pub pod: Pod,
+    pub admitted: bool,
+    /// Deletion was asked for.
+    pub terminating: bool,
+    /// The object is gone (forced); the kubelet takes its ids back and ends the containers later.
+    pub removed: bool,
+    /// Failed while its containers run.
+    pub evicted: bool,
+    /// In a terminal phase, with nothing running.
+    pub finished: bool,
+    pub states: BTreeMap<String, State>,
+}
+
+impl Local {
+    fn new(pod: Pod) -> Local {
+        let states = pod
+            .request
+            .containers
+            .iter()
+            .map(|c| (c.name.clone(), State::Waiting))
+            .collect();
+        Local {
+            terminating: pod.deleting,
+            pod,
+            admitted: false,
+            removed: false,
+            evicted: false,
+            finished: false,
+            states,
+        }
+    }
+
+    /// Whether the kubelet would start containers of it.
+    pub fn is_live(&self) -> bool {
+        self.admitted && !(self.terminating || self.removed || self.evicted || self.finished)
+    }
+
+    pub fn state(&self, container: &str) -> State {
+        self.states.get(container).copied().unwrap_or(State::Done)
+    }
+
+    pub fn set(&mut self, container: &str, state: State) {
+        if let Some(entry) = self.states.get_mut(container) {
+            *entry = state;
+        }
+    }
+
+    /// The containers that may be started now: init containers one by one, then the apps in any order.
+    pub fn startable(&self) -> Vec<ContainerRequest> {
+        let mut startable = Vec::new();
+        for container in &self.pod.request.containers {
+            let state = self.state(&container.name);
+            let waits = state == State::Waiting;
+            match container.kind {
+                ContainerKind::Init if state == State::Done => {}
+                ContainerKind::Init if !waits => return Vec::new(),
+                ContainerKind::Sidecar if !waits => {}
+                ContainerKind::Init | ContainerKind::Sidecar => return vec![container.clone()],
+                ContainerKind::App if waits => startable.push(container.clone()),
+                ContainerKind::App => {}
+            }
+        }
+        startable
+    }
+
+    /// Whether every app container ended for good.
+    pub fn apps_done(&self) -> bool {
+        self.pod
+            .request
+            .containers
+            .iter()
+            .filter(|container| container.kind == ContainerKind::App)
+            .all(|container| self.state(&container.name) == State::Done)
+    }
+}
+
+/// The kubelet.
+#[derive(Debug, Clone)]
+pub struct Kubelet {
+    pub watch: PodWatch,
+    pub pods: BTreeMap<String, Local>,
+    /// The checkpoint.
+    pub handouts: Vec<Handout>,
+    /// Ids that the kubelet believes to be taken: less than the checkpoint says, by B1.
+    allocated: BTreeSet<String>,
+    /// From the last message of ListAndWatch; empty when the stream ended.
+    pub healthy: BTreeSet<String>,
+    pub capacity: u64,
+}
+
+impl Kubelet {
+    pub fn new(node: &str) -> Kubelet {
+        Kubelet {
+            watch: PodWatch::new(Some(node)),
+            pods: BTreeMap::new(),
+            handouts: Vec::new(),
+            allocated: BTreeSet::new(),
+            healthy: BTreeSet::new(),
+            capacity: 0,
+        }
+    }
+
+    /// A message of ListAndWatch.
+    pub fn devices(&mut self, agent: &Agent) {
+        let devices = agent.core.devices().memory;
+        self.capacity = devices.len() as u64;
+        self.healthy = devices
+            .into_iter()
+            .filter(|device| device.healthy)
+            .map(|device| device.id.to_string())
+            .collect();
+    }
+
+    /// The stream ended: all ids are unhealthy at once, the capacity stays.
+    pub fn stream_ended(&mut self) {
+        self.healthy.clear();
+    }
+
+    /// A new process: its books are the checkpoint.
+    pub fn restart(&mut self) {
+        self.stream_ended();
+        self.allocated = self.handouts.iter().flat_map(|handout| handout.ids.clone()).collect();
+    }
+
+    /// `UpdateAllocatedDevices`: pods that are gone or ended give their ids back.
+    fn collect_garbage(&mut self) {
+        let pods = &self.pods;
+        let active = |uid: &str| pods.get(uid).is_some_and(|local| !local.removed && !local.finished);
+        let before = self.handouts.len();
+        self.handouts.retain(|handout| active(&handout.key.uid));
+        if self.handouts.len() != before {
+            self.allocated = self.handouts.iter().flat_map(|handout| handout.ids.clone()).collect();
+        }
+    }
+
+    /// A pod that is only to be brought to its end is not admitted.
+    pub fn know(&mut self, pod: &Pod) {
+        self.pods.entry(pod.uid.clone()).or_insert_with(|| Local::new(pod.clone()));
+    }
+
+    /// Takes a pod in. The error is final (`UnexpectedAdmissionError`).
+    ///
+    /// With `b1` some pod ends and somebody lists podresources during the calls, so that the kubelet forgets the ids that it
+    /// is handing out (kubernetes#137534).
+    pub fn admit(&mut self, pod: &Pod, agent: Option<&mut Agent>, b1: bool, chance: &mut Chance) -> Result<(), String> {
+        self.know(pod);
+        let mut agent = agent;
+        let mut reuse: BTreeSet<String> = BTreeSet::new();
+        for container in pod.request.memory_containers() {
+            self.collect_garbage();
+            let want = usize::try_from(container.units).unwrap();
+            let ids = match self.handouts.iter().find(|h| h.key == key(pod, container)) {
+                Some(handout) if handout.ids.is_subset(&self.healthy) => handout.ids.clone(),
+                Some(_) => return Err("previously allocated devices are no longer healthy".to_owned()),
+                None => {
+                    let agent = agent.as_deref_mut().filter(|_| !self.healthy.is_empty());
+                    let agent = agent.ok_or("no healthy devices present")?;
+                    let ids = self.choose(want, &reuse, agent, chance)?;
+                    let mut order: Vec<String> = ids.iter().cloned().collect();
+                    chance.shuffle(&mut order);
+                    let grant = agent.allocate(&order)?;
+                    self.handouts.push(Handout {
+                        key: key(pod, container),
+                        resource: names::GPU_MEM.to_owned(),
+                        ids: ids.clone(),
+                        grant: Some(grant),
+                    });
+                    if b1 {
+                        self.allocated.retain(|id| !ids.contains(id) || reuse.contains(id));
+                    } else {
+                        self.allocated.extend(ids.iter().cloned());
+                    }
+                    ids
+                }
+            };
+            match container.kind {
+                ContainerKind::Init => reuse.extend(ids),
+                ContainerKind::Sidecar | ContainerKind::App => reuse.retain(|id| !ids.contains(id)),
+            }
+        }
+        if let Some(local) = self.pods.get_mut(&pod.uid) {
+            local.admitted = true;
+        }
+        Ok(())
+    }
+
+    /// Ids of the pod's init containers first, then what the plugin prefers, or, as any kubelet may, others.
+    fn choose(
+        &self,
+        want: usize,
+        reuse: &BTreeSet<String>,
+        agent: &mut Agent,
+        chance: &mut Chance,
+    ) -> Result<BTreeSet<String>, String> {
+        let prefers_others = chance.one_in(4);
+        let mut take = |from: Vec<String>, count: usize| -> Vec<String> {
+            let mut from = from;
+            chance.shuffle(&mut from);
+            from.truncate(count);
+            from
+        };
+        let must = take(reuse.iter().cloned().collect(), want);
+        let mut ids: BTreeSet<String> = must.iter().cloned().collect();
+        if ids.len() == want {
+            return Ok(ids);
+        }
+        let free: Vec<String> = self.healthy.difference(&self.allocated).cloned().collect();
+        if free.len() < want - ids.len() {
+            return Err(format!(
+                "requested number of devices unavailable. Requested: {}, Available: {}",
+                want - ids.len(),
+                free.len()
+            ));
+        }
+        let available: Vec<String> = free.iter().chain(&must).cloned().collect();
+        let preferred = agent.preferred(&available, &must, want);
+        assert!(
+            preferred.len() == want && must.iter().all(|id| preferred.contains(id)),
+            "GetPreferredAllocation answered {preferred:?} to {available:?}, {must:?}, {want}"
+        );
+        // The plugin only prefers; a kubelet that aligns with NUMA nodes does not ask it every time.
+        if !prefers_others {
+            let wished: Vec<String> = preferred.into_iter().filter(|id| free.contains(id)).collect();
+            let missing = want - ids.len();
+            ids.extend(take(wished, missing));
+        }
+        let rest: Vec<String> = free.into_iter().filter(|id| !ids.contains(id)).collect();
+        let missing = want - ids.len();
+        ids.extend(take(rest, missing));
+        Ok(ids)
+    }
+
+    pub fn handout(&self, uid: &str, container: &str) -> Option<&Handout> {
+        self.handouts
+            .iter()
+            .find(|handout| handout.key.uid == uid && handout.key.container == container)
+    }
+}
+
+fn key(pod: &Pod, container: &ContainerRequest) -> Key {
+    Key {
+        uid: pod.uid.clone(),
+        container: container.name.clone(),
+    }
+}

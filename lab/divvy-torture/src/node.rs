@@ -1,0 +1,874 @@
+//! A node: GPUs, cgroups, the container runtime, and the life of pods between kubelet and agent.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use divvy_agent_core::Reason;
+use divvy_cdi as cdi;
+use divvy_model::{ContainerKind, ContainerRequest, Gpu, Health, Held, MiB, Phase, Pod, names};
+
+use crate::agent::{Agent, Begun, Disk, Sight, Start, Stop};
+use crate::api::{Api, Bound, Listing, Seen, booked};
+use crate::chance::Chance;
+use crate::kubelet::{Kubelet, Local, State};
+use crate::ops::Ending;
+use crate::story::{Story, ensure};
+
+pub const GIB: u64 = 1024;
+
+/// Processes of a pod: its sandbox, and containers with the GPUs that their runtime gave them.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Cgroup {
+    pub running: BTreeMap<String, BTreeSet<String>>,
+}
+
+/// A PreStartContainer that has no answer yet.
+#[derive(Debug)]
+pub struct Waiting {
+    container: ContainerRequest,
+    ids: Vec<String>,
+    /// The agent's list, and what the API server has answered, once it has.
+    begun: Begun,
+    listing: Option<Listing>,
+}
+
+/// One node.
+#[derive(Debug)]
+pub struct SimNode {
+    pub name: String,
+    /// As they are.
+    pub gpus: Vec<Gpu>,
+    pub cgroups: BTreeMap<String, Cgroup>,
+    pub populated: BTreeSet<String>,
+    pub disk: Disk,
+    pub agent: Option<Agent>,
+    pub kubelet: Kubelet,
+    pub reserve: MiB,
+    boot: u32,
+    /// (UID, container) → the CDI name in the runtime's create call that is under way. It goes on when the kubelet forgets the pod.
+    pub creating: BTreeMap<(String, String), String>,
+    /// UID → the PreStartContainer that waits for the agent's list of pods.
+    pub waiting: BTreeMap<String, Waiting>,
+    /// (UID, GPU) → what the pod has of it since it was granted something: by its allocation, and at least what the kubelet gave it.
+    holds: BTreeMap<(String, String), MiB>,
+    /// The kubelet makes no cgroups for pods (`cgroupsPerQOS: false`).
+    pub no_pod_cgroups: bool,
+    /// Cards that came in place of others.
+    replaced: u32,
+    /// (UID, GPU) → what the GPU had to share when the pod was last granted something.
+    granted_under: BTreeMap<(String, String), MiB>,
+}
+
+impl SimNode {
+    /// A node with GPUs of these sizes in units, its agent at work.
+    pub fn new(name: &str, units: &[u64], api: &mut Api) -> Result<SimNode, String> {
+        let gpus = (0..)
+            .zip(units)
+            .map(|(index, units)| gpu(name, index, *units * GIB))
+            .collect();
+        let mut node = SimNode {
+            name: name.to_owned(),
+            gpus,
+            cgroups: BTreeMap::new(),
+            populated: BTreeSet::new(),
+            disk: Disk::default(),
+            agent: None,
+            kubelet: Kubelet::new(name),
+            reserve: MiB::ZERO,
+            boot: 0,
+            creating: BTreeMap::new(),
+            waiting: BTreeMap::new(),
+            holds: BTreeMap::new(),
+            no_pod_cgroups: false,
+            replaced: 0,
+            granted_under: BTreeMap::new(),
+        };
+        node.start_agent(api, MiB::ZERO, true, &mut Story::default())?;
+        node.heartbeat(api);
+        Ok(node)
+    }
+
+    fn sight(&self) -> Sight<'_> {
+        Sight {
+            gpus: &self.gpus,
+            handouts: &self.kubelet.handouts,
+            populated: (!self.no_pod_cgroups).then_some(&self.populated),
+        }
+    }
+
+    /// A call of the kubelet's for a container of the pod is under way.
+    fn is_busy(&self, uid: &str) -> bool {
+        self.waiting.contains_key(uid) || self.creating.keys().any(|(of, _)| of == uid)
+    }
+
+    /// Lets the agent do something with its disk; a killed one is gone, and its stream with it.
+    fn with_agent<T>(
+        &mut self,
+        story: &mut Story,
+        work: impl FnOnce(&mut Agent, &mut Disk, Sight<'_>, &mut Story) -> Result<T, Stop>,
+    ) -> Result<Option<T>, String> {
+        let Some(mut agent) = self.agent.take() else {
+            return Ok(None);
+        };
+        let mut disk = std::mem::take(&mut self.disk);
+        let done = work(&mut agent, &mut disk, self.sight(), story);
+        self.disk = disk;
+        match done {
+            Ok(value) => {
+                self.agent = Some(agent);
+                Ok(Some(value))
+            }
+            Err(Stop::Killed) => {
+                story.tell(|| format!("  the agent of {} is killed", self.name));
+                self.agent_ended();
+                Ok(None)
+            }
+            Err(Stop::Broken(text)) => Err(text),
+        }
+    }
+
+    /// A message of ListAndWatch.
+    fn stream(&mut self) {
+        if let Some(agent) = &self.agent {
+            self.kubelet.devices(agent);
+        }
+    }
+
+    pub fn kill_agent(&mut self) {
+        self.agent = None;
+        self.agent_ended();
+    }
+
+    fn agent_ended(&mut self) {
+        self.kubelet.stream_ended();
+        self.waiting.clear();
+    }
+
+    /// Starts the agent, whether or not another life of it is there: list, reconcile, publish, register.
+    pub fn start_agent(&mut self, api: &mut Api, reserve: MiB, listed: bool, story: &mut Story) -> Result<(), String> {
+        self.reserve = reserve;
+        self.waiting.clear();
+        let mut agent = Agent::new(&self.name, self.boot, reserve, &self.disk, self.sight());
+        // Here a registration takes no time.
+        agent.core.set_registered(true);
+        self.agent = Some(agent);
+        self.with_agent(story, |agent, disk, sight, _| {
+            if listed {
+                agent.list(api, disk)?;
+            }
+            agent.reconcile(api, disk, sight, 0)
+        })?;
+        self.publish(api);
+        self.stream();
+        Ok(())
+    }
+
+    pub fn publish(&mut self, api: &mut Api) {
+        if let Some(agent) = &self.agent {
+            api.publish(&self.name, &agent.core.inventory());
+        }
+    }
+
+    /// The kubelet's write of the node's status.
+    pub fn heartbeat(&mut self, api: &mut Api) {
+        let (capacity, healthy) = (self.kubelet.capacity, self.kubelet.healthy.len() as u64);
+        let gpus = self.gpus.len() as u64;
+        api.update_node(&self.name, |node| {
+            node.capacity_units = capacity;
+            node.allocatable_units = healthy;
+            node.capacity_gpus = gpus;
+            node.allocatable_gpus = gpus;
+        });
+    }
+
+    pub fn reconcile(&mut self, api: &Api, events: usize, story: &mut Story) -> Result<(), String> {
+        let found = self.with_agent(story, |agent, disk, sight, _| agent.reconcile(api, disk, sight, events))?;
+        if let Some(found) = found {
+            story.tell(|| format!("  {:?}", found.classes));
+        }
+        self.stream();
+        Ok(())
+    }
+
+    pub fn agent_sees(&mut self, api: &Api, events: usize, story: &mut Story) -> Result<(), String> {
+        self.with_agent(story, |agent, disk, _, _| agent.watch(api, disk, events))?;
+        self.stream();
+        Ok(())
+    }
+
+    /// The agent's watch was cut.
+    pub fn relist_agent(&mut self, api: &Api) {
+        if let Some(agent) = &mut self.agent {
+            agent.ask(api);
+        }
+    }
+
+    /// The list of its watch arrives.
+    pub fn list_arrives(&mut self, story: &mut Story) -> Result<(), String> {
+        self.with_agent(story, |agent, disk, _, _| agent.list_arrives(disk))?;
+        self.stream();
+        Ok(())
+    }
+
+    /// A card is taken out while the node runs, and another put in: it has its index and its minor number; the agent keeps the other as lost.
+    pub fn replace_card(&mut self, gpu: usize) -> bool {
+        let old = self.gpus[gpu].clone();
+        if old.health == Health::Lost || !self.creating.is_empty() {
+            return false;
+        }
+        self.replaced += 1;
+        let new = Gpu {
+            // UUIDs are in no order.
+            uuid: match self.replaced % 2 {
+                0 => format!("GPU-{}-{}-r{}", self.name, old.index, self.replaced),
+                _ => format!("GPU-{}-{}-{}", self.replaced, self.name, old.index),
+            },
+            health: Health::Ok,
+            reason: None,
+            ..old
+        };
+        self.gpus[gpu].health = Health::Lost;
+        self.gpus[gpu].reason = Some("the driver no longer finds it".to_owned());
+        self.gpus.push(new);
+        self.see_hardware();
+        true
+    }
+
+    /// Lost cards are forgotten when the agent starts again.
+    pub fn forget_lost(&mut self) {
+        self.gpus.retain(|gpu| gpu.health != Health::Lost);
+    }
+
+    /// As `hardware.rs`: a lost GPU keeps its index, and another may have it by now.
+    fn see_hardware(&mut self) {
+        let order = |gpu: &Gpu| (gpu.index, gpu.health == Health::Lost, gpu.uuid.clone());
+        self.gpus.sort_by_key(order);
+        if let Some(agent) = &mut self.agent {
+            agent.core.set_hardware("550.54.15", self.gpus.clone()).unwrap();
+        }
+        self.stream();
+    }
+
+    pub fn set_health(&mut self, gpu: usize, health: Health) {
+        if self.gpus[gpu].health == Health::Lost {
+            return;
+        }
+        self.gpus[gpu].health = health;
+        self.gpus[gpu].reason = (health != Health::Ok).then(|| "XID 79".to_owned());
+        self.see_hardware();
+    }
+
+    /// Events reach the kubelet: deletions, and a batch of new pods, admitted in any order.
+    pub fn kubelet_sees(&mut self, api: &mut Api, events: usize, luck: u8, story: &mut Story) -> Result<(), String> {
+        let mut new = Vec::new();
+        for _ in 0..events {
+            match self.kubelet.watch.next(api) {
+                None => break,
+                Some(Seen::Applied(pod)) => match self.kubelet.pods.get_mut(&pod.uid) {
+                    Some(local) => local.terminating |= pod.deleting,
+                    None => {
+                        new.retain(|other: &divvy_model::Pod| other.uid != pod.uid);
+                        new.push(pod);
+                    }
+                },
+                Some(Seen::Deleted(uid)) => {
+                    new.retain(|pod| pod.uid != uid);
+                    self.object_gone(&uid);
+                }
+            }
+        }
+        let mut chance = Chance::new(luck, &self.name);
+        chance.shuffle(&mut new);
+        for pod in new {
+            self.admit(api, &pod, luck, story);
+        }
+        Ok(())
+    }
+
+    fn object_gone(&mut self, uid: &str) {
+        if self.cgroups.contains_key(uid) {
+            if let Some(local) = self.kubelet.pods.get_mut(uid) {
+                local.removed = true;
+            }
+        } else {
+            self.kubelet.pods.remove(uid);
+        }
+    }
+
+    fn admit(&mut self, api: &mut Api, pod: &divvy_model::Pod, luck: u8, story: &mut Story) {
+        if pod.deleting {
+            self.kubelet.know(pod);
+            return;
+        }
+        let mut chance = Chance::new(luck, &pod.uid);
+        let b1 = luck.is_multiple_of(8) && chance.one_in(2);
+        let admitted = self.kubelet.admit(pod, self.agent.as_mut(), b1, &mut chance);
+        self.stream();
+        story.tell(|| {
+            let ids: Vec<_> = self
+                .kubelet
+                .handouts
+                .iter()
+                .filter(|h| h.key.uid == pod.uid)
+                .map(|h| &h.ids)
+                .collect();
+            let b1 = if b1 { ", and forgets them (B1)" } else { "" };
+            format!("  {} admits {}: {admitted:?} {ids:?}{b1}", self.name, pod.uid)
+        });
+        if admitted.is_err() {
+            self.reject(api, &pod.uid);
+        }
+    }
+
+    fn reject(&mut self, api: &mut Api, uid: &str) {
+        if let Some(local) = self.kubelet.pods.get_mut(uid) {
+            local.finished = true;
+            self.report(api, uid);
+        }
+    }
+
+    /// Writes the status of a pod as it is.
+    pub fn report(&mut self, api: &mut Api, uid: &str) {
+        let running = self.cgroups.get(uid).is_some_and(|cgroup| !cgroup.running.is_empty());
+        let Some(local) = self.kubelet.pods.get(uid) else { return };
+        let phase = match (local.finished || local.evicted, local.apps_done() && local.finished) {
+            (_, true) => Phase::Succeeded,
+            (true, false) => Phase::Failed,
+            (false, false) if running => Phase::Running,
+            (false, false) => api.pod(uid).map_or(Phase::Pending, |pod| pod.phase),
+        };
+        api.status(uid, phase, running);
+    }
+
+    pub fn report_all(&mut self, api: &mut Api) {
+        for uid in self.kubelet.pods.keys().cloned().collect::<Vec<_>>() {
+            self.report(api, &uid);
+        }
+    }
+
+    /// Fails a pod whose containers run. Pod workers are serial: a create under way is waited for.
+    pub fn evict(&mut self, api: &mut Api, uid: &str) {
+        if self.is_busy(uid) {
+            return;
+        }
+        if let Some(local) = self.kubelet.pods.get_mut(uid).filter(|local| local.is_live()) {
+            local.evicted = true;
+            local.finished = !self.cgroups.contains_key(uid);
+            self.report(api, uid);
+        }
+    }
+
+    /// The kubelet gives a call up.
+    fn hang_up(&mut self, uid: &str) {
+        if let (Some(waiting), Some(agent)) = (self.waiting.remove(uid), &mut self.agent) {
+            agent.core.list_failed(waiting.begun);
+        }
+    }
+
+    /// The lists arrive that starts wait for.
+    pub fn answer_starts(&mut self, api: &mut Api, story: &mut Story) -> Result<(), String> {
+        while let Some(uid) = self.waiting.keys().next().cloned() {
+            self.work(api, &uid, 1, story)?;
+        }
+        Ok(())
+    }
+
+    /// A pod worker's next step.
+    pub fn work(&mut self, api: &mut Api, uid: &str, luck: u8, story: &mut Story) -> Result<(), String> {
+        let creating = self
+            .creating
+            .keys()
+            .find(|(of, _)| of == uid)
+            .map(|(_, container)| container.clone());
+        if let Some(container) = creating {
+            return self.create(api, uid, &container, story);
+        }
+        if let Some(waiting) = self.waiting.remove(uid) {
+            let Waiting {
+                container,
+                ids,
+                begun,
+                listing,
+            } = waiting;
+            if luck.is_multiple_of(16) {
+                story.tell(|| format!("  the agent's list for {uid} gets no answer"));
+                if let Some(agent) = &mut self.agent {
+                    agent.core.list_failed(begun);
+                }
+                self.finish(uid);
+                return Ok(());
+            }
+            let Some(listing) = listing else {
+                story.tell(|| format!("  the API server takes the agent's list for {uid}"));
+                let listing = self.agent.as_ref().map(|agent| agent.pods.ask(api));
+                let waiting = Waiting {
+                    container,
+                    ids,
+                    begun,
+                    listing,
+                };
+                self.waiting.insert(uid.to_owned(), waiting);
+                return Ok(());
+            };
+            let answer = self.with_agent(story, |agent, disk, sight, story| {
+                agent.pre_start_listed(&ids, begun, listing, api, disk, sight, story)
+            })?;
+            let waits = self.kubelet.pods.get(uid).is_some_and(Local::is_live);
+            let answered = match waits {
+                true => self.answered(api, uid, &container, ids, true, answer, story),
+                // The kubelet has ended the pod meanwhile: its sync is cancelled, and the container is not created.
+                false => {
+                    self.stream();
+                    Ok(())
+                }
+            };
+            self.finish(uid);
+            return answered;
+        }
+        let Some(local) = self.kubelet.pods.get(uid).filter(|local| local.is_live()) else {
+            return Ok(());
+        };
+        if !self.cgroups.contains_key(uid) {
+            self.cgroups.insert(uid.to_owned(), Cgroup::default());
+            self.populated.insert(uid.to_owned());
+            story.tell(|| format!("  {}: the sandbox of {uid} runs", self.name));
+            return Ok(());
+        }
+        let mut chance = Chance::new(luck, uid);
+        let mut startable = local.startable();
+        chance.shuffle(&mut startable);
+        let Some(container) = startable.pop() else {
+            return Ok(());
+        };
+        if container.units == 0 {
+            self.runs(uid, &container.name, BTreeSet::new());
+            self.report(api, uid);
+            return Ok(());
+        }
+        self.pre_start(api, uid, &container, &mut chance, story)
+    }
+
+    fn pre_start(
+        &mut self,
+        api: &Api,
+        uid: &str,
+        container: &ContainerRequest,
+        chance: &mut Chance,
+        story: &mut Story,
+    ) -> Result<(), String> {
+        let Some(handout) = self.kubelet.handout(uid, &container.name).cloned() else {
+            return Err(format!("{uid} is admitted and its container {} has no ids", container.name));
+        };
+        let mut ids: Vec<String> = handout.ids.iter().cloned().collect();
+        chance.shuffle(&mut ids);
+        let events = if chance.one_in(4) { 2 } else { 0 };
+        let answer = self.with_agent(story, |agent, disk, sight, story| {
+            agent.pre_start(&ids, events, api, disk, sight, story)
+        })?;
+        if let Some(Start::Refused(Reason::MemoryHeld)) = answer {
+            self.check_refusal(api, uid)?;
+        }
+        // Some requests take their time on the way to the API server, all of them on the way back.
+        let at_once = chance.below(4) > 0;
+        self.answered(api, uid, container, ids, at_once, answer, story)
+    }
+
+    /// Without a look at the API server no start is refused for the memory of pods that have ended.
+    fn check_refusal(&self, api: &Api, uid: &str) -> Result<(), String> {
+        // Where it is not known what runs, every pod with a grant counts as running.
+        if self.no_pod_cgroups {
+            return Ok(());
+        }
+        let allocation = api.bound.get(uid).and_then(Bound::allocation);
+        for wanted in allocation.iter().flat_map(|allocation| &allocation.gpus) {
+            let others = api
+                .pods
+                .values()
+                .filter(|pod| pod.uid != uid && pod.node.as_deref() == Some(&self.name));
+            let promised = others.map(|pod| booked(pod, &wanted.uuid, api.gpus(&self.name)));
+            let ended = self.populated.iter().filter(|other| api.pod(other).is_none_or(Pod::ended));
+            let running = ended.filter_map(|other| self.holds.get(&(other.clone(), wanted.uuid.clone())).copied());
+            let taken = promised.chain(running).fold(wanted.memory, MiB::saturating_add);
+            let offered = self.agent.as_ref().map_or(MiB::ZERO, |agent| agent.capacity(&wanted.uuid));
+            if taken > offered {
+                return Ok(());
+            }
+        }
+        ensure!(
+            allocation.is_none(),
+            "{uid} was refused for memory that others hold, but they have ended, and the API server was not asked"
+        );
+        Ok(())
+    }
+
+    /// What PreStartContainer came to.
+    #[expect(clippy::too_many_arguments, reason = "the whole world, part by part")]
+    fn answered(
+        &mut self,
+        api: &Api,
+        uid: &str,
+        container: &ContainerRequest,
+        ids: Vec<String>,
+        at_once: bool,
+        answer: Option<Start>,
+        story: &mut Story,
+    ) -> Result<(), String> {
+        self.stream();
+        let key = match answer {
+            Some(Start::Granted(key)) => key,
+            Some(Start::Lists(begun)) => {
+                let listing = self.agent.as_ref().filter(|_| at_once).map(|agent| agent.pods.ask(api));
+                let waiting = Waiting {
+                    container: container.clone(),
+                    ids,
+                    begun,
+                    listing,
+                };
+                self.waiting.insert(uid.to_owned(), waiting);
+                return Ok(());
+            }
+            Some(Start::Refused(_)) | None => return Ok(()),
+        };
+        story.tell(|| format!("  {uid}/{} is granted", container.name));
+        ensure!(
+            key.uid == uid,
+            "PreStartContainer of {uid}/{} granted {}/{}",
+            container.name,
+            key.uid,
+            key.container
+        );
+        let Some(bound) = api.bound.get(uid) else {
+            return Err(format!("{uid} was granted memory and has no allocation"));
+        };
+        let record = self.disk.records.get(&key).ok_or("a grant without a record")?.clone();
+        let given: BTreeSet<&String> = self
+            .kubelet
+            .handouts
+            .iter()
+            .filter(|handout| handout.key.uid == uid)
+            .flat_map(|handout| &handout.ids)
+            .collect();
+        let given = MiB(given.len() as u64 * GIB);
+        let ours = bound.allocation().map(|allocation| allocation.gpus.as_slice());
+        let shares = ours.unwrap_or(&record.gpus);
+        let sum = shares.iter().fold(MiB::ZERO, |sum, share| sum.saturating_add(share.memory));
+        let own = record
+            .container_gpus
+            .iter()
+            .fold(MiB::ZERO, |sum, share| sum.saturating_add(share.memory));
+        ensure!(
+            sum >= given && own >= MiB(ids.len() as u64 * GIB),
+            "invariant 1: {uid}/{} was granted {own} of its pod's {sum}, and the kubelet gave it {} ids, its pod {given}",
+            container.name,
+            ids.len()
+        );
+        for share in shares {
+            let failed = self.gpus.iter().any(|gpu| gpu.uuid == share.uuid && gpu.health != Health::Ok);
+            ensure!(!failed, "{uid} was granted memory of GPU {}, which has failed", share.uuid);
+            if let Some(agent) = &self.agent {
+                let of = (uid.to_owned(), share.uuid.clone());
+                self.granted_under.insert(of.clone(), agent.capacity(&share.uuid));
+                self.holds.insert(of, share.memory);
+            }
+        }
+        let handout = self.kubelet.handout(uid, &container.name);
+        if let Some(name) = handout.and_then(|handout| handout.grant.clone()) {
+            self.creating.insert((uid.to_owned(), container.name.clone()), name);
+        }
+        Ok(())
+    }
+
+    /// The runtime resolves the name that the kubelet recorded; then the container runs with what the spec says.
+    fn create(&mut self, api: &mut Api, uid: &str, container: &str, story: &mut Story) -> Result<(), String> {
+        let name = self.creating.remove(&(uid.to_owned(), container.to_owned()));
+        let Some(spec) = name.and_then(|name| self.disk.specs.get(&name)) else {
+            story.tell(|| format!("  {uid}/{container}: unresolvable CDI device, to be tried again"));
+            self.finish(uid);
+            self.report(api, uid);
+            return Ok(());
+        };
+        let spec = cdi::Spec::parse(spec).map_err(|error| error.to_string())?;
+        let edits = &spec.devices[0].container_edits;
+        let there = self.gpus.iter().filter(|gpu| gpu.health != Health::Lost);
+        let gpus: BTreeSet<String> = there
+            .filter(|gpu| {
+                let path = format!("/dev/nvidia{}", gpu.minor);
+                edits.device_nodes.iter().any(|node| node.path == path)
+            })
+            .map(|gpu| gpu.uuid.clone())
+            .collect();
+        story.tell(|| format!("  {uid}/{container} runs on {gpus:?}"));
+        let bound = api
+            .bound
+            .get(uid)
+            .ok_or("a container of a pod that nobody bound is created")?;
+        let void = format!("{}={}", names::VISIBLE_DEVICES, names::VISIBLE_NONE);
+        ensure!(
+            edits.env.contains(&void),
+            "invariant 7: {uid}/{container} runs with {:?} and not with {void}",
+            edits.env
+        );
+        match (&bound.held, bound.allocation()) {
+            (_, Some(allocation)) => {
+                let shares = allocation.containers.get(container).map(Vec::as_slice).unwrap_or_default();
+                let allocated: BTreeSet<String> = shares.iter().map(|share| share.uuid.clone()).collect();
+                ensure!(
+                    gpus == allocated,
+                    "invariant 2: {uid}/{container} runs on {gpus:?} and is allocated {allocated:?}"
+                );
+                let units = shares.iter().map(|share| share.memory.0 / GIB).sum::<u64>();
+                let units = format!("{}={units}", names::ALIYUN_CONTAINER);
+                ensure!(
+                    edits.env.contains(&units),
+                    "invariant 7: {uid}/{container} runs with {:?} and not with {units}",
+                    edits.env
+                );
+            }
+            (Held::Legacy(legacy), None) => {
+                let mut indices = self.gpus.iter().filter(|gpu| gpus.contains(&gpu.uuid)).map(|gpu| gpu.index);
+                ensure!(
+                    gpus.len() == 1 && indices.all(|index| legacy.gpus.contains_key(&index)),
+                    "invariant 2: {uid}/{container} runs on {gpus:?}, and gpushare's annotations say {legacy:?}"
+                );
+            }
+            (held, None) => ensure!(
+                gpus.iter().all(|uuid| crate::api::share(held, uuid).is_some()),
+                "invariant 2: {uid}/{container} runs on {gpus:?}, and its annotation says {held:?}"
+            ),
+        }
+        self.runs(uid, container, gpus);
+        self.finish(uid);
+        self.report(api, uid);
+        Ok(())
+    }
+
+    fn runs(&mut self, uid: &str, container: &str, gpus: BTreeSet<String>) {
+        if let Some(cgroup) = self.cgroups.get_mut(uid) {
+            cgroup.running.insert(container.to_owned(), gpus);
+        }
+        if let Some(local) = self.kubelet.pods.get_mut(uid) {
+            local.set(container, State::Running);
+        }
+    }
+
+    /// UIDs of pods that `end` does something about.
+    pub fn endable(&self) -> BTreeSet<String> {
+        let terminating = self.kubelet.pods.iter().filter(|(_, local)| local.terminating);
+        self.cgroups.keys().chain(terminating.map(|(uid, _)| uid)).cloned().collect()
+    }
+
+    /// A container ends. When nothing of an ended pod runs its sandbox goes, and then the object, if it was to be deleted.
+    pub fn end(&mut self, api: &mut Api, uid: &str, container: usize, how: Ending, story: &mut Story) {
+        let leaves = self.kubelet.pods.get(uid).is_none_or(|local| !local.is_live());
+        if let Some(cgroup) = self.cgroups.get_mut(uid) {
+            let names: Vec<String> = cgroup.running.keys().cloned().collect();
+            if let Some(name) = names.get(container % names.len().max(1)) {
+                cgroup.running.remove(name);
+                story.tell(|| format!("  {uid}/{name} ends ({how:?})"));
+                self.ended(uid, name, how);
+                self.report(api, uid);
+                return;
+            }
+            if leaves {
+                self.cgroups.remove(uid);
+                self.populated.remove(uid);
+                self.creating.retain(|(of, _), _| of != uid);
+                self.hang_up(uid);
+                story.tell(|| format!("  the sandbox of {uid} goes"));
+                self.left(api, uid);
+            }
+        } else {
+            self.left(api, uid);
+        }
+    }
+
+    fn ended(&mut self, uid: &str, container: &str, how: Ending) {
+        let Some(local) = self.kubelet.pods.get_mut(uid) else { return };
+        let kind = local
+            .pod
+            .request
+            .containers
+            .iter()
+            .find(|c| c.name == container)
+            .map(|c| c.kind);
+        let restarts = local.is_live() && (how == Ending::Crash || kind == Some(ContainerKind::Sidecar));
+        local.set(container, if restarts { State::Waiting } else { State::Done });
+        self.finish(uid);
+    }
+
+    /// Sidecars are ended with the last app container, and the pod with them. Pod workers are serial: a create under way is waited for, and no
+    /// status is written that does not know of it.
+    fn finish(&mut self, uid: &str) {
+        if self.is_busy(uid) {
+            return;
+        }
+        let Some(local) = self.kubelet.pods.get_mut(uid) else { return };
+        if local.is_live() && local.apps_done() {
+            local.finished = true;
+            if let Some(cgroup) = self.cgroups.get_mut(uid) {
+                cgroup.running.clear();
+            }
+        }
+    }
+
+    /// Nothing of the pod is left on the node.
+    fn left(&mut self, api: &mut Api, uid: &str) {
+        let Some(local) = self.kubelet.pods.get_mut(uid) else { return };
+        if local.removed {
+            self.kubelet.pods.remove(uid);
+        } else if local.terminating {
+            api.remove(uid);
+            self.kubelet.pods.remove(uid);
+        } else {
+            local.finished = true;
+            self.report(api, uid);
+        }
+    }
+
+    /// A new kubelet process: pods that run are left alone, others are admitted again.
+    pub fn restart_kubelet(&mut self, api: &mut Api, registered: bool, story: &mut Story) -> Result<(), String> {
+        self.kubelet.restart();
+        self.creating.clear();
+        for uid in self.waiting.keys().cloned().collect::<Vec<_>>() {
+            self.hang_up(&uid);
+        }
+        for uid in self.kubelet.pods.keys().cloned().collect::<Vec<_>>() {
+            self.finish(&uid);
+        }
+        if registered {
+            self.stream();
+        }
+        let pods = self.kubelet.watch.arrive(self.kubelet.watch.ask(api));
+        let gone: Vec<String> = self
+            .kubelet
+            .pods
+            .keys()
+            .filter(|uid| !pods.iter().any(|pod| pod.uid == **uid))
+            .cloned()
+            .collect();
+        for uid in gone {
+            self.object_gone(&uid);
+        }
+        for pod in pods {
+            let running = self.cgroups.get(&pod.uid).is_some_and(|cgroup| !cgroup.running.is_empty());
+            let skip = match self.kubelet.pods.get_mut(&pod.uid) {
+                Some(local) => {
+                    local.terminating |= pod.deleting;
+                    local.terminating || local.finished || running
+                }
+                None => false,
+            };
+            if !skip {
+                self.admit(api, &pod, 1, story);
+            }
+        }
+        self.stream();
+        Ok(())
+    }
+
+    /// Everything starts again: no process and no spec is left, records and checkpoint are. Minor numbers may have changed.
+    pub fn reboot(&mut self, api: &mut Api, registered: bool, story: &mut Story) -> Result<(), String> {
+        self.boot += 1;
+        self.agent = None;
+        self.cgroups.clear();
+        self.populated.clear();
+        self.disk.specs.clear();
+        self.forget_lost();
+        let count = u32::try_from(self.gpus.len()).unwrap();
+        for gpu in &mut self.gpus {
+            gpu.minor = (gpu.index + self.boot) % count;
+        }
+        for local in self.kubelet.pods.values_mut().filter(|local| !local.finished) {
+            local.states.values_mut().for_each(|state| *state = State::Waiting);
+            local.finished = local.evicted;
+        }
+        self.kubelet.pods.retain(|_, local| !local.removed);
+        if registered {
+            self.start_agent(api, self.reserve, false, story)?;
+        }
+        self.restart_kubelet(api, registered, story)?;
+        if !registered {
+            self.start_agent(api, self.reserve, true, story)?;
+        }
+        Ok(())
+    }
+
+    /// UIDs of pods with a container that has this GPU.
+    pub fn on_gpu(&self, uuid: &str) -> BTreeSet<&String> {
+        self.cgroups
+            .iter()
+            .filter(|(_, cgroup)| cgroup.running.values().any(|gpus| gpus.contains(uuid)))
+            .map(|(uid, _)| uid)
+            .collect()
+    }
+
+    /// Whether another pod that has not ended has exactly the ids of this one: it may have to wait.
+    pub fn shares_its_ids(&self, uid: &str) -> bool {
+        let names = self.kubelet.handouts.iter().map(|handout| (&handout.key.uid, &handout.grant));
+        let recorded = self.disk.records.values().map(|record| (&record.uid, &record.cdi));
+        let ours: BTreeSet<_> = names.clone().filter(|(of, _)| *of == uid).map(|(_, name)| name).collect();
+        let live = |of: &String| self.populated.contains(of) || self.kubelet.pods.get(of).is_some_and(|local| !local.finished);
+        names
+            .chain(recorded)
+            .any(|(of, name)| of != uid && ours.contains(name) && live(of))
+    }
+
+    /// What holds on a node after every step.
+    pub fn check(&self) -> Result<(), String> {
+        for gpu in &self.gpus {
+            let live = self.on_gpu(&gpu.uuid);
+            let held = |uid: &&&String| self.holds.get(&((**uid).clone(), gpu.uuid.clone())).copied();
+            let sum = live.iter().filter_map(|uid| held(&uid)).fold(MiB::ZERO, MiB::saturating_add);
+            let under = |uid: &&&String| self.granted_under.get(&((**uid).clone(), gpu.uuid.clone())).copied();
+            let capacity = live.iter().filter_map(|uid| under(&uid)).max().unwrap_or(MiB::ZERO);
+            ensure!(
+                sum <= capacity,
+                "invariant 1: pods {live:?} have {sum} of GPU {}, which has {capacity} to share",
+                gpu.uuid
+            );
+        }
+        for (uid, cgroup) in &self.cgroups {
+            for (container, _) in cgroup.running.iter().filter(|(_, gpus)| !gpus.is_empty()) {
+                let recorded = self.disk.records.values().any(|record| record.uid == *uid);
+                ensure!(recorded, "invariant 4: {uid}/{container} runs and its grant was ended");
+            }
+        }
+        Ok(())
+    }
+
+    /// Invariant 6.
+    pub fn check_rebuilt(&mut self, api: &Api) -> Result<(), String> {
+        if let Some(agent) = &mut self.agent {
+            let sight = Sight {
+                gpus: &self.gpus,
+                handouts: &self.kubelet.handouts,
+                populated: (!self.no_pod_cgroups).then_some(&self.populated),
+            };
+            agent.check_rebuilt(api, &self.disk, sight)?;
+        }
+        Ok(())
+    }
+}
+
+fn gpu(node: &str, index: u32, mib: u64) -> Gpu {
+    Gpu {
+        uuid: format!("GPU-{node}-{index}"),
+        kind: "gpu".to_owned(),
+        parent: None,
+        index,
+        minor: index,
+        pci: String::new(),
+        model: "NVIDIA T4".to_owned(),
+        cc: "7.5".to_owned(),
+        sms: 40,
+        clock_mhz: 1590,
+        bandwidth_gbs: 320,
+        total: MiB(mib),
+        reserve: MiB::ZERO,
+        units: 0,
+        held: MiB::ZERO,
+        numa: None,
+        health: Health::Ok,
+        reason: None,
+        links: Vec::new(),
+    }
+}
