@@ -155,7 +155,7 @@ pub struct Meta {
     pub annotations: Texts,
 }
 
-/// A node.
+/// A Node object.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub struct Node {
@@ -176,7 +176,7 @@ pub struct NodeSpec {
     pub taints: Vec<Taint>,
 }
 
-/// A taint.
+/// A taint of a node.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub struct Taint {
@@ -212,7 +212,7 @@ pub struct NodeInfo {
     pub container_runtime_version: String,
 }
 
-/// A pod.
+/// A Pod object.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub struct Pod {
@@ -313,7 +313,7 @@ impl PodSpec {
     }
 }
 
-/// A container.
+/// A container or init container of a pod.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub struct Container {
@@ -364,7 +364,7 @@ pub struct Resources {
     pub requests: Texts,
 }
 
-/// A toleration.
+/// A toleration of a pod.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub struct Toleration {
@@ -388,7 +388,7 @@ pub struct PodStatus {
     pub reason: String,
 }
 
-/// A DaemonSet.
+/// A DaemonSet object.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub struct DaemonSet {
@@ -396,7 +396,7 @@ pub struct DaemonSet {
     pub metadata: Meta,
     /// The template of the DaemonSet's pods.
     pub spec: DaemonSetSpec,
-    /// The number of pods.
+    /// How many pods the DaemonSet should have.
     pub status: DaemonSetStatus,
 }
 
@@ -412,7 +412,7 @@ pub struct DaemonSetSpec {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub struct Template {
-    /// The PodSpec.
+    /// The PodSpec of the DaemonSet's pods.
     pub spec: PodSpec,
 }
 
@@ -424,7 +424,7 @@ pub struct DaemonSetStatus {
     pub desired_number_scheduled: u32,
 }
 
-/// A RuntimeClass.
+/// A RuntimeClass object.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub struct RuntimeClass {

@@ -19,11 +19,11 @@ const LARGEST_FILE: usize = 1024 * 1024;
 /// A GPU vendor, with its PCI vendor id.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Vendor {
-    /// 0x10de
+    /// NVIDIA, PCI vendor id 0x10de.
     Nvidia,
-    /// 0x1002
+    /// AMD, PCI vendor id 0x1002.
     Amd,
-    /// 0x8086
+    /// Intel, PCI vendor id 0x8086.
     Intel,
 }
 
