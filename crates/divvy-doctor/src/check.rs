@@ -1,14 +1,14 @@
-//! What a check is.
+//! The types of a check: its description, its verdict, and the repairs that it can propose.
 
 use serde::Serialize;
 
 use crate::Facts;
 
-/// How bad it is when a check finds something.
+/// How bad a finding is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Severity {
-    /// Good to know; nothing fails for it.
+    /// Good to know. Nothing fails because of it.
     Info,
     /// Something will fail, or is slower or less safe than it seems.
     Warning,
@@ -16,11 +16,11 @@ pub enum Severity {
     Error,
 }
 
-/// The links of the chain, in its order.
+/// The links of the chain from the driver to the pods, in that order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Group {
-    /// The GPU, the kernel's module, NVML.
+    /// The GPU, the kernel module, NVML.
     Driver,
     /// Device nodes.
     Nodes,
@@ -30,7 +30,7 @@ pub enum Group {
     Cdi,
     /// The container engine and its configuration.
     Engine,
-    /// The kubelet and what is registered with it.
+    /// The kubelet and the device plugins that are registered with it.
     Kubelet,
     /// Nodes, scheduler, extender.
     Cluster,
@@ -39,7 +39,7 @@ pub enum Group {
 }
 
 impl Group {
-    /// The heading.
+    /// Return the heading of this group in the report.
     pub fn title(self) -> &'static str {
         match self {
             Group::Driver => "Driver",
@@ -57,88 +57,88 @@ impl Group {
 /// Where the facts of a check come from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Needs {
-    /// This machine.
+    /// This machine's files and programs.
     Node,
     /// The API server.
     Cluster,
-    /// One of the two is enough.
+    /// The machine or the API server: one of the two is enough.
     Either,
 }
 
 /// One check.
 #[derive(Debug, Clone, Copy)]
 pub struct Check {
-    /// `D01`: by this it is asked for and talked about; never given to another check.
+    /// The id, such as `D01`, for `--only` and for conversations. An id is never reused for another check.
     pub id: &'static str,
-    /// What holds when it passes.
+    /// The statement that is true when the check passes.
     pub title: &'static str,
-    /// Its place in the chain.
+    /// The link of the chain that the check belongs to.
     pub group: Group,
-    /// How bad it is at worst.
+    /// The severity of the worst finding of this check.
     pub severity: Severity,
-    /// Whom to ask.
+    /// The source of the facts that the check needs.
     pub needs: Needs,
-    /// The check itself.
+    /// The function that judges the facts.
     pub run: fn(&Facts<'_>) -> Verdict,
 }
 
-/// `Ok`: it holds, and this was found.
+/// The result of a check. `Ok`: the check passes, and this text says what was found.
 pub type Verdict = Result<String, Stop>;
 
-/// It does not hold, does not apply, or could not be looked at.
+/// Why a check does not pass: a finding, not applicable, or not checkable.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Stop {
-    /// As bad as the check can be.
+    /// A finding with the severity of the check.
     Problem(Finding),
-    /// Less bad than that.
+    /// A finding with a lower severity than that of the check.
     Milder(Severity, Finding),
-    /// It does not apply here, or nobody asked for it: the reason.
+    /// The check does not apply here, or the user did not request it. The text is the reason.
     Skip(String),
-    /// It applies, and could not be looked at: the reason, such as a right that is missing or an answer that did not come.
+    /// The check applies, but its facts could not be read. The text is the reason, such as a missing permission or a program that did not answer.
     Blind(String),
 }
 
-/// What is wrong.
+/// A description of a problem, in the three parts that the report prints.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Finding {
-    /// What is there.
+    /// What was found.
     pub found: String,
-    /// Why it matters, with the error text by which users know it.
+    /// Why it matters, with the error message that users see.
     pub why: String,
     /// What to type next.
     pub fix: String,
-    /// The same, for `--fix`; empty where only a person can decide.
+    /// The repairs that `--fix` makes, empty where a person has to decide.
     pub repairs: Vec<Repair>,
 }
 
-/// What can be put right without harm and without a decision.
+/// A repair that is safe to make without asking the user.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "camelCase", tag = "do")]
 pub enum Repair {
-    /// Make a folder.
+    /// Create a directory.
     Folder {
-        /// Where.
+        /// The path of the directory.
         path: String,
     },
-    /// Make a symbolic link.
+    /// Create a symbolic link.
     Link {
-        /// Where.
+        /// The path of the link.
         path: String,
-        /// What it says.
+        /// The target that the link contains.
         target: String,
     },
-    /// Make a CDI spec again.
+    /// Generate a CDI spec again.
     Spec {
-        /// Its file.
+        /// The path of the spec file.
         path: String,
-        /// `nvidia`, `amd`, `intel`
+        /// The vendor: `nvidia`, `amd`, or `intel`.
         vendor: String,
-        /// Where the driver's files are.
+        /// The root directory of the driver's files.
         driver_root: String,
     },
 }
 
-/// It does not hold.
+/// Return a finding with the severity of the check.
 pub(crate) fn problem(found: impl Into<String>, why: impl Into<String>, fix: impl Into<String>) -> Verdict {
     Err(Stop::Problem(Finding {
         found: found.into(),
@@ -148,7 +148,7 @@ pub(crate) fn problem(found: impl Into<String>, why: impl Into<String>, fix: imp
     }))
 }
 
-/// It does not hold, and that is no more than this.
+/// Return a finding with this lower severity.
 pub(crate) fn milder(severity: Severity, found: impl Into<String>, why: impl Into<String>, fix: impl Into<String>) -> Verdict {
     match problem(found, why, fix) {
         Err(Stop::Problem(finding)) => Err(Stop::Milder(severity, finding)),
@@ -156,7 +156,7 @@ pub(crate) fn milder(severity: Severity, found: impl Into<String>, why: impl Int
     }
 }
 
-/// The same, and this puts it right.
+/// Add the repairs to a finding. A verdict without a finding is returned unchanged.
 pub(crate) fn repaired_by(verdict: Verdict, repairs: Vec<Repair>) -> Verdict {
     match verdict {
         Err(Stop::Problem(finding)) => Err(Stop::Problem(Finding { repairs, ..finding })),
@@ -165,17 +165,17 @@ pub(crate) fn repaired_by(verdict: Verdict, repairs: Vec<Repair>) -> Verdict {
     }
 }
 
-/// It does not apply.
+/// Return [`Stop::Skip`]: the check does not apply.
 pub(crate) fn skip<T>(reason: impl Into<String>) -> Result<T, Stop> {
     Err(Stop::Skip(reason.into()))
 }
 
-/// It could not be looked at.
+/// Return [`Stop::Blind`]: the facts could not be read.
 pub(crate) fn blind<T>(reason: impl Into<String>) -> Result<T, Stop> {
     Err(Stop::Blind(reason.into()))
 }
 
-/// `1 node`, `2 nodes`.
+/// Return the number with its noun: `1 node`, `2 nodes`.
 pub(crate) fn count(number: usize, noun: &str) -> String {
     let plural = if number == 1 { "" } else { "s" };
     format!("{number} {noun}{plural}")

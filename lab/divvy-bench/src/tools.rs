@@ -80,7 +80,7 @@ fn tools(cluster: &Cluster) -> Vec<Tool> {
             name: "doctor",
             arguments: words("doctor --cluster"),
             statuses: &[0, 1, 2],
-            proof: format!("{} pods looked at", cluster.pods + cluster.waiting),
+            proof: format!("{} pods checked", cluster.pods + cluster.waiting),
             computes: false,
         },
         // The pods stay where they are, and only those that wait are placed: what is measured is how the lists are read.

@@ -373,7 +373,7 @@ fn a_log_without_an_end_of_line_is_read_in_little_memory() {
     let output = ends(command(&["doctor", "--explain", &shown], &[]), "doctor --explain");
     assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
     assert!(
-        stdout(&output).starts_with("The one line has no error text"),
+        stdout(&output).starts_with("The only line does not have a known error text"),
         "{}",
         stdout(&output)
     );

@@ -87,7 +87,7 @@ async fn every_command_that_lists_a_cluster_names_what_it_cannot_read_and_reads_
         (&["why", "-A"], &all, "No pod waits for GPU memory in any namespace."),
         (&["audit"], &all, "1 GPU"),
         (&["simulate", "--cluster"], &all, "10.0 of 16.0 GiB"),
-        (&["doctor", "--cluster", "--only", "K16"], &shapes, "2 pods looked at"),
+        (&["doctor", "--cluster", "--only", "K16"], &shapes, "2 pods checked"),
     ];
     for (command, bad, good) in cases {
         let output = beside(&[command, &["--kubeconfig", &kubeconfig]].concat(), &[]).await;

@@ -180,7 +180,7 @@ impl Scene {
             ),
             Scene::Doctor => (
                 "doctor",
-                "divvy doctor --cluster finds nothing on a cluster that is well, and the right thing after a fault",
+                "divvy doctor --cluster reports nothing on a healthy cluster, and the right check after a fault",
             ),
             Scene::Churn => (
                 "churn",

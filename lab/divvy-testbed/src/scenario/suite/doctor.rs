@@ -1,4 +1,4 @@
-//! `divvy doctor --cluster` as its user types it: on a cluster that is well, and on one with a fault.
+//! The scene of `divvy doctor --cluster`, run like a user runs it: on a healthy cluster, and on a cluster with one fault at a time.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -11,7 +11,7 @@ use crate::builders::pod;
 use crate::scenario::{Cluster, End, Part, Play, Stop};
 use crate::story::Event;
 
-/// What it said: its exit status, and of each check its status and what was found.
+/// The report of a run: the exit status, and for each check id its status and what was found.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 struct Said {
     status: Option<i32>,
@@ -19,7 +19,7 @@ struct Said {
 }
 
 impl Said {
-    /// The checks that found something wrong.
+    /// Return the ids of the checks with a finding.
     fn fired(&self) -> Vec<&str> {
         let wrong = |status: &str| ["WARN", "FAIL"].contains(&status);
         let checks = self.checks.iter().filter(|(_, (status, _))| wrong(status));
@@ -47,7 +47,9 @@ async fn asked<C: Cluster>(play: &Play<'_, C>) -> Result<Said, Stop> {
     let output = play.cluster.divvy(&words).output().await?;
     let report: Value = serde_json::from_slice(&output.stdout).map_err(|error| {
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        Stop::Io(io::Error::other(format!("divvy doctor printed no report: {error}; {said}")))
+        Stop::Io(io::Error::other(format!(
+            "divvy doctor did not print a report: {error}; {said}"
+        )))
     })?;
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     let checks = report["checks"].as_array().into_iter().flatten();
@@ -59,11 +61,11 @@ async fn asked<C: Cluster>(play: &Play<'_, C>) -> Result<Said, Stop> {
     })
 }
 
-/// Waits until these checks alone find something wrong, and shows what is printed of it.
+/// Wait until exactly these checks have a finding, and add the printed report to the story.
 async fn fires<C: Cluster>(play: &mut Play<'_, C>, ids: &[&str], status: i32) -> Result<Said, Stop> {
     let what = match ids {
         [] => "doctor to find nothing wrong".to_owned(),
-        ids => format!("doctor to find what {} is about, and nothing else", ids.join(", ")),
+        ids => format!("doctor to report findings of {} only", ids.join(", ")),
     };
     let said = play
         .eventually(&what, async |play| {
@@ -92,7 +94,7 @@ async fn fires<C: Cluster>(play: &mut Play<'_, C>, ids: &[&str], status: i32) ->
 }
 
 pub(super) async fn play<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), Stop> {
-    play.scene("divvy doctor looks at a cluster that is well").await?;
+    play.scene("divvy doctor checks a healthy cluster").await?;
     let (node, _) = one_runs(play, "one").await?;
     let said = fires(play, &[], 0).await?;
     let silent = said.checks.iter().find(|(_, (_, found))| found.is_empty());
@@ -101,7 +103,7 @@ pub(super) async fn play<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), Stop>
         "every check says what it found, or why it does not apply",
         || format!("{silent:?}"),
     )?;
-    // What Divvy's chart brings is not there where its programs are processes of the host.
+    // Without the chart, Divvy's programs are processes of the host, and checks of its DaemonSet and Deployment do not apply.
     let of_chart: &[&str] = if play.cluster.agents_are_pods() {
         &["K04", "K07", "K08"]
     } else {
@@ -118,13 +120,13 @@ pub(super) async fn play<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), Stop>
     let called = said.found("K12").to_owned();
     play.check(
         called.contains("filter calls") && !called.contains(" 0 filter calls"),
-        "the extender that was asked is the one that kube-scheduler calls",
+        "doctor queried the extender that kube-scheduler calls",
         || called.clone(),
     )?;
 
     play.scene("A pod sets NVIDIA_VISIBLE_DEVICES itself").await?;
     let greedy = pod("greedy").env(names::VISIBLE_DEVICES, "all").select(&node);
-    play.create(&greedy, "asks for no GPU, and has NVIDIA_VISIBLE_DEVICES=all")
+    play.create(&greedy, "requests no GPU and has NVIDIA_VISIBLE_DEVICES=all")
         .await?;
     let said = fires(play, &["K14"], 1).await?;
     let found = said.found("K14").to_owned();
@@ -138,13 +140,13 @@ pub(super) async fn play<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), Stop>
     fires(play, &["K12"], 2).await?;
     play.cluster.start(Part::Extender).await?;
     play.step("started", "the extender", "", Vec::new())?;
-    // Which nobody has called yet: pods that were placed before show that it was.
+    // kube-scheduler has not called the restarted extender yet. Pods with an allocation show that it called the extender before.
     fires(play, &[], 0).await?;
 
     play.scene("The agent of a node is stopped").await?;
     play.cluster.stop(Part::Agent(&node), End::Stopped).await?;
     play.step("stopped", &format!("the agent of {node}"), "", Vec::new())?;
-    // A pod of a DaemonSet is stopped by taking the label from its node, and K07 finds that.
+    // The agent's pod is stopped by removing the label from its node, so K07 has a finding as well.
     let of_it: &[&str] = if play.cluster.agents_are_pods() {
         &["K03", "K07"]
     } else {
