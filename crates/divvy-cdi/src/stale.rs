@@ -108,6 +108,7 @@ fn version_of_file(name: &str) -> Option<&str> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::driver_version::{DRIVER_VERSION, loaded_version};
 
     #[test]
     fn the_loaded_version_is_read_from_each_form_of_the_kernels_files() {

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::Context as _;
-use divvy_agent::Probe;
+use divvy_agent as agent;
 use divvy_cdi::generate::parts::{self, Part};
 use divvy_cdi::generate::{Error, Generated, Naming, Options, amd, intel, nvidia, proc, wsl};
 use divvy_cdi::{Format, is_spec_file};
@@ -257,8 +257,8 @@ fn from_facts(facts: &GpuFacts, tree: &dyn Tree) -> nvidia::Gpu {
 async fn ask_probe(args: &CdiGenerateArgs) -> anyhow::Result<Snapshot> {
     let probe = match &args.probe {
         Some(text) => match text.parse().map_err(anyhow::Error::msg).context("--probe")? {
-            Probe::Socket(socket) => Probe::Socket(socket),
-            Probe::Start(program) => Probe::Spawn(spawn(args, program)),
+            agent::Probe::Socket(socket) => Probe::Socket(socket),
+            agent::Probe::Start(program) => Probe::Spawn(spawn(args, program)),
         },
         None => {
             let own = std::env::current_exe()
