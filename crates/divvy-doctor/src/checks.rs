@@ -11,11 +11,10 @@ mod engine;
 mod kubelet;
 mod libraries;
 mod nodes;
+mod objects;
 mod pods;
 mod scheduler;
 mod system;
-
-pub(crate) use kubelet::is_gpu;
 
 use crate::check::{Check, Group, Needs, Severity};
 

@@ -14,7 +14,9 @@ mod check;
 pub mod checks;
 pub mod explain;
 pub mod facts;
+mod gpu_resource;
 mod report;
+mod verdict;
 
 pub use check::{Check, Finding, Group, Needs, Repair, Severity, Stop, Verdict};
 pub use facts::{Asked, Facts};

@@ -5,11 +5,12 @@ use std::collections::BTreeSet;
 use divvy_model::names::{ALLOCATION, GPU_COUNT, GPU_MEM, INVENTORY, WHOLE_GPU};
 use divvy_model::{Inventory, parse_quantity};
 
-use super::kubelet::is_gpu;
-use super::pods;
-use crate::check::{Severity, Stop, Verdict, blind, count, milder, problem, skip};
+use super::objects;
+use super::objects::{listed, listed_or_this_machine, some, some_lines};
+use crate::check::{Severity, Stop, Verdict, count, milder, problem, skip};
 use crate::facts::cluster::{Cluster, DaemonSet, Node, PodSpec, Taint, Texts, Toleration};
-use crate::facts::{Asked, Facts, version_at_least};
+use crate::facts::{Facts, version_at_least};
+use crate::gpu_resource::is_gpu;
 
 /// Parts of the image names of device plugins for GPUs.
 const PLUGINS: [&str; 7] = [
@@ -21,48 +22,6 @@ const PLUGINS: [&str; 7] = [
     "intel-gpu-plugin",
     "nvidia-gpu-device-plugin",
 ];
-
-pub(super) fn objects<'f>(facts: &'f Facts<'_>) -> Result<&'f Cluster, Stop> {
-    match &facts.cluster {
-        Asked::Answer(cluster) => Ok(cluster),
-        Asked::Failed(reason) | Asked::Blocked(reason) => blind(reason.clone()),
-        Asked::Absent(reason) | Asked::Not(reason) => skip(reason.clone()),
-    }
-}
-
-/// Return the cluster if all of these lists could be read.
-pub(super) fn listed<'f>(facts: &'f Facts<'_>, plurals: &[&str]) -> Result<&'f Cluster, Stop> {
-    let cluster = objects(facts)?;
-    cluster.listed(plurals)?;
-    Ok(cluster)
-}
-
-/// Return the cluster if all of these lists could be read, or `None` if not and this machine's files can answer instead.
-pub(super) fn listed_or_this_machine<'f>(facts: &'f Facts<'_>, plurals: &[&str]) -> Result<Option<&'f Cluster>, Stop> {
-    match listed(facts, plurals) {
-        Ok(cluster) => Ok(Some(cluster)),
-        Err(_) if facts.node => Ok(None),
-        Err(stop) => Err(stop),
-    }
-}
-
-/// Return the first five names, and the number of the others.
-pub(super) fn some<S: AsRef<str>>(names: &[S]) -> String {
-    let shown: Vec<&str> = names.iter().take(5).map(AsRef::as_ref).collect();
-    match names.len() {
-        0..=5 => shown.join(", "),
-        n => format!("{} and {} more", shown.join(", "), n - 5),
-    }
-}
-
-/// Return the first five lines, and the number of the others, one per line.
-pub(super) fn some_lines(lines: &[&str]) -> String {
-    let mut shown: Vec<String> = lines.iter().take(5).map(|line| (*line).to_owned()).collect();
-    if lines.len() > shown.len() {
-        shown.push(format!("and {} more", lines.len() - shown.len()));
-    }
-    shown.join("\n")
-}
 
 fn amount(resources: &Texts, name: &str) -> u64 {
     resources.get(name).and_then(parse_quantity).unwrap_or(0)
@@ -373,7 +332,7 @@ pub(super) fn labels(facts: &Facts<'_>) -> Verdict {
         .iter()
         .filter(|pod| pod.metadata.annotations.contains_key(ALLOCATION));
     let with_allocations: BTreeSet<&str> = bound
-        .filter(pods::lives)
+        .filter(objects::lives)
         .filter_map(|pod| pod.spec.node_name.as_deref())
         .collect();
     let mut lost: Vec<(String, String, &Node)> = Vec::new();
@@ -571,7 +530,7 @@ pub(super) fn taints(facts: &Facts<'_>) -> Verdict {
             .map(|(node, taint)| format!("{} ({})", name(node), shown(taint)))
             .collect();
         let is_open = |node: &Node| in_the_way(node, &pod.spec).is_none() && fits(node);
-        let pod = pods::full_name(pod);
+        let pod = objects::full_name(pod);
         if cluster.nodes.iter().any(is_open) {
             barred.push(format!("pod {pod} waits and does not tolerate the taint of {}", some(&each)));
         } else {

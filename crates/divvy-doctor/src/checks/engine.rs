@@ -2,8 +2,8 @@
 
 use divvy_engines::{Configuration, containerd, crio, docker};
 
-use super::cluster::{listed, some};
-use super::pods;
+use super::objects;
+use super::objects::{listed, some};
 use crate::check::{Repair, Severity, Stop, Verdict, blind, milder, problem, repaired_by, skip};
 use crate::facts::{Asked, Engine, Facts, Kind, for_gpus};
 
@@ -374,7 +374,7 @@ pub(super) fn runtime_class(facts: &Facts<'_>) -> Verdict {
             .pods
             .iter()
             .filter(|pod| pod.spec.runtime_class_name.as_deref() == Some(name));
-        let pods: Vec<String> = pods.map(pods::full_name).collect();
+        let pods: Vec<String> = pods.map(objects::full_name).collect();
         return problem(
             format!(
                 "there is no RuntimeClass {name:?}, but it is the runtimeClassName of {}",

@@ -2,26 +2,19 @@
 
 use std::collections::BTreeMap;
 
-use divvy_model::names::{GPU_COUNT, GPU_MEM};
 use divvy_model::parse_quantity;
 use serde::Deserialize;
 
-use super::cluster::{listed_or_this_machine, some};
+use super::objects::{listed_or_this_machine, some};
 use crate::check::{Severity, Stop, Verdict, blind, count, milder, problem, skip};
 use crate::facts::cluster::Cluster;
 use crate::facts::{Asked, Facts, Kubelet};
+use crate::gpu_resource::is_gpu;
 
 /// The largest ListAndWatch message that a kubelet accepts, in bytes (gRPC's default).
 const LARGEST_MESSAGE: u64 = 4 * 1024 * 1024;
 /// The size of one device id in that message, in tenths of a byte, for ids like gpushare's. Two user reports agree on the value.
 const TENTHS_PER_ID: u64 = 609;
-
-/// Report whether a resource stands for GPUs: a resource of gpushare and Divvy, or of a vendor's device plugin.
-pub(crate) fn is_gpu(resource: &str) -> bool {
-    [GPU_MEM, GPU_COUNT, "nvidia.com/", "amd.com/gpu", "gpu.intel.com/"]
-        .iter()
-        .any(|name| resource.starts_with(name))
-}
 
 fn kubelet(facts: &Facts<'_>) -> Result<Kubelet, Stop> {
     facts.kubelet().ok_or_else(|| Stop::Skip("no kubelet here".to_owned()))

@@ -6,11 +6,11 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use divvy_model::names::{ALLOCATION, GPU_COUNT, GPU_MEM, VISIBLE_DEVICES};
 
-use super::cluster::{listed, some};
-use super::kubelet::is_gpu;
+use super::objects::{full_name, listed, lives, some};
 use crate::check::{Verdict, count, problem};
 use crate::facts::Facts;
 use crate::facts::cluster::{Container, Pod};
+use crate::gpu_resource::is_gpu;
 
 /// Parts of image names that show that the image runs GPU code.
 const IMAGES: [&str; 8] = [
@@ -45,14 +45,6 @@ fn asks_for(container: &Container, resource: &str) -> bool {
 pub(super) fn is_unplaced(pod: &Pod) -> bool {
     let of_divvy = |resource: &&str| pod.spec.all_containers().any(|container| asks_for(container, resource));
     lives(&pod) && [GPU_MEM, GPU_COUNT].iter().any(of_divvy) && !pod.metadata.annotations.contains_key(ALLOCATION)
-}
-
-pub(super) fn full_name(pod: &Pod) -> String {
-    format!("{}/{}", pod.metadata.namespace, pod.metadata.name)
-}
-
-pub(super) fn lives(pod: &&Pod) -> bool {
-    !["Succeeded", "Failed"].contains(&pod.status.phase.as_str())
 }
 
 fn of_a_caretaker(pod: &Pod) -> bool {

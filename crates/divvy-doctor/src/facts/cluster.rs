@@ -8,7 +8,7 @@ use serde::de::{IgnoredAny, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 
 use crate::check::Stop;
-use crate::checks::is_gpu;
+use crate::gpu_resource::is_gpu;
 
 /// The objects that the API server returned.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

@@ -5,11 +5,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use divvy_model::names::{GPU_COUNT, GPU_MEM, INVENTORY};
 use divvy_model::{Inventory, MemoryUnit, parse_quantity, quantity_milli};
 
-use super::super::cluster::{listed, offers, some, some_lines};
-use super::{LeftOut, asks_for, full_name, is_gpu, lives};
+use super::super::cluster::offers;
+use super::super::objects::{full_name, lives};
+use super::super::objects::{listed, some, some_lines};
+use super::{LeftOut, asks_for};
 use crate::check::{Verdict, count, problem};
 use crate::facts::Facts;
 use crate::facts::cluster::{Cluster, Pod};
+use crate::gpu_resource::is_gpu;
 
 /// The units of `aliyun.com/gpu-mem` in MiB that the agents publish: one value in a consistent cluster.
 struct Unit(BTreeSet<u64>);
