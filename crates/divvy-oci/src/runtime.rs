@@ -2,6 +2,7 @@
 //! container's `config.json` changes.
 //!
 //! - [`call`]: the command line, parsed as runc and crun parse it
+//! - [`devices`]: which devices a container gets
 //! - [`settings`]: the settings in NVIDIA's `config.toml`
 //! - [`edit`]: changes to the text of that file
 //! - [`request`]: the devices that a container requests by annotation, mount, or environment variable
@@ -17,6 +18,7 @@
 
 pub mod bundle;
 pub mod call;
+pub mod devices;
 pub mod edit;
 pub mod extras;
 pub mod legacy;

@@ -21,9 +21,11 @@ mod fragments;
 mod mapping;
 mod mix;
 mod mixer;
+mod model;
 mod placer;
 mod rf;
 mod rule;
+mod shape;
 mod slots;
 mod spread;
 mod state;
@@ -31,16 +33,18 @@ mod state;
 use std::fmt;
 use std::str::FromStr;
 
-pub use demand::{Demand, Model, ModelSet, Models, Share};
+pub use demand::{Demand, Share};
 pub use divvy_placement::hash::rank;
 pub use fleet::{Fleet, Offer, Ranking};
 pub use fragmentation::Fragmentation;
 pub use mapping::{GpuGroup, demand_of, from_ledger};
 pub use mix::Mix;
+pub use model::{Model, ModelSet, Models};
 pub use placer::{Cost, Decision, NodeId, Placer};
 use rule::Rule;
+pub use shape::{MOST_GPUS, Shape};
 use state::State;
-pub use state::{Free, GpuSet, MOST_GPUS, Shape};
+pub use state::{Free, GpuSet};
 
 /// One summand of the cost of a placement, for people.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

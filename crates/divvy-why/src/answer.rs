@@ -1,5 +1,4 @@
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt;
 
 use divvy_model::{Held, MemoryUnit, MiB, Pod, limits, names, runtime};
 use serde::{Deserialize, Serialize};
@@ -9,21 +8,7 @@ use crate::obstacle::Words;
 use crate::quantity::{amount, list};
 use crate::suggest::suggestions;
 use crate::verdict::asked;
-use crate::{Change, GpuAnswer, Hold, Named, Obstacle, Owner, Reported, Snapshot, Spoken, Suggestion, Wants, gpus};
-
-/// The namespace and name of a pod.
-#[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-pub struct PodName {
-    pub namespace: String,
-    pub name: String,
-}
-
-impl fmt::Display for PodName {
-    /// Format the pod as `namespace/name`.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}/{}", self.namespace, self.name)
-    }
-}
+use crate::{Change, GpuAnswer, Hold, Named, Obstacle, Owner, PodName, Reported, Snapshot, Spoken, Suggestion, Wants, gpus};
 
 /// The state of a pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]

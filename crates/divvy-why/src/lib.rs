@@ -14,11 +14,12 @@
 #![forbid(unsafe_code)]
 
 mod answer;
+mod change;
 mod gpus;
 mod look;
 mod named;
 mod obstacle;
-mod peers;
+mod pod_name;
 mod quantity;
 mod selector;
 mod snapshot;
@@ -26,12 +27,14 @@ mod suggest;
 mod verdict;
 mod wants;
 
-pub use answer::{Answer, Group, NodeAnswer, PodName, Request, Share, State, Subject, answer, answer_naming};
+pub use answer::{Answer, Group, NodeAnswer, Request, Share, State, Subject, answer, answer_naming};
+pub use change::Change;
 pub use gpus::{GpuAnswer, HolderAnswer};
 pub use named::Named;
 pub use obstacle::{Hold, Obstacle, Spoken};
+pub use pod_name::PodName;
 pub use quantity::{amount, quantity};
 pub use snapshot::{HostPort, Labels, Owner, Requests, Site, Snapshot, Tenant, Tenants};
-pub use suggest::{Change, Suggestion};
+pub use suggest::Suggestion;
 pub use verdict::asked_where;
 pub use wants::{Claim, ClaimState, Reported, Wants};

@@ -1,5 +1,7 @@
 //! The obstacles between a pod and one node. Every filter is evaluated, regardless of the results of the others.
 
+mod peers;
+
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 
@@ -7,9 +9,9 @@ use divvy_model::{MiB, names, runtime};
 use divvy_placement::{Ask, Ledger, Refusal, Unusable};
 use k8s_openapi::api::core::v1::{Taint, Toleration};
 
-use crate::peers::Peers;
 use crate::selector::{in_words, selects_node};
 use crate::{Change, ClaimState, Named, Obstacle, Site, Snapshot, Tenant, Wants};
+use peers::Peers;
 
 /// The maximum number of obstacles that are kept per node. A pod may have thousands of rules.
 const MOST: usize = 16;

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use divvy_model::GrantRecord;
 use thiserror::Error as ThisError;
 
+pub use super::devices::Plan;
 use super::request::{Container, Request, Wanted};
 use super::settings::{Mode, Settings};
 use super::{legacy, live};
@@ -58,20 +59,6 @@ pub enum Error {
         uid: String,
         /// The container's name in the pod.
         container: String,
-    },
-}
-
-/// The change to a container's configuration.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Plan {
-    /// The configuration is not changed.
-    LeaveAlone,
-    /// The container gets these devices. Without any device it gets only the driver's files.
-    Inject {
-        /// CDI names in the order of injection.
-        devices: Vec<String>,
-        /// The CDI kind whose common edits (the driver's files) apply although no device is requested.
-        driver_of: Option<String>,
     },
 }
 

@@ -10,7 +10,7 @@ use std::cmp::Ordering;
 
 use thiserror::Error as ThisError;
 
-use super::plan::Plan;
+use super::devices::Plan;
 use super::request::{Container, is_legacy_image};
 use super::settings::Settings;
 use divvy_cdi::{Registry, stale};
