@@ -103,7 +103,7 @@ fn every_engine_is_configured_once_and_given_back_to_the_byte() {
         went_well(&machine.configure(&[engine, "--undo"]));
         assert_eq!(machine.all(), before, "{engine}");
         assert!(
-            stderr(&machine.configure(&[engine, "--undo"])).contains("nothing to take out"),
+            stderr(&machine.configure(&[engine, "--undo"])).contains("nothing to remove"),
             "{engine}"
         );
     }
@@ -163,7 +163,7 @@ fn what_is_wrong_is_refused_and_all_stays_as_it_was() {
     }
     let machine = Machine::of(&[]);
     for (args, says) in [
-        (&["docker", "--restart"][..], "copy of another's"),
+        (&["docker", "--restart"][..], "copy of another machine's files"),
         (&["containerd", "--runtime-path", "rel"], "not an absolute path"),
         (&["docker", "--drop-in", "/etc/docker/x.json"], "Docker reads one file"),
         (&["containerd", "--engine-version", "new"], "write it as 1.7"),
@@ -432,7 +432,7 @@ fn case_32_c_a_spec_of_a_drivers_container_is_moved_by_nvidias_words() {
     went_well(&root(&["--output", &output]));
     assert!(machine.read("/out.yaml").contains("hostPath: /lib/a.so"));
     for (more, says) in [
-        (&["--output", "x.yml"][..], "engines look only at files that end in"),
+        (&["--output", "x.yml"][..], "engines read only files whose names end in"),
         (&["--relative-to", "image"], "invalid value 'image'"),
     ] {
         let output = root(more);

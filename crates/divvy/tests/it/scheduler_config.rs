@@ -263,7 +263,7 @@ fn wrong_flags_are_refused_with_what_to_type() {
     check(&[&old[..], &["--mutate-with", "wish"]].concat(), 2, "policy, webhook, none");
     check(&["--mutate-with", "none"], 2, "--as-second-scheduler");
     check(&["--check", "--merge", "x"], 2, "cannot be used with");
-    check(&["-o", "/nowhere/x.yaml"], 1, "nothing was changed");
+    check(&["-o", "/nowhere/x.yaml"], 1, "could not be written, and is unchanged");
 }
 
 #[tokio::test]

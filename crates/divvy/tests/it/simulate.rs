@@ -214,18 +214,15 @@ fn what_is_wrong_is_said_so_that_it_can_be_mended() {
         (&["--tune", "0.975"], "with at most two decimals; write 1.3"),
         (&["--tune=-1"], "\"-1\" is not a number above 0"),
         (&["--load", "0"], "\"0\" is not a number above 0"),
-        (&["--load", "0.9", "--tune", "1.3"], "--tune is of pods that only come"),
-        (&["--load", "0.9", "--order", &order], "--order is of pods that only come"),
-        (
-            &["--load", "0.9", "--arrivals", "list"],
-            "leave out --load, or --arrivals list",
-        ),
+        (&["--load", "0.9", "--tune", "1.3"], "--tune is for pods that never end"),
+        (&["--load", "0.9", "--order", &order], "--order is for pods that never end"),
+        (&["--load", "0.9", "--arrivals", "list"], "omit --load or --arrivals list"),
         (&["--lifetimes", "exp"], "add --load 0.9"),
         (
             &["--lifetimes", "trace", "--seeds", "1"],
-            "leave out --seeds, or add --arrivals poisson",
+            "omit --seeds, or add --arrivals poisson",
         ),
-        (&["--order", &order, "--seeds", "1"], "write {seed} where the seed stands"),
+        (&["--order", &order, "--seeds", "1"], "write {seed} in place of the seed"),
         (
             &["--order", &order],
             "order.txt cannot be used: the order file: it ranks 2 nodes, and the node list has 30",
@@ -357,7 +354,7 @@ fn what_if_says_what_would_change_in_a_saved_cluster() {
         (&["--add-nodes", "none"], "write 2, or 2:gpu-7"),
         (&["--unit-mib", "0"], "write 256, or 1024 for 1 GiB"),
         (&["--seeds", "1"], "cannot be used with"),
-        (&["-o", "csv"], "of a cluster there are a table and -o json"),
+        (&["-o", "csv"], "for a cluster, use -o table or -o json"),
         (&["--cluster-dump", "/nowhere"], "cannot be used"),
     ] {
         let output = divvy(&[&["simulate", "--cluster-dump", &path], args].concat(), &[]);
