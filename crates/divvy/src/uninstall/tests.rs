@@ -95,11 +95,11 @@ fn pods_that_hold_memory_and_helm_are_refused_in_words_and_only_the_first_can_be
         ..found()
     };
     assert!(
-        refused(&by_helm, true).ends_with("helm uninstall gpus -n divvy-system"),
+        refused(&by_helm, true).contains("helm uninstall gpus -n divvy-system, and then"),
         "{}",
         refused(&by_helm, true)
     );
-    assert!(text(&by_helm, &release(), false, false).contains("First: helm uninstall gpus -n divvy-system."));
+    assert!(text(&by_helm, &release(), false, false).contains("First run helm uninstall gpus -n divvy-system, and then"));
 }
 
 #[test]

@@ -51,9 +51,9 @@ async fn the_exit_status_is_0_when_sound_1_with_findings_2_when_it_cannot_be_tol
     assert_eq!(status(&sound), 0, "{}", stderr(&sound));
     assert_eq!(
         stdout(&sound),
-        "No GPU has more allocated than it has: 1 allocation on 2 GPUs, 10240 MiB of 32768 MiB allocated.\n\
-         Every pod's allocation is what it asks for, on a GPU of its node.\n\
-         Where containers ran was not looked at: that takes their own reports (--reports FILE).\n\
+        "No GPU is overcommitted: 1 allocation on 2 GPUs, 10240 MiB of 32768 MiB allocated.\n\
+         Every pod's allocation matches its request, on a GPU of its node.\n\
+         Where containers ran was not checked: this needs the containers' reports (--reports FILE).\n\
          Nothing leaked: no memory is held for a pod that is gone, and no deletion is late.\n"
     );
     api.create("pods", pod("b", 0, 7)).expect("a pod");
@@ -65,7 +65,7 @@ async fn the_exit_status_is_0_when_sound_1_with_findings_2_when_it_cannot_be_tol
         "GPU 0 of node n1 has 16384 MiB to give, and 17408 MiB were allocated: default/a 10240 MiB, default/b 7168 MiB",
         "Why it matters: ",
         "Next: look at the node (divvy inspect gpushare -d), and delete a pod that is there too many: kubectl delete pod -n default b",
-        "GPUs were given more than they have: 1 finding above",
+        "GPUs were overcommitted: 1 finding above",
     ] {
         assert!(text.contains(part), "no {part:?} in {text}");
     }
@@ -111,8 +111,8 @@ async fn a_look_at_the_cluster_and_its_recording_replayed_have_the_same_verdict(
             2,
             "nothing-seen",
             [
-                "error: nothing to audit: no node and no pod was seen; which cluster this is: kubectl config current-context\n",
-                "error: nothing to audit: no node and no pod was seen; record where GPU memory is shared: divvy audit record FILE\n",
+                "error: nothing to audit: no node and no pod was seen; check which cluster this is with kubectl config current-context\n",
+                "error: nothing to audit: no node and no pod was seen; record a cluster that shares GPU memory with divvy audit record FILE\n",
             ],
         ),
         (
@@ -122,8 +122,8 @@ async fn a_look_at_the_cluster_and_its_recording_replayed_have_the_same_verdict(
             2,
             "nothing-seen",
             [
-                "error: nothing to audit: 2 nodes and 1 pod were seen, none with GPU memory; what is missing: divvy doctor --cluster\n",
-                "error: nothing to audit: 2 nodes without GPU memory, and no pod that has any; record where GPU memory is shared: divvy audit record FILE\n",
+                "error: nothing to audit: 2 nodes and 1 pod were seen, none with GPU memory; find what is missing with divvy doctor --cluster\n",
+                "error: nothing to audit: 2 nodes without GPU memory, and no pod that has any; record a cluster that shares GPU memory with divvy audit record FILE\n",
             ],
         ),
         ("no pod", vec![node()], vec![], 0, "sound", ["", ""]),
@@ -150,8 +150,8 @@ async fn a_look_at_the_cluster_and_its_recording_replayed_have_the_same_verdict(
             2,
             "unclear",
             [
-                "error: it cannot be told for all of it; what is missing is said above (UNCLEAR)\n",
-                "error: it cannot be told for all of it; what is missing is said above (UNCLEAR)\n",
+                "error: the audit is incomplete; the findings above with UNCLEAR say what is missing\n",
+                "error: the audit is incomplete; the findings above with UNCLEAR say what is missing\n",
             ],
         ),
     ];
@@ -286,11 +286,11 @@ async fn a_recorder_that_is_killed_leaves_a_log_that_is_read_and_gone_on_with() 
         "UNCLEAR  history-gap",
         "nothing was seen of pods for a while: nobody recorded meanwhile",
         "3 allocations on 2 GPUs",
-        "Not seen: 2 gaps of the history",
+        "The history has 2 gaps",
     ] {
         assert!(text.contains(part), "no {part} in {text}");
     }
-    assert!(stderr(&both).contains("is torn and left out"), "{}", stderr(&both));
+    assert!(stderr(&both).contains("is incomplete and left out"), "{}", stderr(&both));
     assert!(!text.contains("not-read"), "a torn line costs itself alone: {text}");
     // A line that nobody tore is another matter.
     let spoilt = std::fs::read_to_string(&log)
@@ -335,7 +335,7 @@ async fn what_containers_said_is_held_against_the_log_by_time() {
     let sound = audit(&[began(102.0, "a"), ended(104.5, "a"), began(105.0, "b")]);
     assert_eq!(status(&sound), 0, "{}", stdout(&sound));
     assert!(
-        stdout(&sound).contains("No pod ran elsewhere than allocated: 2 containers reported"),
+        stdout(&sound).contains("No pod ran on another GPU than allocated: 2 containers reported"),
         "{}",
         stdout(&sound)
     );
@@ -357,7 +357,7 @@ async fn what_containers_said_is_held_against_the_log_by_time() {
     let garbage = audit(&[json!({"at": "noon"})]);
     assert_eq!(status(&garbage), 1);
     assert!(
-        stderr(&garbage).contains("is no report of a container"),
+        stderr(&garbage).contains("is not a report of a container"),
         "{}",
         stderr(&garbage)
     );

@@ -379,7 +379,7 @@ async fn why_answers_a_user_of_a_namespace_from_what_it_may_read_and_says_what_i
             ],
         );
         assert!(
-            !text.contains("What would") && !text.contains("agent is not installed"),
+            !text.contains("Any one of these") && !text.contains("agent is not installed"),
             "{text}"
         );
     }
