@@ -431,7 +431,7 @@ fn without_keys(value: &Value) -> Value {
     value
 }
 
-const HEAD: &str = "# For kube-scheduler --config, Kubernetes 1.25 and later. It is read at the scheduler's start only.";
+const HEAD: &str = "# For kube-scheduler --config, Kubernetes 1.25 and later. The scheduler reads this file only when it starts.";
 
 fn render(config: &Map<String, Value>, extenders: &[Value], place: usize, stanza: &Stanza) -> String {
     let yaml = |value: &Value| serde_saphyr::to_string(value).unwrap_or_else(|_| value.to_string());

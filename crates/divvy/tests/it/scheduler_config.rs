@@ -242,7 +242,7 @@ fn wrong_flags_are_refused_with_what_to_type() {
         assert!(said.contains(part), "{args:?}: {said}");
     };
     check(&["--for", "eks"], 2, "kubeadm, k3s, rke2, k0s, microk8s, kind");
-    check(&["--extender-url", "localhost"], 1, "must begin with http://");
+    check(&["--extender-url", "localhost"], 1, "must start with http://");
     check(&["--merge", "/nowhere"], 1, "--config");
     check(&["--as-second-scheduler", "--kubernetes-version", "1.36"], 2, "1.36.3");
     check(&["--as-second-scheduler", "--namespace", "A b"], 2, "lower-case");
@@ -303,7 +303,7 @@ async fn address_and_certificates_come_from_the_extender_that_is_installed() {
     assert!(text(&plain.stderr).contains("plain HTTP"), "{plain:?}");
     let unheard = ask(&["--as-second-scheduler", "--mutate-with", "webhook"]).await;
     assert_eq!(unheard.status.code(), Some(1));
-    assert!(text(&unheard.stderr).contains("over TLS only"), "{unheard:?}");
+    assert!(text(&unheard.stderr).contains("only over TLS"), "{unheard:?}");
 
     let now_s = jiff::Timestamp::now().as_second();
     let name = default_server_name("divvy-system");
