@@ -79,7 +79,7 @@ async fn the_check_says_no_where_a_scheduler_binds_without_asking() {
     let said = text(&output.stdout);
     assert_eq!(output.status.code(), Some(1), "{said}{}", text(&output.stderr));
     assert!(
-        said.contains("bound the pod to node n1 without asking the extender"),
+        said.contains("bound the pod to node n1 without calling the extender"),
         "{said}"
     );
     assert_eq!(pods_of_checks(&bed), Vec::<String>::new());
@@ -95,7 +95,8 @@ async fn the_check_cannot_tell_where_no_node_has_room_or_nobody_looks() {
     assert_eq!(full.status.code(), Some(2), "{}", text(&full.stderr));
     let said = text(&full.stderr);
     assert!(
-        said.contains("No node has a free unit of aliyun.com/gpu-mem") && said.contains("only about nodes whose sum still fits"),
+        said.contains("No node has a free unit of aliyun.com/gpu-mem")
+            && said.contains("only for nodes with enough free units in total"),
         "{said}"
     );
     bed.delete("all");
@@ -103,7 +104,7 @@ async fn the_check_cannot_tell_where_no_node_has_room_or_nobody_looks() {
     let nobody = check(&kubeconfig(&bed), &["--timeout", "1s", "--profile", "nobody"]).await;
     assert_eq!(nobody.status.code(), Some(2));
     assert!(
-        text(&nobody.stderr).contains("Is there one named \"nobody\""),
+        text(&nobody.stderr).contains("Check that a scheduler named \"nobody\""),
         "{}",
         text(&nobody.stderr)
     );
