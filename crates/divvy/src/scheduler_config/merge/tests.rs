@@ -78,7 +78,7 @@ fn what_is_printed_for_a_new_cluster_and_what_is_merged_into_nothing_say_the_sam
     let again = merged(&fresh);
     assert_eq!(value(&again), serde_saphyr::from_str::<Value>(&fresh).expect("YAML"));
     let said: Vec<_> = again.notes.iter().filter(|note| !note.starts_with("kept")).collect();
-    assert_eq!(said, ["unchanged: it says already what Divvy needs"]);
+    assert_eq!(said, ["unchanged: the file already contains what Divvy needs"]);
 }
 
 #[test]
@@ -192,7 +192,7 @@ fn other_files_are_named_for_what_they_are() {
     );
     refused(
         "apiVersion: kubescheduler.config.k8s.io/v2\nkind: KubeSchedulerConfiguration\n",
-        "known are",
+        "the known versions are",
     );
 }
 
@@ -205,7 +205,7 @@ fn an_extender_that_cannot_stay_beside_ours_is_named() {
     );
     let both =
         "\n- {urlPrefix: http://h/x, filterVerb: f, managedResources: [{name: aliyun.com/gpu-mem}, {name: example.com/x}]}";
-    refused(&with(both), "one extender only");
+    refused(&with(both), "only one extender");
     refused(&with(" yes"), "not a list");
 }
 
@@ -250,8 +250,8 @@ fn the_address_stays_unless_another_is_asked_for() {
         "http://10.0.0.9:32766/gpushare-scheduler"
     );
     for (address, why) in [
-        (Address::Flag, ": --extender-url says so"),
-        (Address::Cluster, ": the extender that is installed is there (--from-cluster)"),
+        (Address::Flag, ": from --extender-url"),
+        (Address::Cluster, ": the address of the installed extender (--from-cluster)"),
     ] {
         let other = Wanted { address, ..wanted() };
         let found = merge(&old, "old.yaml", &other).expect("it merges");
@@ -261,7 +261,7 @@ fn the_address_stays_unless_another_is_asked_for() {
         // Once more: it is there already, and who says so is named again.
         let kept = merge(&found.text, "new.yaml", &other).expect("it merges");
         let why = match address {
-            Address::Cluster => "the extender that is installed is there",
+            Address::Cluster => "it is the address of the installed extender",
             _ => "--extender-url changes it",
         };
         let note = format!("kept: extenders[0].urlPrefix {LOCAL_URL}; {why}");
