@@ -91,7 +91,7 @@ async fn the_exit_status_is_0_when_sound_1_with_findings_2_when_it_cannot_be_tol
     assert_eq!(status(&unclear), 2, "{}", stdout(&unclear));
     assert!(stdout(&unclear).contains("UNCLEAR  node-unknown"), "{}", stdout(&unclear));
     assert!(
-        stderr(&unclear).contains("what is missing is said above"),
+        stderr(&unclear).contains("the findings above with UNCLEAR say what is missing"),
         "{}",
         stderr(&unclear)
     );

@@ -117,7 +117,7 @@ fn policy_files_of_old_tutorials_keep_their_extenders() {
     assert_eq!(file["extenders"][0].get("enableHttps"), None);
     assert_eq!(file["profiles"][0]["pluginConfig"][0]["args"]["hardPodAffinityWeight"], 10);
     assert!(
-        found.notes[0].contains("Kubernetes 1.23 took --policy-config-file"),
+        found.notes[0].contains("Kubernetes 1.23 removed --policy-config-file"),
         "{:?}",
         found.notes
     );
@@ -156,11 +156,11 @@ fn what_v1_has_not_and_cannot_be_left_out_is_refused() {
     );
     refused(
         r#"{"kind":"Policy","predicates":[{"name":"PodFitsResources"}]}"#,
-        "take predicates out",
+        "remove predicates",
     );
     refused(
         r#"{"kind":"Policy","priorities":[{"name":"LeastRequestedPriority","weight":1}]}"#,
-        "take priorities out",
+        "remove priorities",
     );
     // To turn off what is not there any more changes nothing.
     let off = merged(&with(
@@ -185,7 +185,7 @@ fn other_files_are_named_for_what_they_are() {
     refused("", "not a list of fields");
     refused("a: 1", "without kind");
     refused("apiVersion: v1\nkind: Pod\n", "the file that its --config names");
-    refused("apiVersion: v1\nkind: ConfigMap\n", "under its data");
+    refused("apiVersion: v1\nkind: ConfigMap\n", "from its data");
     refused(
         "apiVersion: kubeadm.k8s.io/v1beta4\nkind: ClusterConfiguration\n",
         "extraArgs",
