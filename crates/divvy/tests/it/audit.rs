@@ -1,4 +1,4 @@
-//! `divvy audit` as an operator uses it: exit status, words, files that were cut off.
+//! `divvy audit` as an operator uses it: exit status, texts, truncated files.
 
 use std::fs::OpenOptions;
 use std::io::Write as _;
@@ -20,7 +20,7 @@ fn node() -> Value {
         "status": {"capacity": resources, "allocatable": resources}})
 }
 
-/// A pod that was bound to a GPU of n1.
+/// Return a pod that was bound to a GPU of n1.
 fn pod(name: &str, gpu: u32, units: u64) -> Value {
     let share = json!([{"uuid": format!("GPU-{gpu}"), "memMiB": units * 1024}]);
     let allocation = json!({"v": 1, "gpus": share, "containers": {"main": share}}).to_string();
@@ -81,7 +81,7 @@ async fn the_exit_status_is_0_when_sound_1_with_findings_2_when_it_cannot_be_tol
         ),
         (&json!("gpu-promised-twice"), &json!("n1"), &json!(0), &json!("b"))
     );
-    // The pods alone: the GPUs' sizes are missing.
+    // With only the pods, the sizes of the GPUs are missing.
     let pods = folder.path().join("pods.json");
     std::fs::write(&pods, json!({"kind": "List", "items": [pod("a", 0, 10)]}).to_string()).expect("written");
     let mut unnamed = pod("a", 0, 10);
@@ -173,7 +173,7 @@ async fn a_look_at_the_cluster_and_its_recording_replayed_have_the_same_verdict(
         for (of, said) in [["--kubeconfig", &config].to_vec(), vec![file.as_str()]].iter().zip(said) {
             let text = beside(&[&["audit"][..], of].concat(), &[]).await;
             assert_eq!(status(&text), expected, "{name}: {}", stdout(&text));
-            // Progress and warnings are on standard error, too.
+            // Standard error also has progress and warnings.
             let last = stderr(&text)
                 .lines()
                 .last()
@@ -205,7 +205,7 @@ async fn what_was_recorded_to_standard_output_is_no_file_of_that_name() {
     assert!(said.contains("next: divvy audit FILE with the recorded output"), "{said}");
 }
 
-/// A recorder, as a process.
+/// A recorder in its own process.
 struct Recorder(tokio::process::Child);
 
 impl Recorder {
@@ -259,7 +259,7 @@ async fn a_recorder_that_is_killed_leaves_a_log_that_is_read_and_gone_on_with() 
         "{}",
         stderr(&second)
     );
-    // A GPU is overbooked for a moment that no look at the end can see.
+    // A GPU is overcommitted for a moment. The final state does not show this.
     api.create("pods", pod("a", 0, 10)).expect("a pod");
     api.create("pods", pod("b", 0, 10)).expect("a pod");
     let at_once = DeleteOptions {
@@ -292,7 +292,7 @@ async fn a_recorder_that_is_killed_leaves_a_log_that_is_read_and_gone_on_with() 
     }
     assert!(stderr(&both).contains("is incomplete and left out"), "{}", stderr(&both));
     assert!(!text.contains("not-read"), "a torn line costs itself alone: {text}");
-    // A line that nobody tore is another matter.
+    // A garbled line in the middle of a log is reported.
     let spoilt = std::fs::read_to_string(&log)
         .expect("the log")
         .replacen("\"DELETED\"", "\"DELE", 1);

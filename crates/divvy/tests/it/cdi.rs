@@ -1,4 +1,4 @@
-//! `divvy cdi` on machines that are folders.
+//! `divvy cdi` on copies of machines, which are directories.
 
 use std::path::{Path, PathBuf};
 use std::process::Output;
@@ -29,7 +29,7 @@ impl Tree {
         std::fs::write(at, text).expect("written");
     }
 
-    /// `divvy cdi …` on the copied machine.
+    /// Run `divvy cdi …` on the copied machine.
     fn cdi(&self, args: &[&str]) -> Output {
         let root = self.at("");
         divvy(&[&["cdi"], args, &["--sys-root", &root]].concat(), &[])
@@ -175,7 +175,7 @@ fn the_probe_tells_the_gpus_and_a_changed_driver_makes_the_spec_stale() {
 
 #[test]
 fn a_relative_root_is_the_folder_that_it_names() {
-    // Of this machine: below the current directory.
+    // On this machine, a relative root is below the current directory.
     let folder = tempfile::tempdir().expect("a folder");
     std::fs::create_dir_all(folder.path().join("fr/driver-root")).expect("made");
     let of_this = |root: &str| {
@@ -207,7 +207,7 @@ fn a_relative_root_is_the_folder_that_it_names() {
         "{missing}"
     );
 
-    // Of a copy: below that.
+    // On a copy, a relative root is below the copy's root.
     let operator = Tree::of(&kinds::operator());
     let of_copy = |root: &str| {
         let output = operator.cdi(&["generate", "--driver-root", root]);
