@@ -31,7 +31,7 @@ fn run(args: &[&str]) -> Output {
     command(args).output().expect("it runs")
 }
 
-/// The check, beside the API server of this very process.
+/// Run the check without blocking, because the API server runs in this process.
 async fn check(kubeconfig: &Path, args: &[&str]) -> Output {
     let mut command = command(&["--check", "--kubeconfig"]);
     command.arg(kubeconfig).args(args);
@@ -59,7 +59,7 @@ async fn the_check_says_yes_where_the_scheduler_calls_the_extender() {
     assert_eq!(output.status.code(), Some(0), "{said}{}", text(&output.stderr));
     assert!(said.contains("\"default-scheduler\" calls the extender"), "{said}");
     assert_eq!(pods_of_checks(&bed), Vec::<String>::new());
-    // Nothing of it is left in the extender: the whole card can be had.
+    // The extender keeps nothing of the check: the whole GPU is free.
     bed.create(&pod("all").gpu_mem(16));
     bed.running("all").await;
     bed.delete("all");
@@ -165,7 +165,7 @@ async fn a_pod_that_was_refused_is_not_said_to_be_there() {
         assert!(!said.contains("may still exist"), "{code}: {said}");
     }
     assert_eq!(faults.fired(no_deletion), 0, "nobody deletes what is not there");
-    // Where nobody knows whether it was created, it is deleted, or said to be left.
+    // If it is unknown whether the pod was created, it is deleted, or a warning says that it may still exist.
     let lost = faults.add(Rule::new(created(), Effect::LoseAnswer));
     let output = check(&config, &[]).await;
     faults.remove(lost);
@@ -358,7 +358,7 @@ async fn address_and_certificates_come_from_the_extender_that_is_installed() {
         "{named:?}"
     );
 
-    // Certificates of one's own: the authority is in the Secret that the scheduler mounts.
+    // With the user's own certificates, the CA is in the Secret that the scheduler mounts.
     let own = async |secret: &str| {
         let mut command = command(&webhook);
         command.args(["--extender-url", "https://e.n.svc:9/gpushare-scheduler", "-n", "divvy-system"]);

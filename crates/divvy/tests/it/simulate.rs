@@ -1,4 +1,4 @@
-//! `divvy simulate` as its users run it, on traces that are small enough to read.
+//! `divvy simulate` as a command, on traces that are small enough to read.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use crate::cli::{beside, divvy, stderr, stdout};
 
-/// A folder with a list of nodes and a list of pods, and commands on them.
+/// A directory with a list of nodes and a list of pods, and commands on them.
 struct Files(tempfile::TempDir);
 
 impl Files {
@@ -33,7 +33,7 @@ impl Files {
         divvy(&[&["simulate", "--nodes", &nodes, "--pods", &pods], args].concat(), &[])
     }
 
-    /// What it says when it refuses.
+    /// Run a command that must fail, and return its error.
     fn refused(&self, args: &[&str]) -> String {
         let output = self.simulate(args);
         assert!(!output.status.success(), "{args:?}: {}", stdout(&output));
@@ -278,7 +278,7 @@ fn what_is_wrong_is_said_so_that_it_can_be_mended() {
     assert!(found.contains("pod a has no times"), "{found}");
 }
 
-/// Nodes and pods of a small cluster that gpushare serves: two cards that are half full, one pod that waits for a whole one.
+/// Nodes and pods of a small gpushare cluster: two half-full GPUs, and one pod that waits for a whole GPU.
 fn cluster() -> Vec<(&'static str, Value)> {
     let node = |name: &str| {
         let has = json!({"aliyun.com/gpu-mem": "16", "aliyun.com/gpu-count": "1", "cpu": "8", "memory": "32Gi", "pods": "110"});
@@ -321,7 +321,7 @@ async fn served(objects: &[(&'static str, Value)], folder: &std::path::Path) -> 
     (api, listening, path.display().to_string())
 }
 
-/// With a UID each, as an API server gives them.
+/// The pods with UIDs, as an API server sets them.
 fn dump(objects: &[(&'static str, Value)]) -> String {
     let items = objects.iter().enumerate().map(|(number, (_, object))| {
         let mut object = object.clone();
@@ -382,7 +382,7 @@ async fn what_if_reads_the_cluster_itself_as_well() {
     let (_api, _listening, kubeconfig) = served(&objects, folder.path()).await;
     let path = folder.path().join("cluster.json");
     fs::write(&path, dump(&objects)).expect("written");
-    // Policies that do not go by UIDs, as random does: the API server gives others.
+    // Without the policy random, which depends on the UIDs; the API server sets other UIDs.
     let args = ["--policy", "best-fit,fgd,divvy", "-o", "json"];
     let saved = divvy(
         &[&["simulate", "--cluster-dump", &path.display().to_string()], &args[..]].concat(),
