@@ -550,7 +550,7 @@ pub enum InspectOutput {
     Json,
     /// YAML
     Yaml,
-    /// The nodes' names
+    /// Only the names of the nodes
     Name,
 }
 
@@ -614,7 +614,7 @@ pub enum WhyOutput {
     Json,
     /// YAML
     Yaml,
-    /// The pods' names
+    /// Only the names of the pods
     Name,
 }
 

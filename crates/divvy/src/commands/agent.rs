@@ -1,4 +1,4 @@
-//! `divvy agent`.
+//! `divvy agent`: merges the flags and the configuration file, and runs the agent.
 
 use anyhow::Context as _;
 use divvy_agent::config::{Config, DeviceListStrategy, DriverSpecMode, FileConfig};

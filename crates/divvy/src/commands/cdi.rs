@@ -1,4 +1,4 @@
-//! `divvy cdi`.
+//! `divvy cdi`: runs its subcommands, and reads directories of specs for them.
 
 mod generate;
 mod list;

@@ -1,4 +1,4 @@
-//! `divvy explainer`.
+//! `divvy explainer`: runs the explainer.
 
 use divvy_explainer::{Config, Settings};
 

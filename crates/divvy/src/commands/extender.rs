@@ -1,4 +1,4 @@
-//! `divvy extender`.
+//! `divvy extender`: turns the flags into the extender's configuration, and runs the extender.
 
 use std::net::SocketAddr;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! `divvy simulate`.
+//! `divvy simulate`: reads a trace, makes the runs, and prints the results.
 
 mod cluster;
 

@@ -1,4 +1,4 @@
-//! `divvy version`.
+//! `divvy version`: reads the versions of the cluster's components, and prints them.
 
 use divvy_cluster::client::{self, Connection};
 use divvy_cluster::objects::NodeObject;

@@ -230,7 +230,7 @@ mod tests {
                 },
             );
         }
-        // The nonce of the annotation itself is on every copy of the pod and proves nothing.
+        // Every copy of the pod has the nonce in its annotation, which proves nothing.
         assert!(matches!(verdict(&seen(None, false, None), NONCE), Verdict::Waiting { .. }));
     }
 

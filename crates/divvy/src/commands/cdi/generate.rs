@@ -1,4 +1,4 @@
-//! `divvy cdi generate`.
+//! `divvy cdi generate`: finds the machine's GPUs, and writes a spec of them.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! `divvy cdi list`.
+//! `divvy cdi list`: lists the devices of the machine's specs, with their states.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,4 @@
-//! `divvy cdi transform`.
+//! `divvy cdi transform`: moves the paths of a spec below another root.
 
 use std::path::Path;
 

@@ -1,4 +1,4 @@
-//! `divvy cdi validate`.
+//! `divvy cdi validate`: checks spec files, and prints the findings.
 
 use std::collections::BTreeMap;
 use std::path::Path;

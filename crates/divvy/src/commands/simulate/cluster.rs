@@ -1,4 +1,4 @@
-//! `divvy simulate --cluster` and `--cluster-dump`.
+//! `divvy simulate --cluster` and `--cluster-dump`: reads a cluster, and prints what would change in it.
 
 use std::io::Read as _;
 use std::path::Path;

@@ -1,7 +1,7 @@
 use super::super::{API_VERSION, LOCAL_URL};
 use super::*;
 
-/// A file as the tutorials have it, of any version.
+/// A configuration from gpushare's tutorials, in any version.
 fn tutorial(version: &str) -> String {
     format!(
         "# the tutorial's\napiVersion: kubescheduler.config.k8s.io/{version}\nkind: KubeSchedulerConfiguration\n\
@@ -162,7 +162,7 @@ fn what_v1_has_not_and_cannot_be_left_out_is_refused() {
         r#"{"kind":"Policy","priorities":[{"name":"LeastRequestedPriority","weight":1}]}"#,
         "remove priorities",
     );
-    // To turn off what is not there any more changes nothing.
+    // Disabling a plugin that no longer exists has no effect.
     let off = merged(&with(
         "v1beta1",
         "profiles: [{plugins: {score: {disabled: [{name: NodePreferAvoidPods}]}}}]\n",
@@ -258,7 +258,7 @@ fn the_address_stays_unless_another_is_asked_for() {
         assert_eq!(value(&found)["extenders"][0]["urlPrefix"], LOCAL_URL);
         let note = format!("changed: extenders[0].urlPrefix http://10.0.0.9:32766/gpushare-scheduler to {LOCAL_URL}{why}");
         assert!(found.notes.contains(&note), "{note}: {:?}", found.notes);
-        // Once more: it is there already, and who says so is named again.
+        // A second merge keeps the address, and names its source again.
         let kept = merge(&found.text, "new.yaml", &other).expect("it merges");
         let why = match address {
             Address::Cluster => "it is the address of the installed extender",
@@ -267,7 +267,7 @@ fn the_address_stays_unless_another_is_asked_for() {
         let note = format!("kept: extenders[0].urlPrefix {LOCAL_URL}; {why}");
         assert!(kept.notes.contains(&note), "{note}: {:?}", kept.notes);
     }
-    // An old entry at another path is Divvy's by its resource, and its address leads nowhere.
+    // An old entry with another URL path counts as Divvy's entry because of its resource, but its address is not kept.
     let nowhere = tutorial("v1").replace("/gpushare-scheduler", "/elsewhere");
     assert_eq!(value(&merged(&nowhere))["extenders"][0]["urlPrefix"], LOCAL_URL);
     let files =

@@ -382,7 +382,7 @@ mod tests {
         assert!(why.contains("--profile \"my.scheduler\""), "{why}");
     }
 
-    /// Each pod through the CEL that is printed, as the API server would, and through the extender.
+    /// Evaluate the printed CEL conditions for each pod, as the API server would, and compare them with the extender's answer.
     #[test]
     fn policy_and_webhook_and_extender_give_the_same_pods() {
         let mem = json!({"limits": {"aliyun.com/gpu-mem": "3"}});
