@@ -224,7 +224,7 @@ fn lines(outcome: &Outcome, scope: Scope) -> String {
         ),
         (0, true) => writeln!(
             text,
-            "No pod ran on another GPU than allocated: {} reported, each with its own GPU, its amount of memory, and void.",
+            "No pod ran on another GPU than allocated: {} reported, each with its own GPU, the right amount of memory, and NVIDIA_VISIBLE_DEVICES=void.",
             counted(summary.containers, "container", "containers")
         ),
         (number, _) => writeln!(
