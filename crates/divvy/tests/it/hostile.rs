@@ -481,7 +481,7 @@ fn doctor_on_the_machine_itself_waits_for_nobody() {
         "{text}{}",
         stderr(&output)
     );
-    // Without it the runtime is tried, and it prints for ever.
+    // Without --only, the runtime is tried as well, and it prints without end.
     let output = ends(within(doctor, "K18"), "a runtime that prints without end");
     let text = stdout(&output);
     assert!(

@@ -185,8 +185,8 @@ async fn with_double_hand_out(gpus: &[u64]) -> Bed {
     .await
 }
 
-/// Admits `a`, and lets the kubelet forget meanwhile that it does so; `a` runs then. `short` asks for so many units, ends in
-/// the middle, and gives its ids back.
+/// Admit `a`, let the kubelet forget the admission in progress, and wait until `a` runs. A short pod that requests `short` units ends in
+/// the middle, and releases its device ids.
 async fn admit_and_forget(bed: &Bed, name: &str, short: u64) -> String {
     let ending = format!("short-{name}");
     bed.create(&pod(&ending).gpu_mem(short).once().args(&["sleep", "0.35"]));
