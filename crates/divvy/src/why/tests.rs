@@ -29,7 +29,7 @@ fn pod(units: u64, change: impl Fn(&mut Value)) -> PodObject {
     serde_json::from_value(pod).expect("a pod")
 }
 
-/// A pod that runs on a GPU of n1.
+/// Return a pod that runs on a GPU of n1.
 fn runs(name: &'static str, index: &'static str, units: u64, change: impl Fn(&mut Value)) -> PodObject {
     pod(units, move |pod| {
         pod["metadata"]["name"] = json!(name);
@@ -52,7 +52,7 @@ fn snapshot(nodes: &[NodeObject], pods: &[PodObject]) -> Snapshot {
     )
 }
 
-/// The answer about a pod in a cluster of these nodes and other pods.
+/// Return the answer about a pod in a cluster of these nodes and other pods.
 fn explained(nodes: &[NodeObject], object: &PodObject, others: &[PodObject]) -> Answer {
     let all: Vec<PodObject> = others.iter().chain([object]).cloned().collect();
     divvy_why::answer(&snapshot(nodes, &all), &sites::wants(object).expect("readable"), false)
@@ -75,7 +75,7 @@ fn what_a_pod_asks_for_moves_no_cursor() {
     }
 }
 
-/// One thing is in the way on the only node. It is named, and the suggestion is the one that helps, or none.
+/// The only node has one obstacle. The answer names it, and suggests the change that helps, or none.
 #[test]
 fn what_is_in_the_way_is_named_and_only_what_helps_is_proposed() {
     struct Case {
@@ -407,7 +407,7 @@ fn what_is_in_the_way_is_named_and_only_what_helps_is_proposed() {
     }
 }
 
-/// The obstacles of one node are all found, whatever comes first, and stand in the order of how little can be done about them.
+/// All obstacles of a node are found. They are ordered by how little a user can do about them.
 #[test]
 fn a_node_with_several_obstacles_shows_them_all() {
     let node = node(|node| node["spec"] = json!({"unschedulable": true, "taints": [{"key": "team", "effect": "NoSchedule"}]}));
@@ -431,7 +431,7 @@ fn a_node_with_several_obstacles_shows_them_all() {
 
 #[test]
 fn units_that_the_kubelet_does_not_offer_are_not_free_whatever_the_gpus_have() {
-    // A GPU failed: 8 of 16 units are offered, and 4 are asked for by a pod whose allocation nobody sees.
+    // A GPU failed: 8 of 16 units are offered, and a pod whose allocation is not visible requests 4.
     let nodes = [node(|node| node["status"]["allocatable"]["aliyun.com/gpu-mem"] = json!("8"))];
     let other = pod(4, |pod| {
         pod["metadata"]["name"] = json!("other");
@@ -464,7 +464,7 @@ fn a_pod_that_names_a_scheduler_which_never_looked_at_it_is_told_so() {
     assert!(!told("divvy-scheduler", json!({"conditions": [refused]})));
 }
 
-/// kube-scheduler evicts for sums, and never for a pod whose class forbids it. What is said of it is the reason that is true.
+/// kube-scheduler preempts by node sums, and never for a pod whose priority class forbids it. The answer gives the true reason.
 #[test]
 fn where_a_pod_matters_more_and_nobody_is_evicted_the_reason_is_told() {
     let nodes = [node(|node| {
@@ -643,7 +643,7 @@ fn what_the_policy_thinks_of_each_node_is_shown_with_its_terms() {
     let json = serde_json::to_value(&found).expect("JSON");
     assert_eq!(json["best"][0]["terms"][0]["name"], "stranding");
     assert!(json["best"][0]["terms"][0]["milliGPU"].is_i64());
-    // One that is bound is asked about as if it were not.
+    // A bound pod is ranked as if it were not bound.
     let found = placement(&ledger, &bound, Policy::BestFit);
     assert_eq!((found.node.as_deref(), found.best.len()), (Some("n1"), 2));
     insta::assert_snapshot!(placement_text(&found));
