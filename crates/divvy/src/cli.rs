@@ -24,8 +24,9 @@ use divvy_program::ContextArgs;
 use divvy_program::values::{duration, namespaced, object_name};
 
 #[cfg(feature = "completions")]
-use crate::commands::completions;
+use crate::commands::completions::cluster as completions;
 use crate::inspect::sort::SortBy;
+use crate::printer::Color;
 use crate::scheduler_config::distribution::Distribution;
 use crate::scheduler_config::second::Version;
 use crate::scheduler_config::second::mutation::MutateWith;
@@ -73,17 +74,6 @@ pub struct Cli {
         hide_possible_values = true
     )]
     pub color: Color,
-}
-
-/// When to color the output.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum Color {
-    /// On a terminal, unless NO_COLOR is set
-    Auto,
-    /// Always
-    Always,
-    /// Never
-    Never,
 }
 
 /// The commands of `divvy`.
