@@ -426,7 +426,7 @@ fn a_lost_answer_is_found_out_by_looking() {
         let (mut core, op, _) = begin(outcome.clone());
         let other = gpushare_pod("q", "n1", 0, 3);
         let error = one_answer(core.got(op, found(&other), at(20))).expect_err("another allocation");
-        assert!(error.contains("with another allocation than this one"), "{error}");
+        assert!(error.contains("with a different allocation"), "{error}");
         assert_eq!(free(&core, "n1"), [16]);
 
         let (mut core, op, _) = begin(outcome.clone());
@@ -468,7 +468,7 @@ fn a_bind_without_an_answer_is_looked_at_until_the_scheduler_stops_waiting() {
         }
         looks += 1;
     };
-    assert!(error.contains("whether it was bound is not known"), "{error}");
+    assert!(error.contains("it is not known whether the pod is bound"), "{error}");
     assert!(now <= Timing::default().answer_within_ns / MS, "answered at {now} ms");
     assert!((4..12).contains(&looks), "backs off: {looks} looks");
     assert_eq!(free(&core, "n1"), [8], "kept");
@@ -645,7 +645,7 @@ fn nothing_is_answered_before_the_cluster_was_listed() {
     let q = pod("q", 8);
     let mut core = Core::new(MemoryUnit::GIB, Timing::default());
     core.index_mut().reset_nodes(&[node("n1", &[16])]);
-    let text = "the extender is starting: it has not listed the cluster's pods yet, so it does not know what is free";
+    let text = "the extender is starting: it has not listed the cluster's pods yet, so it does not know which GPU memory is free";
     assert_eq!(core.filter(&q, ["n1"]), Err(text.to_owned()));
     assert_eq!(one_answer(core.begin_bind(args(&q, "n1"), at(0)).1), Err(text.to_owned()));
     core.index_mut().reset_pods(vec![q.clone()]);

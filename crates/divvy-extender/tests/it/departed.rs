@@ -83,7 +83,7 @@ fn memory_of_a_pod_that_vanished_while_its_container_ran_is_given_again_after_th
                     fits(&mut core, &q, ms),
                     Err(
                         "no node has room yet: node n1 keeps 6144 MiB of GPU 0 for pod default/old (deleted, container was running) until \
-                         its agent says that the container has ended, or for 10 s at most; it is tried again"
+                         its agent reports that the container has ended, or for at most 10 s; kube-scheduler will try again"
                             .to_owned()
                     ),
                     "{way}"

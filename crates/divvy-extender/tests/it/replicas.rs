@@ -25,7 +25,7 @@ fn who_does_not_lead_binds_nothing_and_says_so() {
     let mut core = synced(&[gpushare_node("n1", 16, 1)], std::slice::from_ref(&q));
     assert_eq!(core.stand_by(), []);
     let error = one_answer(core.begin_bind(args(&q, "n1"), at(0)).1).expect_err("another may bind");
-    assert!(error.contains("does not lead"), "{error}");
+    assert!(error.contains("is not the leader"), "{error}");
     assert_eq!(core.filter(&q, ["n1"]).expect("it filters").passed, [0]);
 }
 
@@ -62,7 +62,7 @@ fn who_loses_the_lease_sends_nothing_more_and_finds_out_what_became_of_what_it_s
     let (posting, binding) = one_post(core.begin_bind(args(&q, "n1"), at(0)).1);
     assert_eq!(core.begin_bind(args(&r, "n1"), at(1)).1, [], "it waits for the node");
     let error = one_answer(core.stand_by()).expect_err("it has not begun");
-    assert!(error.contains("does not lead"), "{error}");
+    assert!(error.contains("is not the leader"), "{error}");
     assert!(core.in_doubt());
     // The answer to what was sent is lost: it is looked up, and the pod is bound.
     let (op, ..) = one_get(core.posted(posting, Posted::Unknown("reset".to_owned()), at(2)));
@@ -207,7 +207,7 @@ async fn one_of_two_binds_the_other_hands_on_and_takes_over_when_it_is_released(
     );
     let (_, said) = ask(&mut scheduler, &circle).await.expect("an answer");
     assert!(
-        said.contains("does not lead") && said.contains("https://127.0.0.1:"),
+        said.contains("is not the leader") && said.contains("https://127.0.0.1:"),
         "{said}"
     );
     drop(scheduler);
@@ -296,7 +296,7 @@ async fn a_leader_that_cannot_renew_its_lease_stops_before_another_can_take_it()
     let q = create_pod(&api, "q", 2);
     let error = a.bind(&api, &q).await;
     assert!(
-        error.contains("no replica of Divvy's extender") || error.contains("does not lead"),
+        error.contains("no replica of Divvy's extender") || error.contains("is not the leader"),
         "{error}"
     );
     assert_eq!(bound_pods(&api), 1);
@@ -322,13 +322,13 @@ async fn a_replica_that_may_not_have_the_lease_is_not_ready_and_says_why() {
     let a = replica(&api, "a").await;
     let ready = async || get(&a.running, as_nobody(&stored(&api)), "/readyz").await.ok();
     let said = until("it has tried", async || {
-        ready().await.filter(|(_, text)| text.contains("cannot be had"))
+        ready().await.filter(|(_, text)| text.contains("cannot be read or written"))
     })
     .await;
     assert!(said.0.contains("503"), "{said:?}");
     let p = create_pod(&api, "p", 2);
     let error = a.bind(&api, &p).await;
-    assert!(error.contains("the lease cannot be had"), "{error}");
+    assert!(error.contains("the lease cannot be read or written"), "{error}");
     api.faults().remove(rule);
     until("it leads", async || a.leads(&api).await.then_some(())).await;
     until("it is ready", async || {

@@ -336,14 +336,14 @@ async fn an_answer_that_is_lost_is_found_out() {
                 code: 403,
                 retry_after_s: None,
             },
-            "refuses to bind",
+            "refused to bind",
         ),
         (
             Effect::Refuse {
                 code: 409,
                 retry_after_s: None,
             },
-            "refuses to bind",
+            "refused to bind",
         ),
         (Effect::Latency(Duration::from_millis(300)), "gave no usable answer"),
     ] {

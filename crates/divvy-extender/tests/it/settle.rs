@@ -94,8 +94,8 @@ fn who_cannot_be_read_after_a_list_is_not_bound_and_no_bind_is_spoken_of_that_wa
     let error = one_answer(core.got(op, Got::Failed("down".to_owned()), at(1_000))).expect_err("not read");
     assert_eq!(
         error,
-        "pod default/q could not be read, and the extender, which has just listed the pods, looks first whether another one has bound \
-         it; nothing was sent, and it can be tried again: down"
+        "pod default/q could not be read, and the extender, which has just listed the pods, must first check whether another replica has \
+         bound it; nothing was sent, and the bind can be tried again: down"
     );
     assert_eq!(core.index().ledger().reservations().count(), 0);
     // One that this extender has sent is spoken of, after a list too.
@@ -136,7 +136,9 @@ fn of_two_pods_that_were_promised_the_same_memory_the_last_ones_owner_is_told_on
     };
     assert_eq!(uid, "u-b");
     assert!(
-        text.starts_with("GPU 0 of node n1 has 8192 MiB to give, but 10240 MiB of it were promised: this pod was bound last"),
+        text.starts_with(
+            "GPU 0 of node n1 has 8192 MiB to share, but pods were allocated 10240 MiB of it. This pod was bound last"
+        ),
         "{text}"
     );
     assert_eq!(told(actions), ["b"]);

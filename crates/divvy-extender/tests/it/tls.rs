@@ -353,7 +353,7 @@ async fn only_who_shows_a_certificate_of_the_authority_has_pods_placed() {
     for text in [&filter_request(&pod), &bind] {
         let error = refused(ask(&mut nobody, text).await.expect("an answer"));
         assert!(
-            error.contains("showed none") && error.contains("divvy scheduler-config"),
+            error.contains("presented none") && error.contains("divvy scheduler-config"),
             "{error}"
         );
     }
@@ -447,10 +447,10 @@ async fn the_api_server_needs_no_certificate_to_have_a_pod_given_to_a_scheduler(
     assert_eq!(left["response"], json!({"uid": "705ab4f5", "allowed": true}));
 
     for (path, body, expected, part) in [
-        ("/mutate/divvy-scheduler", "x".to_owned(), "400", "no AdmissionReview"),
+        ("/mutate/divvy-scheduler", "x".to_owned(), "400", "not an AdmissionReview"),
         ("/mutate/a%20b", review("cpu"), "400", "cannot be the name of a scheduler"),
         ("/mutate/a.b", review("cpu"), "400", "cannot be the name of a scheduler"),
-        ("/mutate", review("cpu"), "404", "/mutate/ and a scheduler's name"),
+        ("/mutate", review("cpu"), "404", "/mutate/SCHEDULER"),
         (
             "/mutate/divvy-scheduler",
             " ".repeat((3 << 20) + 1),
@@ -466,7 +466,7 @@ async fn the_api_server_needs_no_certificate_to_have_a_pod_given_to_a_scheduler(
     let mut nobody = connect(&running, as_nobody(&data)).await.expect("a connection");
     let pod = create_pod(&api, "p", 4);
     let (_, body) = ask(&mut nobody, &filter_request(&pod)).await.expect("an answer");
-    assert!(body.contains("showed none"), "{body}");
+    assert!(body.contains("presented none"), "{body}");
 }
 
 pub(crate) fn time_s() -> i64 {
