@@ -130,7 +130,8 @@ async fn no_such_path(uri: Uri) -> Response {
                 "this extender does not answer the API server's webhook; start it with --webhook and with TLS (Helm: extender.webhook=true)"
             }
             _ => {
-                "there is no such path; filter, prioritize, preempt, bind and inspect are under /gpushare-scheduler/, the webhook is /mutate/SCHEDULER"
+                "there is no such path; filter, prioritize, preempt, bind and inspect are under /gpushare-scheduler/, and the webhook \
+                 is /mutate/SCHEDULER"
             }
         },
     )

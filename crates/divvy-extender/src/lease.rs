@@ -144,7 +144,7 @@ impl Member {
         if let Some(why) = &said
             && self.said.as_ref() != Some(why)
         {
-            tracing::error!(lease = %format!("{namespace}/{name}"), %why, "the lease cannot be read or written; this replica binds no pods without it");
+            tracing::error!(lease = %format!("{namespace}/{name}"), %why, "the lease cannot be read or written, so this replica binds no pods");
         }
         self.said = said;
         self.said.clone()

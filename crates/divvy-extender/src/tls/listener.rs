@@ -163,8 +163,8 @@ fn rustls_error(error: &std::io::Error) -> Option<&rustls::Error> {
 
 /// Return the HTTP answer to a request in plain HTTP: for kube-scheduler's paths, in the form of kube-scheduler's protocol.
 fn plain_answer(first: &[u8]) -> String {
-    const TEXT: &str = "this port takes TLS only, but the request came in plain HTTP; write https:// and tlsConfig into kube-scheduler's configuration: \
-                        divvy scheduler-config prints it";
+    const TEXT: &str = "this port takes TLS only, but the request came in plain HTTP; write https:// and tlsConfig into kube-scheduler's \
+                        configuration: divvy scheduler-config prints it";
     let line = String::from_utf8_lossy(first);
     let (status, body) = if line.starts_with("POST /gpushare-scheduler/") {
         ("200 OK", serde_json::json!({ "Error": TEXT }))

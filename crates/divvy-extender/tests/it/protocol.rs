@@ -213,7 +213,7 @@ async fn malformed_requests_get_an_error_in_words_and_status_200() {
         .await;
     assert_eq!(
         answer["Error"],
-        "aliyun.com/gpu-mem: of container a of pod q: quantity: \"3 GiB\" has an unknown suffix"
+        "aliyun.com/gpu-mem: in container a of pod q: quantity: \"3 GiB\" has an unknown suffix"
     );
     assert_eq!(cluster.used("n1").await, [10, 4], "nothing was changed by any of it");
 }
