@@ -215,7 +215,7 @@ impl Reader {
             (Some("LIST"), ..) => {
                 let kind = kind_of(document.kind.as_deref())?;
                 // Before the first recording there is no gap.
-                let again = (self.recordings > 1).then(|| "nothing was recorded in between".to_owned());
+                let again = (self.recordings > 1).then(|| "the recorder was not running".to_owned());
                 let why = document.why.or(again);
                 facts.push((at, Ok(Fact::ListBegins { kind, why })));
             }

@@ -160,8 +160,8 @@ async fn a_user_who_may_get_the_pod_is_answered_with_the_names_that_the_user_may
     explainer.api.rights().revoke_token("viewer-gone");
     let own = "Pods of other namespaces are shown without their names";
     for (token, status, words, hidden) in [
-        ("", 401, "a question needs the user's token", &[][..]),
-        ("viewer-gone", 401, "the API server does not know the token", &[]),
+        ("", 401, "the request has no token of the user", &[][..]),
+        ("viewer-gone", 401, "the API server does not accept the token", &[]),
         ("nobody", 403, "nobody may not get pod ml/mine", &[]),
         ("outsider", 403, "outsider may not get pod ml/mine", &[]),
         (
@@ -211,12 +211,12 @@ async fn a_question_that_cannot_be_answered_is_refused_in_words() {
         ("/why/ml/none", 404, "pods \"none\" not found"),
         ("/why/ml/heavy", 422, "more than 16 KiB of rules for nodes and other pods"),
         ("/why/ml/claims", 422, "more than 32 volume claims"),
-        ("/why/ml/..%2f..%2fsecrets", 400, "consist of lower-case letters, digits"),
-        ("/why/m%0al/x", 400, "consist of lower-case letters, digits"),
+        ("/why/ml/..%2f..%2fsecrets", 400, "with lower-case letters, digits"),
+        ("/why/m%0al/x", 400, "with lower-case letters, digits"),
         // Nothing else is served inside.
-        ("/why", 404, "a question is GET /why/NAMESPACE/POD"),
-        ("/why/ml", 404, "a question is GET /why/NAMESPACE/POD"),
-        ("/metrics", 404, "a question is GET /why/NAMESPACE/POD"),
+        ("/why", 404, "send questions as GET /why/NAMESPACE/POD"),
+        ("/why/ml", 404, "send questions as GET /why/NAMESPACE/POD"),
+        ("/metrics", 404, "send questions as GET /why/NAMESPACE/POD"),
     ] {
         let (found, answer) = asked(&explainer, path, "member").await;
         let text = answer["error"].as_str().unwrap_or_default();
@@ -226,7 +226,7 @@ async fn a_question_that_cannot_be_answered_is_refused_in_words() {
         let mut asks = tunnel(&explainer).await.expect("a tunnel");
         let (status, body) = ask_with(&mut asks, "/why/ml/mine", Some(odd)).await;
         assert!(
-            status == 401 && body.to_string().contains("holds no token"),
+            status == 401 && body.to_string().contains("does not contain a token"),
             "{odd}: {status} {body}"
         );
     }
