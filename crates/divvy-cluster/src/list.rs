@@ -331,7 +331,7 @@ pub async fn nodes(client: &kube::Client) -> Result<Vec<Node>, Error> {
         .await
         .map_err(|failure| Error::list("the nodes could not be listed", failure))?;
     for (name, why) in left_out.named {
-        tracing::warn!("node {name} cannot be read and is skipped: {why}");
+        tracing::warn!("node {name} is left out: {why}");
     }
     Ok(nodes)
 }

@@ -395,11 +395,11 @@ impl Remembered {
             return;
         }
         if self.names.len() < REMEMBERED {
-            tracing::warn!("{kind} {name} cannot be read and is skipped: {why}");
+            tracing::warn!("{kind} {name} cannot be read and is left out: {why}");
             self.names.insert(name);
         } else if !self.more {
             self.more = true;
-            tracing::warn!("more than {REMEMBERED} objects cannot be read and are skipped, such as {kind} {name}: {why}");
+            tracing::warn!("more than {REMEMBERED} objects cannot be read and are left out, such as {kind} {name}: {why}");
         }
     }
 
