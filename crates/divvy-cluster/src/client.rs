@@ -304,7 +304,8 @@ fn listed(names: &[&str]) -> String {
     }
 }
 
-/// kubectl's rule: of a list of paths those that exist count, and one at least must; a single path must exist.
+/// Read and merge kubeconfig files by kubectl's rule: a single path must exist; in a list of paths, at least one must exist, and the others are
+/// skipped.
 fn read_merged(paths: &Path, explicit: bool) -> Result<Kubeconfig, Error> {
     let mut merged: Option<Kubeconfig> = None;
     let list: Vec<PathBuf> = std::env::split_paths(paths)

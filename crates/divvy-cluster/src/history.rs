@@ -40,7 +40,7 @@ use crate::objects::{
 use crate::watch::Seen;
 use crate::watch::slim::{Meta, is_read};
 
-/// One JSON value of a watch log, of `kubectl get -o json`, or of `kubectl get -w -o json --output-watch-events`.
+/// One JSON value in a watch log or in the output of `kubectl get -o json` or `kubectl get -w -o json --output-watch-events`.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Document {

@@ -82,7 +82,7 @@ pub struct Named {
     pub name: String,
 }
 
-/// A volume of a pod: only its claim is read.
+/// A volume of a pod, with only the fields about its claim.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Volume {

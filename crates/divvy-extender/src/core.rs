@@ -144,30 +144,30 @@ pub struct OpId(pub u64);
 pub enum Action {
     /// Answer a caller.
     Answer {
-        /// The caller.
+        /// The ticket of the caller's request.
         ticket: Ticket,
         /// Success, or an error text for the user.
         result: Result<(), String>,
     },
     /// Send a Binding once, then call [`Core::posted`].
     Post {
-        /// The bind.
+        /// The bind that the outcome belongs to.
         op: OpId,
         /// The Binding to send.
         binding: BindingRequest,
     },
     /// Wait for a pause, read a pod from the API server, then call [`Core::got`].
     Get {
-        /// The bind.
+        /// The bind that the outcome belongs to.
         op: OpId,
-        /// The pod.
+        /// The pod to read.
         pod: PodKey,
         /// The pause before the read, in nanoseconds.
         after_ns: u64,
     },
     /// Publish a warning event about a pod. Nothing fails because of it.
     Warn {
-        /// The pod.
+        /// The pod that the event is about.
         pod: PodKey,
         /// The pod's UID.
         uid: String,
@@ -182,7 +182,7 @@ pub enum Action {
         uid: String,
         /// The reservation's node; empty for a pod that was reported as gone.
         node: String,
-        /// The pod.
+        /// The pod to read.
         pod: PodKey,
     },
 }
@@ -367,7 +367,7 @@ impl Core {
         &mut self.index
     }
 
-    /// Take in a change of pods.
+    /// Take in a change of pods, and return the actions that follow from it: checks and warnings.
     pub fn pod_change(&mut self, change: Change<ReadPod>, now: Now) -> Vec<Action> {
         // Drop the rules of a pod that has its GPUs: they are no longer needed, and a replacement pod has its own.
         let change = change.map(ReadPod::as_kept);

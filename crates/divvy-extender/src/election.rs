@@ -77,7 +77,7 @@ pub enum Step {
     Replace {
         /// The `resourceVersion` that was read.
         version: String,
-        /// The new content.
+        /// The content to write.
         record: Record,
     },
 }
@@ -112,7 +112,8 @@ impl Election {
         self.rules
     }
 
-    /// Return the time by the replica's own clock until which it leads; 0 if it never has.
+    /// Return the time by the replica's own clock until which it leads; 0 if it has never led or has released
+    /// the Lease.
     pub fn held_until_ns(&self) -> u64 {
         self.held_until_ns
     }

@@ -306,7 +306,7 @@ impl Shared {
             match action {
                 Action::Answer { ticket, result } => {
                     if let Some(sender) = self.waiting().remove(&ticket) {
-                        // The send fails if the caller has disconnected, who then needs no answer.
+                        // The send fails if the caller has disconnected. Then no answer is needed.
                         let _ = sender.send(result);
                     }
                 }

@@ -1,4 +1,4 @@
-//! The values that flow between Divvy's programs, and their text forms.
+//! The values that Divvy's programs exchange, and their text forms.
 //!
 //! Nothing here does I/O, reads a clock, or draws a random number: every result depends only on the
 //! arguments. `docs/design/formats.md` defines Divvy's own formats; the gpushare projects define the

@@ -43,7 +43,7 @@ pub struct MachineNode {
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MachineGpu {
-    /// Product name.
+    /// Product name, such as `NVIDIA A100-SXM4-40GB`.
     pub model: String,
     /// UUID; if absent, derived from the node's name and the index, so that each read yields the same UUID.
     #[serde(default)]

@@ -11,13 +11,13 @@ pub struct PodKey {
 }
 
 impl std::fmt::Display for PodKey {
-    /// `namespace/name`
+    /// Format as `namespace/name`.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{}/{}", self.namespace, self.name)
     }
 }
 
-/// A pod's phase.
+/// A pod's phase: a summary of the states of its containers.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Phase {
     /// Not all containers have started, or the pod is not bound.

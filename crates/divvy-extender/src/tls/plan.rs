@@ -82,7 +82,7 @@ pub struct Plan {
 /// Decide what to make from the Secret's data. `name` is the server name.
 ///
 /// # Errors
-/// The extender did not make the Secret's data, or the data is damaged. It is not overwritten, because it may belong to somebody else.
+/// The extender did not make the Secret's data, or the data is damaged. It is not overwritten, because another program may have made it.
 pub fn plan(data: &Data, name: &str, now_s: i64, lifetimes: Lifetimes) -> Result<Plan, String> {
     let get = |key: &str| data.get(key).map(Vec::as_slice).filter(|value| !value.is_empty());
     let all = |why: &str| Plan {

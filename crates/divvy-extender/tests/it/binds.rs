@@ -1,5 +1,5 @@
 //! Binds, step by step. Case numbers are those of `docs/compatibility/gpushare.md`, and R numbers those of `docs/compatibility/races.md`.
-//! F02, F04, and F08 are faults: a POST without an answer, a list after 410 Gone, and a failed request.
+//! F numbers are faults. F02: the answer to a POST comes after the client's timeout. F08: kube-scheduler sends the same bind many times at once.
 
 use divvy_cluster::index::ReadPod;
 use divvy_cluster::objects::PodObject;

@@ -1,4 +1,6 @@
-//! The whole extender with the embedded API server: watches, real requests, faults.
+//! The whole extender with the embedded API server: watches, real requests, faults. Case numbers are those of `docs/compatibility/gpushare.md`, R
+//! numbers those of `docs/compatibility/races.md`. F numbers are faults. F02: the answer to a POST comes after the client's timeout. F04: the watch
+//! is cut, and a resume gets 410 Gone. F08: kube-scheduler sends the same bind many times at once.
 
 use std::time::{Duration, Instant};
 
