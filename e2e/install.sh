@@ -284,7 +284,7 @@ tls() {
   scene "kube-scheduler and the extender authenticate each other with certificates"
   divvy scheduler-config --check --timeout 20s 2>&1 | shown || true
   check "the scheduler calls the extender (both pods above were bound over TLS)" divvy scheduler-config --check --timeout 20s
-  check "who shows no certificate has no pod placed" says "$(ask "$service")" "showed none" "divvy scheduler-config prints them"
+  check "who shows no certificate has no pod placed" says "$(ask "$service")" "presented none" "divvy scheduler-config prints them"
   check "who speaks plain HTTP is told" says "$(ask "http://${service#https://}")" "this port takes TLS only"
   local part
   for part in crt key; do (umask 077; secret client.$part | base64 -d > "$CLUSTER_DIR/pki/extender-client.$part"); done

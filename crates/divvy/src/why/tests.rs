@@ -66,7 +66,7 @@ fn shown(answer: &Answer) -> String {
 fn what_a_pod_asks_for_moves_no_cursor() {
     for (model, shows) in [
         ("x\u{202e}y", "like x\\u{202e}y,"),
-        ("x\n\u{1b}[2J", "\"x\\n\\u{1b}[2J\" is no pattern"),
+        ("x\n\u{1b}[2J", "\"x\\n\\u{1b}[2J\" is not a pattern"),
     ] {
         let wants = |pod: &mut Value| pod["metadata"]["annotations"] = json!({"divvy.dev/gpu-model": model});
         let text = shown(&explained(&[node(|_| ())], &pod(4, wants), &[]));

@@ -251,7 +251,7 @@ async fn where_the_explainer_cannot_be_asked_the_answer_says_why_and_tells_what_
             assert!(text.contains(part), "no {part:?} in:\n{text}");
         }
     };
-    namespace_only(&cluster.why(&["mine", "--as", "ann"]).await, "with --as you have no token");
+    namespace_only(&cluster.why(&["mine", "--as", "ann"]).await, "with --as there is no token");
     let api = &cluster.api;
     let map = |data: Value| api.patch("configmaps", "kube-public", "divvy", PatchKind::Merge, &json!({"data": data}));
     // With a foreign certificate, the user's token must not be sent.
@@ -264,7 +264,7 @@ async fn where_the_explainer_cannot_be_asked_the_answer_says_why_and_tells_what_
     map(json!({"service": "nonsense"})).expect("patched");
     namespace_only(
         &cluster.why(&["mine"]).await,
-        "names no Service (data.service is \"nonsense\"",
+        "does not name a Service (data.service is \"nonsense\"",
     );
     api.delete("configmaps", "kube-public", "divvy", &Default::default())
         .expect("deleted");

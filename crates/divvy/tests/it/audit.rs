@@ -284,7 +284,7 @@ async fn a_recorder_that_is_killed_leaves_a_log_that_is_read_and_gone_on_with() 
     for part in [
         "gpu-promised-twice",
         "UNCLEAR  history-gap",
-        "changes of pods were not recorded for a while: nobody recorded meanwhile",
+        "nothing was seen of pods for a while: the recorder was not running",
         "3 allocations on 2 GPUs",
         "The history has 2 gaps",
     ] {

@@ -367,7 +367,7 @@ fn what_if_says_what_would_change_in_a_saved_cluster() {
     fs::write(&path, "{\"kind\": \"PodList\", \"items\": []}").expect("written");
     let output = divvy(&["simulate", "--cluster-dump", &path], &[]);
     assert!(
-        stderr(&output).contains("it has neither nodes nor pods; make it by: kubectl get nodes,pods -A -o json"),
+        stderr(&output).contains("it has neither nodes nor pods; create it with: kubectl get nodes,pods -A -o json"),
         "{}",
         stderr(&output)
     );

@@ -14,7 +14,6 @@ use divvy_engines::Files;
 use divvy_host::Root;
 use divvy_oci::runtime::settings;
 use rustix::fs::OFlags;
-use tokio::io::AsyncReadExt as _;
 use tokio::net::UnixStream;
 
 use super::output::{output_of, too_long};

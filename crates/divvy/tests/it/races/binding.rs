@@ -88,7 +88,7 @@ async fn r09_a_bind_whose_outcome_cannot_be_learned_keeps_its_booking_until_it_c
     faults.add(Rule::new(reads, refuse(503)));
     let uid = bed.create_by_hand(&pod("a").gpu_mem(3));
     let error = bed.bind_known("a", &uid, "n1").await;
-    assert!(error.contains("whether it was bound is not known"), "{error}");
+    assert!(error.contains("it is not known whether the pod is bound"), "{error}");
     assert!(bed.is_bound("a"), "the API server did it");
     let allocation = bed.allocation("a");
     let other = bed.create_by_hand(&pod("b").gpu_mem(3));
