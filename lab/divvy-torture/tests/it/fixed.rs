@@ -29,7 +29,7 @@ fn the_same_steps_lead_to_the_same_decisions() {
     }
 }
 
-/// Stories in which nothing happens would prove nothing.
+/// Histories in which nothing happens would prove nothing.
 #[test]
 fn the_stories_have_in_them_what_they_are_about() {
     let mut told = String::new();
@@ -78,7 +78,7 @@ fn the_stories_have_in_them_what_they_are_about() {
     ] {
         assert!(
             told.contains(what),
-            "in {} lines nothing like {what:?} happened",
+            "{what:?} is in none of the {} lines",
             told.lines().count()
         );
     }
