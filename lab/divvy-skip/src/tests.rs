@@ -1,6 +1,6 @@
 use super::*;
 
-/// The environment belongs to the whole process, so a skip is tried in a process of its own: this test program, with this one test.
+/// The environment belongs to the whole process, so a skip is tested in a separate process: this test program with only this test.
 #[test]
 fn skips_here() {
     match std::env::var("DIVVY_SKIP_SELF_TEST").as_deref() {

@@ -13,7 +13,7 @@ use clap::Parser;
 use divvy_torture::ops::History;
 use divvy_torture::{holds, play};
 
-/// Plays random histories against the decisions of the extender and of the agents, on all cores
+/// Play random histories against the decisions of the extender and of the agents, on all cores
 ///
 /// Each history is a random sequence of up to 60 steps against the real decisions, in one process: pods are created and deleted, watches lag,
 /// lists are overtaken, API calls are lost, proxies answer, processes are killed or frozen, GPUs are replaced. After each step the invariants
