@@ -138,7 +138,7 @@ mod tests {
 
     #[test]
     fn a_program_that_ends_is_measured_with_what_its_shell_started() {
-        let folder = tempfile::tempdir().expect("a folder");
+        let folder = tempfile::tempdir().expect("a directory");
         let mut command = Command::new("sh");
         // dd reads into one buffer of this size.
         command.args([

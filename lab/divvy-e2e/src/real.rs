@@ -228,7 +228,7 @@ mod tests {
     #[test]
     fn the_scripts_settings_are_read_as_they_write_them() {
         let folder = std::env::temp_dir().join(format!("divvy-e2e-{}", std::process::id()));
-        std::fs::create_dir_all(&folder).expect("a folder");
+        std::fs::create_dir_all(&folder).expect("a directory");
         let path = folder.join("settings");
         std::fs::write(&path, ": \"${NODES:=2}\"\n: \"${EXTENDER_URL:=http://127.0.0.1:1/x}\"\n").expect("written");
         let found = settings(&path, "").expect("read");

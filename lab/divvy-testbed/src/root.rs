@@ -121,7 +121,7 @@ mod tests {
 
     #[test]
     fn a_folder_goes_with_its_owner_and_a_dead_owners_folder_with_the_next_start() {
-        let base = tempfile::tempdir().expect("a folder");
+        let base = tempfile::tempdir().expect("a directory");
         let dead = base.path().join(format!("{PREFIX}1-0"));
         fs::create_dir(&dead).expect("made");
         fs::write(dead.join(LOCK), "").expect("made");
@@ -140,7 +140,7 @@ mod tests {
 
     #[test]
     fn clusters_that_come_and_go_at_once_keep_their_own_folders() {
-        let base = tempfile::tempdir().expect("a folder");
+        let base = tempfile::tempdir().expect("a directory");
         std::thread::scope(|scope| {
             for _ in 0..8 {
                 scope.spawn(|| {
