@@ -73,7 +73,7 @@ pub fn folder(variable: &str, content: &str) -> Option<PathBuf> {
         .filter(|value| !value.is_empty())
         .map(PathBuf::from);
     if folder.is_none() {
-        skipped(format_args!("{variable} does not name a folder with {content}"));
+        skipped(format_args!("{variable} does not name a directory with {content}"));
     }
     folder
 }

@@ -97,7 +97,7 @@ fn only_what_is_missing_is_recorded() {
         std::fs::read_to_string(&file).expect("written"),
         format!(
             "{name}\tdivvy-no-such-program is not in the PATH (Debian: nothing)\n\
-             {name}\tDIVVY_NO_SUCH_VARIABLE does not name a folder with files\n"
+             {name}\tDIVVY_NO_SUCH_VARIABLE does not name a directory with files\n"
         )
     );
 }

@@ -12,7 +12,7 @@
 //! - The topology policy is `none`. There is no CPU manager, memory manager, or DRA manager, and no eviction or preemption.
 //! - A pod whose deletion began before the kubelet first saw it is not admitted. The minimum grace period of 2 s exists only for pods whose
 //!   object is gone ([`Timings::forced_grace`]).
-//! - A runtime that is down ([`Node::set_runtime_away`]) starts nothing, but containers still end when they are told to.
+//! - A runtime that is down ([`Node::set_runtime_away`]) starts nothing, but running containers can still be ended.
 //! - There is no renewed Lease and there are no heartbeats: a node whose kubelet is stopped stays Ready.
 //! - See [`checkpoint`], [`runtime`] and the other modules for their simplifications.
 

@@ -146,7 +146,7 @@ mod tests {
                 scope.spawn(|| {
                     for _ in 0..100 {
                         let root = Root::create(base.path()).expect("made");
-                        fs::write(root.path().join("file"), "").expect("its folder is there");
+                        fs::write(root.path().join("file"), "").expect("the directory exists");
                         std::thread::yield_now();
                         assert!(root.path().join("file").exists() && root.path().join(LOCK).exists());
                     }

@@ -398,7 +398,7 @@ impl World {
                 extender.restart(api, crate::ops::Leftover::Late, story)?;
             }
             Op::Lease { fate, .. } => {
-                story.tell(|| format!("{who} looks at the lease: {fate:?}"));
+                story.tell(|| format!("{who} checks the lease: {fate:?}"));
                 extender.look(api, fate, story)?;
             }
             _ => {}

@@ -204,7 +204,7 @@ fn hook(bytes: &[u8]) -> bool {
     true
 }
 
-/// Rules: one line is replaced, and the others stay; a line that forbids the change is kept.
+/// Rules: exactly the line that allows changes is replaced by one that forbids them, and a text that forbids them is not changed again.
 fn parameters(bytes: &[u8]) -> bool {
     let Some(text) = text(bytes) else { return false };
     let Some(after) = params::forbidding(text) else { return false };
@@ -226,7 +226,7 @@ fn musl(bytes: &[u8]) -> bool {
     true
 }
 
-/// Rules: an unknown requirement is ignored, one satisfied alternative is enough, and an error is one line of bounded length.
+/// Rules: a requirement about an unknown fact is satisfied, one satisfied alternative is enough, and an error is one line of bounded length.
 fn requirements(bytes: &[u8]) -> bool {
     let Some(text) = text(bytes) else { return false };
     let mut lines = text.lines();

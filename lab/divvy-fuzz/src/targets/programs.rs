@@ -137,8 +137,8 @@ fn review(bytes: &[u8]) -> bool {
     }
 }
 
-/// The input is what other replicas write to the Lease, one after the other, a second apart. Rules: a replica that has just written is trusted
-/// for its time, and no other replica takes the Lease from it.
+/// The input is what other replicas write to the Lease, one after the other, a second apart. Rule: the replica waits exactly as long as another
+/// holder's Lease is valid, counted from the last change.
 fn lease(bytes: &[u8]) -> bool {
     let Some(text) = text(bytes) else { return false };
     let rules = Rules::of(std::time::Duration::from_secs(15));

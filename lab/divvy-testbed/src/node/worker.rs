@@ -304,7 +304,7 @@ impl Worker {
         self.shared.timings.max_grace.map_or(grace, |max| grace.min(max))
     }
 
-    /// Return the time at which the containers of a pod without an object receive SIGTERM, or `None` if that time has come.
+    /// Return the later time at which the containers of a pod without an object receive SIGTERM, or `None` if there is no reason to wait.
     fn not_yet_told(&mut self, plan: &PodPlan, update: &Update) -> Option<Instant> {
         if !update.gone || self.ending.is_some() || !self.rows(plan).iter().any(|row| row.view.is_running()) {
             return None;

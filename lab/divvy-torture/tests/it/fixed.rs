@@ -70,7 +70,7 @@ fn the_stories_have_in_them_what_they_are_about() {
         "replica-2 leads",
         "is frozen",
         "no Binding of",
-        "looks at the lease: AnswerLost",
+        "checks the lease: AnswerLost",
         "gives the lease back",
         "the wall clock of",
         "another card is put in place",

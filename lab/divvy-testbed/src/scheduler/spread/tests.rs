@@ -123,7 +123,7 @@ fn a_node_without_a_topology_key_gets_no_pod_and_counts_for_no_constraint() {
     cluster.check(&spread(std::slice::from_ref(&rack)), &[FITS, FITS, FITS], "racks as 1/1");
     // With both constraints, node-c's rack does not count. Otherwise its pod would count, and 1/1 would allow another pod on node-b.
     let two = cluster.has("node-b", "foo");
-    two.check(&spread(&[zone, rack]), &[FITS, FITS, NO_LABEL], "racks as 2 alone");
+    two.check(&spread(&[zone, rack]), &[FITS, FITS, NO_LABEL], "racks as 2 and no others");
 }
 
 #[test]
@@ -178,7 +178,7 @@ fn with_fewer_domains_than_min_domains_the_fewest_are_none() {
         ),
         ("domains > minDomains, all fit", json!({"minDomains": 2}), [FITS; 3]),
         ("as many", json!({"minDomains": 3}), [FITS; 3]),
-        ("not said", json!(null), [FITS; 3]),
+        ("not set", json!(null), [FITS; 3]),
     ] {
         cluster.check(&spread(&[constraint(2, "node", more)]), &expected, case);
     }
