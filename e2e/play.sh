@@ -101,7 +101,7 @@ clear_pods() {
   step deleted "every pod of these checks"
 }
 two_pods() {
-  scene "Two pods share one card"
+  scene "Two pods share one GPU"
   local name units sum percent
   while read -r name units sum percent; do
     create "$name" "$units" "" 2 n1

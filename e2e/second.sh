@@ -58,7 +58,7 @@ second_scheduler() {
   create by-webhook 1 "" 0 n1   # names no scheduler
   eventually 20 "by-webhook runs" is_running by-webhook
   eventually 10 "divvy-scheduler has bound it" is_bound_by by-webhook divvy-scheduler
-  check "it sees its own GPU only" own_gpu by-webhook 0
+  check "it sees only its own GPU" own_gpu by-webhook 0
   kube delete pod by-webhook --wait > /dev/null
   check "the scheduler calls the extender" divvy scheduler-config --check --profile divvy-scheduler --timeout 20s
 

@@ -94,7 +94,7 @@ fn a_step_that_does_not_come_out_makes_the_status_non_zero() {
     .expect("it runs");
     assert_eq!(output.status.code(), Some(1), "{}", text(&output));
     assert!(
-        text(&output).contains("FAILED  binpack-0 sees its own GPU only (/dev/nvidia0)"),
+        text(&output).contains("FAILED  binpack-0 sees only its own GPU (/dev/nvidia0)"),
         "{}",
         text(&output)
     );
