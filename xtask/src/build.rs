@@ -7,6 +7,7 @@ use std::process::{Command, ExitCode};
 use anyhow::{Context as _, Result, ensure};
 
 use crate::skips;
+use crate::target_directory::target;
 
 /// Run cargo. Fail if cargo fails.
 pub(crate) fn cargo(args: &[&str]) -> Result<()> {
@@ -55,11 +56,6 @@ pub(crate) fn test(args: &[&str]) -> Result<()> {
     );
     record.print()?;
     result
-}
-
-/// Return cargo's target directory.
-pub(crate) fn target() -> PathBuf {
-    std::env::var_os("CARGO_TARGET_DIR").unwrap_or_else(|| "target".into()).into()
 }
 
 /// Return the directory of cargo's debug builds.

@@ -15,6 +15,7 @@ mod purity;
 mod quick;
 mod skips;
 mod suite;
+mod target_directory;
 
 use std::io::Write as _;
 use std::process::ExitCode;

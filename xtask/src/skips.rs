@@ -51,8 +51,8 @@ impl Record {
             let before = std::fs::read(&path).map_or(0, |bytes| bytes.len());
             return Ok(Record { path, before });
         }
-        let path = std::path::absolute(crate::build::target())?.join("skips");
-        std::fs::create_dir_all(crate::build::target())?;
+        let path = std::path::absolute(crate::target_directory::target())?.join("skips");
+        std::fs::create_dir_all(crate::target_directory::target())?;
         std::fs::write(&path, "").with_context(|| format!("{} could not be written", path.display()))?;
         Ok(Record { path, before: 0 })
     }

@@ -9,7 +9,7 @@ use k8s_openapi::api::authorization::v1::{ResourceAttributes, SubjectAccessRevie
 use kube::Api;
 use kube::api::PostParams;
 
-use crate::desk::Refusal;
+use crate::refusal::Refusal;
 
 /// Timeout of a request to the API server.
 const ANSWER: Duration = Duration::from_secs(5);

@@ -17,6 +17,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::caller::Caller;
 use crate::metrics::Metrics;
+use crate::refusal::Refusal;
 use crate::sight::{Question, Sight};
 use crate::{around, sites};
 
@@ -39,26 +40,6 @@ pub(crate) struct Desk {
     metrics: Arc<Metrics>,
     sight: Arc<Sight>,
     answers: Arc<Semaphore>,
-}
-
-/// Why there is no answer.
-#[derive(Debug)]
-pub(crate) struct Refusal {
-    status: StatusCode,
-    text: String,
-}
-
-impl Refusal {
-    pub(crate) fn new(status: StatusCode, text: impl Into<String>) -> Refusal {
-        Refusal {
-            status,
-            text: text.into(),
-        }
-    }
-
-    pub(crate) fn unavailable(text: impl Into<String>) -> Refusal {
-        Refusal::new(StatusCode::SERVICE_UNAVAILABLE, text)
-    }
 }
 
 pub(crate) fn problem(status: StatusCode, text: &str) -> Response {

@@ -24,6 +24,7 @@ pub mod look;
 mod metrics;
 mod publish;
 pub mod reach;
+mod refusal;
 mod sight;
 pub mod sites;
 mod tunnel;

@@ -16,8 +16,8 @@ use tokio::runtime::Handle;
 use tokio::sync::{Mutex, OwnedMutexGuard, OwnedSemaphorePermit};
 use tokio::time::Instant;
 
-use crate::desk::Refusal;
 use crate::metrics::Metrics;
+use crate::refusal::Refusal;
 
 /// The shortest time for which a snapshot is used.
 const SHORTEST: Duration = Duration::from_secs(2);

@@ -2,29 +2,21 @@
 //! out its [`Action`]s. It makes no decisions.
 
 use std::collections::BTreeMap;
-use std::pin::pin;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
-use bytes::Bytes;
 use divvy_kube::convert::ReadPod;
-use divvy_kube::events::{Events, Note, pod_reference};
-use divvy_kube::{convert, in_words, watch};
-use divvy_model::{MemoryUnit, PodKey};
-use futures::{Stream, StreamExt};
-use http_body_util::{BodyExt, Limited};
-use kube::client::Body;
-use tokio::sync::{oneshot, watch as signal};
+use divvy_kube::events::Events;
+use divvy_kube::{convert, watch};
+use divvy_model::MemoryUnit;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use crate::core::{Action, BindArgs, BindingRequest, Core, Got, Now, Placement, Posted, Ticket, Timing, answer};
-use crate::forward::Forward;
-use crate::lease;
+use crate::core::{Core, Placement, Timing};
 use crate::metrics::Metrics;
 use crate::second_look::SecondLook;
+use crate::shared::{Leadership, Limits, Shared};
 use crate::tls::Current;
 
 /// Settings that differ between clusters and between tests.
@@ -40,17 +32,6 @@ pub struct Settings {
     pub limits: Limits,
     /// Whether gpushare's ConfigMaps `unhealthy-gpu-NODE` are read.
     pub unhealthy_gpu_configmaps: bool,
-}
-
-/// Timeouts of requests to the API server, and the interval of the sweep.
-#[derive(Debug, Clone, Copy)]
-pub struct Limits {
-    /// Timeout of the POST of a Binding. After it, the outcome is unknown.
-    pub post: Duration,
-    /// Timeout of the GET of a pod.
-    pub get: Duration,
-    /// Pause between two sweeps ([`Core::sweep`]).
-    pub sweep: Duration,
 }
 
 impl Settings {
@@ -104,59 +85,6 @@ impl Served {
     }
 }
 
-/// What one of several replicas knows about the leader.
-#[derive(Debug)]
-pub(crate) struct Leadership {
-    /// The identity that this replica writes into the lease.
-    pub(crate) identity: String,
-    /// The client that forwards binds to the leader.
-    pub(crate) forward: Forward,
-    /// The time until which this replica leads ([`lease::boot_ns`]).
-    held_until_ns: AtomicU64,
-    holder: Mutex<Option<String>>,
-    /// Why the last attempt to read or write the lease failed; `None` if it succeeded.
-    trouble: Mutex<Option<String>>,
-    /// Counts the elections of this replica, and signals each one.
-    terms: signal::Sender<u64>,
-}
-
-impl Leadership {
-    pub(crate) fn new(identity: String, forward: Forward) -> Leadership {
-        Leadership {
-            identity,
-            forward,
-            held_until_ns: AtomicU64::new(0),
-            holder: Mutex::new(None),
-            trouble: Mutex::new(None),
-            terms: signal::Sender::new(0),
-        }
-    }
-}
-
-/// State that the request handlers and the tasks share.
-pub(crate) struct Shared {
-    core: Mutex<Core>,
-    answers: Mutex<BTreeMap<Ticket, oneshot::Sender<Result<(), String>>>>,
-    pub(crate) metrics: Arc<Metrics>,
-    /// The current certificates; `None` without TLS.
-    pub(crate) credentials: Option<Current>,
-    /// The state of the leader election; `None` if this is the only replica.
-    pub(crate) leadership: Option<Leadership>,
-    pub(crate) second_look: SecondLook,
-    client: kube::Client,
-    events: Events,
-    limits: Limits,
-    started: Instant,
-    tasks: TaskTracker,
-    ended: CancellationToken,
-}
-
-impl std::fmt::Debug for Shared {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Shared").field("limits", &self.limits).finish_non_exhaustive()
-    }
-}
-
 /// Start the watches and return the router. The tasks end when `stop` is cancelled. The client may wrap any `tower` service.
 pub fn serve(client: kube::Client, settings: Settings, stop: CancellationToken) -> Served {
     serve_with(client, settings, None, None, stop)
@@ -202,303 +130,5 @@ pub(crate) fn serve_with(
     Served {
         router: crate::http::router(shared.clone()),
         shared,
-    }
-}
-
-impl Shared {
-    /// Lock the core. The lock must never be held across an `await`.
-    pub(crate) fn core(&self) -> MutexGuard<'_, Core> {
-        // A panic inside the core would be a bug in one decision; each later event recomputes the state, so go on.
-        self.core.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    pub(crate) fn now(&self) -> Now {
-        let nanos = |duration: Duration| u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX);
-        Now {
-            monotonic_ns: nanos(self.started.elapsed()),
-            unix_ns: nanos(SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()),
-        }
-    }
-
-    /// Bind a pod and wait for the answer. The bind goes on even if the caller disconnects.
-    pub(crate) async fn bind(self: &Arc<Self>, args: BindArgs) -> Result<(), String> {
-        let (sender, receiver) = oneshot::channel();
-        let actions = {
-            let mut core = self.core();
-            let (ticket, actions) = core.begin_bind(args, self.now());
-            // Insert before the core is unlocked: an equal bind that ends now also answers this ticket.
-            self.waiting().insert(ticket, sender);
-            actions
-        };
-        self.perform(actions);
-        receiver
-            .await
-            .unwrap_or_else(|_| Err("the extender is stopping; the bind will be tried again".to_owned()))
-    }
-
-    pub(crate) fn client(&self) -> kube::Client {
-        self.client.clone()
-    }
-
-    /// Report whether this replica leads now, and so may bind.
-    pub(crate) fn leads(&self) -> bool {
-        self.leadership
-            .as_ref()
-            .is_none_or(|leadership| lease::boot_ns() < leadership.held_until_ns.load(Ordering::Acquire))
-    }
-
-    /// Take in that this replica holds the lease until this time ([`lease::boot_ns`]).
-    pub(crate) fn lead_until(&self, until_ns: u64) {
-        let Some(leadership) = &self.leadership else { return };
-        leadership.held_until_ns.store(until_ns, Ordering::Release);
-        if self.core().elected() {
-            tracing::info!(lease = %leadership.identity, "this replica is the leader; it lists the pods first, and then binds");
-            leadership.terms.send_modify(|term| *term += 1);
-        }
-    }
-
-    /// Stop binding until this replica has been elected and has listed the pods again.
-    pub(crate) fn stand_by(self: &Arc<Self>) {
-        let actions = self.core().stand_by();
-        self.perform(actions);
-    }
-
-    /// Take in who holds the lease now.
-    pub(crate) fn follow(self: &Arc<Self>, holder: Option<&str>) {
-        let Some(leadership) = &self.leadership else { return };
-        let before = {
-            let mut known = leadership.holder.lock().unwrap_or_else(PoisonError::into_inner);
-            std::mem::replace(&mut *known, holder.map(str::to_owned))
-        };
-        if !self.leads() {
-            self.stand_by();
-            if before.as_deref() != holder {
-                tracing::info!(leader = holder.unwrap_or("none"), "this replica is not the leader");
-            }
-        }
-    }
-
-    /// Take in why the lease cannot be read or written; `None` if it can.
-    pub(crate) fn set_lease_trouble(&self, trouble: Option<String>) {
-        if let Some(leadership) = &self.leadership {
-            *leadership.trouble.lock().unwrap_or_else(PoisonError::into_inner) = trouble;
-        }
-    }
-
-    /// Return why the lease cannot be read or written; `None` if it can.
-    pub(crate) fn lease_trouble(&self) -> Option<String> {
-        let leadership = self.leadership.as_ref()?;
-        leadership.trouble.lock().unwrap_or_else(PoisonError::into_inner).clone()
-    }
-
-    /// Return the identity of the lease's holder as last seen.
-    pub(crate) fn holder(&self) -> Option<String> {
-        let leadership = self.leadership.as_ref()?;
-        leadership.holder.lock().unwrap_or_else(PoisonError::into_inner).clone()
-    }
-
-    fn waiting(&self) -> MutexGuard<'_, BTreeMap<Ticket, oneshot::Sender<Result<(), String>>>> {
-        self.answers.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn perform(self: &Arc<Self>, actions: Vec<Action>) {
-        for action in actions {
-            match action {
-                Action::Answer { ticket, result } => {
-                    if let Some(sender) = self.waiting().remove(&ticket) {
-                        // The send fails if the caller has disconnected. Then no answer is needed.
-                        let _ = sender.send(result);
-                    }
-                }
-                Action::Post { op, binding } => {
-                    let shared = self.clone();
-                    self.tasks.spawn(async move {
-                        // Check the lease as late as possible before the request is sent.
-                        let outcome = if shared.leads() {
-                            shared.post(&binding).await
-                        } else {
-                            Posted::NotSent("this replica of Divvy's extender is no longer the leader".to_owned())
-                        };
-                        tracing::info!(
-                            pod = %format!("{}/{}", binding.namespace, binding.name),
-                            node = %binding.node,
-                            ?outcome,
-                            "bind"
-                        );
-                        let actions = shared.core().posted(op, outcome, shared.now());
-                        shared.perform(actions);
-                    });
-                }
-                Action::Get { op, pod, after_ns } => {
-                    let shared = self.clone();
-                    self.tasks.spawn(async move {
-                        tokio::time::sleep(Duration::from_nanos(after_ns)).await;
-                        let outcome = shared.get(&pod).await;
-                        let actions = shared.core().got(op, outcome, shared.now());
-                        shared.perform(actions);
-                    });
-                }
-                // Every replica finds the problem, but only the leader publishes the event.
-                Action::Warn { pod, reason, .. } if !self.leads() => {
-                    tracing::debug!(%pod, reason, "the leader publishes the event")
-                }
-                Action::Warn { pod, uid, reason, text } => {
-                    tracing::warn!(%pod, reason, %text, "publishing an event about the pod");
-                    let shared = self.clone();
-                    self.tasks.spawn(async move {
-                        let note = Note {
-                            warning: true,
-                            reason: reason.to_owned(),
-                            action: "Binding".to_owned(),
-                            text,
-                        };
-                        let regarding = pod_reference(&pod.namespace, &pod.name, &uid);
-                        // The pod does not depend on the event, so a failure is only logged.
-                        match tokio::time::timeout(shared.limits.post, shared.events.publish(&regarding, note)).await {
-                            Ok(Ok(())) => {}
-                            Ok(Err(error)) => tracing::warn!(%pod, %error, reason, "the event could not be published"),
-                            Err(_elapsed) => tracing::warn!(%pod, reason, "the event could not be published: the API server did not answer in time"),
-                        }
-                    });
-                }
-                Action::Check { uid, node, pod } => {
-                    let shared = self.clone();
-                    self.tasks.spawn(async move {
-                        let outcome = shared.get(&pod).await;
-                        shared.core().checked(&uid, &node, outcome, shared.now());
-                        shared.second_look.changed();
-                    });
-                }
-            }
-        }
-    }
-
-    async fn post(&self, binding: &BindingRequest) -> Posted {
-        let pod = PodKey {
-            namespace: binding.namespace.clone(),
-            name: binding.name.clone(),
-        };
-        let path = match answer::path(&pod) {
-            Ok(path) => format!("{path}/binding"),
-            Err(text) => return Posted::NotSent(text),
-        };
-        let body = binding.to_json().to_string().into_bytes();
-        let request = http::Request::post(path).header(http::header::CONTENT_TYPE, "application/json");
-        match self.ask(request.body(body.into()), self.limits.post).await {
-            Ok((code, body)) => answer::posted(code, &body, &pod),
-            Err(text) => Posted::Unknown(text),
-        }
-    }
-
-    async fn get(&self, pod: &PodKey) -> Got {
-        let path = match answer::path(pod) {
-            Ok(path) => path,
-            Err(text) => return Got::Failed(text),
-        };
-        match self.ask(http::Request::get(path).body(Body::empty()), self.limits.get).await {
-            Ok((code, body)) => answer::got(code, &body, pod),
-            Err(text) => Got::Failed(text),
-        }
-    }
-
-    /// Send a request and read the whole answer, at most [`answer::MOST_BYTES`].
-    async fn ask(&self, request: http::Result<http::Request<Body>>, within: Duration) -> Result<(u16, Bytes), String> {
-        let request = request.map_err(|error| error.to_string())?;
-        let ask = async {
-            let response = self.client.send(request).await.map_err(|error| in_words(&error))?;
-            let code = response.status().as_u16();
-            let body = Limited::new(response.into_body(), answer::MOST_BYTES).collect().await;
-            body.map(|body| (code, body.to_bytes()))
-                .map_err(|error| format!("the body of the answer (HTTP {code}) could not be read to its end: {error}"))
-        };
-        match tokio::time::timeout(within, ask).await {
-            Ok(answer) => answer,
-            Err(_elapsed) => Err(format!("no answer within {within:?}")),
-        }
-    }
-
-    /// Watch the pods, and list them again each time that this replica is elected. A watch may be behind or broken, and this replica must
-    /// know which pods another has bound before it allocates memory.
-    fn watch_pods(self: &Arc<Self>, stop: CancellationToken) {
-        let shared = self.clone();
-        let mut terms = self.leadership.as_ref().map(|leadership| leadership.terms.subscribe());
-        self.tasks.spawn(async move {
-            let list = || {
-                // A list is collected before it is applied, so drop the parts that the ledger does not keep right here.
-                let pod = |object| ReadPod::from(object).as_kept();
-                watch::read(shared.client.clone(), pod, |object| convert::node(&object))
-                    .0
-                    .boxed()
-            };
-            let mut pods = list();
-            loop {
-                let elected = async {
-                    match &mut terms {
-                        // The sender lives as long as `shared`.
-                        Some(terms) => terms.changed().await.is_ok(),
-                        None => std::future::pending().await,
-                    }
-                };
-                let change = tokio::select! {
-                    () = stop.cancelled() => return,
-                    _ = elected => {
-                        // The order matters: a list that was begun before the election must not count.
-                        pods = list();
-                        shared.core().await_list();
-                        continue;
-                    }
-                    change = pods.next() => change,
-                };
-                let Some(change) = change else {
-                    shared.ended.cancel();
-                    return;
-                };
-                let actions = shared.core().pod_change(change, shared.now());
-                shared.perform(actions);
-                shared.second_look.changed();
-            }
-        });
-    }
-
-    fn watch<T: Send + 'static>(
-        self: &Arc<Self>,
-        changes: impl Stream<Item = watch::Change<T>> + Send + 'static,
-        stop: CancellationToken,
-        take: impl Fn(&mut Core, watch::Change<T>, Now) -> Vec<Action> + Send + 'static,
-    ) {
-        let shared = self.clone();
-        self.tasks.spawn(async move {
-            let mut changes = pin!(changes);
-            loop {
-                tokio::select! {
-                    () = stop.cancelled() => return,
-                    change = changes.next() => match change {
-                        Some(change) => {
-                            let actions = take(&mut shared.core(), change, shared.now());
-                            shared.perform(actions);
-                            shared.second_look.changed();
-                        }
-                        None => {
-                            shared.ended.cancel();
-                            return;
-                        }
-                    }
-                }
-            }
-        });
-    }
-
-    fn sweep(self: &Arc<Self>, stop: CancellationToken) {
-        let shared = self.clone();
-        self.tasks.spawn(async move {
-            loop {
-                tokio::select! {
-                    () = stop.cancelled() => return,
-                    () = tokio::time::sleep(shared.limits.sweep) => {}
-                }
-                let actions = shared.core().sweep(shared.now());
-                shared.perform(actions);
-            }
-        });
     }
 }

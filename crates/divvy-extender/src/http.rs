@@ -28,9 +28,9 @@ use tokio::sync::Semaphore;
 use crate::admission;
 use crate::core::{EVICTIONS_AT_ONCE, Eviction};
 use crate::forward::FORWARDED;
-use crate::host::{Leadership, Shared};
 use crate::lease;
 use crate::metrics::{Refused, Seen};
+use crate::shared::{Leadership, Shared};
 use crate::tls::listener::{Peer, Shown};
 use wire::{BindResult, FilterResult, PreemptionResult, Priorities};
 

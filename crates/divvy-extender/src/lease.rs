@@ -13,7 +13,7 @@ use kube::api::{Api, ObjectMeta, PostParams};
 use tokio_util::sync::CancellationToken;
 
 use crate::election::{Election, Record, Rules, Step};
-use crate::host::Shared;
+use crate::shared::Shared;
 
 /// The Lease of the election, and this replica's data in it.
 #[derive(Debug, Clone, PartialEq, Eq)]

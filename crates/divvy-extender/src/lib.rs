@@ -25,6 +25,7 @@ pub mod index;
 mod lease;
 mod metrics;
 mod second_look;
+mod shared;
 pub mod tls;
 
 use std::hash::{BuildHasher as _, Hasher as _, RandomState};
@@ -38,7 +39,7 @@ use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
 use forward::Forward;
-use host::Leadership;
+use shared::Leadership;
 use tls::listener::TlsDoor;
 use tls::names::Names;
 
@@ -46,7 +47,8 @@ pub use crate::core::{DecideIn, Placement, SCHEDULER_CHECK, Timing, check_refusa
 pub use crate::lease::Candidate;
 pub use args::Args;
 pub use error::Error;
-pub use host::{Limits, Served, Settings, serve};
+pub use host::{Served, Settings, serve};
+pub use shared::Limits;
 
 /// The flags of `divvy extender`.
 #[derive(Debug, Clone)]

@@ -11,6 +11,7 @@ use tower::util::MapErrLayer;
 use tower::{BoxError, Layer as _, ServiceExt as _};
 
 use crate::Error;
+use crate::unanswered::Unanswered;
 
 /// The user's choice of a cluster: the values of flags with kubectl's names and kubectl's meaning.
 #[derive(Debug, Clone, Default)]
@@ -112,27 +113,6 @@ impl fmt::Debug for Connection {
         f.debug_struct("Connection")
             .field("namespace", &self.namespace)
             .finish_non_exhaustive()
-    }
-}
-
-/// Why the API server gave no answer. Replaces the client's error, which does not name the API server.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum Unanswered {
-    /// No connection could be made.
-    #[error("no connection to the API server at {address}: {cause}. {} ({origin})", check(cause))]
-    Unreachable { address: String, origin: String, cause: String },
-    /// The answer took longer than `--request-timeout`.
-    #[error("the API server at {address} did not answer within {} s; set a longer --request-timeout", .limit.as_secs_f32())]
-    Late { address: String, limit: Duration },
-}
-
-/// Return the advice for a failed connection: what the user should check first.
-fn check(cause: &str) -> &'static str {
-    match cause.contains("certificate") {
-        true => {
-            "Check that this is the cluster's address, and that certificate-authority-data in the kubeconfig belongs to this cluster"
-        }
-        false => "Check that the API server is running and that this is its address",
     }
 }
 

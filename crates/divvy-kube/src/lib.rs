@@ -21,11 +21,14 @@ pub mod client;
 pub mod convert;
 mod error;
 pub mod events;
+mod in_words;
 pub mod list;
 pub mod objects;
 #[cfg(test)]
 mod script;
 pub mod slim;
+mod unanswered;
 pub mod watch;
 
-pub use error::{Error, in_words};
+pub use error::Error;
+pub use in_words::in_words;

@@ -10,6 +10,7 @@
 
 mod allocation;
 pub mod cgroup;
+mod container;
 mod device_id;
 mod error;
 mod grant;
@@ -31,6 +32,7 @@ pub mod scores;
 mod xid;
 
 pub use allocation::{Allocation, ContainerShare, GpuShare};
+pub use container::{ContainerKind, ContainerRequest};
 pub use device_id::DeviceId;
 pub use error::Error;
 pub use grant::{GrantRecord, cdi_device_name};
@@ -41,7 +43,7 @@ pub use mig::MigDevice;
 pub use node::Node;
 pub use pod::{Held, Phase, Pod, PodKey};
 pub use quantity::{parse_quantity, quantity_milli, quantity_value};
-pub use request::{ContainerKind, ContainerRequest, PodRequest};
+pub use request::PodRequest;
 pub use rules::{GpuRules, MOST_GPUS, ModelRule, Prefer};
 pub use xid::xid_is_fatal;
 

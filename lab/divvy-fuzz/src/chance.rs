@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use super::json;
+mod json;
 
 /// Words that have a meaning in some format.
 const WORDS: [&str; 24] = [

@@ -2,11 +2,9 @@
 //!
 //! - [`targets`]: one [`targets::Target`] for each parser, with its seeds and its limits on time and memory
 //! - [`chance`]: random changes of bytes
-//! - [`json`]: random changes of JSON that leave it JSON
 //!
 //! Two programs share these: `divvy-fuzz`, which needs nothing but a Rust compiler, and `divvy-fuzz-guided`, in which libFuzzer chooses inputs by the
 //! code that they reach. docs/fuzzing.md lists the targets and says how to add one.
 
 pub mod chance;
-pub mod json;
 pub mod targets;

@@ -6,8 +6,8 @@ use serde_json::Value;
 
 use super::error::{ApiError, FieldError};
 use super::pods;
-use super::registry::set_or_remove;
 use super::resources::{Resource, Target};
+use super::set_or_remove::set_or_remove;
 use super::store::Inner;
 
 pub(crate) fn wrong_namespace() -> ApiError {

@@ -8,6 +8,7 @@ use super::clock::Clock;
 use super::error::{ApiError, FieldError};
 use super::resources::{Resource, Resources, Target};
 use super::selector::Selector;
+use super::set_or_remove::set_or_remove;
 use super::store::{Inner, Key, Store, key_of};
 use super::{checks, events, patch, pods};
 
@@ -536,16 +537,6 @@ fn end_namespace(inner: &mut Inner, name: &str) {
 
 fn no_finalizers(object: &Value) -> bool {
     object["metadata"]["finalizers"].as_array().is_none_or(Vec::is_empty)
-}
-
-pub(crate) fn set_or_remove(object: &mut Value, field: &str, value: Value) {
-    if let Value::Object(map) = object {
-        if value.is_null() {
-            map.shift_remove(field);
-        } else {
-            map.insert(field.to_owned(), value);
-        }
-    }
 }
 
 fn precondition_failed(resource: &Resource, target: &Target, what: &str, wanted: &str, have: &Value) -> ApiError {

@@ -7,16 +7,9 @@ use std::sync::Arc;
 
 use super::clock::Clock;
 use super::error::ApiError;
+use super::include::{Include, partial};
 use super::resources::Resource;
 use super::{events, table};
-
-/// The part of its object that a row of a Table carries (`includeObject`).
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Include {
-    None,
-    Metadata,
-    Object,
-}
 
 /// The form of a response, chosen from the Accept header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -116,10 +109,6 @@ impl Rendering {
             }
         }
     }
-}
-
-pub(crate) fn partial(object: &Value) -> Value {
-    json!({"kind": "PartialObjectMetadata", "apiVersion": "meta.k8s.io/v1", "metadata": object["metadata"]})
 }
 
 /// A list that borrows its items. As from a real server, the items have no apiVersion and kind.

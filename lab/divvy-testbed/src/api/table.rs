@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use super::clock::Clock;
 use super::events;
-use super::render::{Include, partial};
+use super::include::{Include, partial};
 use super::resources::Resource;
 
 /// Return a `meta.k8s.io/v1` Table of stored objects.

@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Number, Value};
 
-use super::chance::{Chance, MOST};
+use super::{Chance, MOST};
 
 /// Fields that Divvy reads and a seed may lack, with a valid value.
 const FIELDS: [(&str, &str); 22] = [
@@ -52,7 +52,7 @@ const EDGES: [&str; 14] = [
 ];
 
 /// Change one place. JSON inside a text is changed as often as the text itself.
-pub fn change(chance: &mut Chance, value: &mut Value) {
+pub(super) fn change(chance: &mut Chance, value: &mut Value) {
     let other = place(value, chance.below(size(value))).map(|place| place.clone());
     let wanted = chance.below(size(value));
     let Some(place) = place(value, wanted) else { return };
