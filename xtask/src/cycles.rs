@@ -335,8 +335,8 @@ mod tests {
                 ],
             ),
             (
-                "a parent that uses its child",
-                1,
+                "a parent that uses its child, which is a part of it",
+                0,
                 &[
                     ("lib.rs", "mod a; pub struct E; fn f(_: a::A) {}"),
                     ("a.rs", "use super::E; pub struct A(E);"),

@@ -157,7 +157,7 @@ impl What {
         match self {
             What::Overcommitted { by, .. } | What::OvercommittedByReports { by, .. } => match by.last() {
                 Some(share) => format!(
-                    "look at the node (divvy inspect gpushare -d), and delete one pod too many: {}",
+                    "look at the node (divvy inspect gpushare -d), and delete a pod, so that the others fit: {}",
                     delete(&share.pod)
                 ),
                 None => "divvy inspect gpushare -d".to_owned(),

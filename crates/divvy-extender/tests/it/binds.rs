@@ -156,7 +156,7 @@ fn a_refused_bind_says_what_was_asked_and_what_is_free() {
             "n3",
             "pod default/q: node n3 is not offered: it offers no aliyun.com/gpu-mem (does the Divvy agent run there?)",
         ),
-        ("nx", "pod default/q: node nx is not known"),
+        ("nx", "pod default/q: the extender does not know node nx"),
     ] {
         assert_eq!(one_answer(core.begin_bind(args(&q, node), at(0)).1), Err(text.to_owned()));
     }
@@ -635,7 +635,7 @@ fn a_pod_that_asks_for_gpu_count_is_bound_and_warned() {
     let actions = core.posted(op, Posted::Created, at(1));
     assert!(
         matches!(&actions[..], [Action::Answer { result: Ok(()), .. }, Action::Warn { reason: "GpuCountHasNoEffect", text, .. }]
-            if text.starts_with("limits: aliyun.com/gpu-count has no effect")),
+            if text.starts_with("the limit aliyun.com/gpu-count has no effect")),
         "{actions:?}"
     );
 }

@@ -64,7 +64,7 @@ async fn the_exit_status_is_0_when_sound_1_with_findings_2_when_it_cannot_be_tol
         "FAULT  gpu-promised-twice  20",
         "GPU 0 of node n1 offers 16384 MiB, and 17408 MiB were allocated: default/a 10240 MiB, default/b 7168 MiB",
         "Why it matters: ",
-        "Next: look at the node (divvy inspect gpushare -d), and delete a pod that is there too many: kubectl delete pod -n default b",
+        "Next: look at the node (divvy inspect gpushare -d), and delete a pod, so that the others fit: kubectl delete pod -n default b",
         "GPUs were overcommitted: 1 finding above",
     ] {
         assert!(text.contains(part), "no {part:?} in {text}");
@@ -284,7 +284,7 @@ async fn a_recorder_that_is_killed_leaves_a_log_that_is_read_and_gone_on_with() 
     for part in [
         "gpu-promised-twice",
         "UNCLEAR  history-gap",
-        "nothing was seen of pods for a while: the recorder was not running",
+        "changes of pods were not recorded for a while: the recorder was not running",
         "3 allocations on 2 GPUs",
         "The history has 2 gaps",
     ] {

@@ -149,7 +149,7 @@ fn the_probe_tells_the_gpus_and_a_changed_driver_makes_the_spec_stale() {
 
     let refused = generate(&tree.at("etc/cdi/other.yaml"));
     assert!(
-        !refused.status.success() && stderr(&refused).contains("nvidia.json has nvidia.com/gpu=0 already"),
+        !refused.status.success() && stderr(&refused).contains("nvidia.json already defines nvidia.com/gpu=0"),
         "{}",
         stderr(&refused)
     );

@@ -527,7 +527,7 @@ async fn a_process_where_no_gpu_was_granted_or_beyond_its_grant_is_said_on_its_p
         "use 3000 MiB of GPU 0, but 2048 MiB were granted",
     )
     .await;
-    bed.event("stray", "GpuNotGranted", "which Divvy did not grant").await;
+    bed.event("stray", "GpuNotGranted", "without a grant from Divvy").await;
     bed.event("plain", "GpuNotGranted", "uses 100 MiB of it").await;
     // A restarted agent lists the pods before it serves.
     bed.restart_agent("n1").await;
