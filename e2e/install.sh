@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Divvy on the running cluster as a user installs it: the image, and the objects that `divvy manifests` prints, with service accounts and RBAC.
+# Divvy on the running cluster as a user installs it: the image, and the objects of the Helm chart, with service accounts and RBAC.
 #   install.sh up      needs a cluster with AUTHORIZATION=RBAC SERVICE_ACCOUNTS=1; DIVVY_BIN: the folder with divvy and libdivvy_nvml_sim.so;
 #                      IMAGE: the archive of `cargo xtask image`; MACHINES: another machines.toml
 #   install.sh check   what only an installation has: forged annotations, what an agent may write, a second scheduler, memory. Status 1: a check did not hold.
@@ -14,7 +14,6 @@ alive kube-apiserver || die "no cluster runs in $CLUSTER_DIR; cargo xtask cluste
 
 extender_port=$((PORT_BASE + 5))
 service=https://$SERVICE_HOST:$extender_port
-manifests() { "$DIVVY_BIN/divvy" manifests --namespace $NAMESPACE --values "$CLUSTER_DIR/install.yaml" 2> /dev/null; }
 scheduler() { # EXTENDER_URL
   stop kube-scheduler
   EXTENDER_URL=$1 "$CLUSTER_ROOT/up.sh" > /dev/null
@@ -83,10 +82,11 @@ up() {
   for node in $(known_nodes); do
     [ "$(gpus_of "$node" "$MACHINES")" -eq 0 ] || kube label node "$node" gpushare=true --overwrite > /dev/null
   done
-  # Not through a pipe: what manifests refuses must end this.
-  manifests > "$CLUSTER_DIR/install.objects.yaml" || "$DIVVY_BIN/divvy" manifests --values "$CLUSTER_DIR/install.yaml" > /dev/null
+  # Not through a pipe: if Helm refuses the values, this must end. The new name: `is_installed` looks for the other one.
+  chart --values "$CLUSTER_DIR/install.yaml" > "$CLUSTER_DIR/install.objects.new" || die "Helm did not render the chart"
+  mv "$CLUSTER_DIR/install.objects.new" "$CLUSTER_DIR/install.objects.yaml"
   kube apply -f "$CLUSTER_DIR/install.objects.yaml" > /dev/null
-  say "applied: $(grep -c '^kind: ' "$CLUSTER_DIR/install.objects.yaml") objects of divvy manifests"
+  say "applied: $(grep -c '^kind: ' "$CLUSTER_DIR/install.objects.yaml") objects of the chart"
   for what in daemonset/divvy-probe daemonset/divvy-agent deployment/divvy-extender deployment/divvy-explainer; do
     wait_for "$what ready" 60 - kube rollout status -n $NAMESPACE $what --timeout=1s
   done
@@ -137,7 +137,7 @@ check_all() {
 
 with_driver_spec() { # auto or off: agent.driverSpec
   sed "s|^agent:|&\n  driverSpec: \"$1\"|" "$CLUSTER_DIR/install.yaml" > "$CLUSTER_DIR/driver.yaml"
-  "$DIVVY" manifests --namespace $NAMESPACE --values "$CLUSTER_DIR/driver.yaml" > "$CLUSTER_DIR/driver.objects.yaml" 2> /dev/null
+  chart --values "$CLUSTER_DIR/driver.yaml" > "$CLUSTER_DIR/driver.objects.yaml"
   kube apply -f "$CLUSTER_DIR/driver.objects.yaml" > /dev/null
   kube rollout status -n $NAMESPACE daemonset/divvy-agent --timeout=90s > /dev/null
 }
