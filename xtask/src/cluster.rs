@@ -19,7 +19,7 @@ usage: cargo xtask cluster COMMAND
   divvy --down              takes Divvy off it again
   install [--image FILE] [--no-check]
                             puts Divvy on the cluster as a user does, in place of `divvy`: the image (built if none is named), the objects of
-                            `divvy manifests`; and checks what only an installation has. Needs `up --rbac --service-accounts`
+                            the Helm chart; and checks what only an installation has. Needs `up --rbac --service-accounts`
   install --down            takes it off again
   install --uninstall       the same as a user does it, by `divvy uninstall`, and checks that nothing is left (six minutes)
   kubectl ARGS...           kubectl of the cluster, with Divvy's plugins: kubectl inspect gpushare

@@ -12,7 +12,7 @@ Plays the scenarios and checks each step, first on the embedded cluster, then on
 usage: cargo xtask suite [--on embedded|real] [SCENE...] [FLAGS]
 
 The real one is the cluster of `cargo xtask cluster` if one is up with Divvy on it. Else one is brought up for the suite (two nodes, RBAC,
-service accounts; built first if need be), Divvy is installed on it as a user does (`cargo xtask image`, `divvy manifests`), and it is taken
+service accounts; built first if need be), Divvy is installed on it as a user does (`cargo xtask image`, the Helm chart), and it is taken
 down again. Where that cannot be (no root, no Go, ...) it is said what is missing, and that leg is skipped: status 77 with `--on real`.
 
   --list            names the scenes

@@ -420,7 +420,7 @@ fn waiting(answer: &mut Answer, question: &Question<'_>, all_nodes: bool) {
         );
         answer
             .notes
-            .push("If it is not installed: divvy manifests | kubectl apply -f -. If it is, its pods say what they wait for: kubectl describe pod".to_owned());
+            .push("If it is not installed: helm install divvy deploy/helm/divvy -n divvy-system --create-namespace (in Divvy's source tree). If it is, its pods say what they wait for: kubectl describe pod".to_owned());
     }
 }
 
@@ -550,7 +550,7 @@ fn beside(answer: &mut Answer, question: &Question<'_>) {
     if pod.node.is_none() && matches!(pod.held, Held::Allocation(_) | Held::Legacy(_)) {
         answer.notes.push(
             "The pod carries an allocation though it has no node. That has no effect: its binding replaces it. The admission policies refuse such \
-             pods (divvy manifests)."
+             pods (Helm: policies.enabled=true)."
                 .to_owned(),
         );
     }

@@ -5,7 +5,7 @@ use divvy_model::{Held, MemoryUnit, MiB, Node, Pod, names};
 use serde::Serialize;
 use serde_json::Value;
 
-/// A kind of objects that `divvy manifests` makes.
+/// A kind of objects that Divvy's chart makes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Kind {
     /// API group; empty for the core.

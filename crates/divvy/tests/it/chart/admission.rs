@@ -7,7 +7,7 @@ use divvy_model::limits::{ALLOCATION_BYTES, DEVICE_TEXT_BYTES, INVENTORY_BYTES, 
 use divvy_model::{ContainerKind, ContainerRequest, GpuRules, PodRequest, quantity_value};
 use serde_json::{Value, json};
 
-use super::{Chart, Release, render};
+use super::{default_objects, parse, with};
 
 /// A policy: the variables in their order, and for each validation what must hold and what is said where it does not.
 struct Policy {
@@ -17,20 +17,14 @@ struct Policy {
 }
 
 impl Policy {
+    /// Return a policy of the chart's default values.
     fn of_chart(name: &str) -> Policy {
-        Policy::of_chart_with(name, &json!({}))
+        Policy::of(&default_objects(), name)
     }
 
-    fn of_chart_with(name: &str, values: &Value) -> Policy {
-        let release = Release {
-            name: "divvy".into(),
-            namespace: "divvy-system".into(),
-        };
-        let chosen = json!({"policies": {"gpushareAccounts": ["gpushare"]}});
-        let rendered = render(&Chart::embedded().expect("a chart"), &release, &[chosen, values.clone()]).expect("manifests");
-        let documents = rendered.objects.split("\n---\n").map(|text| text.trim_start_matches("---\n"));
-        let mut objects = documents.map(|text| serde_saphyr::from_str::<Value>(text).expect("YAML"));
+    fn of(objects: &[Value], name: &str) -> Policy {
         let policy = objects
+            .iter()
             .find(|object| object["kind"] == "ValidatingAdmissionPolicy" && object["metadata"]["name"] == name)
             .expect("the policy");
         let mut env = cel::Env::stdlib();
@@ -115,37 +109,44 @@ fn pod(annotations: &Value, units: Option<u64>) -> Value {
 /// `3Gi` is 3,221,225,472 units to Kubernetes. Whoever writes it means 3, and is told so; a pod that is there already may still change its status.
 #[test]
 fn an_amount_of_bytes_is_refused_with_the_number_to_write() {
-    let told = |unit: &str, amount: &str, old: &Value| {
-        let policy = Policy::of_chart_with("divvy-request", &json!({"memoryUnit": unit}));
-        let mut pod = pod(&json!({}), Some(0));
-        pod["spec"]["containers"][0]["resources"]["limits"]["aliyun.com/gpu-mem"] = json!(amount);
-        policy.refusals(&pod, old, "ann")
-    };
-    for (unit, amount, write) in [
-        ("GiB", "3Gi", Some(3)),
-        ("GiB", "3G", Some(3)),
-        ("GiB", "512Mi", Some(1)),
-        ("GiB", "1500Mi", Some(2)),
-        ("MiB", "3Gi", Some(3072)),
-        ("256MiB", "3Gi", Some(12)),
-        ("GiB", "3", None),
-        ("MiB", "16384", None),
-        // As the API server writes 4000.
-        ("MiB", "4k", None),
+    for (unit, cases) in [
+        (
+            "GiB",
+            &[
+                ("3Gi", Some(3)),
+                ("3G", Some(3)),
+                ("512Mi", Some(1)),
+                ("1500Mi", Some(2)),
+                ("3", None),
+            ][..],
+        ),
+        // `4k` is how the API server writes 4000.
+        ("MiB", &[("3Gi", Some(3072)), ("16384", None), ("4k", None)]),
+        ("256MiB", &[("3Gi", Some(12))]),
     ] {
-        let expected: Vec<String> = write
-            .map(|write| {
-                format!(
-                    "aliyun.com/gpu-mem: \"{amount}\" was found; it is a number of units of {unit} and takes no suffix: write {write}"
-                )
-            })
-            .into_iter()
-            .collect();
-        assert_eq!(told(unit, amount, &Value::Null), expected, "{unit}, {amount}");
-        assert!(
-            told(unit, amount, &json!({"metadata": {"name": "p"}})).is_empty(),
-            "{unit}, {amount}"
-        );
+        let objects = match unit {
+            "GiB" => default_objects(),
+            unit => match with(&[json!({"memoryUnit": unit})]) {
+                Some(text) => parse(&text),
+                None => return,
+            },
+        };
+        let policy = Policy::of(&objects, "divvy-request");
+        for (amount, write) in cases {
+            let mut pod = pod(&json!({}), Some(0));
+            pod["spec"]["containers"][0]["resources"]["limits"]["aliyun.com/gpu-mem"] = json!(amount);
+            let expected: Vec<String> = write
+                .map(|write| {
+                    format!(
+                        "aliyun.com/gpu-mem: \"{amount}\" was found; it is a number of units of {unit} and takes no suffix: write {write}"
+                    )
+                })
+                .into_iter()
+                .collect();
+            let told = |old: &Value| policy.refusals(&pod, old, "ann");
+            assert_eq!(told(&Value::Null), expected, "{unit}, {amount}");
+            assert!(told(&json!({"metadata": {"name": "p"}})).is_empty(), "{unit}, {amount}");
+        }
     }
 }
 
@@ -257,12 +258,14 @@ fn policy_and_extender_refuse_a_wrong_value_in_the_same_words() {
 
 #[test]
 fn nobody_writes_an_allocation_or_an_inventory_that_nobody_reads() {
-    let key = "scheduler.framework.gpushare.allocation";
-    let policy = Policy::of_chart("divvy-allocation");
-    for (bytes, expected) in [(ALLOCATION_BYTES, true), (ALLOCATION_BYTES + 1, false)] {
-        let pod = pod(&json!({key: " ".repeat(bytes)}), Some(4));
-        let refusals = policy.refusals(&pod, &Value::Null, "gpushare");
-        assert_eq!(refusals.is_empty(), expected, "{bytes}: {refusals:?}");
+    if let Some(text) = with(&[json!({"policies": {"gpushareAccounts": ["gpushare"]}})]) {
+        let key = "scheduler.framework.gpushare.allocation";
+        let policy = Policy::of(&parse(&text), "divvy-allocation");
+        for (bytes, expected) in [(ALLOCATION_BYTES, true), (ALLOCATION_BYTES + 1, false)] {
+            let pod = pod(&json!({key: " ".repeat(bytes)}), Some(4));
+            let refusals = policy.refusals(&pod, &Value::Null, "gpushare");
+            assert_eq!(refusals.is_empty(), expected, "{bytes}: {refusals:?}");
+        }
     }
     let policy = Policy::of_chart("divvy-inventory");
     for (bytes, expected) in [(INVENTORY_BYTES, true), (INVENTORY_BYTES + 1, false)] {
